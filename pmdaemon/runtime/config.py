@@ -1,0 +1,134 @@
+"""Configuration files: TOML read into pydantic models; unknown keys are errors; the environment overrides.
+
+``SLA__SECTION__KEY=value`` overrides ``[section] key`` of any of our files (the value is read as TOML, else as a
+string). Every command has ``--show-config`` (the values in force, as TOML) and ``--check-config``.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pmdaemon.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+ENV_PREFIX = "SLA__"
+
+
+class StrictModel(BaseModel):
+    """Base of all configuration models: unknown keys are refused, values are validated on assignment."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        *sections, key = variable[len(ENV_PREFIX) :].lower().split("__")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        try:
+            node[key] = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            node[key] = text
+    return tree
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def read_toml(path: Path | None) -> dict[str, Any]:
+    """The file's tables, or nothing for no path.
+
+    Raises:
+        ConfigError: unreadable, or not TOML (with line and column).
+    """
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as exc:
+        raise ConfigError(str(path), f"cannot be read: {exc.strerror}", "Give --config an existing file") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(str(path), f"is not TOML: {exc}") from exc
+
+
+def load(
+    model: type[Model],
+    path: Path | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> Model:
+    """Read ``path`` (or nothing), apply the environment and then ``overrides``, and validate.
+
+    Raises:
+        ConfigError: names the file, the key, the value and what is expected.
+    """
+    tree = _merge(read_toml(path), _from_environment(os.environ if environment is None else environment))
+    tree = _merge(tree, overrides or {})
+    try:
+        return model.model_validate(tree)
+    except ValidationError as exc:
+        raise ConfigError(str(path or "configuration"), describe(exc)) from exc
+
+
+def describe(error: ValidationError) -> str:
+    """All problems of a validation error in one readable text: key, problem, value."""
+    parts = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
+        if item["type"] == "extra_forbidden":
+            parts.append(f"{key}: no such key; remove it or correct its spelling")
+        elif item["type"] == "missing":
+            parts.append(f"{key}: is required")
+        else:
+            parts.append(f"{key}: {item['msg']} (value: {item['input']!r})")
+    return "; ".join(parts)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def show(model: BaseModel) -> str:
+    """The values in force as TOML, secrets masked (keys that end in password, secret or token)."""
+    lines: list[str] = []
+
+    def table(prefix: str, values: dict[str, Any]) -> None:
+        plain = {key: item for key, item in values.items() if not isinstance(item, dict) and item is not None}
+        if prefix and plain:
+            lines.extend(("", f"[{prefix}]"))
+        for key, item in plain.items():
+            masked = "***" if key.endswith(("password", "secret", "token")) and item else item
+            lines.append(f"{key} = {_toml_value(masked)}")
+        for key, item in values.items():
+            if isinstance(item, dict):
+                table(f"{prefix}.{key}" if prefix else key, item)
+
+    table("", model.model_dump(mode="json"))
+    return "\n".join(lines).strip() + "\n"

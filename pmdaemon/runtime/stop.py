@@ -1,0 +1,98 @@
+"""When a process must stop: SIGTERM, SIGINT, a stop asked for inside, or the death of its parent.
+
+Children are exec'ed with one end of a pipe (its number in ``SLA_PARENT_FD``); the parent never writes, so
+the pipe becomes readable when the parent is gone, however it died. ``Stop`` is usable in a selector through
+``fileno`` (a pipe of its own, written once).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from types import FrameType
+from typing import Final
+
+PARENT_FD_VARIABLE: Final = "SLA_PARENT_FD"
+
+
+class Stop:
+    """A flag that is set once, readable by any thread and by selectors.
+
+    Thread: all methods may be called from any thread; ``install_signals`` from the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.reason = ""
+
+    def set(self, reason: str = "asked to stop") -> None:
+        """Ask for the stop; the first reason is kept. Safe in a signal handler."""
+        if not self._event.is_set():
+            self.reason = self.reason or reason
+            self._event.set()
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._write_fd, b"\0")
+
+    def is_set(self) -> bool:
+        """Whether the stop was asked for."""
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until the stop or the timeout; returns ``is_set()``."""
+        return self._event.wait(timeout_s)
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable at the stop and stays so."""
+        return self._read_fd
+
+    def install_signals(self) -> None:
+        """Let SIGTERM and SIGINT ask for the stop."""
+
+        def handler(number: int, _frame: FrameType | None) -> None:
+            self.set(f"signal {signal.Signals(number).name}")
+
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    def watch_parent(self) -> threading.Thread | None:
+        """Stop when the parent dies, if it left its pipe in the environment."""
+        value = os.environ.pop(PARENT_FD_VARIABLE, "")
+        if not value.isdigit():
+            return None
+        parent_fd = int(value)
+        with contextlib.suppress(OSError):
+            os.set_inheritable(parent_fd, False)
+
+        def watch() -> None:
+            while not self.is_set():
+                readable, _, _ = select.select([parent_fd, self._read_fd], [], [])
+                if parent_fd in readable:
+                    self.set("the parent process is gone")
+
+        thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
+        thread.start()
+        return thread
+
+
+class ParentPipe:
+    """The parent's side: hold it open as long as the children should live.
+
+    Usage: ``Popen(..., pass_fds=(pipe.child_fd,), env={**os.environ, **pipe.child_env()})``.
+    """
+
+    def __init__(self) -> None:
+        self.child_fd, self._held_fd = os.pipe2(os.O_CLOEXEC)
+
+    def child_env(self) -> dict[str, str]:
+        """What to add to a child's environment."""
+        return {PARENT_FD_VARIABLE: str(self.child_fd)}
+
+    def close(self) -> None:
+        """Let go: every child that still runs is told to stop."""
+        for fd in (self.child_fd, self._held_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)

@@ -1,0 +1,93 @@
+"""The only place that starts and joins threads.
+
+A thread has a name of at most 15 characters (so that ``top -H`` shows it), an owner (its ``ThreadGroup``)
+and a stop path with a deadline. A thread whose target raises is logged and reported through ``failed``;
+the owner decides by its stated policy (all our processes stop, and the supervisor restarts them).
+
+Lock ``_lock`` guards ``_threads`` and ``_failure``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime.clock import Deadline
+
+log = structlog.get_logger("threads")
+_PR_SET_NAME = 15
+
+
+class ThreadDidNotStop(SlaError):
+    """A thread outlived its stop deadline; the text names it."""
+
+    def __init__(self, names: list[str], limit_s: float) -> None:
+        self.names = names
+        super().__init__(f"threads still running {limit_s:g} s after they were told to stop: {', '.join(names)}")
+
+
+def set_os_thread_name(name: str) -> None:
+    """Show ``name`` in ``top -H`` and ``/proc``. Linux only; silently nothing elsewhere."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+class ThreadGroup:
+    """Starts named threads, notices their failures, joins them with a deadline.
+
+    Thread: every method may be called from any thread; ``join`` not from a member.
+    """
+
+    def __init__(self, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._failure: tuple[str, BaseException] | None = None
+        self._on_failure = on_failure
+
+    @property
+    def failed(self) -> tuple[str, BaseException] | None:
+        """Name and exception of the first thread that died of one, else None."""
+        with self._lock:
+            return self._failure
+
+    def start(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """Start ``target`` as a thread called ``name`` (15 characters at most)."""
+        if len(name) > 15:
+            raise ValueError(f"thread name {name!r} is longer than 15 characters")
+
+        def outermost() -> None:
+            set_os_thread_name(name)
+            try:
+                target()
+            except BaseException as exc:  # noqa: BLE001 - outermost loop: logged, and the owner stops
+                log.exception("thread-died", thread=name)
+                with self._lock:
+                    self._failure = self._failure or (name, exc)
+                if self._on_failure is not None:
+                    self._on_failure(name, exc)
+
+        thread = threading.Thread(target=outermost, name=name, daemon=True)
+        with self._lock:
+            self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def join(self, limit_s: float = 5.0) -> None:
+        """Wait for every member.
+
+        Raises:
+            ThreadDidNotStop: some did not end in time; names them.
+        """
+        deadline = Deadline(limit_s)
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join(deadline.left_s())
+        late = [thread.name for thread in threads if thread.is_alive()]
+        if late:
+            raise ThreadDidNotStop(late, limit_s)

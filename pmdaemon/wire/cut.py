@@ -1,0 +1,243 @@
+"""A cut: one gateway's batch of all its streams since the cut before (DESIGN.md 4).
+
+A cut is one frame of kind CUT; the same bytes stand in the agent's spool, on the wire, in the mailboxes and
+in the ingest queue. Identity: (gateway_id, epoch, seq). It is self-contained: a reader needs no session
+state, no threshold table and no earlier cut.
+
+Header keys:
+
+    gw   gateway_id, 16 bytes (UUID)         n   rows (streams)
+    ep   epoch, random u64 of an agent start  h   histogram entries
+    seq  1, 2, 3, ... within the epoch        m   missed entries
+    t    start, wall clock of the agent, us   tg  throttle_gen held during the *whole* cut, -1 if it changed
+    d    duration, monotonic, us              ts  version of the threshold set in force
+    gap  cuts dropped directly before this one (spool overflow)
+
+Blob, little-endian:
+
+    i64  counters[len(COLUMNS)][n]                        column-major, names in COLUMNS
+    h x {u16 row, u16 bucket, u32 count}                  sparse histograms, ``histogram`` numbers the buckets
+    m x {u16 row, u16 io, u32 threshold_us, u32 counted, u32 missed}
+
+A missed entry says that ``counted`` I/Os of kind ``io`` (IO_ANY, IO_READ, IO_WRITE) were compared with the
+threshold and ``missed`` of them took longer. It is present for every threshold that applied to a stream with
+I/O in this cut, also when nothing was missed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.errors import BadCut
+from pmdaemon.wire import frame
+from pmdaemon.wire.histogram import WIRE_BUCKETS
+from pmdaemon.wire.kinds import Kind
+
+SCHEMA_ID: Final = 1
+COLUMNS: Final = (
+    "stream_id",  # names.stream_id of (gateway, volume, client)
+    "arrived",  # I/Os that arrived (offered), also those our throttle still holds
+    "reads",  # completed
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "others",  # completed flush, trim, write-zeroes
+    "errors",  # completed with an error
+    "lat_sum_us",  # sum over reads and writes, arrival to completion
+    "svc_sum_us",  # sum, sent upstream to completion
+    "delay_sum_us",  # sum, held by our throttle
+    "cost_milli",  # completed cost in 1/1000 cost units
+    "inflight",  # gauge at the cut's end: sent upstream, not completed
+    "held",  # gauge at the cut's end: held by our throttle
+    "cum_reads",  # lifetime of the stream on this gateway epoch
+    "cum_writes",
+    "cum_read_bytes",
+    "cum_write_bytes",
+)
+COL: Final = {name: index for index, name in enumerate(COLUMNS)}
+MAX_ROWS: Final = 4096  # one gateway's streams; 4096 rows of counters alone are 590 KB of the 1 MiB frame
+
+IO_ANY: Final = 0
+IO_READ: Final = 1
+IO_WRITE: Final = 2
+IO_KINDS: Final = {"any": IO_ANY, "read": IO_READ, "write": IO_WRITE}
+
+HIST_DTYPE: Final = np.dtype([("row", "<u2"), ("bucket", "<u2"), ("count", "<u4")])
+MISSED_DTYPE: Final = np.dtype(
+    [("row", "<u2"), ("io", "<u2"), ("threshold_us", "<u4"), ("counted", "<u4"), ("missed", "<u4")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One decoded cut.
+
+    Attributes:
+        counters: int64, shape (len(COLUMNS), n).
+        hist: HIST_DTYPE, shape (h,).
+        missed: MISSED_DTYPE, shape (m,).
+    """
+
+    gateway_id: str
+    epoch: int
+    seq: int
+    start_unix_us: int
+    duration_us: int
+    throttle_gen: int
+    threshold_version: int
+    counters: npt.NDArray[np.int64]
+    hist: npt.NDArray[Any]
+    missed: npt.NDArray[Any]
+    gap: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Number of streams."""
+        return int(self.counters.shape[1])
+
+    def column(self, name: str) -> npt.NDArray[np.int64]:
+        """Counters of one name, shape (n,)."""
+        column: npt.NDArray[np.int64] = self.counters[COL[name]]
+        return column
+
+    def dense_hist(self, first_bucket: int, buckets: int) -> npt.NDArray[np.int64]:
+        """Shape (n, buckets): one of the four histograms, e.g. ``dense_hist(TOTAL_READ, BUCKETS)``."""
+        dense = np.zeros((self.rows, buckets), dtype=np.int64)
+        bucket = self.hist["bucket"].astype(np.int64) - first_bucket
+        chosen = (bucket >= 0) & (bucket < buckets)
+        np.add.at(dense, (self.hist["row"][chosen], bucket[chosen]), self.hist["count"][chosen])
+        return dense
+
+
+def schema_header() -> dict[str, Any]:
+    """Header of the SCHEMA frame an agent sends once a session, before its first cut."""
+    return {
+        "sch": SCHEMA_ID,
+        "columns": list(COLUMNS),
+        "types": {"counters": "i64", "hist": HIST_DTYPE.descr, "missed": MISSED_DTYPE.descr},
+        "buckets": WIRE_BUCKETS,
+    }
+
+
+def encode(cut: Cut) -> bytes:
+    """One CUT frame.
+
+    Raises:
+        BadCut: more rows than MAX_ROWS, or a counters array of another shape.
+        FrameTooLarge: the whole is above the frame limit.
+    """
+    if cut.counters.shape[0] != len(COLUMNS) or cut.rows > MAX_ROWS:
+        raise BadCut(f"counters have shape {cut.counters.shape}, limit ({len(COLUMNS)}, {MAX_ROWS})")
+    header = {
+        "gw": uuid.UUID(cut.gateway_id).bytes,
+        "ep": cut.epoch,
+        "seq": cut.seq,
+        "t": cut.start_unix_us,
+        "d": cut.duration_us,
+        "tg": cut.throttle_gen,
+        "ts": cut.threshold_version,
+        "gap": cut.gap,
+        "n": cut.rows,
+        "h": len(cut.hist),
+        "m": len(cut.missed),
+        "sch": SCHEMA_ID,
+        **cut.extra,
+    }
+    blob = b"".join(
+        (
+            np.ascontiguousarray(cut.counters, dtype="<i8").tobytes(),
+            np.ascontiguousarray(cut.hist, dtype=HIST_DTYPE).tobytes(),
+            np.ascontiguousarray(cut.missed, dtype=MISSED_DTYPE).tobytes(),
+        )
+    )
+    return frame.encode(Kind.CUT, header, blob)
+
+
+_KEYS: Final = ("ep", "seq", "t", "d", "n", "h", "m")
+_KNOWN: Final = frozenset((*_KEYS, "gw", "tg", "ts", "gap", "sch"))
+
+
+def identity(header: dict[str, Any]) -> tuple[str, int, int]:
+    """(gateway_id, epoch, seq) from a CUT header, without touching its columns.
+
+    Raises:
+        BadCut: a key is missing or of the wrong type.
+    """
+    gateway, epoch, seq = header.get("gw"), header.get("ep"), header.get("seq")
+    if not isinstance(gateway, bytes) or len(gateway) != 16:
+        raise BadCut("key 'gw' is not 16 bytes")
+    if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or seq < 1:
+        raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
+    return str(uuid.UUID(bytes=gateway)), epoch, seq
+
+
+def decode(source: frame.Frame | memoryview | bytes) -> Cut:
+    """Decode a CUT frame. Arrays are read-only views into the frame's bytes.
+
+    Raises:
+        BadCut: sizes, references or counts that contradict each other.
+        MalformedFrame: not a frame at all.
+    """
+    parsed = source if isinstance(source, frame.Frame) else frame.decode(source)
+    header, blob = parsed.header, parsed.blob
+    if parsed.kind != Kind.CUT:
+        raise BadCut(f"frame kind {parsed.kind} is not CUT")
+    gateway_id, epoch, seq = identity(header)
+    for key in _KEYS:
+        value = header.get(key)
+        if type(value) is not int or value < 0:
+            raise BadCut(f"key {key!r} is {value!r}, expected a non-negative integer")
+    rows, hist_len, missed_len = header["n"], header["h"], header["m"]
+    if rows > MAX_ROWS:
+        raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
+    if header.get("sch", SCHEMA_ID) != SCHEMA_ID:
+        raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
+    counters_end = rows * len(COLUMNS) * 8
+    hist_end = counters_end + hist_len * HIST_DTYPE.itemsize
+    missed_end = hist_end + missed_len * MISSED_DTYPE.itemsize
+    if missed_end > len(blob) or len(blob) - missed_end >= 8:
+        raise BadCut(f"columns need {missed_end} bytes, the blob has {len(blob)}")
+    counters = np.frombuffer(blob[:counters_end], dtype="<i8").reshape(len(COLUMNS), rows)
+    hist = np.frombuffer(blob[counters_end:hist_end], dtype=HIST_DTYPE)
+    missed = np.frombuffer(blob[hist_end:missed_end], dtype=MISSED_DTYPE)
+    if hist_len and (int(hist["row"].max()) >= rows or int(hist["bucket"].max()) >= WIRE_BUCKETS):
+        raise BadCut("a histogram entry names a row or bucket that does not exist")
+    if missed_len and (int(missed["row"].max()) >= rows or bool((missed["missed"] > missed["counted"]).any())):
+        raise BadCut("a missed entry names a row that does not exist, or misses more than it counted")
+    if rows and int(counters[:].min()) < 0:
+        raise BadCut("a counter is negative")
+    return Cut(
+        gateway_id=gateway_id,
+        epoch=epoch,
+        seq=seq,
+        start_unix_us=header["t"],
+        duration_us=header["d"],
+        throttle_gen=_int(header, "tg", -1),
+        threshold_version=_int(header, "ts", 0),
+        counters=counters,
+        hist=hist,
+        missed=missed,
+        gap=max(_int(header, "gap", 0), 0),
+        extra={key: value for key, value in header.items() if key not in _KNOWN},
+    )
+
+
+def _int(header: dict[str, Any], key: str, default: int) -> int:
+    value = header.get(key, default)
+    if type(value) is not int:
+        raise BadCut(f"key {key!r} is {value!r}, expected an integer")
+    return value
+
+
+def rows_array(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    """Counters matrix, shape (len(COLUMNS), n), from one sequence a stream in COLUMNS order."""
+    if not rows:
+        return np.zeros((len(COLUMNS), 0), dtype=np.int64)
+    return np.ascontiguousarray(np.array(rows, dtype=np.int64).T)

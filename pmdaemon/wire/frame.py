@@ -1,0 +1,156 @@
+r"""Frames: a length word, a small msgpack header, and columns that nobody has to parse.
+
+Every message, on a socket, in a mailbox and in the spool, has this form (little-endian):
+
+    offset  size  field
+    0       4     length     bytes that follow this word; the whole frame is a multiple of 8
+    4       2     header_len bytes of the msgpack map
+    6       1     kind       see ``kinds.Kind``
+    7       1     flags      bit 0: LIVE (newest cut, for judging only)
+    8       h     header     msgpack map with string keys
+    8+h     0..7  zero padding to a multiple of 8
+    ...           blob       binary columns, 8-byte aligned from the frame's start
+
+The header is decoded with every length capped by the frame's own size, so a hostile header cannot make the
+decoder allocate more than it received. Unknown header keys are kept and ignored by readers; unknown kinds
+are the session's business.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from pmdaemon.errors import FrameTooLarge, MalformedFrame
+
+PREFIX = struct.Struct("<IHBB")
+MAX_FRAME_BYTES = 1 << 20  # four times the largest backlog reply (256 KB), so a legal frame never meets it
+MAX_HEADER_BYTES = 0xFFFF
+FLAG_LIVE = 1
+_ZERO = b"\0" * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One decoded frame. ``blob`` and ``raw`` are views into the buffer they were decoded from."""
+
+    kind: int
+    header: dict[str, Any]
+    blob: memoryview
+    flags: int
+    raw: memoryview
+
+
+def encode(kind: int, header: dict[str, Any], blob: bytes | memoryview = b"", flags: int = 0) -> bytes:
+    """Return one frame as bytes.
+
+    Raises:
+        FrameTooLarge: the header exceeds 64 KiB or the frame exceeds ``MAX_FRAME_BYTES``; put long data
+            into the blob, or into several frames.
+    """
+    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    if len(packed) > MAX_HEADER_BYTES:
+        raise FrameTooLarge("frame header", len(packed), MAX_HEADER_BYTES)
+    head_pad = -len(packed) % 8
+    tail_pad = -len(blob) % 8
+    total = PREFIX.size + len(packed) + head_pad + len(blob) + tail_pad
+    if total > MAX_FRAME_BYTES:
+        raise FrameTooLarge("frame", total, MAX_FRAME_BYTES)
+    prefix = PREFIX.pack(total - 4, len(packed), kind, flags)
+    return b"".join((prefix, packed, _ZERO[:head_pad], blob, _ZERO[:tail_pad]))
+
+
+def peek_size(view: memoryview, limit_bytes: int = MAX_FRAME_BYTES) -> int | None:
+    """Total size in bytes of the frame that starts at ``view``, or None while its prefix is incomplete.
+
+    Raises:
+        FrameTooLarge: the announced size is above ``limit_bytes``.
+        MalformedFrame: the size is too small, or no multiple of 8.
+    """
+    if len(view) < PREFIX.size:
+        return None
+    length, header_len, _, _ = PREFIX.unpack_from(view)
+    total: int = length + 4
+    if total > limit_bytes:
+        raise FrameTooLarge("frame", total, limit_bytes)
+    if total < PREFIX.size + header_len or total % 8:
+        raise MalformedFrame(f"length {total} does not hold its header of {header_len} bytes in units of 8")
+    return total
+
+
+def decode(view: memoryview | bytes) -> Frame:
+    """Decode exactly one frame that fills ``view``.
+
+    Raises:
+        MalformedFrame: wrong size, a header that is not msgpack, or not a map with string keys.
+        FrameTooLarge: see ``peek_size``.
+    """
+    view = memoryview(view)
+    total = peek_size(view)
+    if total is None or total != len(view):
+        raise MalformedFrame(f"{len(view)} bytes given, the frame says {total}")
+    _, header_len, kind, flags = PREFIX.unpack_from(view)
+    end = PREFIX.size + header_len
+    try:
+        header = msgpack.unpackb(view[PREFIX.size : end], raw=False, strict_map_key=False)
+    except Exception as exc:  # noqa: BLE001 - msgpack raises many types (its own, ValueError, TypeError)
+        raise MalformedFrame(f"the header is not msgpack ({type(exc).__name__}: {exc})") from exc
+    if not isinstance(header, dict) or not all(isinstance(key, str) for key in header):
+        raise MalformedFrame("the header is not a map with string keys")
+    return Frame(kind, header, view[min(end + (-header_len % 8), total) :], flags, view)
+
+
+def split(view: memoryview | bytes) -> Iterator[memoryview]:
+    """Yield the raw frames that stand one behind another in ``view``.
+
+    Raises:
+        MalformedFrame: bytes are left over behind the last whole frame.
+    """
+    view = memoryview(view)
+    while view:
+        total = peek_size(view)
+        if total is None or total > len(view):
+            raise MalformedFrame(f"{len(view)} bytes left over behind the last whole frame")
+        yield view[:total]
+        view = view[total:]
+
+
+class FrameReader:
+    """Collects received bytes and yields whole frames; at most one partial frame is buffered.
+
+    Not thread-safe: one reader belongs to one connection and one thread.
+    """
+
+    def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._partial = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has not arrived whole."""
+        return len(self._partial)
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """Yield the frames completed by ``data``. Views are valid until the caller lets go of them.
+
+        Raises:
+            WireError: the peer broke the framing; drop the connection.
+        """
+        if self._partial:
+            self._partial += data
+            view = memoryview(bytes(self._partial))
+            self._partial.clear()
+        else:
+            view = memoryview(data)
+        while True:
+            total = peek_size(view, self._limit_bytes)
+            if total is None or total > len(view):
+                break
+            yield decode(view[:total])
+            view = view[total:]
+        # A generator dropped half-way would lose the rest: callers drain it (``for`` does).
+        self._partial += view

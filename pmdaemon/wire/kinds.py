@@ -1,0 +1,65 @@
+"""Kinds of frame. Wire kinds (below 64) travel between agent and PMDaemon, the rest between our processes.
+
+The header of each kind is described in docs/formats/messages.md; unknown header keys are ignored.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+PROTO_MIN: Final = 1
+PROTO_MAX: Final = 1
+
+
+class Kind(IntEnum):
+    """The second-last byte of a frame's prefix."""
+
+    # agent -> PMDaemon
+    HELLO = 1
+    REGISTER = 2
+    STREAMS = 3
+    CUT = 4
+    REPLY = 5
+    CAPS_ACK = 6
+    THRESHOLDS_ACK = 7
+    ALERT = 8
+    # PMDaemon -> agent
+    WELCOME = 16
+    REGISTERED = 17
+    POLL = 18
+    CAPS = 19
+    THRESHOLDS = 20
+    # both
+    SCHEMA = 32
+    UNSUPPORTED = 33
+    ERROR = 34
+    BYE = 35
+
+    # between our processes: pair -> services, dbmanager
+    CUTS = 64
+    GATEWAY = 65
+    STREAMS_SEEN = 66
+    CAPS_STATE = 67
+    GATEWAY_ALERT = 68
+    # services -> pair
+    SET_CAPS = 72
+    SET_THRESHOLDS = 73
+    LEASE = 74
+    # dbmanager -> pair
+    WATERMARKS = 80
+    DURABLE = 81
+    # anyone -> dbmanager, and its answer
+    RECORD = 88
+    RECORDED = 89
+    # appserver <-> services
+    REQUEST = 96
+    RESPONSE = 97
+    SNAPSHOT = 98
+    # agent's link <-> its data planes (control socket)
+    DP_HELLO = 112
+    DP_COLLECT = 113
+    DP_CUT = 114
+    DP_CAPS = 115
+    DP_THRESHOLDS = 116
+    DP_LEASE = 117
