@@ -1,1 +1,1 @@
-"""Under construction."""
+"""The SLA server: supervisor, services, database manager, application server and policy jobs."""

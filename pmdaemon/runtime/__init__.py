@@ -1,1 +1,1 @@
-"""What every process of the product needs to run: clock, named threads, stop signals, configuration, logging."""
+"""What every process needs to run: clock, named threads, stop signals, configuration, logging."""

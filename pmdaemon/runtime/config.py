@@ -1,7 +1,7 @@
 """Configuration files: TOML read into pydantic models; unknown keys are errors; the environment overrides.
 
-``SLA__SECTION__KEY=value`` overrides ``[section] key`` of any of our files (the value is read as TOML, else as a
-string). Every command has ``--show-config`` (the values in force, as TOML) and ``--check-config``.
+``SLA__SECTION__KEY=value`` overrides ``[section] key`` of any of our files (the value is read as TOML, else
+as a string). Every command has ``--show-config`` (the values in force, as TOML) and ``--check-config``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def read_toml(path: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as exc:
-        raise ConfigError(str(path), f"cannot be read: {exc.strerror}", "Give --config an existing file") from exc
+        raise ConfigError(
+            str(path), f"cannot be read: {exc.strerror}", "Give --config an existing file"
+        ) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(str(path), f"is not TOML: {exc}") from exc
 

@@ -28,7 +28,9 @@ class ThreadDidNotStop(SlaError):
 
     def __init__(self, names: list[str], limit_s: float) -> None:
         self.names = names
-        super().__init__(f"threads still running {limit_s:g} s after they were told to stop: {', '.join(names)}")
+        super().__init__(
+            f"threads still running {limit_s:g} s after they were told to stop: {', '.join(names)}"
+        )
 
 
 def set_os_thread_name(name: str) -> None:
@@ -64,7 +66,7 @@ class ThreadGroup:
             set_os_thread_name(name)
             try:
                 target()
-            except BaseException as exc:  # noqa: BLE001 - outermost loop: logged, and the owner stops
+            except BaseException as exc:
                 log.exception("thread-died", thread=name)
                 with self._lock:
                     self._failure = self._failure or (name, exc)

@@ -1,0 +1,45 @@
+# Two commands matter: `make demo` and `make test`. Each sets up what it needs.
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+ARGS ?=
+.PHONY: help demo test setup fmt lint types check unit bench docs clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
+	@deploy/setup.sh demo
+	@$(PY) -m benchmarks.demo $(ARGS)
+
+test: setup ## everything: lint, types, unit, databases, end to end, browser, Spark
+	@$(MAKE) --no-print-directory lint types
+	@$(PY) -m pytest $(ARGS)
+
+setup:
+	@deploy/setup.sh test
+
+fmt: setup ## format the code
+	@$(PY) -m ruff format . && $(PY) -m ruff check --fix-only .
+
+lint: setup ## style, docstrings, spelling, import directions
+	@$(PY) -m ruff format --check . && $(PY) -m ruff check . && .venv/bin/lint-imports --no-cache >/dev/null || .venv/bin/lint-imports --no-cache
+	@.venv/bin/codespell pmdaemon sla_server gateway_agent dashboard docs README.md tests benchmarks sql && .venv/bin/interrogate -q pmdaemon sla_server gateway_agent dashboard
+
+types: setup ## mypy --strict
+	@$(PY) -m mypy
+
+unit: setup
+	@$(PY) -m pytest -q tests/unit
+
+check: lint types unit ## what every commit passes
+
+bench: bench-demo bench-gateway ## all benchmarks of this release
+
+bench-%: setup ## one benchmark: demo, gateway
+	@$(PY) -m benchmarks.$* $(ARGS)
+
+docs: setup ## regenerate the configuration reference
+	@$(PY) -m sla_server.cli.reference docs/operations/configuration.md
+
+clean: ## remove .venv and caches
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data

@@ -1,0 +1,103 @@
+"""A MODELLED disk: an NBD server with one FIFO queue shared by all connections, a fixed time a request.
+
+This is the only part of the demonstration that is not real. It stands for a storage subsystem that volumes
+share: request k finishes at ``max(finish of k - 1, arrival of k) + service time``, so that latency rises with
+the load of everybody. The bytes are real (kept in memory); only the time is modelled.
+
+Usage: ``python -m benchmarks.modelled_disk SOCKET [--service-ms 2] [--size-mib 64]``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import click
+
+from benchmarks import nbd
+
+
+class Disk:
+    """The queue, shared by all, and the bytes of each export. One event loop, no lock needed."""
+
+    def __init__(self, size_bytes: int, service_s: float) -> None:
+        self._size_bytes = size_bytes
+        self._exports: dict[str, bytearray] = {}
+        self._service_s = service_s
+        self._last_finish_s = 0.0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it disconnects."""
+        try:
+            name = await nbd.server_handshake(reader, writer, self._size_bytes)
+            if name is not None:
+                data = self._exports.setdefault(name, bytearray(self._size_bytes))
+                await self._transmission(reader, writer, data)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client went away: nothing of ours depends on it
+        finally:
+            writer.close()
+
+    async def _transmission(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytearray
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            head = await reader.readexactly(nbd.REQUEST.size)
+            _magic, _flags, kind, cookie, offset, length = nbd.REQUEST.unpack(head)
+            if kind == nbd.DISC:
+                return
+            payload = await reader.readexactly(length) if kind == nbd.WRITE else b""
+            now_s = loop.time()
+            self._last_finish_s = max(self._last_finish_s, now_s) + self._service_s
+            answer = partial(_finish, data, kind, offset, length, payload)
+            loop.call_at(self._last_finish_s, _send, writer, cookie, answer)
+
+
+def _finish(data: bytearray, kind: int, offset: int, length: int, payload: bytes) -> tuple[int, bytes]:
+    """Do the I/O at the moment it completes: (NBD error, bytes read)."""
+    if offset + length > len(data):
+        return 22, b""  # EINVAL
+    if kind == nbd.READ:
+        return 0, bytes(data[offset : offset + length])
+    if kind == nbd.WRITE:
+        data[offset : offset + length] = payload
+    elif kind in (nbd.TRIM, nbd.ZEROES):
+        data[offset : offset + length] = bytes(length)
+    return 0, b""
+
+
+def _send(writer: asyncio.StreamWriter, cookie: int, answer: Callable[[], tuple[int, bytes]]) -> None:
+    error, data = answer()
+    with contextlib.suppress(ConnectionError, RuntimeError):
+        writer.write(nbd.SIMPLE.pack(nbd.SIMPLE_MAGIC, error, cookie) + data)
+
+
+async def _serve(path: Path, size_bytes: int, service_s: float) -> None:
+    disk = Disk(size_bytes, service_s)
+    server = await asyncio.start_unix_server(disk.serve, path=str(path))
+    # Ends with its parent: the demonstration holds our standard input open.
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), lambda: ended.set() if not os.read(0, 1) else None)
+    async with server:
+        await ended.wait()
+
+
+@click.command()
+@click.argument("socket_path", type=click.Path(path_type=Path))
+@click.option("--service-ms", default=2.0, show_default=True, help="Time of one request.")
+@click.option("--size-mib", default=64, show_default=True, help="Size of the export.")
+def main(socket_path: Path, service_ms: float, size_mib: int) -> None:
+    """Serve a modelled disk on a Unix socket until standard input closes."""
+    socket_path.unlink(missing_ok=True)
+    asyncio.run(_serve(socket_path, size_mib << 20, service_ms / 1000))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+#!/bin/sh
+# Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test
+#   demo  .venv with the product
+#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, Chromium (through apt when root)
+# Does nothing, quickly, when everything is already there.
+set -eu
+cd "$(dirname "$0")/.."
+what=${1:-demo}
+say() { printf '==> %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 69; }
+
+apt_install() { # names of Debian packages
+    if [ "$(id -u)" != 0 ]; then
+        fail "missing Debian packages: $*. Install them once with: sudo apt-get install $*"
+    fi
+    say "installing Debian packages: $*"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null >/dev/null ||
+        fail "apt-get could not install $*; run 'apt-get install $*' to see why"
+}
+
+missing=""
+need() { # need PROGRAM-OR-GLOB PACKAGE
+    command -v "$1" >/dev/null 2>&1 && return 0
+    for path in $1; do [ -e "$path" ] && return 0; done
+    missing="$missing $2"
+}
+if [ "$what" = test ]; then
+    need '/usr/lib/postgresql/*/bin/postgres' postgresql
+    need fio fio
+    need nbdkit nbdkit
+    need nbdinfo libnbd-bin
+    need chromium chromium
+    need chromedriver chromium-driver
+fi
+
+python=""
+for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14; do
+    if command -v "$candidate" >/dev/null 2>&1 &&
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+[ -n "$python" ] || missing="$missing python3"
+if [ ! -x .venv/bin/python ] && ! "${python:-false}" -c 'import ensurepip' 2>/dev/null; then
+    missing="$missing python3-venv"
+fi
+# shellcheck disable=SC2086 # the list is meant to split
+[ -z "$missing" ] || apt_install $missing
+python=${python:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "Python 3.11 or newer is needed; set PYTHON=/path/to/python3"
+
+extras=server,policy
+[ "$what" = test ] && extras=server,policy,test,dev
+stamp=.venv/.installed-$what
+if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
+    if [ ! -x .venv/bin/python ]; then
+        say "creating .venv"
+        "$python" -m venv .venv
+    fi
+    say "installing Python packages into .venv (about 1 GB, Spark included; some minutes the first time)"
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
+        -e ".[$extras]" 2>&1 | awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'
+    .venv/bin/python -c 'import sla_server, pyspark' || fail "the installation did not finish; run 'make clean' and try again"
+    touch "$stamp"
+    [ "$what" = test ] && touch .venv/.installed-demo
+fi
+exit 0

@@ -1,0 +1,162 @@
+"""``sla-server start | status | stop``: the server as an operator handles it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import config as files
+from pmdaemon.runtime import logs
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.stop import Stop
+from sla_server import config as configuration
+from sla_server.errors import ServerNotRunning, ServerRunning
+from sla_server.supervisor import Supervisor, running_pid, wait_stopped
+from sla_server.topology import app_layout, main_layout
+
+CONFIG = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    envvar="SLA_CONFIG",
+    help="The server's TOML file (default: built-in values, data in ./sla-data).",
+)
+READY_LIMIT_S = 30.0
+
+
+class Group(click.Group):
+    """Turns our own errors into one line and their exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See ``click.Group``."""
+        try:
+            return super().invoke(ctx)
+        except SlaError as exc:
+            click.echo(f"sla-server: {exc}", err=True)
+            raise SystemExit(exc.exit_status) from exc
+
+
+@click.group(cls=Group)
+@click.version_option(package_name="storage-sla-server")
+def cli() -> None:
+    """The SLA server: keeps latency promises on shared block storage."""
+
+
+@cli.command()
+@CONFIG
+@click.option(
+    "--background", is_flag=True, help="Return when the server answers; log to DATA_DIR/server.log."
+)
+@click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
+@click.option("--check-config", is_flag=True, help="Check the file and exit.")
+def start(path: Path | None, background: bool, show_config: bool, check_config: bool) -> None:
+    """Start the server (in the foreground unless --background)."""
+    config = configuration.load(path)
+    if check_config:
+        click.echo("configuration is good")
+        return
+    if show_config:
+        click.echo(files.show(config), nl=False)
+        mebibytes = (main_layout(config.pmdaemon.max_pairs).total_bytes + app_layout().total_bytes) / (
+            1 << 20
+        )
+        click.echo(f"# mailbox segments: {mebibytes:.0f} MiB of shared memory under {config.runtime_dir}")
+        return
+    if background:
+        _start_in_background(config, path)
+        return
+    logs.configure("supervisor")
+    stop = Stop()
+    stop.install_signals()
+    stop.watch_parent()
+    raise SystemExit(Supervisor(config, path.absolute() if path else None, stop).run())
+
+
+def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
+    pid = running_pid(config.data_dir)
+    if pid is not None:
+        raise ServerRunning(config.data_dir, pid)
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    port_file = config.runtime_dir / "api.port"
+    port_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "sla_server", "start"]
+    if path:
+        command += ["--config", str(path.absolute())]
+    log_path = config.data_dir / "server.log"
+    with log_path.open("ab") as log_file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
+        )
+    deadline = Deadline(READY_LIMIT_S)
+    while not port_file.exists():
+        if process.poll() is not None or deadline.passed:
+            tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
+            click.echo(f"sla-server: did not start; the end of {log_path}:\n{tail}", err=True)
+            raise SystemExit(1)
+        time.sleep(0.05)
+    click.echo(f"server started (pid {process.pid}), page: {_page(config)}")
+
+
+def _page(config: configuration.ResolvedConfig) -> str:
+    """The one-time login address if there is one, else the plain address of the page."""
+    login = config.runtime_dir / "login.url"
+    if login.exists():
+        return login.read_text().strip()
+    port_file = config.runtime_dir / "api.port"
+    return (
+        f"http://127.0.0.1:{port_file.read_text().strip()}/" if port_file.exists() else "(not listening yet)"
+    )
+
+
+@cli.command()
+@CONFIG
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
+)
+def status(path: Path | None, output: str) -> None:
+    """Say whether the server runs, its processes and its page."""
+    from sla_server.db.reads import open_reader
+
+    config = configuration.load(path)
+    pid = running_pid(config.data_dir)
+    if pid is None:
+        raise ServerNotRunning(config.data_dir)
+    with contextlib.closing(open_reader(config.database, config.data_dir)) as reader:
+        processes = reader.processes()
+    if output == "json":
+        click.echo(json.dumps({"pid": pid, "page": _page(config), "processes": processes}))
+        return
+    click.echo(f"running, pid {pid}, page {_page(config)}")
+    for row in processes:
+        line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
+        click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))
+
+
+@cli.command()
+@CONFIG
+@click.option("--limit", "limit_s", default=60.0, help="Seconds to wait for an orderly stop.")
+def stop(path: Path | None, limit_s: float) -> None:
+    """Stop the server in order and wait until it is gone."""
+    config = configuration.load(path)
+    pid = running_pid(config.data_dir)
+    if not pid:
+        raise ServerNotRunning(config.data_dir)
+    os.kill(pid, signal.SIGTERM)
+    if not wait_stopped(config.data_dir, limit_s):
+        click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
+        raise SystemExit(1)
+    click.echo("server stopped")
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,72 @@
+"""The server's configuration: one TOML file, one table a part.
+
+``ServerConfig`` gathers the models that the parts own. Children get the two directories through the
+environment (``SLA__DATA_DIR``, ``SLA__RUNTIME_DIR``), so that every process agrees on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import Field
+
+from pmdaemon.config import PmConfig
+from pmdaemon.mailbox import default_runtime_dir
+from pmdaemon.runtime import config as files
+from pmdaemon.runtime.config import StrictModel
+from sla_server.api.config import ApiConfig
+from sla_server.db.config import DatabaseConfig
+from sla_server.services.config import ServicesConfig
+
+
+class PolicyJobConfig(StrictModel):
+    """The scheduled policy job."""
+
+    master: str = "local[*]"
+    """Spark master: local[*], spark://host:7077, yarn, k8s://..., or a Spark Connect address sc://host:port."""
+    window_days: int = Field(default=28, ge=1, le=400)
+    """How far back the job looks."""
+    driver_memory: str = "2g"
+    """Spark driver memory."""
+
+
+class ServerConfig(StrictModel):
+    """The whole file."""
+
+    data_dir: Path = Path("sla-data")
+    """Everything durable: database (SQLite), ingest queue, Parquet files, tokens."""
+    runtime_dir: Path | None = None
+    """Mailbox segments and doorbells, on tmpfs; by default a private directory (systemd's, or under /dev/shm)."""
+    pmdaemon: PmConfig = Field(default_factory=PmConfig)
+    services: ServicesConfig = Field(default_factory=ServicesConfig)
+    database: DatabaseConfig = Field(default_factory=DatabaseConfig)
+    api: ApiConfig = Field(default_factory=ApiConfig)
+    policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
+
+
+class ResolvedConfig(ServerConfig):
+    """The same with both directories absolute."""
+
+    runtime_dir: Path
+
+
+def resolve(config: ServerConfig) -> ResolvedConfig:
+    """Make both directories absolute and give the runtime directory its default."""
+    data_dir = config.data_dir.expanduser().absolute()
+    runtime_dir = config.runtime_dir
+    if runtime_dir is None:
+        tag = hashlib.blake2b(str(data_dir).encode(), digest_size=4).hexdigest()
+        runtime_dir = default_runtime_dir() / f"server-{tag}"
+    values = dict(config)
+    values.update(data_dir=data_dir, runtime_dir=runtime_dir.expanduser().absolute())
+    return ResolvedConfig.model_construct(**values)
+
+
+def load(path: Path | None) -> ResolvedConfig:
+    """Read the file (or nothing) and the environment.
+
+    Raises:
+        ConfigError: names the file, the key, the value and what is expected.
+    """
+    return resolve(files.load(ServerConfig, path))

@@ -1,0 +1,50 @@
+"""Errors of the server's own processes.
+
+    SlaError (pmdaemon.errors)
+    ├── ServerRunning       another server holds the data directory
+    ├── ServerNotRunning    a command needs a running server
+    └── PartFailed          a part could not be started
+
+Sub-packages keep trees of their own: ``agreements.errors``, ``db.errors``, ``api.errors``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pmdaemon.errors import SlaError
+
+
+class ServerRunning(SlaError):
+    """Another server holds the lock of the data directory."""
+
+    exit_status = 75  # EX_TEMPFAIL
+    retryable = True
+
+    def __init__(self, data_dir: Path, pid: int | None) -> None:
+        self.data_dir = data_dir
+        self.pid = pid
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"{data_dir} is in use by {who}. Stop it with 'sla-server stop', or give another data_dir"
+        )
+
+
+class ServerNotRunning(SlaError):
+    """No server holds the data directory."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+    retryable = True
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        super().__init__(f"no server is running on {data_dir}. Start one with 'sla-server start'")
+
+
+class PartFailed(SlaError):
+    """A part of the server ended before it was ready."""
+
+    def __init__(self, part: str, status: int) -> None:
+        self.part = part
+        self.status = status
+        super().__init__(f"{part} ended with status {status} while starting; its last log lines say why")

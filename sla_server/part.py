@@ -1,0 +1,57 @@
+"""One part of the server as a process: ``python -m sla_server.part services --config FILE``.
+
+The supervisor starts the parts this way; systemd can run each alone the same way. The heavy imports of a
+part happen only in its own process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+import structlog
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import logs
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import set_os_thread_name
+from sla_server import config as configuration
+
+MODULES: Final = {
+    "services": "sla_server.services.process",
+    "dbmanager": "sla_server.db.process",
+    "appserver": "sla_server.api.process",
+}
+log = structlog.get_logger("part")
+
+
+@click.command()
+@click.argument("name", type=click.Choice(sorted(MODULES)))
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
+)
+def main(name: str, path: Path | None) -> None:
+    """Run one part of the server in the foreground until SIGTERM."""
+    logs.configure(name)
+    set_os_thread_name(f"sla-{name}")
+    stop = Stop()
+    stop.install_signals()
+    stop.watch_parent()
+    try:
+        config = configuration.load(path)
+        status = int(importlib.import_module(MODULES[name]).run(config, stop=stop))
+    except SlaError as exc:
+        log.error("part-failed", error=str(exc))
+        status = exc.exit_status
+    # Daemon threads of libraries must not delay the exit: everything of ours is stopped and synced by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The arithmetic of policies: pure numpy, tested without Spark.
+
+**Capacity.** For one promise on one backend, every interval gives a point (total load U, I/Os counted, I/Os
+missed). More load never makes a shared backend faster, so the miss ratio as a function of U is fitted by
+isotonic regression (pool adjacent violators, weighted by I/Os). The capacity C_X is the largest load whose
+fitted miss ratio is within what the promise allows, never more than was seen. If no interval broke the
+promise, the data show no limit: C_X is unknown and nothing is capped. If all did, there is no load to
+recommend either.
+
+**Caps.** In each hour of the week, what is left of C_X after the p95 demand of protected volumes is shared
+between the others by weighted max-min (water-filling) with floors. A volume whose p95 demand fits its share
+gets no cap. From one hour to the next a cap falls by 25 % at most.
+
+Source: SLA-MODEL.md 3 (sharing) and 4 (points 2 to 4, in their simplest form: no bootstrap and no recency
+weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sla_server.policy_jobs.schema import HOURS_A_WEEK
+
+Floats = npt.NDArray[np.float64]
+MIN_POINTS: Final = 5  # fewer intervals say nothing about a curve
+MIN_IOS: Final = 20  # an interval with fewer I/Os cannot show a percentile
+MAX_CHANGE: Final = 0.25  # per hour, SLA-MODEL.md 4
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the data say of one promise on one backend. ``cost_per_s`` is None where they show no limit."""
+
+    cost_per_s: float | None
+    points: int
+    highest_load: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One volume in one hour of the week, cost units a second."""
+
+    volume: str
+    p50: float
+    p95: float
+    weight: float
+    floor: float
+    protected: bool
+
+
+def isotonic(values: Floats, weights: Floats) -> Floats:
+    """Non-decreasing least-squares fit (pool adjacent violators); shapes (n,)."""
+    blocks: list[list[float]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append([float(value), float(weight), 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            mean, mass, length = blocks.pop()
+            below = blocks[-1]
+            total = below[1] + mass
+            below[0] = (below[0] * below[1] + mean * mass) / total
+            below[1] = total
+            below[2] += length
+    return np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks]).astype(np.float64)
+
+
+def capacity(load: Floats, counted: Floats, missed: Floats, allowed_ratio: float) -> Capacity:
+    """Largest load at which the promise was kept; arrays of shape (n,), one element an interval."""
+    enough = counted >= MIN_IOS
+    load, counted, missed = load[enough], counted[enough], missed[enough]
+    highest = float(load.max()) if len(load) else 0.0
+    if len(load) < MIN_POINTS:
+        return Capacity(
+            None, len(load), highest, f"only {len(load)} intervals with {MIN_IOS} I/Os, {MIN_POINTS} needed"
+        )
+    order = np.argsort(load, kind="stable")
+    load, counted, missed = load[order], counted[order], missed[order]
+    fitted = isotonic(missed / counted, counted)
+    kept = fitted <= allowed_ratio
+    if kept.all():
+        return Capacity(
+            None, len(load), highest, "the promise was kept at every load seen: no limit is known"
+        )
+    if not kept.any():
+        return Capacity(
+            None, len(load), highest, "the promise was broken at every load seen: no load to recommend"
+        )
+    return Capacity(float(load[kept].max()), len(load), highest, "largest load at which the promise was kept")
+
+
+def water_fill(total: float, demand: Floats, floor: Floats, weight: Floats) -> Floats:
+    """Weighted max-min shares with floors: ``min(demand, max(floor, weight * level))`` summing to ``total``.
+
+    Shapes (n,). Where the floors alone exceed ``total`` they are returned: a floor is a promise.
+    """
+    lowest = np.minimum(demand, floor)
+    if lowest.sum() >= total:
+        return lowest
+    if demand.sum() <= total:
+        return demand.copy()
+    low, high = 0.0, float((demand / weight).max())
+    for _ in range(60):  # halves the interval each time: exact to 1e-15 of its width
+        level = (low + high) / 2
+        if np.minimum(demand, np.maximum(floor, weight * level)).sum() > total:
+            high = level
+        else:
+            low = level
+    return np.minimum(demand, np.maximum(floor, weight * low))
+
+
+def caps_for_hour(capacity_cost_per_s: float, demands: Sequence[Demand]) -> dict[str, float | None]:
+    """Cap of each unprotected volume; None where its demand fits."""
+    head = capacity_cost_per_s - sum(item.p95 for item in demands if item.protected)
+    others = [item for item in demands if not item.protected]
+    if not others:
+        return {}
+    shares = water_fill(
+        max(head, 0.0),
+        np.array([item.p95 for item in others]),
+        np.array([item.floor for item in others]),
+        np.array([item.weight for item in others]),
+    )
+    return {
+        item.volume: None if item.p95 <= share * (1 + 1e-9) else float(max(share, item.floor))
+        for item, share in zip(others, shares, strict=True)
+    }
+
+
+def limit_change(caps: Mapping[int, float | None]) -> dict[int, float | None]:
+    """Keep a cap from falling by more than 25 % from one hour to the next (the week is a ring).
+
+    Hours without a cap are left alone: going from none to a cap is what a cap is for.
+    """
+    limited = dict(caps)
+    for _ in range(2):  # twice around the ring: the second round settles hour 0 against hour 167
+        for hour in range(HOURS_A_WEEK):
+            before, now = limited.get((hour - 1) % HOURS_A_WEEK), limited.get(hour)
+            if before is not None and now is not None:
+                limited[hour] = max(now, before * (1 - MAX_CHANGE))
+    return limited

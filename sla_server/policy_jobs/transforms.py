@@ -1,0 +1,97 @@
+"""Pure DataFrame -> DataFrame steps. No session, no I/O, no action.
+
+Rates are cost units a second (1 per I/O plus bytes / 65,536). ``covered_us`` is the time the cuts of a stream
+cover; a rate is cost over the longest cover in its group, because streams of one volume run at the same time.
+
+Source: SLA-MODEL.md 4, points 2 and 3; notes/spark.md parts 2a and 2d.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sla_server.policy_jobs.schema import HOURS_A_WEEK, MONDAY_OFFSET_HOURS, US_A_SECOND, US_AN_HOUR
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def volume_rates(samples: DataFrame, streams: DataFrame, time_column: str) -> DataFrame:
+    """Demand of each volume in each interval.
+
+    The cost of I/Os that arrived but did not complete is estimated with the mean cost of those that did.
+
+    Returns:
+        backend, volume, at_us, ios (completed), demand (offered cost a second), used (completed, the same).
+    """
+    from pyspark.sql import functions as F
+
+    done = F.col("reads") + F.col("writes")
+    sums = (
+        samples.join(streams, "stream_id")
+        .groupBy("backend", "volume", F.col(time_column).alias("at_us"))
+        .agg(
+            F.sum(done).alias("ios"),
+            F.sum("arrived").alias("arrived"),
+            F.sum("cost_milli").alias("cost_milli"),
+            F.max("covered_us").alias("covered_us"),
+        )
+        .where("covered_us > 0")
+    )
+    used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
+    more = F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios")))
+    return sums.select(
+        "backend",
+        "volume",
+        "at_us",
+        "ios",
+        (used * F.coalesce(more, F.lit(1.0))).alias("demand"),
+        used.alias("used"),
+    )
+
+
+def hourly_demand(rates: DataFrame) -> DataFrame:
+    """Demand of each volume by hour of the week.
+
+    Returns:
+        backend, volume, hour_of_week, p50, p95 (cost a second), samples.
+    """
+    from pyspark.sql import functions as F
+
+    hour = (F.floor(F.col("at_us") / US_AN_HOUR) + MONDAY_OFFSET_HOURS) % HOURS_A_WEEK
+    return rates.groupBy("backend", "volume", hour.cast("int").alias("hour_of_week")).agg(
+        F.percentile("demand", F.lit(0.5)).alias("p50"),
+        F.percentile("demand", F.lit(0.95)).alias("p95"),
+        F.count("*").alias("samples"),
+    )
+
+
+def without_covered_hours(hours: DataFrame, slots: DataFrame) -> DataFrame:
+    """Hourly rollups of hours for which no finer rollups are left, so that none is counted twice."""
+    from pyspark.sql import functions as F
+
+    covered = slots.select(
+        "stream_id", (F.floor(F.col("slot_us") / US_AN_HOUR) * US_AN_HOUR).cast("bigint").alias("hour_us")
+    ).distinct()
+    return hours.join(covered, ["stream_id", "hour_us"], "left_anti")
+
+
+def promise_points(rates: DataFrame, missed: DataFrame, promises: DataFrame, streams: DataFrame) -> DataFrame:
+    """How well each promise was kept at each total load of its backend.
+
+    Returns:
+        backend, sla, objective, allowed, at_us, load (completed cost a second of all volumes of the backend),
+        counted, missed.
+    """
+    from pyspark.sql import functions as F
+
+    load = rates.groupBy("backend", "at_us").agg(F.sum("used").alias("load"))
+    kept = (
+        missed.join(promises, ["stream_id", "io", "threshold_us"])
+        .join(streams.select("stream_id", "backend"), "stream_id")
+        .groupBy("backend", "sla", "objective", "allowed", F.col("slot_us").alias("at_us"))
+        .agg(F.sum("counted").alias("counted"), F.sum("missed").alias("missed"))
+    )
+    return kept.join(load, ["backend", "at_us"]).select(
+        "backend", "sla", "objective", "allowed", "at_us", "load", "counted", "missed"
+    )

@@ -1,0 +1,287 @@
+"""The supervisor: one data directory, two mailbox segments, four parts kept alive (P4).
+
+State (all in ``Supervisor``, touched by its one thread only):
+
+    parts     name -> Part: the running Popen, restarts, when it may be started again
+    main box  mailbox ``supervisor``, to record process states and events with dbmanager
+
+Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
+mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
+(0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. Children are
+exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. ``flock`` on
+``<data_dir>/lock`` forbids a second server (our descriptors are close-on-exec, so no child keeps it).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.errors import MailboxError
+from pmdaemon.mailbox import Layout, Mailbox, attach, create_segment, layout_of
+from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.config import ResolvedConfig
+from sla_server.errors import ServerRunning
+from sla_server.topology import app_layout, main_layout
+
+log = structlog.get_logger("supervisor")
+PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
+BACKOFF_FIRST_S: Final = 0.2
+BACKOFF_MOST_S: Final = 10.0
+STABLE_S: Final = 60.0
+STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own limit is 90 s
+LOOK_S: Final = 0.1
+_NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
+
+
+@dataclass
+class Part:
+    """One supervised process."""
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+    started_s: float = 0.0
+    backoff_s: float = BACKOFF_FIRST_S
+    start_at_s: float = 0.0
+    since_unix_us: int = 0
+    state: str = "stopped"
+    reason: str = ""
+
+
+@dataclass
+class Supervisor:
+    """Starts, watches and stops the parts. See the module's docstring.
+
+    Raises (from ``run``):
+        ServerRunning: the data directory is locked by another server.
+    """
+
+    config: ResolvedConfig
+    config_path: Path | None
+    stop: Stop
+    parts: dict[str, Part] = field(default_factory=dict)
+    _pipe: ParentPipe = field(default_factory=ParentPipe)
+    _mailbox: Mailbox | None = None
+    _clock: SystemClock = field(default_factory=SystemClock)
+    _pending: list[list[Any]] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Supervise until the stop is asked for; returns the exit status."""
+        lock = lock_data_dir(self.config.data_dir)
+        try:
+            self._prepare_segments()
+            self._mailbox = attach(self.config.runtime_dir / "main.mbx", "supervisor")
+            for name in PARTS:
+                self.parts[name] = Part(name, self._command(name))
+                self._start(self.parts[name])
+            log.info(
+                "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
+            )
+            while not self.stop.wait(LOOK_S):
+                self._look()
+            log.info("server-stopping", reason=self.stop.reason)
+            self._stop_parts()
+            return 0
+        finally:
+            self._pipe.close()
+            if self._mailbox is not None:
+                self._mailbox.close()
+            os.close(lock)
+
+    def _prepare_segments(self) -> None:
+        runtime_dir = self.config.runtime_dir
+        runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, layout in (
+            ("main.mbx", main_layout(self.config.pmdaemon.max_pairs)),
+            ("app.mbx", app_layout()),
+        ):
+            ensure_segment(runtime_dir / name, layout)
+
+    def _command(self, name: str) -> list[str]:
+        config = ["--config", str(self.config_path)] if self.config_path else []
+        if name == "pmdaemon":
+            return [sys.executable, "-m", "pmdaemon", "run", *config]
+        return [sys.executable, "-m", "sla_server.part", name, *config]
+
+    def _start(self, part: Part) -> None:
+        environment = {
+            **os.environ,
+            **self._pipe.child_env(),
+            "SLA__DATA_DIR": str(self.config.data_dir),
+            "SLA__RUNTIME_DIR": str(self.config.runtime_dir),
+        }
+        part.process = subprocess.Popen(
+            part.command,
+            env=environment,
+            pass_fds=(self._pipe.child_fd,),
+            stdin=subprocess.DEVNULL,
+            # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
+            start_new_session=True,
+        )
+        part.started_s = time.monotonic()
+        part.since_unix_us = self._clock.unix_us()
+        part.state, part.reason = "running", ""
+        log.info("part-started", part=part.name, pid=part.process.pid, restarts=part.restarts)
+        self._record(part)
+
+    def _look(self) -> None:
+        """One pass: notice deaths, start what is due, hand in records that found no room before."""
+        now_s = time.monotonic()
+        for part in self.parts.values():
+            if part.process is not None and part.process.poll() is not None:
+                self._died(part, now_s)
+            elif part.process is None and now_s >= part.start_at_s:
+                part.restarts += 1
+                self._start(part)
+                self._event(part)
+        self._drain()
+
+    def _died(self, part: Part, now_s: float) -> None:
+        assert part.process is not None  # the caller looked
+        part.reason = describe_status(part.process.returncode)
+        part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
+        part.process, part.state = None, "restarting"
+        part.start_at_s = now_s + part.backoff_s
+        part.since_unix_us = self._clock.unix_us()
+        log.warning("part-died", part=part.name, reason=part.reason, restart_in_s=part.backoff_s)
+        self._record(part)
+
+    def _record(self, part: Part) -> None:
+        row = {
+            "name": part.name,
+            "state": part.state,
+            "pid": part.process.pid if part.process else None,
+            "restarts": part.restarts,
+            "since_us": part.since_unix_us,
+            "reason": part.reason,
+        }
+        self._pending.append(["processes", row])
+        self._drain()
+
+    def _event(self, part: Part) -> None:
+        at_us = self._clock.unix_us()
+        row = {
+            "event_id": str(uuid.uuid5(_NAMESPACE, f"restart/{part.name}/{at_us}")),
+            "at_us": at_us,
+            "kind": "process-restarted",
+            "severity": "warning",
+            "element": "supervisor",
+            "subject": part.name,
+            "text": f"{part.name} was restarted: {part.reason or 'it ended'}; restart {part.restarts}",
+            "details": {"restarts": part.restarts},
+        }
+        self._pending.append(["events", row])
+        self._drain()
+
+    def _drain(self) -> None:
+        """Post what is pending; a full mailbox keeps it for the next pass."""
+        if not self._pending or self._mailbox is None:
+            return
+        message = frame.encode(Kind.RECORD, {"rows": self._pending, "req": None, "from": "supervisor"})
+        try:
+            self._mailbox.post("dbmanager", message)
+        except MailboxError as exc:
+            log.warning("record-waits", error=str(exc), rows=len(self._pending))
+            del self._pending[:-200]  # bounded: the newest states matter most
+            return
+        self._pending = []
+
+    def _stop_parts(self) -> None:
+        """Reverse order: polling ends first, the writer last."""
+        order = ("appserver", "pmdaemon", "services", "dbmanager")
+        for name in order:
+            part = self.parts.get(name)
+            if part is None or part.process is None:
+                continue
+            part.process.terminate()
+            try:
+                part.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                log.error("part-killed", part=name, limit_s=STOP_LIMIT_S)
+                part.process.kill()
+                part.process.wait()
+            part.state = "stopped"
+            log.info("part-stopped", part=name, reason=describe_status(part.process.returncode))
+
+
+def next_backoff(backoff_s: float, lived_s: float) -> float:
+    """Pause before the next start: doubling, from the first value again after a stable life."""
+    return BACKOFF_FIRST_S if lived_s >= STABLE_S else min(backoff_s * 2, BACKOFF_MOST_S)
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    return f"killed by {signal.Signals(-status).name}"
+
+
+def ensure_segment(path: Path, layout: Layout) -> None:
+    """Keep a segment of the same layout (its untaken messages are wanted), else create it anew."""
+    try:
+        if path.exists() and layout_of(path) == layout:
+            return
+    except MailboxError as exc:
+        log.warning("segment-recreated", path=str(path), reason=str(exc))
+    path.unlink(missing_ok=True)
+    create_segment(path, layout)
+
+
+def lock_data_dir(data_dir: Path) -> int:
+    """Create and lock the data directory; returns the descriptor that holds the lock.
+
+    Raises:
+        ServerRunning: another process holds it; names its pid.
+    """
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise ServerRunning(data_dir, int(text) if text.isdigit() else None) from exc
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def running_pid(data_dir: Path) -> int | None:
+    """Pid of the server that holds the data directory, or None."""
+    try:
+        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        return int(text) if text.isdigit() else 0
+    finally:
+        os.close(fd)
+    return None
+
+
+def wait_stopped(data_dir: Path, limit_s: float) -> bool:
+    """Wait until nobody holds the data directory; False after the limit."""
+    deadline = Deadline(limit_s)
+    while running_pid(data_dir) is not None:
+        if deadline.passed:
+            return False
+        time.sleep(0.05)
+    return True

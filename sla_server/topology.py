@@ -1,0 +1,49 @@
+"""Who posts to whom: the static route tables of the two mailbox segments.
+
+The main segment joins the parts that handle statistics. The application server, the part that faces the
+web, shares only a small segment of its own (DESIGN.md 3, "Trust boundary"). Sizes are bytes of ring a
+route; ``main_layout(n).total_bytes`` is what ``sla-server start --show-config`` prints.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pmdaemon.mailbox import Layout, Route
+
+MIB: Final = 1 << 20
+SLOTS_PER_SENDER: Final = 4096  # at 20 ms a batch, a recipient may be away 80 s before slots run out
+
+
+def main_layout(pairs: int) -> Layout:
+    """Layout of ``main.mbx`` for up to ``pairs`` pair processes."""
+    names = tuple(f"pair-{index}" for index in range(pairs))
+    routes = [
+        Route("services", "dbmanager", 8 * MIB),
+        Route("dbmanager", "services", MIB),
+        Route("supervisor", "dbmanager", MIB // 4),
+        Route("dbmanager", "supervisor", MIB // 4),
+        Route("pmdaemon", "dbmanager", MIB // 4),
+    ]
+    for name in names:
+        routes += [
+            # 26 MB/s at the largest fleet: two thirds of a second of backlog; beyond that the agents keep it
+            Route(name, "services", 16 * MIB),
+            Route(name, "dbmanager", 16 * MIB),
+            Route("services", name, MIB),
+            Route("dbmanager", name, MIB),
+        ]
+    participants = ("supervisor", "pmdaemon", "services", "dbmanager", *names)
+    return Layout(participants=participants, routes=tuple(routes), slots_per_sender=SLOTS_PER_SENDER)
+
+
+def app_layout() -> Layout:
+    """Layout of ``app.mbx``."""
+    return Layout(
+        participants=("appserver", "services", "dbmanager", "supervisor"),
+        routes=(
+            Route("appserver", "services", 4 * MIB),
+            Route("services", "appserver", 8 * MIB),
+        ),
+        slots_per_sender=1024,
+    )
