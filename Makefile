@@ -9,7 +9,7 @@ help: ## show this list
 
 demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
-	@$(PY) -m benchmarks.demo $(ARGS)
+	@$(PY) -m benchmarks.demonstration $(ARGS)
 
 test: setup ## everything: lint, types, unit, databases, end to end, browser, Spark
 	@$(MAKE) --no-print-directory lint types
@@ -39,7 +39,7 @@ bench-%: setup ## one benchmark: demo, gateway
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference
-	@$(PY) -m sla_server.cli.reference docs/operations/configuration.md
+	@$(PY) -m docs.reference
 
 clean: ## remove .venv and caches
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data

@@ -1,0 +1,55 @@
+"""Writes docs/operations/configuration.md from the configuration models: ``make docs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from gateway_agent.config import AgentConfig
+from sla_server.config import ServerConfig
+
+TARGET = Path(__file__).parent / "operations" / "configuration.md"
+HEAD = """\
+# Configuration reference
+
+Generated from the models by `make docs`; do not edit. Files are TOML; unknown keys are errors.
+`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file. `--show-config` prints the values
+in force, `--check-config` only checks.
+"""
+
+
+def table(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Rows of one model, then the tables of the models inside it."""
+    rows = [f"\n## {f'`[{prefix}]`' if prefix else '(top of the file)'}\n", "| key | default | meaning |", "|---|---|---|"]
+    inner: list[str] = []
+    for name, field in model.model_fields.items():
+        inside = _model_of(field.annotation)
+        if inside is not None:
+            inner += table(inside, f"{prefix}.{name}" if prefix else name)
+            continue
+        if field.default is not PydanticUndefined:
+            default = "required" if field.is_required() else f"`{field.default}`"
+        else:
+            default = "required" if field.is_required() else "(computed)"
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        rows.append(f"| `{name}` | {default} | {meaning} |")
+    return rows + inner if len(rows) > 3 else inner
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [HEAD, "\n# Server: `sla-server --config FILE`", *table(ServerConfig)]
+    parts += ["\n# Agent: `gateway-agent --config FILE`", *table(AgentConfig)]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render())

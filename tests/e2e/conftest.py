@@ -1,0 +1,75 @@
+"""The whole product on this machine, for tests that need it. Labels every test here ``e2e``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import Load
+from benchmarks.stage import Agent, Stage
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/e2e" in str(item.path):
+            item.add_marker("e2e")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Server, two agents before one modelled disk, both agreements applied, observe mode."""
+    with Stage(tmp_path_factory.mktemp("stage")) as running:
+        running.start_disk()
+        running.start_server()
+        disk = running.disk_uri
+        running.start_agent(Agent("gateway-a", {"erp-db": disk.format("erp-db")}))
+        running.start_agent(Agent("gateway-b", {"batch": disk.format("batch")}))
+        running.wait(running.gateways_up, "both gateways")
+        running.sla("apply", "-f", str(running.folder / "agreements.yaml"))
+        yield running
+
+
+class Driver:
+    """Runs loads in a thread with an event loop of its own; each can be stopped by itself."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="load")
+        self._thread.start()
+        self._running: list[tuple[Load, asyncio.Event, object]] = []
+
+    def start(self, socket_path: Path, export: str, **how: float) -> Load:
+        """Start a load; see ``benchmarks.load.Load`` for ``how``."""
+        load = Load(socket_path, export, seed=len(self._running) + 1, **how)  # type: ignore[arg-type]
+        stop = asyncio.Event()
+        future = asyncio.run_coroutine_threadsafe(load.run(stop), self._loop)
+        self._running.append((load, stop, future))
+        return load
+
+    def stop(self, load: Load) -> None:
+        """Stop one load and raise what went wrong in it."""
+        for known, stop, future in self._running:
+            if known is load and not future.done():  # type: ignore[attr-defined]
+                self._loop.call_soon_threadsafe(stop.set)
+                future.result(timeout=15)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Stop everything."""
+        with contextlib.suppress(Exception):
+            for load, _stop, _future in self._running:
+                self.stop(load)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    running = Driver()
+    yield running
+    running.close()

@@ -1,0 +1,107 @@
+"""The main job, as states and order: broken promise, throttle, promise kept, release, policy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.stage import Stage
+from tests.e2e.conftest import Driver
+
+ROOT = Path(__file__).parents[2]
+
+
+def gold_state(stage: Stage) -> str:
+    return next((row["state"] for row in stage.live().get("slas", []) if row["name"] == "erp-gold"), "")
+
+
+def events(stage: Stage) -> list[dict[str, Any]]:
+    return list(reversed(stage.get("events?limit=200")["items"]))
+
+
+def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
+    gold_agent, greedy_agent = stage.agents
+    gold = driver.start(gold_agent.socket(stage), "erp-db", rate_iops=80)
+    stage.wait(lambda: gold_state(stage) == "ok", "gold in order while alone")
+
+    greedy = driver.start(greedy_agent.socket(stage), "batch", depth=32)
+    stage.wait(lambda: gold_state(stage) == "violating", "the promise broken by the neighbour")
+    assert not [row for row in stage.live()["throttles"] if row["state"] != "observed"], (
+        "observe only observes"
+    )
+
+    stage.set_mode("enforce")
+    throttle = stage.wait(
+        lambda: next(
+            (row for row in stage.live()["throttles"] if row["state"] in ("confirmed", "seen")), None
+        ),
+        "a throttle confirmed by the gateway",
+    )
+    assert throttle["volume"] == "batch"
+    assert throttle["source"] == "control"
+    assert "erp-gold" in throttle["victim"]
+    assert throttle["text"], "a reason in words"
+    stage.wait(lambda: gold_state(stage) == "ok", "the promise kept again")
+    screenshot(stage, tmp_path)
+
+    driver.stop(gold)
+    stage.wait(lambda: not stage.live()["throttles"], "the neighbour released after gold stopped")
+    driver.stop(greedy)
+    assert not gold.errors
+    assert not greedy.errors
+
+    kinds = [event["kind"] for event in events(stage)]
+    for kind in ("gateway-up", "violation-opened", "throttle-set", "violation-closed", "throttle-released"):
+        assert kind in kinds, f"event {kind} is missing in {kinds}"
+    assert kinds.index("violation-opened") < kinds.index("throttle-set") < kinds.index("throttle-released")
+
+
+def screenshot(stage: Stage, folder: Path) -> None:
+    """The page during a real run; kept in docs/ when asked for (make screenshot)."""
+    from tests.e2e.browser import take_screenshot
+
+    shot = folder / "dashboard.png"
+    take_screenshot(f"http://127.0.0.1:{stage.api_port}/", shot, 1280, 1000, "[data-throttle]")
+    assert shot.stat().st_size > 20_000, "a page with content"
+    if os.environ.get("SLA_KEEP_SCREENSHOT"):
+        shutil.copy(shot, ROOT / "docs" / "dashboard.png")
+
+
+def test_a_manual_throttle_is_set_and_released_from_the_command_line(stage: Stage, driver: Driver) -> None:
+    stage.set_mode("enforce")
+    greedy = driver.start(stage.agents[1].socket(stage), "batch", depth=8)
+    stage.sla("throttle", "set", "batch", "--iops", "100", "--reason", "test")
+    row = stage.wait(
+        lambda: next((row for row in stage.live()["throttles"] if row["state"] == "seen"), None),
+        "the throttle seen in the measured rate",
+    )
+    assert row["source"] == "manual"
+    stage.sla("throttle", "release", "batch")
+    stage.wait(lambda: not stage.live()["throttles"], "the throttle released")
+    driver.stop(greedy)
+    audit = stage.get("audit")["items"]
+    assert {"throttle_set", "throttle_release"} <= {entry["action"] for entry in audit}
+
+
+def test_the_agreements_are_judged_and_stored(stage: Stage) -> None:
+    def judged() -> list[dict[str, Any]]:
+        return [row for row in stage.get("slas/erp-gold/slices")["items"] if row["state"] in ("good", "bad")]
+
+    rows = stage.wait(judged, "judged slices", limit_s=60)
+    for row in rows:
+        assert row["state"] == ("bad" if row["missed"] > 0.05 * row["n"] else "good")
+
+
+@pytest.mark.spark
+def test_the_policy_job_publishes_and_the_policy_is_put_in_force(stage: Stage) -> None:
+    done = stage.sla("policy", "run")
+    assert "version" in done.stdout
+    policy = stage.wait(lambda: (stage.live() or {}).get("policy"), "the policy in force")
+    stored = stage.get("policies")["items"]
+    assert stored[0]["version"] == policy["version"]
+    capacity = stored[0]["report"]["capacity"]
+    assert capacity, "a capacity, or the reason why there is none, for each promise"

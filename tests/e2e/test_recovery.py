@@ -1,0 +1,84 @@
+"""kill -9 of each process under load: it comes back, the cycle goes on, nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from benchmarks.stage import Stage
+from tests.e2e.conftest import Driver
+
+KILLED = {
+    "dbmanager": "sla_server.part dbmanager",
+    "services": "sla_server.part services",
+    "pair": "pmdaemon.net.pair",
+    "link": "gateway_agent.link.main",
+    "appserver": "sla_server.part appserver",
+    "pmdaemon": "-m pmdaemon run",
+}
+
+
+def stored_ios(stage: Stage) -> dict[str, int]:
+    """Lifetime reads and writes of each volume, as the database has them."""
+    return {row["volume"]: row["reads"] + row["writes"] for row in stage.get("volumes")["items"]}
+
+
+def newest_cuts(stage: Stage) -> list[int]:
+    return [row["last_cut_us"] or 0 for row in stage.live().get("gateways", [])]
+
+
+@pytest.mark.parametrize("victim", list(KILLED))
+def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
+    gold_agent, greedy_agent = stage.agents
+    before = stored_ios(stage)
+    loads = {
+        "erp-db": driver.start(gold_agent.socket(stage), "erp-db", rate_iops=80),
+        "batch": driver.start(greedy_agent.socket(stage), "batch", depth=4),
+    }
+    stage.wait(lambda: all(len(load.done) > 100 for load in loads.values()), "load")
+    killed = stage.kill(KILLED[victim])
+    assert killed, f"no process of {victim} was found"
+    counted = {name: len(load.done) for name, load in loads.items()}
+    killed_us = time.time() * 1e6
+
+    stage.wait(lambda: not set(killed) & set(stage.pids(KILLED[victim])), "the killed process gone")
+    stage.wait(lambda: stage.pids(KILLED[victim]), f"{victim} started again")
+    stage.wait(
+        lambda: (cuts := newest_cuts(stage)) and min(cuts) > killed_us + 1e6,
+        "new cuts from both gateways",
+        limit_s=60,
+    )
+    for name, load in loads.items():
+        assert len(load.done) > counted[name], f"I/O of {name} went on"
+        driver.stop(load)
+        assert not load.errors, f"application I/O of {name} saw the death of {victim}"
+
+    expected = {name: before.get(name, 0) + len(load.done) for name, load in loads.items()}
+    found = wait_for_counts(stage, expected)
+    assert found == expected, (
+        f"the database must hold what the clients saw, exactly, after the death of {victim}"
+    )
+
+
+def wait_for_counts(stage: Stage, expected: dict[str, int], limit_s: float = 40.0) -> dict[str, int]:
+    """The stored counts as soon as they are right, else as they are at the limit (or once they exceed)."""
+    end_s = time.monotonic() + limit_s
+    while True:
+        found = stored_ios(stage)
+        if found == expected or time.monotonic() > end_s:
+            # Wait one more round: a double count would arrive late.
+            time.sleep(1.5)
+            return stored_ios(stage)
+        time.sleep(0.2)
+
+
+def test_the_page_says_so(stage: Stage) -> None:
+    processes: list[dict[str, Any]] = stage.get("processes")["items"]
+    restarts = {row["name"]: row["restarts"] for row in processes}
+    assert restarts["dbmanager"] >= 1
+    assert restarts["services"] >= 1
+    assert restarts["appserver"] >= 1
+    kinds = {event["kind"] for event in stage.get("events?limit=200")["items"]}
+    assert "process-restarted" in kinds
