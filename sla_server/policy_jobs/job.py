@@ -1,0 +1,142 @@
+"""The policy job: ``python -m sla_server.policy_jobs.job --config FILE``. A plain command for timer and hand.
+
+Steps: lock, read (SQL), compute (Spark), decide (numpy), publish (one SQL transaction under a new version).
+Each run publishes a whole policy, and the newest is put in force. A crash before the last step leaves
+nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import logs
+from sla_server import config as configuration
+from sla_server.db.policies import open_policies
+from sla_server.policy_jobs import inputs, policy, transforms
+from sla_server.policy_jobs.errors import JobRunning
+from sla_server.policy_jobs.schema import PROMISE_DDL
+from sla_server.policy_jobs.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def only_one(lock: Path) -> Iterator[None]:
+    """Hold the job's lock.
+
+    Raises:
+        JobRunning: another run holds it.
+    """
+    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise JobRunning(lock) from exc
+        yield
+
+
+def compute(spark: SparkSession, read: inputs.Inputs) -> policy.Policy:
+    """Everything between reading and publishing."""
+    streams = spark.createDataFrame(read.streams)
+    slots = spark.createDataFrame(read.slots)
+    hours = transforms.without_covered_hours(spark.createDataFrame(read.hours), slots)
+    slot_rates = transforms.volume_rates(slots, streams, "slot_us").cache()
+    rates = slot_rates.unionByName(transforms.volume_rates(hours, streams, "hour_us"))
+    demands = [row.asDict() for row in transforms.hourly_demand(rates).collect()]
+    promise_rows = read.promise_rows()
+    points: list[dict[str, Any]] = []
+    if promise_rows:
+        promises = spark.createDataFrame(promise_rows, PROMISE_DDL)
+        missed = spark.createDataFrame(read.missed)
+        frame = transforms.promise_points(slot_rates, missed, promises, streams)
+        points = [row.asDict() for row in frame.collect()]
+    return policy.build(points, demands, read)
+
+
+def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
+    """One whole run; returns what was published.
+
+    Raises:
+        JobRunning, NothingToLearn, NoJava, DatabaseUnavailable: nothing was published.
+    """
+    started_s = time.monotonic()
+    job_dir = config.data_dir / "policy-job"
+    with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
+        read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
+        click.echo(
+            f"read {read.slots.num_rows} rollups, {read.hours.num_rows} hours; starting Spark", err=True
+        )
+        spark = build_session(config.policy.master, job_dir, config.policy.driver_memory)
+        try:
+            found = compute(spark, read)
+        finally:
+            spark.stop()
+        job = {
+            "window_days": config.policy.window_days,
+            "rollups": read.slots.num_rows,
+            "hours": read.hours.num_rows,
+            "master": config.policy.master,
+            "pyspark": version("pyspark"),
+            "seconds": round(time.monotonic() - started_s, 1),
+        }
+        report = {"capacity": found.capacity, "back_test": "not made in this release"}
+        number = store.publish(found.caps, job=job, report=report, published_by=who)
+    capped = [row for row in found.caps if row["cost_per_s"] is not None]
+    return {
+        "version": number,
+        "capacity": found.capacity,
+        "capped": capped,
+        "hours": len(found.caps),
+        "job": job,
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [f"policy version {result['version']} published ({result['job']['seconds']} s)"]
+    for row in result["capacity"]:
+        value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
+        lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}: {value}")
+        lines.append(f"    {row['reason']}, {row['points']} intervals")
+    for row in result["capped"][:10]:
+        lines.append(f"  {row['volume']} hour {row['hour_of_week']}: at most {row['cost_per_s']:.0f} cost/s")
+    if not result["capped"]:
+        lines.append("  no volume needs a cap in the hours seen")
+    elif len(result["capped"]) > 10:
+        lines.append(f"  and {len(result['capped']) - 10} more: sla get policies -o json")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
+)
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
+)
+def main(path: Path | None, output: str) -> None:
+    """Compute a throttling policy from the stored statistics and publish it."""
+    logs.configure("policy-job")
+    try:
+        result = run(configuration.load(path), who=os.environ.get("USER", "policy-job"))
+    except SlaError as exc:
+        click.echo(f"policy job: {exc}", err=True)
+        raise SystemExit(exc.exit_status) from exc
+    click.echo(json.dumps(result) if output == "json" else describe(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The job's computation on a history whose answer is known, and a session on a machine without Java."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sla_server.agreements.promise import CurveStep, Priority, Promise
+from sla_server.policy_jobs.inputs import Inputs
+from sla_server.policy_jobs.job import compute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SLOT = 60_000_000
+ERP, BATCH = 1, 2
+
+
+def history() -> Inputs:
+    """Ten minutes: batch at rising rates beside an ERP at 80 I/O/s, which misses its promise above 400."""
+    slots: list[dict[str, Any]] = []
+    missed: list[dict[str, Any]] = []
+    for minute, batch_rate in enumerate((0, 100, 200, 250, 300, 320, 350, 380, 420, 420)):
+        at_us = minute * SLOT
+        for stream, rate in ((ERP, 80), (BATCH, batch_rate)):
+            ios = rate * 60
+            slots.append(
+                {
+                    "slot_us": at_us,
+                    "stream_id": stream,
+                    "arrived": ios,
+                    "reads": ios,
+                    "writes": 0,
+                    "cost_milli": ios * 1000,
+                    "covered_us": SLOT,
+                }
+            )
+        late = 4000 if 80 + batch_rate > 400 else 20
+        missed.append(
+            {
+                "slot_us": at_us,
+                "stream_id": ERP,
+                "io": 0,
+                "threshold_us": 12_000,
+                "counted": 4800,
+                "missed": late,
+            }
+        )
+    hours = pa.table(
+        {
+            name: pa.array([], type=pa.int64())
+            for name in ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
+        }
+    )
+    streams = [
+        {"stream_id": ERP, "volume": "erp", "client": "host-a", "backend": "disk"},
+        {"stream_id": BATCH, "volume": "batch", "client": "host-b", "backend": "disk"},
+    ]
+    promise = Promise(
+        "gold",
+        1,
+        "latency",
+        Priority.GOLD,
+        ("erp",),
+        ("*",),
+        "any",
+        95.0,
+        (CurveStep(150, 12_000),),
+        0.95,
+        60,
+        0,
+        0,
+    )
+    return Inputs(
+        pa.Table.from_pylist(slots),
+        hours,
+        pa.Table.from_pylist(missed),
+        pa.Table.from_pylist(streams),
+        [promise],
+        [],
+        {},
+    )
+
+
+def test_a_policy_from_a_known_history(spark: SparkSession) -> None:
+    found = compute(spark, history())
+    assert [row["cost_per_s"] for row in found.capacity] == [400.0]
+    caps = {row["volume"]: row for row in found.caps}
+    assert caps["erp"]["cost_per_s"] is None, "a protected volume is never capped"
+    assert caps["erp"]["demand_p95"] == 80.0
+    assert caps["batch"]["cost_per_s"] == 320.0, "capacity less what the promise needs"
+    assert caps["batch"]["hour_of_week"] == 72
+
+
+def test_a_machine_without_java_runs_spark_all_the_same(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for program in Path(folder).iterdir():
+            link = tools / program.name
+            if not program.name.startswith("java") and not link.exists():
+                link.symlink_to(program)
+    script = (
+        "import sys; from pathlib import Path; from sla_server.policy_jobs.session import build_session\n"
+        "s = build_session('local[1]', Path(sys.argv[1]), '512m'); print('sum', s.range(10).groupBy().sum().first()[0])"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
+    environment["PATH"] = str(tools)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sum 45" in done.stdout
+    assert (tmp_path / "java-home" / "bin" / "java").exists(), "the stand-in was used"

@@ -1,0 +1,68 @@
+"""Configuration files: strict keys, environment, readable problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime import config
+from pmdaemon.runtime.config import StrictModel
+
+
+class Part(StrictModel):
+    listen: str = "127.0.0.1:1"
+    interval_s: float = Field(default=1.0, gt=0)
+    api_token: str = ""
+
+
+class Whole(StrictModel):
+    name: str = "n"
+    part: Part = Field(default_factory=Part)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "file.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, '[part]\nlisten = "a:1"\ninterval_s = 2\n')
+    loaded = config.load(
+        Whole, path, environment={"SLA__PART__INTERVAL_S": "0.5", "SLA__NAME": "plain words"}
+    )
+    assert loaded.part.listen == "a:1"
+    assert loaded.part.interval_s == 0.5
+    assert loaded.name == "plain words"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[part]\nlisen = 1\n", "part.lisen: no such key"),
+        ("[part]\ninterval_s = 0\n", "part.interval_s: Input should be greater than 0 (value: 0)"),
+        ("name = \n", "is not TOML"),
+    ],
+)
+def test_a_problem_names_file_key_and_value(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(Whole, path, environment={})
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config.load(Whole, tmp_path / "none.toml", environment={})
+
+
+def test_what_is_shown_can_be_read_back_and_hides_secrets(tmp_path: Path) -> None:
+    shown = config.show(Whole(name='with "quotes"', part=Part(api_token="s3cret")))
+    assert "s3cret" not in shown
+    again = config.load(Whole, write(tmp_path, shown), environment={})
+    assert again.name == 'with "quotes"'
+    assert again.part.interval_s == 1.0
