@@ -28,7 +28,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.errors import MailboxError
-from pmdaemon.mailbox import Layout, Mailbox, attach, create_segment, layout_of
+from pmdaemon.mailbox import Layout, Mailbox, Segment, attach, create_segment
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire import frame
@@ -234,8 +234,11 @@ def describe_status(status: int) -> str:
 def ensure_segment(path: Path, layout: Layout) -> None:
     """Keep a segment of the same layout (its untaken messages are wanted), else create it anew."""
     try:
-        if path.exists() and layout_of(path) == layout:
-            return
+        if path.exists():
+            segment = Segment(path, writable=False)
+            segment.close()
+            if segment.layout == layout:
+                return
     except MailboxError as exc:
         log.warning("segment-recreated", path=str(path), reason=str(exc))
     path.unlink(missing_ok=True)

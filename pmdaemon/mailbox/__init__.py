@@ -1,1 +1,37 @@
-"""Under construction."""
+"""Shared-memory mailboxes between the processes of one server (P8, M1-M9).
+
+Two steps, neither of which waits: a sender posts, a recipient takes later. Read in this order: ``layout``
+(the byte map), ``segment`` (the file), ``ring`` (payloads), ``lane`` (the sender's list), ``lookahead``
+(the recipient's search), ``doorbell`` (sleep), ``mailbox`` (what others use), ``dump`` (an outsider's
+view), ``errors``.
+
+Imports of ours: ``pmdaemon.errors`` and ``pmdaemon.runtime`` only. Payloads are opaque bytes here.
+"""
+
+from pmdaemon.mailbox.doorbell import BACKSTOP_S
+from pmdaemon.mailbox.dump import describe
+from pmdaemon.mailbox.layout import Layout, Route
+from pmdaemon.mailbox.lookahead import Message
+from pmdaemon.mailbox.mailbox import Mailbox, attach
+from pmdaemon.mailbox.segment import (
+    Segment,
+    create_segment,
+    default_runtime_dir,
+    ensure_private_dir,
+    sweep_stale,
+)
+
+__all__ = [
+    "BACKSTOP_S",
+    "Layout",
+    "Mailbox",
+    "Message",
+    "Route",
+    "Segment",
+    "attach",
+    "create_segment",
+    "default_runtime_dir",
+    "describe",
+    "ensure_private_dir",
+    "sweep_stale",
+]

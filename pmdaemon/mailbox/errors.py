@@ -1,0 +1,226 @@
+"""Errors of the mailbox.
+
+MailboxError
+├── LayoutInvalid        the table of participants and routes is wrong; fix the configuration
+├── SegmentError         the shared file cannot be created or used
+│   ├── SegmentMissing   no such file yet; its creator may still be starting (retryable)
+│   ├── SegmentExists    it is there already; attach to it, or sweep it when its owner is gone
+│   ├── SegmentUnsafe    owner, mode or type of the file or directory would let others in
+│   ├── SegmentNoSpace   the file system cannot reserve it
+│   ├── SegmentUnusable  the operating system refused an operation on it
+│   ├── LayoutMismatch   not a segment, or made by another version of this program
+│   └── MachineUnsupported  memory order of this CPU is not the one the mailbox relies on
+├── UnknownParticipant   no such name in this segment
+├── ParticipantBusy      another living process is attached under this name
+├── NoRoute              the layout has no ring from this sender to that recipient
+├── MessageTooLarge      it can never fit that ring
+├── MailboxFull          some recipients had no room just now (retryable); the others have the message
+├── MailboxCorrupt       what stands in shared memory cannot be true
+└── MailboxClosed        used after ``close``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pmdaemon.errors import MailboxError
+
+__all__ = [
+    "LayoutInvalid",
+    "LayoutMismatch",
+    "MachineUnsupported",
+    "MailboxClosed",
+    "MailboxCorrupt",
+    "MailboxError",
+    "MailboxFull",
+    "MessageTooLarge",
+    "NoRoute",
+    "ParticipantBusy",
+    "SegmentError",
+    "SegmentExists",
+    "SegmentMissing",
+    "SegmentNoSpace",
+    "SegmentUnsafe",
+    "SegmentUnusable",
+    "UnknownParticipant",
+]
+
+
+class LayoutInvalid(MailboxError):
+    """Participants, routes and sizes do not make a layout."""
+
+    exit_status = 78  # EX_CONFIG: sizes come from the configuration
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"mailbox layout: {problem}")
+
+
+class SegmentError(MailboxError):
+    """The shared file cannot be created or used. ``path`` says which."""
+
+    exit_status = 71  # EX_OSERR
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {text}")
+
+
+class SegmentMissing(SegmentError):
+    """The file does not exist (yet)."""
+
+    retryable = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            path, "no such mailbox segment. Start sla-server, which creates it, or correct the path"
+        )
+
+
+class SegmentExists(SegmentError):
+    """A segment of this name exists already."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            path,
+            "exists already. Attach to it; if its server is gone, the next server start removes it",
+        )
+
+
+class SegmentUnsafe(SegmentError):
+    """Somebody else could reach or replace the file."""
+
+    exit_status = 77  # EX_NOPERM
+
+    def __init__(self, path: Path, problem: str, fix: str) -> None:
+        self.problem = problem
+        super().__init__(path, f"{problem}. {fix}")
+
+
+class SegmentNoSpace(SegmentError):
+    """The file system cannot reserve the whole segment now; writing to it later would kill the process."""
+
+    def __init__(self, path: Path, needed_bytes: int, free_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        super().__init__(
+            path,
+            f"needs {needed_bytes:,} bytes, its file system has {free_bytes:,} free. Enlarge it "
+            "(mount -o remount,size=... for a tmpfs), remove old files there, or configure smaller rings",
+        )
+
+
+class SegmentUnusable(SegmentError):
+    """An operating-system call on the file failed; the cause is chained."""
+
+    def __init__(self, path: Path, action: str, cause: OSError) -> None:
+        super().__init__(path, f"cannot {action}: {cause.strerror or cause}")
+
+
+class LayoutMismatch(SegmentError):
+    """Not a segment of this version of the program."""
+
+    exit_status = 70  # EX_SOFTWARE
+
+    def __init__(self, path: Path, what: str, found: object, expected: object) -> None:
+        self.what = what
+        self.found = found
+        self.expected = expected
+        super().__init__(
+            path,
+            f"{what} is {found!r}, this program expects {expected!r}. All processes of one server must run "
+            "the same version: stop the server, then start it again (it recreates its segments)",
+        )
+
+
+class MachineUnsupported(SegmentError):
+    """The CPU's memory order is not that of x86-64."""
+
+    exit_status = 70
+
+    def __init__(self, path: Path, machine: str) -> None:
+        self.machine = machine
+        super().__init__(
+            path, f"the mailbox relies on the memory order of x86-64 with 64-bit Linux; this is {machine}"
+        )
+
+
+class UnknownParticipant(MailboxError):
+    """The name is not in the segment's table."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        super().__init__(f"no participant {name!r} in this mailbox segment; it has {', '.join(known)}")
+
+
+class ParticipantBusy(MailboxError):
+    """Another living process holds this name; two writers would destroy the lane."""
+
+    retryable = True
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name = name
+        self.pid = pid
+        super().__init__(
+            f"participant {name!r} is attached already by process {pid}; stop that process first"
+        )
+
+
+class NoRoute(MailboxError):
+    """The layout has no ring for this pair."""
+
+    def __init__(self, sender: str, recipient: str, known: Sequence[str]) -> None:
+        self.sender = sender
+        self.recipient = recipient
+        super().__init__(
+            f"no route from {sender!r} to {recipient!r}; its routes: {', '.join(known) or 'none'}"
+        )
+
+
+class MessageTooLarge(MailboxError):
+    """A payload that can never fit the ring. Nothing was posted to anybody."""
+
+    def __init__(self, sender: str, recipient: str, size_bytes: int, ring_bytes: int) -> None:
+        self.recipient = recipient
+        self.size_bytes = size_bytes
+        self.ring_bytes = ring_bytes
+        super().__init__(
+            f"message of {size_bytes:,} bytes from {sender!r} to {recipient!r} must be smaller than its ring "
+            f"of {ring_bytes:,} bytes; split it, or enlarge that route"
+        )
+
+
+class MailboxFull(MailboxError):
+    """``recipients`` had no room; every other recipient of this post has the message."""
+
+    retryable = True
+
+    def __init__(self, sender: str, recipients: tuple[str, ...]) -> None:
+        self.sender = sender
+        self.recipients = recipients
+        super().__init__(
+            f"no room from {sender!r} to {', '.join(recipients)}: not taken fast enough, or not running. "
+            "Post again later to these only"
+        )
+
+
+class MailboxCorrupt(MailboxError):
+    """Shared memory holds something that no sequence of our stores can produce."""
+
+    exit_status = 70
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(
+            f"{where} is damaged: {problem}. Restart the server: it recreates its segments, and gateways "
+            "send again what was not acknowledged"
+        )
+
+
+class MailboxClosed(MailboxError):
+    """The mailbox was closed in this process."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"mailbox of {name!r} is closed; attach again")

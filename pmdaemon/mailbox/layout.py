@@ -1,0 +1,242 @@
+r"""Byte map of a segment, and nothing that moves data.
+
+All words are 8 bytes, aligned, native order (x86-64: little-endian).
+
+    offset         size        part
+    0              128         header
+    128            n * 64      names, UTF-8, NUL-padded           static, covered by TABLES_CRC
+    ROUTES         r * 16      routes {sender|recipient, bytes}   static, covered by TABLES_CRC
+    (to 64)
+    CONTROL        n * 192     control blocks, three cache lines a participant
+    SLOTS          n * s * 64  slots, s a participant; written by it alone but for READY -> TAKEN
+    RINGS          sum of ring_bytes                              one ring a route, in the table's order
+
+Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
+OWNER_START, CREATED_US. They are written before the file gets its name and never again.
+
+Control block of participant i (word: writer):
+
+    line 0  INCARNATION, PID, START: the participant, at attach and close
+    line 1  HEAD, FRONT, SEQUENCE: the participant as sender
+    line 2  SLEEP: set by the participant, cleared by it and by whoever rings its bell
+
+Slot:
+
+    word  name      content
+    0     STATE     generation << 8 | FREE, READY or TAKEN
+    1     NEXT      reference of the next slot, 0 at the end
+    2     ADDRESS   length << 32 | sender << 16 | recipient
+    3     POSITION  of the payload in its ring, counted since the ring was made; modulo its size: the place
+    4     CHECK     flags << 32 | crc32 of the payload
+    5     SEQUENCE  of the sender's post; copies of one post share it
+    6, 7            zero; kept for the form with one list for all senders (previous slot, list number)
+
+A reference is generation << 32 | (index + 1). A generation (32 bits) grows by one each time the slot is
+freed, so a reference names one *use* of a slot.
+
+Source: M1, M2; DESIGN.md 3 "Mailboxes".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from pmdaemon.mailbox.errors import LayoutInvalid
+
+MAGIC: Final = int.from_bytes(b"SLAMBOX\n", "little")
+LAYOUT_VERSION: Final = 1
+MACHINE_X86_64: Final = 62  # EM_X86_64 of the ELF specification
+
+# Header words
+H_MAGIC, H_VERSION, H_MACHINE, H_TOTAL_BYTES, H_PARTICIPANTS, H_ROUTES, H_SLOTS, H_TABLES_CRC = range(8)
+H_OWNER_PID, H_OWNER_START, H_CREATED_US = range(8, 11)
+
+# Control words, relative to ``Layout.control_word``
+C_INCARNATION, C_PID, C_START = 0, 1, 2
+C_HEAD, C_FRONT, C_SEQUENCE = 8, 9, 10
+C_SLEEP: Final = 16
+
+# Slot words, relative to the slot's first word
+S_STATE, S_NEXT, S_ADDRESS, S_POSITION, S_CHECK, S_SEQUENCE = range(6)
+SLOT_WORDS: Final = 8
+
+FREE, READY, TAKEN = 0, 1, 2  # TAKEN must be READY + 1: the taker adds one
+FLAG_URGENT: Final = 1 << 32  # within CHECK
+MASK32: Final = 0xFFFFFFFF
+COUNT_LIMIT: Final = 1 << 62  # no sequence or position gets there; a larger one is damage
+
+HEADER_BYTES: Final = 128
+NAME_BYTES: Final = 64
+ROUTE: Final = struct.Struct("<II Q")  # static table only: never used on a word that changes
+CONTROL_BYTES: Final = 192
+SLOT_BYTES: Final = SLOT_WORDS * 8
+RING_UNIT_BYTES: Final = 64  # a cache line, so that two rings never share one
+MAX_PARTICIPANTS: Final = 256  # far above any server of ours; a sane bound for what is read from a file
+MAX_SLOTS: Final = 1 << 20
+MAX_RING_BYTES: Final = 1 << 31  # lengths are 32-bit
+_NAME_RE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Payload ring from one sender to one recipient. ``ring_bytes``: a multiple of 64."""
+
+    sender: str
+    recipient: str
+    ring_bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who shares a segment, who may post to whom, and how much room each has.
+
+    Attributes:
+        participants: names; they become file names (doorbells), hence lower case, digits, ``-`` and ``_``.
+        routes: one ring for each (sender, recipient); pairs without a route cannot post to each other.
+        slots_per_sender: messages one sender may have outstanding, divided equally among its routes, so that
+            a recipient that takes nothing costs the others nothing. At least one a route, and one more.
+
+    Raises:
+        LayoutInvalid: names the entry and what it must be.
+    """
+
+    participants: tuple[str, ...]
+    routes: tuple[Route, ...]
+    slots_per_sender: int = 1024
+
+    def __post_init__(self) -> None:
+        self._check_participants()
+        pairs = set()
+        for route in self.routes:
+            self._check_route(route)
+            pairs.add((route.sender, route.recipient))
+        if len(pairs) != len(self.routes):
+            raise LayoutInvalid("a route is given twice")
+        if not 2 <= self.slots_per_sender <= MAX_SLOTS:
+            raise LayoutInvalid(f"slots_per_sender is {self.slots_per_sender}, must be 2 to {MAX_SLOTS}")
+        for name in self.participants:
+            routes = len(self.routes_of(name))
+            if routes and not self.quota(name):
+                raise LayoutInvalid(
+                    f"slots_per_sender of {self.slots_per_sender} is too small for the {routes} routes of "
+                    f"{name!r}; use at least {routes + 1}"
+                )
+
+    def _check_participants(self) -> None:
+        if not 1 <= len(self.participants) <= MAX_PARTICIPANTS:
+            raise LayoutInvalid(f"{len(self.participants)} participants, must be 1 to {MAX_PARTICIPANTS}")
+        for name in self.participants:
+            if not _NAME_RE.fullmatch(name):
+                raise LayoutInvalid(f"participant {name!r}: use 1 to 63 of a-z, 0-9, - and _")
+        if len(set(self.participants)) != len(self.participants):
+            raise LayoutInvalid("a participant is given twice")
+
+    def _check_route(self, route: Route) -> None:
+        for name in (route.sender, route.recipient):
+            if name not in self.participants:
+                raise LayoutInvalid(f"route {route.sender} -> {route.recipient}: {name!r} is no participant")
+        size = route.ring_bytes
+        if size % RING_UNIT_BYTES or not RING_UNIT_BYTES <= size <= MAX_RING_BYTES:
+            raise LayoutInvalid(
+                f"route {route.sender} -> {route.recipient}: ring_bytes is {size}, must be a multiple of "
+                f"{RING_UNIT_BYTES} up to {MAX_RING_BYTES}"
+            )
+
+    def index(self, name: str) -> int:
+        """Number of a participant; ``ValueError`` if there is none of that name."""
+        return self.participants.index(name)
+
+    def routes_of(self, sender: str) -> tuple[Route, ...]:
+        """Routes on which ``sender`` may post."""
+        return tuple(route for route in self.routes if route.sender == sender)
+
+    def quota(self, sender: str) -> int:
+        """Slots each route of ``sender`` may hold; one slot of the lane is spare (the parked tail)."""
+        return (self.slots_per_sender - 1) // max(1, len(self.routes_of(sender)))
+
+    @property
+    def routes_at_bytes(self) -> int:
+        """Offset of the route table."""
+        return HEADER_BYTES + NAME_BYTES * len(self.participants)
+
+    @property
+    def control_at_bytes(self) -> int:
+        """Offset of the control blocks."""
+        return _round_up(self.routes_at_bytes + ROUTE.size * len(self.routes), 64)
+
+    @property
+    def slots_at_bytes(self) -> int:
+        """Offset of the slots."""
+        return self.control_at_bytes + CONTROL_BYTES * len(self.participants)
+
+    @property
+    def rings_at_bytes(self) -> int:
+        """Offset of the rings."""
+        return self.slots_at_bytes + SLOT_BYTES * self.slots_per_sender * len(self.participants)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the segment."""
+        return self.rings_at_bytes + sum(route.ring_bytes for route in self.routes)
+
+    def control_word(self, participant: int) -> int:
+        """Index of the first word of a participant's control block."""
+        return (self.control_at_bytes + CONTROL_BYTES * participant) // 8
+
+    def slots_word(self, participant: int) -> int:
+        """Index of the first word of a participant's slots."""
+        return (self.slots_at_bytes + SLOT_BYTES * self.slots_per_sender * participant) // 8
+
+    def ring_at_bytes(self, sender: str, recipient: str) -> tuple[int, int]:
+        """Offset and size of a route's ring.
+
+        Raises:
+            KeyError: there is no such route.
+        """
+        at_bytes = self.rings_at_bytes
+        for route in self.routes:
+            if (route.sender, route.recipient) == (sender, recipient):
+                return at_bytes, route.ring_bytes
+            at_bytes += route.ring_bytes
+        raise KeyError((sender, recipient))
+
+    def tables(self) -> bytes:
+        """The static tables as they stand behind the header."""
+        names = b"".join(name.encode().ljust(NAME_BYTES, b"\0") for name in self.participants)
+        routes = b"".join(
+            ROUTE.pack(self.index(route.sender), self.index(route.recipient), route.ring_bytes)
+            for route in self.routes
+        )
+        return names + routes
+
+
+def tables_bytes(participants: int, routes: int) -> int:
+    """Size of the static tables."""
+    return NAME_BYTES * participants + ROUTE.size * routes
+
+
+def layout_from_tables(tables: bytes, participants: int, slots_per_sender: int) -> Layout:
+    """Inverse of ``Layout.tables``.
+
+    Raises:
+        LayoutInvalid: the tables describe no valid layout.
+    """
+    split = NAME_BYTES * participants
+    try:
+        names = tuple(
+            tables[start : start + NAME_BYTES].rstrip(b"\0").decode() for start in range(0, split, NAME_BYTES)
+        )
+        routes = tuple(
+            Route(names[sender], names[recipient], size)
+            for sender, recipient, size in ROUTE.iter_unpack(tables[split:])
+        )
+    except (UnicodeDecodeError, IndexError, struct.error) as exc:
+        raise LayoutInvalid(f"tables do not decode ({exc})") from exc
+    return Layout(names, routes, slots_per_sender)

@@ -1,0 +1,314 @@
+"""The mailbox of one participant: post to others, take what they posted, sleep until something comes.
+
+    box = attach(path, "services")
+    box.post(("pair-0", "pair-1"), frame)        # two-step exchange (P8): nobody waits
+    for message in box.take(): ...
+    if box.prepare_sleep():                      # with a selector of one's own ...
+        selector.select(BACKSTOP_S)
+        box.awake()
+    box.wait(0.05)                               # ... or in one call
+
+Thread: one thread may post and one, the same or another, may take (``take``, ``prepare_sleep``, ``awake``,
+``wait``) on the same object. That is safe without a lock because they touch nothing in common: the poster
+owns this participant's lane, its rings and the ringer; the taker owns look-aheads, the bell and TAKEN marks
+in the lanes of others. The shared words have one writer at a time, and SLEEP may be cleared twice.
+``stats`` may be called from any thread; ``close`` when both have stopped.
+
+Delivery: a message is in shared memory when ``post`` returns, and survives the death of both sides until it
+is taken. A sender that dies within ``post`` cannot know whether it was posted; a recipient that dies within
+``take`` may get the messages it was about to return again, or (those marked already) not at all: what must
+not be lost is acknowledged by messages (DESIGN.md 4). Source: P8, M1-M9.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pmdaemon.mailbox.doorbell import BACKSTOP_S, Bell, Ringer, bell_path
+from pmdaemon.mailbox.errors import (
+    MailboxClosed,
+    MailboxCorrupt,
+    MailboxFull,
+    NoRoute,
+    ParticipantBusy,
+    UnknownParticipant,
+)
+from pmdaemon.mailbox.lane import LaneWriter
+from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP, C_START, COUNT_LIMIT
+from pmdaemon.mailbox.liveness import is_alive, start_ticks
+from pmdaemon.mailbox.lookahead import LaneReader, Message
+from pmdaemon.mailbox.ring import Outlet, Ring
+from pmdaemon.mailbox.segment import Segment
+from pmdaemon.runtime.clock import Deadline
+
+Buffer = bytes | bytearray | memoryview
+
+
+def attach(path: Path, name: str) -> Mailbox:
+    """Join a segment as participant ``name``, repairing what an earlier process of that name left half done.
+
+    Messages that were posted to it and not taken are still there; its own sequence goes on. A process may
+    attach again under its own name (the older object must not be used any more).
+
+    Raises:
+        SegmentMissing: not made yet; try again.
+        LayoutMismatch, SegmentUnsafe, SegmentUnusable, MachineUnsupported: this file cannot be used.
+        UnknownParticipant: the layout has no such name.
+        ParticipantBusy: another living process holds the name.
+        MailboxCorrupt: the participant's own lane is damaged.
+    """
+    segment = Segment(path)
+    try:
+        if name not in segment.layout.participants:
+            raise UnknownParticipant(name, segment.layout.participants)
+        index = segment.layout.index(name)
+        _claim(segment, index, name)
+        try:
+            return Mailbox(segment, index)
+        except BaseException:
+            segment.words[segment.layout.control_word(index) + C_PID] = 0
+            raise
+    except BaseException:
+        segment.close()
+        raise
+
+
+def _claim(segment: Segment, index: int, name: str) -> None:
+    """Write our process into the participant's control block, unless another living one stands there."""
+    words, control = segment.words, segment.layout.control_word(index)
+    # Race: two processes of one name starting at once. The kernel drops this lock if we die here.
+    fcntl.flock(segment.fd, fcntl.LOCK_EX)
+    try:
+        pid = words[control + C_PID]
+        if pid != os.getpid() and is_alive(pid, words[control + C_START]):
+            raise ParticipantBusy(name, pid)
+        words[control + C_START] = start_ticks(os.getpid()) or 0
+        words[control + C_PID] = os.getpid()
+        words[control + C_INCARNATION] = (words[control + C_INCARNATION] + 1) % COUNT_LIMIT
+        words[control + C_SLEEP] = 0
+    finally:
+        fcntl.flock(segment.fd, fcntl.LOCK_UN)
+
+
+class Mailbox:
+    """One participant's end of a segment; made by ``attach``. Threads: see the module.
+
+    Attributes:
+        name: of this participant. incarnation: 1 at its first attach to this segment, then one more each
+        time.
+    """
+
+    def __init__(self, segment: Segment, index: int) -> None:
+        layout = segment.layout
+        control = layout.control_word(index)
+        self.name = layout.participants[index]
+        self.incarnation: int = segment.words[control + C_INCARNATION]
+        self._segment = segment
+        self._words = segment.words
+        self._pid_word = control + C_PID
+        self._sleep_word = control + C_SLEEP
+        self._closed = False
+        self._ringer = Ringer(segment.path)
+        outlets = _make_outlets(segment, self.name, index)
+        self._outlets: dict[str, tuple[Outlet, ...]] = {outlet.recipient: (outlet,) for outlet in outlets}
+        where = f"{segment.path}, lane of {self.name}"
+        self._writer = LaneWriter(segment.words, layout, index, outlets, self._ringer, where)
+        self._readers = _make_readers(segment, self.name, index)
+        # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
+        self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
+        self._turn = 0
+        self._fence = threading.Lock()
+        self._bell = Bell(bell_path(segment.path, self.name))
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Names this participant may post to."""
+        return tuple(self._outlets)
+
+    def post(
+        self, recipients: str | Sequence[str], payload: Buffer | Sequence[Buffer], *, urgent: bool = False
+    ) -> None:
+        """Give each recipient a copy of the payload; the copies become visible together. Never blocks.
+
+        Args:
+            recipients: one name, or several (each gets one copy).
+            payload: bytes, or parts to be joined; smaller than the ring of each recipient. May be empty.
+            urgent: ahead of everything that is not; urgent messages keep their order among themselves.
+
+        Raises:
+            MailboxFull: ``recipients`` of the error had no room; the others have the message.
+            MessageTooLarge, NoRoute: nothing was posted.
+            MailboxCorrupt: this participant's lane was overwritten by a stranger.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        if type(payload) is not bytes:
+            payload = _flatten(payload)
+        try:
+            if isinstance(recipients, str):
+                outlets = self._outlets[recipients]
+            else:
+                outlets = tuple(self._outlets[name][0] for name in dict.fromkeys(recipients))
+        except KeyError as exc:
+            raise NoRoute(self.name, exc.args[0], self.recipients) from None
+        if outlets:
+            full = self._writer.post(outlets, payload, urgent)
+            if full:
+                raise MailboxFull(self.name, tuple(outlet.recipient for outlet in full))
+
+    def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Message]:
+        """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each lane in order.
+
+        Never blocks. A message above ``max_bytes`` comes alone; nothing is ever too large to be taken. The
+        limit in bytes keeps the copies within the CPU's cache and the allocator's reach.
+
+        Raises:
+            MailboxCorrupt: a lane is damaged, or a message was (and is discarded). The other
+                lanes are served by the next calls.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        taken: list[Message] = []
+        order = self._orders[self._turn]
+        self._turn = (self._turn + 1) % len(self._orders)
+        room_bytes = max_bytes
+        for reader in order:
+            try:
+                room_bytes = reader.collect(taken, max_messages, room_bytes)
+            except MailboxCorrupt:
+                if taken:
+                    break  # never lose what is in hand; the damage is met again
+                raise
+            if (room_bytes <= 0 and taken) or len(taken) >= max_messages:
+                break
+        return taken
+
+    def fileno(self) -> int:
+        """Doorbell, readable when something was posted after ``prepare_sleep``; for selectors."""
+        return self._bell.fileno()
+
+    def prepare_sleep(self) -> bool:
+        """Ask to be rung. Returns False if something is waiting (take it), True if sleep is right.
+
+        Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
+
+        Raises:
+            MailboxCorrupt: as ``take``.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        self._words[self._sleep_word] = 1
+        # Our SLEEP must be visible before we look once more; see LaneWriter.post for the other half.
+        self._fence.acquire()
+        self._fence.release()
+        waiting = True
+        try:
+            waiting = any(reader.find() >= 0 for reader in self._readers)
+        finally:
+            if waiting:
+                self._words[self._sleep_word] = 0
+        return not waiting
+
+    def awake(self) -> None:
+        """End of sleep: nobody needs to ring any more, and the rings so far are forgotten."""
+        self._words[self._sleep_word] = 0
+        self._bell.drain()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something can be taken (True) or ``timeout_s`` has passed (False)."""
+        deadline = Deadline(timeout_s)
+        poll = select.poll()
+        poll.register(self._bell.fileno(), select.POLLIN)
+        while self.prepare_sleep():
+            expired = deadline.passed
+            if not expired:
+                poll.poll(1000 * min(deadline.left_s(), BACKSTOP_S))
+            self.awake()
+            if expired:
+                return False
+        return True
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since ``attach`` and the present fill of the rings to each recipient (0 to 1)."""
+        if self._closed:
+            raise MailboxClosed(self.name)
+        readers, writer = self._readers, self._writer
+        return {
+            "posts": writer.posts,
+            "bytes_posted": writer.bytes_posted,
+            "full": writer.full,
+            "reclaimed": writer.reclaimed,
+            "rings": self._ringer.rings,
+            "rings_missed": self._ringer.missed,
+            "takes": sum(reader.takes for reader in readers),
+            "bytes_taken": sum(reader.bytes_taken for reader in readers),
+            "discarded": sum(reader.discarded for reader in readers),
+            "scans": sum(reader.scans for reader in readers),
+            "slots_inspected": sum(reader.inspected for reader in readers),
+            "resets": {
+                cause: sum(reader.resets[cause] for reader in readers)
+                for cause in ("invalid", "scans", "idle", "urgent")
+            },
+            "ring_fill_ratio": {name: writer.fill_ratio(outlet) for name, (outlet,) in self._outlets.items()},
+        }
+
+    def close(self) -> None:
+        """Leave the segment; messages stay. Call it when its threads have stopped; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._words[self._sleep_word] = 0
+        self._words[self._pid_word] = 0
+        self._bell.close()
+        self._ringer.close()
+        self._segment.close()
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
+    """The payload as one run of bytes; copies only what is not one already."""
+    if isinstance(payload, memoryview):
+        return (
+            payload
+            if payload.c_contiguous and payload.format == "B" and payload.ndim == 1
+            else payload.tobytes()
+        )
+    if isinstance(payload, bytes | bytearray):
+        return bytes(payload)
+    return b"".join(payload)
+
+
+def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
+    layout = segment.layout
+    outlets = []
+    for route in layout.routes_of(name):
+        recipient = layout.index(route.recipient)
+        ring = Ring(segment.memory, *layout.ring_at_bytes(name, route.recipient))
+        sleep_word = layout.control_word(recipient) + C_SLEEP
+        outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
+    return outlets
+
+
+def _make_readers(segment: Segment, name: str, index: int) -> list[LaneReader]:
+    layout = segment.layout
+    readers = []
+    for route in layout.routes:
+        if route.recipient == name:
+            ring = Ring(segment.memory, *layout.ring_at_bytes(route.sender, name))
+            where = f"{segment.path}, lane of {route.sender}"
+            readers.append(LaneReader(segment.words, layout, layout.index(route.sender), index, ring, where))
+    return readers

@@ -1,0 +1,268 @@
+"""The shared file: made aside, given its name when complete, checked before use, swept with its owner.
+
+A segment is an ordinary file in a directory that only its user may enter (a tmpfs: systemd's
+RuntimeDirectory, or one of our own under /dev/shm), mapped by every participant. All its bytes are reserved
+when it is made: on a full tmpfs a later store would kill the process with SIGBUS, so a lack of room must be
+an error here.
+
+Neither POSIX shared memory nor multiprocessing's classes are used: their resource tracker unlinks the
+segment when any attached process ends.
+
+Invariants: a file that carries the segment's name is complete; a name is never given to a second segment
+while the first exists; only ``sweep_stale`` and the owner remove one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import platform
+import stat
+import sys
+import time
+import zlib
+from pathlib import Path
+
+from pmdaemon.mailbox import layout as lay
+from pmdaemon.mailbox.errors import (
+    LayoutInvalid,
+    LayoutMismatch,
+    MachineUnsupported,
+    SegmentExists,
+    SegmentMissing,
+    SegmentNoSpace,
+    SegmentUnsafe,
+    SegmentUnusable,
+)
+from pmdaemon.mailbox.layout import Layout
+from pmdaemon.mailbox.liveness import is_alive, start_ticks
+
+_NEW_SUFFIX = ".new-"
+
+
+def default_runtime_dir() -> Path:
+    """Where segments lie unless configured: ``$RUNTIME_DIRECTORY`` (systemd), else ``/dev/shm/sla-UID``."""
+    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    # /dev/shm is shared by all users; the directory made in it is private and its owner is checked.
+    return Path(given) if given else Path("/dev/shm") / f"sla-{os.geteuid()}"  # noqa: S108
+
+
+def ensure_private_dir(directory: Path) -> None:
+    """Make ``directory`` (mode 0700) if it is missing, and check that nobody else can enter it.
+
+    Raises:
+        SegmentUnsafe: a link, owned by another user, or open to group or others.
+        SegmentUnusable: it cannot be made.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = os.lstat(directory)
+    except OSError as exc:
+        raise SegmentUnusable(directory, "make the directory", exc) from exc
+    if not stat.S_ISDIR(status.st_mode):
+        raise SegmentUnsafe(directory, "is a link or no directory", "Give a real directory")
+    _check_private(directory, status, "RuntimeDirectoryMode=0700 in a systemd unit, or chmod 0700")
+
+
+def create_segment(path: Path, layout: Layout) -> None:
+    """Make a segment of this layout, owned by the calling process, all zero but for its header and tables.
+
+    Durability: none; the file lives as long as its tmpfs.
+
+    Raises:
+        SegmentExists: the name is taken.
+        SegmentNoSpace: it cannot be reserved in full.
+        SegmentUnsafe, SegmentUnusable, MachineUnsupported: see the classes.
+    """
+    _check_machine(path)
+    ensure_private_dir(path.parent)
+    aside = path.with_name(f"{path.name}{_NEW_SUFFIX}{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        aside.unlink()  # left by a process that died while it made a segment and had our number
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(aside, flags, 0o600)
+    except OSError as exc:
+        raise SegmentUnusable(aside, "make the segment", exc) from exc
+    try:
+        _reserve(fd, path, layout.total_bytes)
+        _write_static(fd, layout)
+        # link, not rename: it refuses to replace a segment that others may have mapped.
+        os.link(aside, path)
+    except FileExistsError as exc:
+        raise SegmentExists(path) from exc
+    except OSError as exc:
+        raise SegmentUnusable(path, "make the segment", exc) from exc
+    finally:
+        os.close(fd)
+        aside.unlink()
+
+
+def _reserve(fd: int, path: Path, total_bytes: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, total_bytes)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        free = os.statvfs(path.parent)
+        raise SegmentNoSpace(path, total_bytes, free.f_bavail * free.f_frsize) from exc
+
+
+def _write_static(fd: int, layout: Layout) -> None:
+    tables = layout.tables()
+    header = [0] * (lay.HEADER_BYTES // 8)
+    header[lay.H_MAGIC] = lay.MAGIC
+    header[lay.H_VERSION] = lay.LAYOUT_VERSION
+    header[lay.H_MACHINE] = lay.MACHINE_X86_64
+    header[lay.H_TOTAL_BYTES] = layout.total_bytes
+    header[lay.H_PARTICIPANTS] = len(layout.participants)
+    header[lay.H_ROUTES] = len(layout.routes)
+    header[lay.H_SLOTS] = layout.slots_per_sender
+    header[lay.H_TABLES_CRC] = zlib.crc32(tables)
+    header[lay.H_OWNER_PID] = os.getpid()
+    header[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
+    header[lay.H_CREATED_US] = time.time_ns() // 1000
+    data = b"".join(word.to_bytes(8, "little") for word in header) + tables
+    if os.pwrite(fd, data, 0) != len(data):
+        raise OSError(errno.EIO, "short write")
+
+
+class Segment:
+    """A mapped segment that passed all checks.
+
+    Attributes:
+        memory: the mapping; slices of it are copies. words: the same as native 8-byte words.
+        Shared words are loaded and stored only through ``words``: such a store is one instruction, while
+        ``struct.pack_into`` writes byte by byte.
+
+    Raises:
+        SegmentMissing, SegmentUnsafe, SegmentUnusable, LayoutMismatch, MachineUnsupported: see the classes.
+    """
+
+    def __init__(self, path: Path, *, writable: bool = True) -> None:
+        _check_machine(path)
+        self.path = path
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.fd = os.open(path, flags)
+        except FileNotFoundError as exc:
+            raise SegmentMissing(path) from exc
+        except OSError as exc:
+            raise SegmentUnusable(path, "open the segment", exc) from exc
+        try:
+            self._map(writable)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        try:
+            self.layout = self._read_layout()
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, writable: bool) -> None:
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SegmentUnsafe(self.path, "is no regular file", "Give the path of a segment")
+        _check_private(self.path, status, "Let the server make it anew")
+        if status.st_size < lay.HEADER_BYTES or status.st_size % 8:
+            raise LayoutMismatch(self.path, "file size", status.st_size, "that of a mailbox segment")
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        try:
+            self.memory = mmap.mmap(self.fd, status.st_size, access=access)
+        except OSError as exc:
+            raise SegmentUnusable(self.path, "map the segment", exc) from exc
+        self._bytes = memoryview(self.memory)
+        self.words = self._bytes.cast("Q")
+
+    def _read_layout(self) -> Layout:
+        words = self.words
+        for word, what, expected in (
+            (lay.H_MAGIC, "magic number", lay.MAGIC),
+            (lay.H_VERSION, "layout version", lay.LAYOUT_VERSION),
+            (lay.H_MACHINE, "machine", lay.MACHINE_X86_64),
+            (lay.H_TOTAL_BYTES, "size", len(self.memory)),
+        ):
+            if words[word] != expected:
+                raise LayoutMismatch(self.path, what, words[word], expected)
+        participants, routes = words[lay.H_PARTICIPANTS], words[lay.H_ROUTES]
+        end = lay.HEADER_BYTES + lay.tables_bytes(participants, routes)
+        if not 1 <= participants <= lay.MAX_PARTICIPANTS or end > len(self.memory):
+            raise LayoutMismatch(self.path, "number of participants", participants, "what fits the file")
+        tables = self.memory[lay.HEADER_BYTES : end]
+        if zlib.crc32(tables) != words[lay.H_TABLES_CRC]:
+            raise LayoutMismatch(
+                self.path, "checksum of the tables", zlib.crc32(tables), words[lay.H_TABLES_CRC]
+            )
+        try:
+            layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS])
+        except LayoutInvalid as exc:
+            raise LayoutMismatch(self.path, "table of routes", exc.problem, "a valid layout") from exc
+        if layout.total_bytes != len(self.memory):
+            raise LayoutMismatch(self.path, "size", len(self.memory), layout.total_bytes)
+        return layout
+
+    def close(self) -> None:
+        """Unmap. The views go first: a mapping with views of it cannot be closed (BufferError)."""
+        self.words.release()
+        self._bytes.release()
+        self.memory.close()
+        os.close(self.fd)
+
+
+def _check_private(path: Path, status: os.stat_result, fix: str) -> None:
+    if status.st_uid != os.geteuid():
+        raise SegmentUnsafe(
+            path, f"belongs to user {status.st_uid}, not to {os.geteuid()}", "Run as its owner"
+        )
+    if status.st_mode & 0o077:
+        raise SegmentUnsafe(path, f"is open to others (mode {status.st_mode & 0o777:04o})", fix)
+
+
+def _check_machine(path: Path) -> None:
+    if platform.machine() not in ("x86_64", "AMD64") or sys.maxsize < 1 << 32 or sys.platform != "linux":
+        raise MachineUnsupported(path, f"{platform.machine()} {sys.platform}")
+
+
+def sweep_stale(directory: Path) -> list[Path]:
+    """Remove segments whose owner is gone, their doorbells, and unfinished ones; return what was removed.
+
+    Processes still attached to a removed segment keep their mapping. Files that are not ours stay.
+
+    Raises:
+        SegmentUnsafe, SegmentUnusable: as ``ensure_private_dir``; nothing was removed.
+    """
+    if not directory.exists():
+        return []
+    ensure_private_dir(directory)
+    removed = []
+    for path in sorted(directory.iterdir()):
+        if _is_stale(path):
+            bells = sorted(directory.glob(f"{path.name}.*.bell"))
+            for doomed in (path, *bells):
+                with contextlib.suppress(FileNotFoundError):
+                    doomed.unlink()
+                    removed.append(doomed)
+    return removed
+
+
+def _is_stale(path: Path) -> bool:
+    unfinished_pid = path.name.rpartition(_NEW_SUFFIX)[2] if _NEW_SUFFIX in path.name else ""
+    if unfinished_pid.isdigit():
+        return start_ticks(int(unfinished_pid)) is None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False  # gone meanwhile, a link, a socket: not a segment
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        header = os.pread(fd, lay.HEADER_BYTES, 0)
+    finally:
+        os.close(fd)
+    if len(header) < lay.HEADER_BYTES:
+        return False
+    words = memoryview(header).cast("Q")
+    return words[lay.H_MAGIC] == lay.MAGIC and not is_alive(words[lay.H_OWNER_PID], words[lay.H_OWNER_START])

@@ -1,0 +1,118 @@
+"""What the mailbox tests share: small layouts, a memory that fails at the k-th store, forked children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pmdaemon.mailbox import Layout, Mailbox, Route, create_segment
+
+
+def mesh(*names: str, ring_bytes: int = 1024, slots: int = 32) -> Layout:
+    """Everybody may post to everybody else."""
+    routes = tuple(Route(a, b, ring_bytes) for a in names for b in names if a != b)
+    return Layout(names, routes, slots)
+
+
+def make_mesh(path: Path, *names: str, ring_bytes: int = 1024, slots: int = 32) -> Path:
+    create_segment(path, mesh(*names, ring_bytes=ring_bytes, slots=slots))
+    return path
+
+
+def drain(box: Mailbox) -> list[bytes]:
+    """All payloads waiting for ``box``."""
+    payloads: list[bytes] = []
+    while messages := box.take():
+        payloads.extend(message.payload for message in messages)
+    return payloads
+
+
+class Crash(Exception):
+    """The process is thought to die here."""
+
+
+class FailingStores:
+    """Counts stores of several objects together and raises instead of the k-th (0 is the first)."""
+
+    def __init__(self, fail_at: int) -> None:
+        self.left = fail_at
+        self.stores = 0
+
+    def wrap(self, target: Any) -> Any:
+        return _Failing(self, target)
+
+
+class _Failing:
+    def __init__(self, counter: FailingStores, target: Any) -> None:
+        self._counter = counter
+        self._target = target
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._target[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._counter.left == 0:
+            raise Crash
+        self._counter.left -= 1
+        self._counter.stores += 1
+        self._target[key] = value
+
+    def release(self) -> None:
+        self._target.release()
+
+
+def fail_stores(box: Mailbox, fail_at: int) -> FailingStores:
+    """Let the sending side of ``box`` die at its k-th store, of a word or of a payload."""
+    counter = FailingStores(fail_at)
+    box._writer._words = counter.wrap(box._writer._words)
+    for outlet in box._writer._outlets:
+        outlet.ring._map = counter.wrap(outlet.ring._map)
+    return counter
+
+
+def audit(box: Mailbox) -> None:
+    """No slot of this sender is lost: each is either free or linked, none is both."""
+    writer = box._writer
+    linked = writer._walk()
+    assert sorted([*writer._free, *linked]) == list(range(writer._slots))
+    pending = [slot for outlet in writer._outlets for slot in outlet.pending]
+    parked = [writer._parked] if writer._parked != writer._slots else []
+    assert sorted(pending + parked) == sorted(linked)
+
+
+@contextlib.contextmanager
+def forked(child: Callable[[], None]) -> Iterator[int]:
+    """Run ``child`` in a forked process and yield its pid; it is reaped, killed if it still runs."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            child()
+            status = 0
+        except BaseException:  # noqa: BLE001 - a child must never return into pytest
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def exit_status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def abandon(*boxes: Mailbox) -> None:
+    """Let go of what this process holds without touching shared memory, as a death does."""
+    for box in boxes:
+        box._closed = True
+        box._bell.close()
+        box._ringer.close()
+        box._segment.close()
