@@ -1,0 +1,99 @@
+"""Configuration of the database manager: table ``[database]`` of the server's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_serializer, field_validator, model_validator
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from pmdaemon.runtime.config import StrictModel
+
+DRIVERS = ("sqlite", "postgresql+psycopg")
+
+
+class DatabaseConfig(StrictModel):
+    """Where statistics and records are kept, and how often they are written."""
+
+    url: str = ""
+    """SQLAlchemy URL: ``postgresql+psycopg://user@host/name`` or ``sqlite:////path/sla.db``; empty: SQLite in
+    data_dir. A password may stand in it, but PGPASSFILE keeps it out of this file."""
+
+    rollup_s: int = Field(default=60, ge=1, le=60)
+    """Length of a rollup in seconds; divides 60. Slices are whole multiples of it. Fixed once a
+    database exists."""
+
+    flush_interval_s: float = Field(default=1.0, ge=0.05, le=60)
+    """Rollups are committed this often; 1 s is what a person at the dashboard does not notice."""
+
+    file_max_bytes: int = Field(default=64 << 20, ge=64 << 10)
+    """A Parquet file of raw cuts is closed at this size."""
+
+    file_max_s: float = Field(default=60.0, ge=1, le=3600)
+    """A Parquet file of raw cuts is closed at this age."""
+
+    queue_segment_bytes: int = Field(default=16 << 20, ge=64 << 10)
+    """The ingest queue begins a new file at this size; whole files are deleted once consumed."""
+
+    queue_limit_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    """Above this nothing more is taken from the mailboxes (agents keep their cuts): about 2.5
+    minutes of the largest load, days of a small one."""
+
+    statement_timeout_s: float = Field(default=30.0, ge=1)
+    """PostgreSQL gives up a statement after this time; the writer tries again."""
+
+    lock_timeout_s: float = Field(default=10.0, ge=0.1)
+    """PostgreSQL's lock_timeout and SQLite's busy_timeout."""
+
+    pool_size: int = Field(default=4, ge=1, le=64)
+    """Connections a reading process may hold."""
+
+    queue_dir: Path | None = None
+    """Ingest queue; default: data_dir/queue. A local disk that honours fsync."""
+
+    parquet_dir: Path | None = None
+    """Raw cuts; default: data_dir/parquet."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_driver(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            url = make_url(value)
+        except ArgumentError as exc:
+            raise ValueError(
+                "is no URL; expected sqlite:////path or postgresql+psycopg://user@host/name"
+            ) from exc
+        if url.drivername not in DRIVERS:
+            raise ValueError(f"{url.drivername!r} is not supported; use one of {', '.join(DRIVERS)}")
+        if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
+            raise ValueError("an SQLite database needs a file: sqlite:////path/sla.db")
+        return value
+
+    @field_serializer("url", when_used="json")
+    def _masked(self, value: str) -> str:
+        """``--show-config`` prints this form: no password."""
+        return make_url(value).render_as_string(hide_password=True) if value else value
+
+    @model_validator(mode="after")
+    def _rollup_divides_minute(self) -> DatabaseConfig:
+        if 60 % self.rollup_s:
+            raise ValueError(f"rollup_s = {self.rollup_s} does not divide 60; use 60, 30, 20, 15, 10, 5, ...")
+        return self
+
+    def resolved_url(self, data_dir: Path) -> str:
+        """The URL in force."""
+        if self.url:
+            return self.url
+        # Through URL.create: a directory's name may hold ?, # or %.
+        return URL.create("sqlite", database=str(data_dir / "sla.db")).render_as_string(hide_password=False)
+
+    def resolved_queue_dir(self, data_dir: Path) -> Path:
+        """Directory of the ingest queue."""
+        return self.queue_dir or data_dir / "queue"
+
+    def resolved_parquet_dir(self, data_dir: Path) -> Path:
+        """Directory that manifest paths are relative to."""
+        return self.parquet_dir or data_dir / "parquet"

@@ -1,0 +1,141 @@
+"""Connections: one place where an engine is made, and where foreign exceptions are translated.
+
+SQLite: WAL, so that readers never wait for the writer; ``synchronous=FULL``, because records leave the ingest
+queue once their transaction is committed, and a commit that power loss can undo would lose them; transactions
+begin as IMMEDIATE in writers (a read that is upgraded later fails with SQLITE_BUSY when the policy job
+committed in between) and as plain ones in readers, which also get ``query_only``.
+
+PostgreSQL: statement and lock timeouts, UTC, and no ``synchronous_commit=off`` for the same reason.
+
+Thread: an Engine may be used by any thread; a Connection belongs to one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+
+CONNECT_TIMEOUT_S = 5
+
+
+def make_engine(config: DatabaseConfig, data_dir: Path, *, read_only: bool = False) -> Engine:
+    """An engine for this configuration; connects to nothing yet.
+
+    Args:
+        config: the ``[database]`` table.
+        data_dir: where an SQLite file lies when no URL is given.
+        read_only: refuse writes; a missing SQLite file is then an error instead of a new database.
+    """
+    url = make_url(config.resolved_url(data_dir))
+    if url.drivername == "sqlite":
+        return _sqlite_engine(config, url, read_only)
+    return _postgresql_engine(config, url, read_only)
+
+
+def where(engine: Engine) -> str:
+    """The database's address for people, without its password."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+def _sqlite_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:
+    path = Path(url.database or "").absolute()
+    address = f"file:{quote(str(path))}?mode={'rw' if read_only else 'rwc'}"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            address, uri=True, timeout=config.lock_timeout_s, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA foreign_keys=ON")
+            if read_only:
+                connection.execute("PRAGMA query_only=ON")
+            else:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine(url, creator=connect, pool_size=config.pool_size, max_overflow=2, pool_timeout=10)
+    begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
+
+    # isolation_level=None leaves transactions to us; without it sqlite3 commits before DDL.
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _postgresql_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:
+    options = (
+        f"-c statement_timeout={round(config.statement_timeout_s * 1000)} "
+        f"-c lock_timeout={round(config.lock_timeout_s * 1000)} -c timezone=UTC"
+    )
+    if read_only:
+        options += " -c default_transaction_read_only=on"
+    connect_args: dict[str, Any] = {"options": options}
+    if "connect_timeout" not in url.query:
+        connect_args["connect_timeout"] = CONNECT_TIMEOUT_S
+    engine = create_engine(
+        url,
+        connect_args=connect_args,
+        pool_size=config.pool_size,
+        max_overflow=2,
+        pool_timeout=10,
+        pool_pre_ping=True,
+    )
+    if not read_only:
+
+        @event.listens_for(engine, "connect")
+        def _durable_commits(connection: Any, _record: object) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW synchronous_commit")
+                if cursor.fetchone() == ("off",):
+                    cursor.execute("SET synchronous_commit = on")
+            connection.commit()
+
+    return engine
+
+
+@contextmanager
+def translated(engine: Engine) -> Iterator[None]:
+    """Turn what SQLAlchemy and drivers raise into our errors.
+
+    Only a value that the database refuses is final; everything else (connection, lock, timeout, disk full,
+    missing right, standby that is read-only) may be over later and is DatabaseUnavailable.
+
+    Raises:
+        DatabaseRefused: DataError or IntegrityError.
+        DatabaseUnavailable: anything else.
+    """
+    try:
+        yield
+    except (DataError, IntegrityError) as exc:
+        raise DatabaseRefused(_first_line(exc)) from exc
+    except SQLAlchemyError as exc:
+        raise DatabaseUnavailable(where(engine), _first_line(exc)) from exc
+
+
+def _first_line(error: SQLAlchemyError) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+@contextmanager
+def begin(engine: Engine) -> Iterator[Connection]:
+    """One transaction: committed at the end of the block, rolled back if it raises. Errors are translated."""
+    with translated(engine), engine.begin() as connection:
+        yield connection

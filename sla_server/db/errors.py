@@ -1,0 +1,123 @@
+"""Errors of the database manager.
+
+    SlaError
+    └── DbError                    root
+        ├── DatabaseUnavailable    cannot be reached or used just now; the writer retries, readers may too
+        ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
+        ├── SchemaTooNew           made by a newer release of this product; nothing was changed
+        ├── AnotherManager         a second database manager on the same data directory or queue
+        ├── BadRecord              a RECORD row that fits no table; answered to its sender, never stored
+        ├── ArchiveFailed          a Parquet file could not be written; its cuts stay in the queue
+        └── QueueError             root of the ingest queue's errors
+            ├── QueuePoisoned      a write or sync failed earlier; what reached the disk is unknown
+            └── QueueCorrupt       damage that no crash of ours can leave; needs a person
+
+No exception of SQLAlchemy or a driver leaves ``sla_server.db``: ``engine.translated`` turns them into these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pmdaemon.errors import SlaError
+
+
+class DbError(SlaError):
+    """Root of the database manager's errors."""
+
+
+class DatabaseUnavailable(DbError):
+    """The database cannot be used just now; the same action may succeed later."""
+
+    retryable = True
+    exit_status = 75  # EX_TEMPFAIL of sysexits
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where = where
+        self.reason = reason
+        super().__init__(
+            f"the database {where} cannot be used: {reason}. "
+            "Check that it runs, that it accepts this user, and that [database] url names it"
+        )
+
+
+class DatabaseRefused(DbError):
+    """The database refuses a value; the same action fails again."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the database refused a value: {reason}")
+
+
+class SchemaTooNew(DbError):
+    """The schema was made by a newer release; this one does not touch it."""
+
+    exit_status = 78
+
+    def __init__(self, where: str, found: str, newest_known: str) -> None:
+        self.found = found
+        self.newest_known = newest_known
+        super().__init__(
+            f"the schema of {where} is at revision {found!r}, "
+            f"this release knows nothing above {newest_known!r}. "
+            "Install the newer release again, or restore the backup made before the upgrade"
+        )
+
+
+class AnotherManager(DbError):
+    """A second database manager works on the same data."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"another database manager uses {what}. Stop it first (`sla-server status` names its process), "
+            "or give this server a data directory of its own"
+        )
+
+
+class BadRecord(DbError):
+    """A RECORD row that fits no table."""
+
+    def __init__(self, table: str, problem: str) -> None:
+        self.table = table
+        self.problem = problem
+        super().__init__(f"row for table {table!r}: {problem}; see docs/formats/sql.md")
+
+
+class ArchiveFailed(DbError):
+    """A Parquet file could not be written; nothing is lost, its cuts wait in the ingest queue."""
+
+    retryable = True
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path}: {reason}. Its cuts wait in the ingest queue; free space or repair the file system"
+        )
+
+
+class QueueError(DbError):
+    """Root of the ingest queue's errors."""
+
+
+class QueuePoisoned(QueueError):
+    """A write or sync failed earlier; the queue takes nothing more until it was opened anew."""
+
+    retryable = True  # by a restart, which reads back what really reached the disk
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path}: a write or sync failed ({reason}); nothing more is accepted until the database manager "
+            "was restarted and has read back what reached the disk. Check the disk and its free space"
+        )
+
+
+class QueueCorrupt(QueueError):
+    """A segment is damaged in a way that no crash of ours can leave."""
+
+    def __init__(self, path: Path, offset_bytes: int, problem: str) -> None:
+        self.path = path
+        self.offset_bytes = offset_bytes
+        super().__init__(
+            f"{path} is damaged at byte {offset_bytes}: {problem}. Records before that byte are "
+            "intact. Check the disk; to go on without the rest of "
+            "this file, move it out of the queue directory and keep it"
+        )

@@ -1,0 +1,204 @@
+"""GATEWAY and STREAMS_SEEN messages to rows of gateways, volumes, backends, streams and events.
+
+An event is written when a gateway's stored state or epoch changes, so a message that is posted again (a
+pair that restarted, a new incarnation of the dbmanager) makes none. Event ids are uuid5 of what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, select
+
+from sla_server.db import schema
+from sla_server.db.batch import Batch
+from sla_server.db.query import chunks
+from sla_server.db.records import clean
+from sla_server.db.rollup import HOUR_US, Ingested
+from sla_server.db.upserts import upsert
+
+Row = dict[str, Any]
+EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
+SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
+_SEVERITY: Final = {
+    "up": "info",
+    "recovered": "info",
+    "stalled": "warning",
+    "lost": "critical",
+    "refused": "warning",
+}
+_INT_MAX: Final = (1 << 63) - 1
+
+
+def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
+    """A row of ``events`` whose id follows from ``identity``."""
+    unique_name = "\0".join(str(part) for part in (kind, *identity))
+    texts = {"element": "", "subject": "", "text": "", **columns}
+    texts["details"] = json.dumps(columns.get("details", {}), ensure_ascii=False)
+    return {
+        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
+        "at_us": at_us,
+        "kind": kind,
+        "severity": severity,
+        **{name: clean(value) for name, value in texts.items()},
+    }
+
+
+def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
+    """Write the batch's gateways, exports and streams, and the events that follow."""
+    events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)
+    _store_exports(connection, batch.gateways, now_us)
+    _store_streams(connection, batch.streams_seen, now_us)
+    events += _skew_events(batch.cuts)
+    events += [
+        event_row(
+            (item.queue_seq, item.position, item.reason),
+            now_us,
+            "data-refused",
+            "warning",
+            element="dbmanager",
+            subject=item.element,
+            text=item.reason,
+        )
+        for item in batch.refused
+    ]
+    unique = {row["event_id"]: row for row in reversed(events)}
+    upsert(connection, schema.events, list(unique.values()))
+
+
+def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+    table = schema.gateways
+    known: dict[str, tuple[str, str]] = {}
+    for names in chunks(sorted({_text(header, "gw") for header in headers})):
+        statement = select(table.c.gateway_id, table.c.state, table.c.epoch).where(
+            table.c.gateway_id.in_(names)
+        )
+        known |= {row.gateway_id: (row.state, row.epoch) for row in connection.execute(statement)}
+    rows: dict[str, Row] = {}
+    events: list[Row] = []
+    for header in headers:
+        gateway_id, state = _text(header, "gw"), _text(header, "state")
+        at_us = _int(header, "at_us", now_us)
+        epoch = str(header.get("ep", "")) or known.get(gateway_id, ("", ""))[1]
+        if state == "refused":
+            # Whoever was refused may have used a living gateway's name: its row is left alone. One event an
+            # hour and reason, because the refused try again every few seconds.
+            identity = (gateway_id, _text(header, "reason"), at_us // HOUR_US)
+            events.append(_state_event(header, identity, state, epoch, at_us))
+            continue
+        stored = "up" if state == "recovered" else state
+        if known.get(gateway_id) != (stored, epoch):
+            events.append(_state_event(header, (gateway_id, epoch, state, at_us), state, epoch, at_us))
+        known[gateway_id] = (stored, epoch)
+        rows[gateway_id] = {
+            "gateway_id": gateway_id,
+            "name": _text(header, "name") or gateway_id,
+            "state": stored,
+            **{name: _text(header, name) for name in ("reason", "address", "software")},
+            "epoch": epoch,
+            "first_seen_us": rows[gateway_id]["first_seen_us"] if gateway_id in rows else at_us,
+            "last_seen_us": at_us,
+            "clock_offset_us": _int(header, "offset_us"),
+            "dropped_cuts": _int(header, "dropped"),
+        }
+    kept = ("name", "state", "reason", "address", "software", "epoch", "clock_offset_us")
+    upsert(connection, table, list(rows.values()), set_=kept, maximum=("last_seen_us", "dropped_cuts"))
+    return events
+
+
+def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str, at_us: int) -> Row:
+    gateway_id = _text(header, "gw")
+    name = _text(header, "name") or gateway_id
+    reason = _text(header, "reason")
+    return event_row(
+        identity,
+        at_us,
+        f"gateway-{state}",
+        _SEVERITY.get(state, "warning"),
+        element="gateway",
+        subject=name,
+        text=f"gateway {name} is {state}" + (f": {reason}" if reason else ""),
+        details={"gateway_id": gateway_id, "epoch": epoch, "address": _text(header, "address")},
+    )
+
+
+def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) -> None:
+    volumes: dict[str, Row] = {}
+    for header in headers:
+        for export in _maps(header, "exports"):
+            if _text(export, "volume"):
+                volumes[_text(export, "volume")] = {
+                    "volume": _text(export, "volume"),
+                    "backend": _text(export, "backend"),
+                    "size_bytes": _int(export, "size_bytes"),
+                    "read_only": bool(export.get("read_only")),
+                    "first_seen_us": now_us,
+                }
+    upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
+    _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
+
+
+def _store_backends(connection: Connection, names: set[str], now_us: int) -> None:
+    rows = [{"backend": name, "first_seen_us": now_us} for name in sorted(names) if name]
+    upsert(connection, schema.backends, rows)
+
+
+def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) -> None:
+    streams: dict[int, Row] = {}
+    for header in headers:
+        for stream in _maps(header, "streams"):
+            stream_id = stream.get("id")
+            if type(stream_id) is int and 0 <= stream_id <= _INT_MAX:
+                streams[stream_id] = {
+                    "stream_id": stream_id,
+                    "gateway_id": _text(header, "gw"),
+                    **{name: _text(stream, name) for name in ("volume", "client", "backend")},
+                    "first_seen_us": now_us,
+                }
+    rows = list(streams.values())
+    upsert(connection, schema.streams, rows, set_=("gateway_id", "volume", "client", "backend"))
+    volumes = {row["volume"]: row["backend"] for row in rows if row["volume"]}
+    upsert(
+        connection,
+        schema.volumes,
+        [{"volume": name, "backend": backend, "first_seen_us": now_us} for name, backend in volumes.items()],
+    )
+    _store_backends(connection, set(volumes.values()), now_us)
+
+
+def _skew_events(cuts: Sequence[Ingested]) -> list[Row]:
+    """One event an agent start (epoch) whose clock is more than 2 s off; stored once, the first is kept."""
+    events: dict[tuple[str, int], Row] = {}
+    for item in cuts:
+        key = (item.cut.gateway_id, item.cut.epoch)
+        if abs(item.offset_us) > SKEW_LIMIT_US and key not in events:
+            events[key] = event_row(
+                key,
+                item.recv_us,
+                "clock-skew",
+                "warning",
+                element="gateway",
+                subject=item.cut.gateway_id,
+                text=f"the clock of gateway {item.cut.gateway_id} is "
+                f"{-item.offset_us / 1e6:+.1f} s off; its times are corrected. Let NTP set it",
+                details={"offset_us": item.offset_us, "epoch": str(item.cut.epoch)},
+            )
+    return list(events.values())
+
+
+def _text(header: Row, name: str) -> str:
+    value = header.get(name, "")
+    return clean(value) if isinstance(value, str) else ""
+
+
+def _int(header: Row, name: str, default: int = 0) -> int:
+    value = header.get(name)
+    return value if type(value) is int and abs(value) <= _INT_MAX else default
+
+
+def _maps(header: Row, name: str) -> list[Row]:
+    value = header.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

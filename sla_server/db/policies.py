@@ -1,0 +1,197 @@
+"""The policy job's door to SQL: statistics as Arrow tables, and one transaction that publishes a policy.
+
+The job runs beside the server, so this is the one writer besides the dbmanager; it waits its turn
+(``lock_timeout_s``). Versions are numbered under a lock: two jobs never publish the same number. A
+published policy is never changed; services puts it in force (RECORD ``policies.state``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Engine,
+    Float,
+    Integer,
+    LargeBinary,
+    Table,
+    func,
+    insert,
+    select,
+    text,
+)
+
+from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.wire.histogram import BUCKETS
+from sla_server.db import histcodec, schema
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import begin, make_engine, translated
+from sla_server.db.reads import Reader
+
+HOURS_A_WEEK: Final = 168
+FETCH_ROWS: Final = 20_000  # rows held as Python objects at a time
+
+
+class PolicyStore:
+    """What the policy job reads and writes.
+
+    Attributes:
+        reader: all other questions (``agreements``, ``policy_in_force``, ``policy_caps``, ``manifest``).
+
+    Thread: one at a time.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._clock = clock or SystemClock()
+        self.reader = Reader(engine)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def rollups_table(self, from_us: int, to_us: int) -> pa.Table:
+        """Table ``rollups`` of slots in [from_us, to_us); ``hist``: list of 99, reads and writes added."""
+        table = self._read(schema.rollups, from_us, to_us)
+        dense = histcodec.decode_many(table["hist"].to_pylist())
+        return _with_hist(table, dense[:, :BUCKETS] + dense[:, BUCKETS:])
+
+    def missed_table(self, from_us: int, to_us: int) -> pa.Table:
+        """Table ``rollup_missed`` of slots in [from_us, to_us)."""
+        return self._read(schema.rollup_missed, from_us, to_us)
+
+    def hours_table(self, from_us: int, to_us: int) -> pa.Table:
+        """Table ``rollup_hours`` of hours in [from_us, to_us); ``hist``: list of 50."""
+        table = self._read(schema.rollup_hours, from_us, to_us)
+        return _with_hist(table, histcodec.decode_hours(table["hist"].to_pylist()))
+
+    def streams_table(self) -> pa.Table:
+        """Table ``streams``."""
+        return self._read(schema.streams)
+
+    def volumes_table(self) -> pa.Table:
+        """Table ``volumes``."""
+        return self._read(schema.volumes)
+
+    def agreements_table(self) -> pa.Table:
+        """Table ``agreements``, all versions; ``spec`` is JSON text."""
+        return self._read(schema.agreements)
+
+    def _read(self, table: Table, from_us: int | None = None, to_us: int | None = None) -> pa.Table:
+        """A table, or the rows whose first key column (a time) lies in [from_us, to_us), by key."""
+        key = list(table.primary_key.columns)
+        statement = select(table).order_by(*key)
+        if from_us is not None and to_us is not None:
+            statement = statement.where(key[0] >= from_us, key[0] < to_us)
+        kind = _arrow_schema(table)
+        batches = []
+        with translated(self._engine), self._engine.connect() as connection:
+            result = connection.execution_options(yield_per=FETCH_ROWS).execute(statement)
+            for rows in result.partitions():
+                columns = zip(*rows, strict=True)
+                arrays = [
+                    pa.array(column, type=field.type) for column, field in zip(columns, kind, strict=True)
+                ]
+                batches.append(pa.record_batch(arrays, schema=kind))
+        return pa.Table.from_batches(batches, schema=kind)
+
+    def publish(
+        self,
+        caps: Iterable[Mapping[str, Any]],
+        *,
+        job: Mapping[str, Any],
+        report: Mapping[str, Any],
+        published_by: str,
+    ) -> int:
+        """Publish a policy in one transaction and return its version, the highest so far plus one.
+
+        Args:
+            caps: volume, hour_of_week (0 = Monday 00 UTC), cost_per_s (None: no cap), demand_p50, demand_p95.
+            job: window, rows, versions: how it was computed.
+            report: cost model, capacity per backend, back-test.
+            published_by: who ran the job.
+
+        Raises:
+            ValueError: a cap of an hour outside 0..167, or at or below 0.
+            DatabaseRefused: the same (volume, hour) twice.
+            DatabaseUnavailable: nothing was published; run the job again.
+        """
+        rows = [_cap_row(cap) for cap in caps]
+        policy = {
+            "created_us": self._clock.unix_us(),
+            "state": "published",
+            "job": json.dumps(job, default=str),
+            "report": json.dumps(report, default=str),
+            "published_by": published_by,
+        }
+        with begin(self._engine) as connection:
+            if connection.dialect.name == "postgresql":
+                # SQLite's BEGIN IMMEDIATE has locked everything already.
+                connection.execute(text("LOCK TABLE policies IN SHARE ROW EXCLUSIVE MODE"))
+            highest = connection.execute(select(func.max(schema.policies.c.version))).scalar()
+            version = (highest or 0) + 1
+            connection.execute(insert(schema.policies), {**policy, "version": version})
+            if rows:
+                connection.execute(insert(schema.policy_caps), [{**row, "version": version} for row in rows])
+        return version
+
+
+def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
+    """The policy job's store, with connections of its own."""
+    return PolicyStore(make_engine(config, data_dir))
+
+
+def publish_policy(
+    url: str,
+    caps: Iterable[Mapping[str, Any]],
+    *,
+    job: Mapping[str, Any],
+    report: Mapping[str, Any],
+    published_by: str,
+) -> int:
+    """``PolicyStore.publish`` on a database named by URL."""
+    store = open_policies(DatabaseConfig(url=url), Path())
+    try:
+        return store.publish(caps, job=job, report=report, published_by=published_by)
+    finally:
+        store.close()
+
+
+def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
+    hour, cost = int(cap["hour_of_week"]), cap.get("cost_per_s")
+    if not 0 <= hour < HOURS_A_WEEK:
+        raise ValueError(f"hour_of_week is {hour}, expected 0 (Monday 00 UTC) to {HOURS_A_WEEK - 1}")
+    if cost is not None and not cost > 0:
+        raise ValueError(f"cost_per_s of {cap['volume']!r} is {cost!r}; a cap is above 0, None means no cap")
+    return {
+        "volume": str(cap["volume"]),
+        "hour_of_week": hour,
+        "cost_per_s": None if cost is None else float(cost),
+        "demand_p50": cap.get("demand_p50"),
+        "demand_p95": cap.get("demand_p95"),
+    }
+
+
+def _arrow_schema(table: Table) -> pa.Schema:
+    kinds = {
+        BigInteger: pa.int64(),
+        Integer: pa.int32(),
+        Float: pa.float64(),
+        Boolean: pa.bool_(),
+        LargeBinary: pa.binary(),
+    }
+    return pa.schema([(column.name, kinds.get(type(column.type), pa.string())) for column in table.columns])
+
+
+def _with_hist(table: pa.Table, dense: Any) -> pa.Table:
+    """Replace the ``hist`` blob by a list column."""
+    rows, buckets = dense.shape
+    offsets = pa.array(range(0, rows * buckets + 1, buckets), type=pa.int32())
+    hist = pa.ListArray.from_arrays(offsets, pa.array(dense.reshape(-1), type=pa.int64()))
+    return table.set_column(table.schema.get_field_index("hist"), "hist", hist)

@@ -1,0 +1,190 @@
+"""The intake's thread: mailboxes in, queue, notices out.
+
+One round: take messages, ``Intake.absorb``, append with one sync, post the notices. While nothing arrives
+it sleeps on the doorbells. While the queue is above its limit it takes nothing: mailboxes fill, pairs are
+refused and ask their agents again later, which keep everything until then.
+
+A recipient without room does not hold the others up: its notices wait in a bounded list, oldest dropped
+first. Dropping is safe: watermarks are asked for by the next GATEWAY, DURABLE is repeated when a cut comes
+again, and who waits for RECORDED has a time limit.
+
+Thread: ``db-intake`` alone posts and takes. Failure: a queue that cannot write ends the thread, and with it
+the process.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from pmdaemon.errors import MailboxError
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.stop import Stop
+from sla_server.db.ingest_queue import DurableQueue
+from sla_server.db.intake import Incoming, Intake, Notice
+
+log = structlog.get_logger("db-intake")
+TAKE_MESSAGES: Final = 256
+TAKE_BYTES: Final = 1 << 20  # four CUTS batches of a pair for one sync
+MAX_WAITING_NOTICES: Final = 1000
+BACKSTOP_S: Final = 0.05
+FULL_PAUSE_S: Final = 0.25
+DRAIN_S: Final = 2.0
+
+
+class Box(Protocol):
+    """What is needed of a mailbox."""
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Names it may post to."""
+
+    def post(self, recipients: str, payload: bytes) -> None:
+        """Post to one recipient; raises MailboxFull."""
+
+    def take(self, max_messages: int, max_bytes: int) -> Sequence[Incoming]:
+        """What has arrived; never blocks."""
+
+    def fileno(self) -> int:
+        """Doorbell."""
+
+    def prepare_sleep(self) -> bool:
+        """Ask to be rung; False if something waits."""
+
+    def awake(self) -> None:
+        """End of sleep."""
+
+
+class PostOffice:
+    """Moves messages between mailboxes, intake and queue.
+
+    Args:
+        boxes: the main one and the application's.
+        intake: decides.
+        queue: keeps.
+        queue_limit_bytes: above it nothing is taken.
+        on_urgent: called when a RECORD was appended.
+        probe: called at "noticed"; crash tests die there.
+    """
+
+    def __init__(
+        self,
+        boxes: Sequence[Box],
+        intake: Intake,
+        queue: DurableQueue,
+        queue_limit_bytes: int,
+        on_urgent: Callable[[], None],
+        probe: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        self._boxes = boxes
+        self._intake = intake
+        self._queue = queue
+        self._queue_limit_bytes = queue_limit_bytes
+        self._on_urgent = on_urgent
+        self._probe = probe
+        self._waiting: dict[tuple[int, str], deque[bytes]] = {}
+        self._is_over_limit = False
+
+    def greet(self) -> None:
+        """Post WATERMARKS to every pair."""
+        for number, box in enumerate(self._boxes):
+            pairs = [name for name in box.recipients if name.startswith("pair-")]
+            self._send(number, self._intake.greetings(pairs))
+
+    def round(self) -> bool:
+        """Take, keep, answer, once; returns whether anything came.
+
+        Raises:
+            QueuePoisoned: nothing can be kept any more.
+        """
+        self._send_waiting()
+        if self._over_limit():
+            return False
+        came = False
+        for number, box in enumerate(self._boxes):
+            messages = self._take(box)
+            if not messages:
+                continue
+            came = True
+            absorbed = self._intake.absorb(messages)
+            self._queue.append_many(absorbed.records)
+            self._send(number, absorbed.notices)
+            self._probe("noticed")
+            if absorbed.is_urgent:
+                self._on_urgent()
+        return came
+
+    def run(self, stop: Stop) -> None:
+        """Rounds until ``stop``, then until the mailboxes are empty (2 s at most)."""
+        self.greet()
+        while not stop.is_set():
+            if not self.round():
+                self._sleep(stop)
+        deadline = Deadline(DRAIN_S)
+        while self.round() and not deadline.passed:
+            pass
+
+    @staticmethod
+    def _take(box: Box) -> Sequence[Incoming]:
+        try:
+            return box.take(TAKE_MESSAGES, TAKE_BYTES)
+        except MailboxCorrupt as exc:
+            # The damaged message is discarded; cuts come again after the pair's rewind.
+            log.error("mailbox-damaged", error=str(exc))
+            return ()
+
+    def _over_limit(self) -> bool:
+        is_over = self._queue.waiting_bytes >= self._queue_limit_bytes
+        if is_over != self._is_over_limit:
+            self._is_over_limit = is_over
+            log.warning("queue-full" if is_over else "queue-has-room", queue_bytes=self._queue.waiting_bytes)
+        return is_over
+
+    def _sleep(self, stop: Stop) -> None:
+        """Until a doorbell, the stop, or the backstop."""
+        if self._is_over_limit:
+            stop.wait(FULL_PAUSE_S)
+            return
+        asleep: list[Box] = []
+        try:
+            for box in self._boxes:
+                if not box.prepare_sleep():
+                    return
+                asleep.append(box)
+            select.select([stop.fileno(), *(box.fileno() for box in asleep)], [], [], BACKSTOP_S)
+        except MailboxCorrupt:
+            stop.wait(BACKSTOP_S)  # ``take`` has reported it; do not spin on it
+        finally:
+            for box in asleep:
+                box.awake()
+
+    def _send(self, number: int, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            key = (number, notice.recipient)
+            waiting = self._waiting.get(key)
+            if waiting:
+                waiting.append(notice.payload)  # behind those before it
+            elif not self._post(number, notice.recipient, notice.payload):
+                self._waiting[key] = deque([notice.payload], maxlen=MAX_WAITING_NOTICES)
+
+    def _send_waiting(self) -> None:
+        for (number, recipient), waiting in list(self._waiting.items()):
+            while waiting and self._post(number, recipient, waiting[0]):
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[number, recipient]
+
+    def _post(self, number: int, recipient: str, payload: bytes) -> bool:
+        """False when the recipient has no room; what can never be delivered is dropped."""
+        try:
+            self._boxes[number].post(recipient, payload)
+        except MailboxFull:
+            return False
+        except MailboxError as exc:
+            log.warning("notice-not-deliverable", recipient=recipient, error=str(exc))
+        return True

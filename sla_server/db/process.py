@@ -1,0 +1,185 @@
+"""The dbmanager process: two threads between the mailboxes and the database.
+
+    db-intake   mailboxes -> dedupe -> ingest queue, one sync -> DURABLE, RECORDED      (post_office)
+    db-writer   ingest queue -> SQL about once a second, Parquet about once a minute    (writer)
+
+Start: lock of the data directory; schema (migrated if older); cursors and watermarks from SQL; what the
+queue holds beyond; orphans swept; threads. A database that is away at the start is waited for: without the
+watermarks no cut can be judged new. Stop: intake drains the mailboxes, then the writer writes everything
+and closes its file. If a thread dies, the process ends with status 1 and the supervisor starts it again:
+all state is on disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from pmdaemon.mailbox import attach
+from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.db import migrate
+from sla_server.db.archive import Archive
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
+from sla_server.db.errors import AnotherManager, DatabaseUnavailable
+from sla_server.db.ingest import IngestStore
+from sla_server.db.ingest_queue import IngestQueue, Record
+from sla_server.db.intake import Intake
+from sla_server.db.post_office import PostOffice
+from sla_server.db.reads import Reader
+from sla_server.db.watermarks import HighWater
+from sla_server.db.writer import BACKOFF_FIRST_S, BACKOFF_LIMIT_S, STEP_BYTES, Writer
+
+log = structlog.get_logger("dbmanager")
+NAME: Final = "dbmanager"
+JOIN_S: Final = 20.0  # a last transaction and a last Parquet file
+
+
+class ManagerConfig(Protocol):
+    """What this process needs of the server's configuration."""
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Mailbox segments."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Durable state."""
+
+    @property
+    def database(self) -> DatabaseConfig:
+        """Table ``[database]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """Everything between queue and database, ready to run.
+
+    Attributes:
+        intake: with the high waters recovered.
+        queue: open.
+        writer: started behind the committed cursors.
+    """
+
+    intake: Intake
+    queue: IngestQueue
+    writer: Writer
+
+
+def run(config: ManagerConfig, stop: Stop) -> int:
+    """Run until ``stop``; returns 0, or 1 if a thread died.
+
+    Raises:
+        AnotherManager: a second dbmanager on this data directory.
+        SchemaTooNew, ConfigError: the database does not fit this release or configuration.
+        QueueCorrupt: the ingest queue is damaged.
+        MailboxError: the segments do not exist or do not fit.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(directory_lock(config.data_dir))
+        manager = open_manager(config, stop, stack)
+        if manager is None:
+            return 0  # told to stop before the database was there
+        boxes = [
+            stack.enter_context(attach(config.runtime_dir / name, NAME)) for name in ("main.mbx", "app.mbx")
+        ]
+        limit_bytes = config.database.queue_limit_bytes
+        office = PostOffice(boxes, manager.intake, manager.queue, limit_bytes, manager.writer.wake)
+        failed = _run_threads(office, manager, stop)
+        log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
+        return 1 if failed else 0
+
+
+def _run_threads(office: PostOffice, manager: Manager, stop: Stop) -> bool:
+    """Run both threads; returns whether one died."""
+
+    def on_failure(name: str, error: BaseException) -> None:
+        stop.set(f"thread {name} died: {error}")
+
+    intake_threads, writer_threads = ThreadGroup(on_failure), ThreadGroup(on_failure)
+    writer_threads.start("db-writer", manager.writer.run)
+    intake_threads.start("db-intake", lambda: office.run(stop))
+    log.info("running", queue_bytes=manager.queue.waiting_bytes)
+    stop.wait()
+    try:
+        intake_threads.join(JOIN_S)
+    finally:
+        manager.writer.finish()
+        writer_threads.join(JOIN_S)
+    return intake_threads.failed is not None or writer_threads.failed is not None
+
+
+def open_manager(
+    config: ManagerConfig, stop: Stop, stack: ExitStack, clock: Clock | None = None
+) -> Manager | None:
+    """Schema, queue, recovery; waits for a database that is away. None if ``stop`` came first."""
+    clock = clock or SystemClock()
+    settings = config.database
+    engine = make_engine(settings, config.data_dir)
+    stack.callback(engine.dispose)
+    queue_dir = settings.resolved_queue_dir(config.data_dir)
+    queue = IngestQueue(queue_dir, settings.queue_segment_bytes)
+    stack.callback(queue.close)
+    store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
+    parquet_dir = settings.resolved_parquet_dir(config.data_dir)
+    archive = Archive(parquet_dir, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
+    backoff_s = BACKOFF_FIRST_S
+    while not stop.is_set():
+        try:
+            migrate.upgrade(engine)
+            store.prepare()
+            cursors = store.cursors()
+            reader = Reader(engine)
+            high_water = HighWater(reader.watermarks())
+            kept = {row["path"] for row in reader.manifest(in_use=False)}
+        except DatabaseUnavailable as exc:
+            log.warning("waiting-for-database", error=str(exc), retry_s=backoff_s)
+            stop.wait(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_LIMIT_S)
+            continue
+        archive.sweep(kept, clock.unix_us())
+        intake = Intake(secrets.randbits(62) + 1, high_water)
+        intake.recover(_unconsumed(queue, cursors[0]))
+        writer = Writer(queue, store, archive, clock, settings.flush_interval_s, queue_dir / "refused")
+        writer.start(cursors)
+        return Manager(intake, queue, writer)
+    return None
+
+
+def _unconsumed(queue: IngestQueue, after_seq: int) -> Iterator[Record]:
+    reader = queue.reader(after_seq)
+    try:
+        while records := reader.read(STEP_BYTES):
+            yield from records
+    finally:
+        reader.close()
+
+
+@contextmanager
+def directory_lock(data_dir: Path) -> Iterator[None]:
+    """Hold ``data_dir/dbmanager.lock``; the kernel drops it when the process dies, however it dies.
+
+    Raises:
+        AnotherManager: held by a living process.
+    """
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(data_dir / "dbmanager.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(fd)
+        raise AnotherManager(str(data_dir)) from exc
+    try:
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,158 @@
+"""Reading what was recorded: agreements, slices, episodes, throttles, events, policies, audit.
+
+Long lists are paged by cursor: each row has a ``cursor`` text; pass the last one's as ``before`` for the next
+page. Cursors name a row, not an offset, so rows that arrive meanwhile shift nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, Table, and_, func, or_, select
+
+from sla_server.db import schema
+from sla_server.db.query import Queries, Row, decode_json
+
+IN_FORCE_STATES = ("requested", "sent", "confirmed", "seen")
+"""States of a throttle that holds, or is about to hold, I/O back."""
+
+
+class RecordReads(Queries):
+    """Questions about recorded facts."""
+
+    def agreements(self, in_force: bool = True) -> list[Row]:
+        """By name and version, ``spec`` decoded; in force: the newest version of each, unless ended."""
+        table = schema.agreements
+        statement = select(table).order_by(table.c.name, table.c.version)
+        if in_force:
+            newest = self._newest_versions()
+            statement = statement.join(
+                newest, and_(newest.c.name == table.c.name, newest.c.version == table.c.version)
+            ).where(table.c.ended_us.is_(None))
+        return decode_json(self._rows(statement), ("spec",))
+
+    def agreement(self, name: str, version: int | None = None) -> Row | None:
+        """One agreement, newest version unless one is named; None if there is none."""
+        table = schema.agreements
+        statement = select(table).where(table.c.name == name).order_by(table.c.version.desc()).limit(1)
+        if version is not None:
+            statement = statement.where(table.c.version == version)
+        rows = decode_json(self._rows(statement), ("spec",))
+        return rows[0] if rows else None
+
+    @staticmethod
+    def _newest_versions() -> Any:
+        table = schema.agreements
+        return (
+            select(table.c.name, func.max(table.c.version).label("version")).group_by(table.c.name).subquery()
+        )
+
+    def threshold_set(self) -> Row | None:
+        """The newest threshold set, ``entries`` decoded."""
+        table = schema.threshold_sets
+        rows = decode_json(self._rows(select(table).order_by(table.c.version.desc()).limit(1)), ("entries",))
+        return rows[0] if rows else None
+
+    def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
+        """Slices that start in [from_us, to_us), newest revision of each, oldest first."""
+        return self._rows(self._newest_slices(name, objective, from_us, to_us))
+
+    def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
+        """State to number of slices (newest revisions) that start in [from_us, to_us)."""
+        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
+        statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
+        return {row["state"]: row["n"] for row in self._rows(statement)}
+
+    def last_slice(self, name: str, objective: str) -> Row | None:
+        """The newest slice judged, in its newest revision."""
+        table = schema.slices
+        statement = (
+            select(table)
+            .where(table.c.name == name, table.c.objective == objective)
+            .order_by(table.c.start_us.desc(), table.c.revision.desc())
+            .limit(1)
+        )
+        return self._one(statement)
+
+    @staticmethod
+    def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
+        table = schema.slices
+        wanted = (
+            table.c.name == name,
+            table.c.objective == objective,
+            table.c.start_us >= from_us,
+            table.c.start_us < to_us,
+        )
+        newest = (
+            select(table.c.start_us, func.max(table.c.revision).label("revision"))
+            .where(*wanted)
+            .group_by(table.c.start_us)
+            .subquery()
+        )
+        joined = and_(newest.c.start_us == table.c.start_us, newest.c.revision == table.c.revision)
+        return select(table).join(newest, joined).where(*wanted).order_by(table.c.start_us)
+
+    def episodes(self, open_only: bool = False, limit: int = 1000) -> list[Row]:
+        """Violation episodes, newest first."""
+        table = schema.episodes
+        statement = select(table).order_by(table.c.opened_us.desc(), table.c.episode_id).limit(limit)
+        return self._rows(statement.where(table.c.closed_us.is_(None)) if open_only else statement)
+
+    def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
+        """Throttles, newest first; in force: requested, sent, confirmed or seen."""
+        table = schema.throttles
+        statement = select(table).order_by(table.c.requested_us.desc(), table.c.throttle_id).limit(limit)
+        return self._rows(statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement)
+
+    def events(self, limit: int = 100, before: str | None = None, since_us: int | None = None) -> list[Row]:
+        """Newest first, ``details`` decoded; ``before``: the cursor of the last row of the former page."""
+        statement = self._page(schema.events, "event_id", limit, before)
+        if since_us is not None:
+            statement = statement.where(schema.events.c.at_us >= since_us)
+        return decode_json(self._with_cursor(self._rows(statement), "event_id"), ("details",))
+
+    def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:
+        """The audit log, newest first, ``before`` and ``after`` decoded; pages as in ``events``."""
+        statement = self._page(schema.audit, "audit_id", limit, before)
+        return decode_json(self._with_cursor(self._rows(statement), "audit_id"), ("before", "after"))
+
+    @staticmethod
+    def _page(table: Table, key: str, limit: int, before: str | None) -> Select[Any]:
+        statement = select(table).order_by(table.c.at_us.desc(), table.c[key].desc()).limit(limit)
+        if not before:
+            return statement
+        at_text, _, key_value = before.partition(":")
+        if not at_text.isdigit() or not key_value:
+            raise ValueError(f"{before!r} is no cursor; use the `cursor` of a row of the page before")
+        at_us = int(at_text)
+        same = and_(table.c.at_us == at_us, table.c[key] < key_value)
+        return statement.where(or_(table.c.at_us < at_us, same))
+
+    @staticmethod
+    def _with_cursor(rows: list[Row], key: str) -> list[Row]:
+        for row in rows:
+            row["cursor"] = f"{row['at_us']}:{row[key]}"
+        return rows
+
+    def policies(self, limit: int = 20) -> list[Row]:
+        """Policy versions, newest first, ``job`` and ``report`` decoded."""
+        table = schema.policies
+        rows = self._rows(select(table).order_by(table.c.version.desc()).limit(limit))
+        return decode_json(rows, ("job", "report"))
+
+    def policy_in_force(self) -> Row | None:
+        """The policy version in force, None when there is none."""
+        table = schema.policies
+        statement = select(table).where(table.c.state == "in-force").order_by(table.c.version.desc()).limit(1)
+        rows = decode_json(self._rows(statement), ("job", "report"))
+        return rows[0] if rows else None
+
+    def policy_caps(self, version: int, hour_of_week: int | None = None) -> list[Row]:
+        """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168."""
+        table = schema.policy_caps
+        statement = (
+            select(table).where(table.c.version == version).order_by(table.c.volume, table.c.hour_of_week)
+        )
+        if hour_of_week is not None:
+            statement = statement.where(table.c.hour_of_week == hour_of_week)
+        return self._rows(statement)

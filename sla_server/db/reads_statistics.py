@@ -1,0 +1,150 @@
+"""Reading statistics: what slices are judged from, history for charts, hours for policies.
+
+All ranges are half-open, [from_us, to_us), by the slot's or hour's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import select
+
+from pmdaemon.wire.histogram import BUCKETS, percentile_upper_us
+from sla_server.db import histcodec, schema
+from sla_server.db.engine import translated
+from sla_server.db.query import Queries, Row, chunks
+
+_PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceInputs:
+    """What a promise is judged from.
+
+    Attributes:
+        rows: a dict a (slot, stream): slot_us, stream_id, the counters, covered_us, held_max, inflight_max,
+            and hist_read, hist_write (int64, shape (99,)).
+        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, counted, missed.
+        coverage: a dict a (slot, gateway): slot_us, gateway_id, covered_us, cuts, gap_cuts (cuts the agent
+            had to drop). Covers gateways whose streams were idle, too: an idle stream has no row.
+    """
+
+    rows: list[Row]
+    missed: list[Row]
+    coverage: list[Row]
+
+
+class StatisticsReads(Queries):
+    """Questions about rollups."""
+
+    def slice_inputs(
+        self, stream_ids: Collection[int], gateway_ids: Collection[str], from_us: int, to_us: int
+    ) -> SliceInputs:
+        """Rollups, missed counts and coverage, all as of one moment (one transaction).
+
+        Args:
+            stream_ids: streams in scope.
+            gateway_ids: gateways in scope, for coverage.
+            from_us: start of the first slot, us UTC.
+            to_us: end of the last slot, us UTC.
+        """
+        rows: list[Row] = []
+        missed: list[Row] = []
+        coverage: list[Row] = []
+        rollups, misses, covers = schema.rollups, schema.rollup_missed, schema.coverage
+        with translated(self._engine), self._engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            for some in chunks(sorted(stream_ids)):
+                for table, into in ((rollups, rows), (misses, missed)):
+                    statement = select(table).where(
+                        table.c.slot_us >= from_us, table.c.slot_us < to_us, table.c.stream_id.in_(some)
+                    )
+                    into += self._fetch(connection, statement)
+            for names in chunks(sorted(gateway_ids)):
+                statement = select(covers).where(
+                    covers.c.slot_us >= from_us, covers.c.slot_us < to_us, covers.c.gateway_id.in_(names)
+                )
+                coverage += self._fetch(connection, statement)
+        _decode_hist(rows)
+        return SliceInputs(rows, missed, coverage)
+
+    def missed(
+        self, stream_ids: Collection[int], from_us: int, to_us: int
+    ) -> dict[tuple[int, int], tuple[int, int]]:
+        """(io, threshold_us) to (counted, missed), summed over streams and slots."""
+        table = schema.rollup_missed
+        sums: dict[tuple[int, int], tuple[int, int]] = {}
+        for some in chunks(sorted(stream_ids)):
+            statement = select(table).where(
+                table.c.slot_us >= from_us, table.c.slot_us < to_us, table.c.stream_id.in_(some)
+            )
+            for row in self._rows(statement):
+                key = (row["io"], row["threshold_us"])
+                counted, missed = sums.get(key, (0, 0))
+                sums[key] = (counted + row["counted"], missed + row["missed"])
+        return sums
+
+    def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[Row]:
+        """One row a slot, summed over the volume's streams, oldest first.
+
+        Each has slot_us, length_us, the counters, held_max, inflight_max, iops, bytes_per_s and p50_us,
+        p95_us, p99_us (upper bucket edges of reads and writes together; None without I/O).
+        """
+        rollups, streams = schema.rollups, schema.streams
+        statement = (
+            select(rollups)
+            .join(streams, streams.c.stream_id == rollups.c.stream_id)
+            .where(streams.c.volume == volume, rollups.c.slot_us >= from_us, rollups.c.slot_us < to_us)
+            .order_by(rollups.c.slot_us)
+        )
+        rows = self._rows(statement)
+        dense = histcodec.decode_many([row["hist"] for row in rows])
+        totals = dense[:, :BUCKETS] + dense[:, BUCKETS:]
+        length_us = int(self.meta("rollup_s") or 60) * 1_000_000
+        history: list[Row] = []
+        by_slot: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            by_slot.setdefault(row["slot_us"], []).append(index)
+        for slot_us, members in by_slot.items():
+            history.append(
+                _slot_row(slot_us, length_us, [rows[i] for i in members], totals[members].sum(axis=0))
+            )
+        return history
+
+    def hours(self, from_us: int, to_us: int) -> list[Row]:
+        """Hourly rollups with their stream's names; ``hist`` is int64 of shape (50,)."""
+        hours, streams = schema.rollup_hours, schema.streams
+        statement = (
+            select(hours, streams.c.volume, streams.c.client, streams.c.backend, streams.c.gateway_id)
+            .join(streams, streams.c.stream_id == hours.c.stream_id)
+            .where(hours.c.hour_us >= from_us, hours.c.hour_us < to_us)
+            .order_by(hours.c.hour_us, hours.c.stream_id)
+        )
+        rows = self._rows(statement)
+        dense = histcodec.decode_hours([row["hist"] for row in rows])
+        for row, hist in zip(rows, dense, strict=True):
+            row["hist"] = hist
+        return rows
+
+
+def _decode_hist(rows: list[Row]) -> None:
+    dense = histcodec.decode_many([row.pop("hist") for row in rows])
+    for row, counts in zip(rows, dense, strict=True):
+        row["hist_read"], row["hist_write"] = counts[:BUCKETS], counts[BUCKETS:]
+
+
+def _slot_row(slot_us: int, length_us: int, members: list[Row], hist: npt.NDArray[np.int64]) -> Row:
+    row: Row = {"slot_us": slot_us, "length_us": length_us}
+    for name in schema.COUNTERS:
+        row[name] = sum(member[name] for member in members)
+    for name in ("held_max", "inflight_max"):
+        row[name] = max(member[name] for member in members)
+    row["iops"] = (row["reads"] + row["writes"]) * 1e6 / length_us
+    row["bytes_per_s"] = (row["read_bytes"] + row["write_bytes"]) * 1e6 / length_us
+    for percentile in _PERCENTILES:
+        row[f"p{percentile}_us"] = percentile_upper_us(hist, percentile)
+    return row

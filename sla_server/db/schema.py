@@ -1,0 +1,299 @@
+"""The tables, portable between PostgreSQL and SQLite. docs/formats/sql.md says what each column means.
+
+Invariants: every primary key is the natural key that RECORD upserts by; every other column is nullable or
+has a server default, so that a partial row can be upserted; times are int64 microseconds UTC (``*_us``),
+counters int64, JSON is text. A change here needs a migration under ``sql/versions`` (a test compares the
+two).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    false,
+    text,
+)
+
+metadata: Final = MetaData()
+
+COUNTERS: Final = (
+    "arrived",
+    "reads",
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "others",
+    "errors",
+    "lat_sum_us",
+    "svc_sum_us",
+    "delay_sum_us",
+    "cost_milli",
+)
+"""Columns of a cut that are summed into rollups and hours, by the same names."""
+
+
+def _key(name: str, kind: Any) -> Column[Any]:
+    return Column(name, kind, primary_key=True, autoincrement=False)
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False, server_default=text("''"))
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"))
+
+
+def _flag(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False, server_default=false())
+
+
+def _big(name: str) -> Column[Any]:
+    return Column(name, BigInteger)
+
+
+def _float(name: str) -> Column[Any]:
+    return Column(name, Float(53))
+
+
+meta = Table("meta", metadata, _key("key", Text), _text("value"))
+
+gateways = Table(
+    "gateways",
+    metadata,
+    _key("gateway_id", Text),
+    *(_text(name) for name in ("name", "state", "reason", "address", "software", "epoch")),
+    *(_count(name) for name in ("first_seen_us", "last_seen_us")),
+    _big("last_cut_us"),
+    *(_count(name) for name in ("clock_offset_us", "dropped_cuts")),
+)
+
+backends = Table(
+    "backends", metadata, _key("backend", Text), _float("capacity_cost_per_s"), _count("first_seen_us")
+)
+
+volumes = Table(
+    "volumes",
+    metadata,
+    _key("volume", Text),
+    _text("backend"),
+    _count("size_bytes"),
+    _flag("read_only"),
+    _count("first_seen_us"),
+)
+
+STREAM_SUMS: Final = ("reads", "writes", "read_bytes", "write_bytes", "errors", "missed_any", "cuts")
+streams = Table(
+    "streams",
+    metadata,
+    _key("stream_id", BigInteger),
+    *(_text(name) for name in ("gateway_id", "volume", "client", "backend")),
+    _count("first_seen_us"),
+    *(_count(name) for name in STREAM_SUMS),
+    _big("last_us"),
+    Index("streams_volume", "volume"),
+)
+
+rollups = Table(
+    "rollups",
+    metadata,
+    _key("slot_us", BigInteger),
+    _key("stream_id", BigInteger),
+    *(_count(name) for name in COUNTERS),
+    *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
+    Column("hist", LargeBinary, nullable=False),
+)
+
+rollup_missed = Table(
+    "rollup_missed",
+    metadata,
+    _key("slot_us", BigInteger),
+    _key("stream_id", BigInteger),
+    _key("io", Integer),
+    _key("threshold_us", BigInteger),
+    *(_count(name) for name in ("counted", "missed")),
+)
+
+rollup_hours = Table(
+    "rollup_hours",
+    metadata,
+    _key("hour_us", BigInteger),
+    _key("stream_id", BigInteger),
+    *(_count(name) for name in COUNTERS),
+    *(_count(name) for name in ("covered_us", "held_max", "inflight_max", "caps_us")),
+    Column("hist", LargeBinary, nullable=False),
+)
+
+coverage = Table(
+    "coverage",
+    metadata,
+    _key("slot_us", BigInteger),
+    _key("gateway_id", Text),
+    *(_count(name) for name in ("covered_us", "cuts", "gap_cuts")),
+)
+
+progress = Table("progress", metadata, _key("gateway_id", Text), _count("corrected_us"))
+
+ingest_watermark = Table(
+    "ingest_watermark",
+    metadata,
+    _key("gateway_id", Text),
+    _key("epoch", Text),
+    _count("seq"),
+    _count("updated_us"),
+)
+
+consumed = Table("consumed", metadata, _key("queue", Text), _count("queue_seq"))
+
+manifest = Table(
+    "manifest",
+    metadata,
+    _key("path", Text),
+    _text("kind"),
+    *(_count(name) for name in ("created_us", "min_us", "max_us", "rows", "cuts", "bytes")),
+    _text("sha256"),
+    _big("replaced_us"),
+)
+
+agreements = Table(
+    "agreements",
+    metadata,
+    _key("name", Text),
+    _key("version", Integer),
+    *(_text(name) for name in ("document", "spec", "priority")),
+    _count("applied_us"),
+    _text("applied_by"),
+    _big("ended_us"),
+)
+
+threshold_sets = Table(
+    "threshold_sets", metadata, _key("version", Integer), _text("entries"), _count("created_us")
+)
+
+slices = Table(
+    "slices",
+    metadata,
+    _key("name", Text),
+    _key("objective", Text),
+    _key("start_us", BigInteger),
+    _key("revision", Integer),
+    Column("version", Integer, nullable=False, server_default=text("0")),
+    _count("length_us"),
+    _text("state"),
+    *(_count(name) for name in ("n", "missed")),
+    _float("offered_iops"),
+    _big("threshold_us"),
+    _float("coverage_ratio"),
+    _flag("inexact"),
+    _flag("ours"),
+    _count("judged_us"),
+)
+
+episodes = Table(
+    "episodes",
+    metadata,
+    _key("episode_id", Text),
+    *(_text(name) for name in ("name", "objective")),
+    _count("opened_us"),
+    _big("closed_us"),
+    _float("worst_u"),
+    _count("slices_bad"),
+    Index("episodes_opened", "opened_us"),
+)
+
+throttles = Table(
+    "throttles",
+    metadata,
+    _key("throttle_id", Text),
+    *(_text(name) for name in ("volume", "backend", "source")),
+    *(_float(name) for name in ("cost_per_s", "ops_per_s", "bytes_per_s")),
+    *(_text(name) for name in ("reason", "text", "victim", "who", "state")),
+    _count("gen"),
+    *(_big(name) for name in ("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us")),
+    Index("throttles_requested", "requested_us"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _key("event_id", Text),
+    _count("at_us"),
+    *(_text(name) for name in ("kind", "severity", "element", "subject", "text", "details")),
+    Index("events_at", "at_us", "event_id"),
+)
+
+processes = Table(
+    "processes",
+    metadata,
+    _key("name", Text),
+    _text("state"),
+    _big("pid"),
+    *(_count(name) for name in ("restarts", "since_us")),
+    _text("reason"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    _key("audit_id", Text),
+    _count("at_us"),
+    *(_text(name) for name in ("who", "action", "subject", "before", "after")),
+    Index("audit_at", "at_us", "audit_id"),
+)
+
+policies = Table(
+    "policies",
+    metadata,
+    _key("version", Integer),
+    _count("created_us"),
+    *(_text(name) for name in ("state", "job", "report", "published_by")),
+)
+
+policy_caps = Table(
+    "policy_caps",
+    metadata,
+    _key("version", Integer),
+    _key("volume", Text),
+    _key("hour_of_week", Integer),
+    *(_float(name) for name in ("cost_per_s", "demand_p50", "demand_p95")),
+)
+
+JSON_COLUMNS: Final = {
+    "agreements": ("spec",),
+    "threshold_sets": ("entries",),
+    "events": ("details",),
+    "audit": ("before", "after"),
+    "policies": ("job", "report"),
+}
+"""Text columns that hold JSON: encoded when written, decoded when read."""
+
+RECORDABLE: Final = frozenset(
+    (
+        "agreements",
+        "threshold_sets",
+        "slices",
+        "episodes",
+        "throttles",
+        "events",
+        "processes",
+        "audit",
+        "policies",
+    )
+)
+"""Tables that RECORD may write; of ``policies`` only ``state``."""
+
+
+def natural_key(table: Table) -> tuple[str, ...]:
+    """Names of the columns that identify a row."""
+    return tuple(column.name for column in table.primary_key.columns)

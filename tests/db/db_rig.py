@@ -1,0 +1,67 @@
+"""Queue, store, archive and writer around one test database, with a clock that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from db_samples import T0
+
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.db.archive import Archive
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
+from sla_server.db.ingest import IngestStore
+from sla_server.db.ingest_queue import IngestQueue
+from sla_server.db.reads import Reader, open_reader
+from sla_server.db.writer import Writer
+
+
+def no_probe(_point: str) -> None:
+    pass
+
+
+class Rig:
+    """Opens everything as the process does: sweep, then cursors."""
+
+    def __init__(
+        self,
+        config: DatabaseConfig,
+        data_dir: Path,
+        probe: Callable[[str], None] = no_probe,
+        clock: FakeClock | None = None,
+    ) -> None:
+        self.clock = clock or FakeClock(unix_us=T0)
+        self.parquet_dir = config.resolved_parquet_dir(data_dir)
+        self.engine = make_engine(config, data_dir)
+        self.queue = IngestQueue(config.resolved_queue_dir(data_dir), config.queue_segment_bytes, probe)
+        self.store = IngestStore(self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe)
+        self.archive = Archive(
+            self.parquet_dir, self.queue.queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe
+        )
+        self.store.prepare()
+        self.reader: Reader = open_reader(config, data_dir)
+        self.swept = self.archive.sweep({row["path"] for row in self.reader.manifest(in_use=False)}, T0)
+        self.refused_dir = data_dir / "refused"
+        self.writer = Writer(self.queue, self.store, self.archive, self.clock, 1.0, self.refused_dir, probe)
+        self.writer.start(self.store.cursors())
+
+    def feed(self, *payloads: bytes) -> None:
+        """Append one by one, and let the writer work."""
+        for payload in payloads:
+            self.queue.append_many([payload])
+        self.settle()
+
+    def settle(self, *, final: bool = False) -> None:
+        while self.writer.step(final=final):
+            pass
+
+    def parquet_files(self) -> Sequence[str]:
+        return sorted(
+            path.relative_to(self.parquet_dir).as_posix() for path in self.parquet_dir.rglob("*.parquet")
+        )
+
+    def close(self) -> None:
+        self.queue.close()
+        self.engine.dispose()
+        self.reader.close()

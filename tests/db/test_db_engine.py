@@ -1,0 +1,95 @@
+"""Connections: durability that the ingest queue relies on, limits, and what errors become."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import begin, make_engine
+from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+
+
+@pytest.fixture
+def engine(database):
+    opened = make_engine(database.config, database.data_dir)
+    yield opened
+    opened.dispose()
+
+
+def run(engine, *statements):
+    """All statements in one transaction."""
+    with begin(engine) as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_a_refused_value_is_final_and_rolled_back(engine):
+    with pytest.raises(DatabaseRefused):
+        run(engine, *(f"INSERT INTO meta (key, value) VALUES ('a', '{value}')" for value in "bc"))
+    with begin(engine) as connection:
+        assert connection.execute(text("SELECT count(*) FROM meta")).scalar() == 0
+
+
+def test_anything_else_may_be_over_later(engine):
+    with pytest.raises(DatabaseUnavailable) as caught, begin(engine) as connection:
+        connection.execute(text("SELECT * FROM no_such_table"))
+    assert caught.value.retryable
+    assert "no_such_table" in caught.value.reason
+
+
+def test_table_definitions_are_rolled_back_too(engine):
+    with pytest.raises(DatabaseRefused):
+        run(engine, "CREATE TABLE half_made (x integer)", "INSERT INTO meta (key, value) VALUES (NULL, 'c')")
+    with pytest.raises(DatabaseUnavailable), begin(engine) as connection:
+        connection.execute(text("SELECT * FROM half_made"))
+
+
+def test_sqlite_commits_are_synced_and_readers_do_not_wait(tmp_path):
+    engine = make_engine(DatabaseConfig(lock_timeout_s=3), tmp_path)
+    with begin(engine) as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 3000}
+    engine.dispose()
+
+
+def test_a_second_sqlite_writer_waits_its_turn_and_then_says_so(tmp_path):
+    config = DatabaseConfig(lock_timeout_s=0.1)
+    first, second = make_engine(config, tmp_path), make_engine(config, tmp_path)
+    with begin(first) as connection:
+        connection.execute(text("CREATE TABLE t (x integer)"))
+        with pytest.raises(DatabaseUnavailable, match="locked"), begin(second):
+            pass
+    with begin(second) as connection:
+        connection.execute(text("INSERT INTO t VALUES (1)"))
+    first.dispose()
+    second.dispose()
+
+
+def test_a_path_with_odd_characters(tmp_path):
+    directory = tmp_path / "a?b#c%20 d"
+    directory.mkdir()
+    engine = make_engine(DatabaseConfig(), directory)
+    with begin(engine) as connection:
+        connection.execute(text("CREATE TABLE t (x integer)"))
+    engine.dispose()
+    assert (directory / "sla.db").exists()
+
+
+@pytest.mark.db
+def test_postgresql_sessions(postgres):
+    url = postgres.create("sessions")
+    postgres.execute("ALTER DATABASE sessions SET synchronous_commit = off")
+    config = DatabaseConfig(url=url, statement_timeout_s=7, lock_timeout_s=3)
+    names = ("statement_timeout", "lock_timeout", "TimeZone", "synchronous_commit", "transaction_read_only")
+    for read_only, expected in (
+        (False, ["7s", "3s", "UTC", "on", "off"]),
+        (True, ["7s", "3s", "UTC", "off", "on"]),
+    ):
+        engine = make_engine(config, postgres.directory, read_only=read_only)
+        with begin(engine) as connection:
+            assert [connection.execute(text(f"SHOW {name}")).scalar() for name in names] == expected
+        engine.dispose()

@@ -1,0 +1,289 @@
+"""The ingest transaction on both databases: exact sums, once each, whatever happens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from db_rig import Rig
+from db_samples import (
+    EPOCH,
+    T0,
+    assert_database_holds,
+    cuts_message,
+    gateway,
+    gateway_message,
+    make_cut,
+    record_message,
+    stream,
+    streams_message,
+)
+from sqlalchemy import text
+
+from pmdaemon.errors import ConfigError
+from pmdaemon.wire.cut import COL
+from sla_server.db import upserts
+from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.ingest import IngestStore
+
+
+def test_sums_over_many_transactions_slots_and_gateways(rig):
+    items = [
+        make_cut(
+            seq, gw=gateway(1 + seq % 3), epoch=EPOCH + seq % 2, start_us=T0 + seq * 7_000_000, gap=seq % 4
+        )
+        for seq in range(1, 40)
+    ]
+    for start in range(0, len(items), 7):
+        rig.feed(cuts_message(items[start : start + 7], offset_us=-1_500_000))
+    assert_database_holds(rig.reader, items, offset_us=-1_500_000)
+
+
+def test_histograms_of_one_slot_add_up_over_transactions(rig):
+    items = [make_cut(seq) for seq in range(1, 6)]
+    for item in items:
+        rig.feed(cuts_message([item]))
+    assert_database_holds(rig.reader, items)
+
+
+def test_an_idle_cut_counts_for_coverage_and_progress_only(rig):
+    item = make_cut(1, streams=())
+    rig.feed(cuts_message([item]))
+    assert rig.reader.slice_inputs([], [gateway(1)], 0, 1 << 62).coverage == [
+        {"slot_us": T0, "gateway_id": gateway(1), "covered_us": 1_000_000, "cuts": 1, "gap_cuts": 0}
+    ]
+    assert rig.reader.progress() == {gateway(1): T0 + 1_000_000}
+    assert rig.reader.totals()["streams"] == 0
+
+
+def test_progress_and_last_cut_never_go_back(rig):
+    rig.feed(cuts_message([make_cut(1, start_us=T0 + 50_000_000)]))
+    rig.feed(cuts_message([make_cut(2, start_us=T0)]))
+    assert rig.reader.progress() == {gateway(1): T0 + 51_000_000}
+    assert rig.reader.gateways()[0]["last_cut_us"] == T0 + 51_000_000
+
+
+def test_names_may_come_after_the_first_cut(rig):
+    rig.feed(cuts_message([make_cut(1)]))
+    assert {row["volume"] for row in rig.reader.streams()} == {""}
+    rig.feed(streams_message(), cuts_message([make_cut(2)]))
+    assert [row["volume"] for row in rig.reader.streams()] == ["vol-1", "vol-2"]
+    assert rig.reader.streams("vol-1")[0]["cuts"] == 2
+
+
+def test_a_batch_that_comes_again_has_no_effect(rig):
+    items = [make_cut(1), make_cut(2)]
+    records = []
+    apply = rig.store.apply
+    rig.store.apply = lambda batch, oldest: (records.append(batch), apply(batch, oldest))[1]
+    rig.feed(cuts_message(items[:1]), cuts_message(items[1:]))
+    for batch in records:
+        apply(batch, 1)
+    assert_database_holds(rig.reader, items)
+
+
+def test_a_commit_whose_answer_was_lost_is_not_applied_twice(rig, monkeypatch):
+    """The connection breaks after the server has committed: the writer must not believe it failed."""
+    apply = rig.store.apply
+
+    def answer_lost(batch, oldest):
+        apply(batch, oldest)
+        monkeypatch.setattr(rig.store, "apply", apply)
+        raise DatabaseUnavailable("db", "connection lost during COMMIT")
+
+    monkeypatch.setattr(rig.store, "apply", answer_lost)
+    with pytest.raises(DatabaseUnavailable):
+        rig.feed(cuts_message([make_cut(1)]))
+    rig.feed(cuts_message([make_cut(2)]))
+    rig.settle()
+    assert_database_holds(rig.reader, [make_cut(1), make_cut(2)])
+
+
+def test_a_failed_transaction_leaves_nothing_and_is_repeated(rig, monkeypatch):
+    """Break in the middle: after rollups were written, before the cursor moves."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "_move", _raise_unavailable)
+        with pytest.raises(DatabaseUnavailable):
+            rig.feed(cuts_message([make_cut(1)]))
+    assert rig.reader.slice_inputs([stream(1)], [], 0, 1 << 62).rows == []
+    rig.settle()
+    assert_database_holds(rig.reader, [make_cut(1)])
+
+
+def _raise_unavailable(*_args):
+    raise DatabaseUnavailable("db", "gone")
+
+
+def test_a_database_that_lost_commits_gets_them_again(rig):
+    """A standby that lagged takes over: cursor and sums are old, the queue still has the records."""
+    items = [make_cut(seq) for seq in range(1, 4)]
+    rig.feed(cuts_message(items[:1]))
+    snapshot = _dump(rig)
+    rig.feed(cuts_message(items[1:2]))
+    _restore(rig, snapshot)
+    rig.feed(cuts_message(items[2:]))
+    rig.settle()
+    assert_database_holds(rig.reader, items)
+
+
+STATISTICS = (
+    "rollups",
+    "rollup_missed",
+    "rollup_hours",
+    "coverage",
+    "streams",
+    "progress",
+    "ingest_watermark",
+    "consumed",
+)
+
+
+def _dump(rig):
+    with rig.engine.begin() as connection:
+        return {
+            name: [dict(row) for row in connection.execute(text(f"SELECT * FROM {name}")).mappings()]
+            for name in STATISTICS
+        }
+
+
+def _restore(rig, snapshot):
+    from sla_server.db import schema
+
+    with rig.engine.begin() as connection:
+        for name, rows in snapshot.items():
+            table = schema.metadata.tables[name]
+            connection.execute(table.delete())
+            if rows:
+                connection.execute(table.insert(), rows)
+
+
+def test_a_cut_that_cannot_be_true_is_reported_and_the_others_count(rig):
+    bad = make_cut(2)
+    counters = bad.counters.copy()
+    counters[COL["reads"]] = 1 << 60
+    good = [make_cut(1), make_cut(3)]
+    rig.feed(cuts_message([good[0], dataclasses.replace(bad, counters=counters), good[1]]))
+    [event] = [row for row in rig.reader.events() if row["kind"] == "data-refused"]
+    assert event["subject"] == gateway(1)
+    assert "cut 2" in event["text"]
+    assert rig.reader.watermarks() == [(gateway(1), EPOCH, 3)]
+    assert rig.reader.totals()["reads"] == sum(int(item.column("reads").sum()) for item in good)
+
+
+def test_a_record_the_database_refuses_is_put_aside_and_the_others_are_kept(rig, monkeypatch):
+    """Something passes our checks and is refused all the same: ingest must go on, and say so."""
+    real = upserts.upsert
+
+    def refusing(connection, table, rows, **how):
+        if any(row.get("event_id") == "poison" for row in rows):
+            connection.execute(text("INSERT INTO meta (key) VALUES (NULL)"))
+        return real(connection, table, rows, **how)
+
+    monkeypatch.setattr("sla_server.db.records.upsert", refusing)
+    poison = record_message([("events", {"event_id": "poison"})])
+    rig.queue.append_many([cuts_message([make_cut(1)]), poison, cuts_message([make_cut(2)])])
+    rig.settle()
+    assert_database_holds(rig.reader, [make_cut(1), make_cut(2)])
+    [event] = [row for row in rig.reader.events() if row["kind"] == "data-refused"]
+    assert (event["severity"], event["subject"]) == ("critical", "ingest")
+    assert [path.read_bytes() for path in rig.refused_dir.iterdir()] == [poison]
+    assert rig.store.cursors()[0] == 3
+
+
+def test_another_rollup_interval_is_refused(rig):
+    other = IngestStore(rig.engine, rig.queue.queue_id, 30, rig.clock)
+    with pytest.raises(ConfigError, match="made with 60"):
+        other.prepare()
+
+
+def test_a_new_queue_starts_at_its_own_cursor(database):
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message([make_cut(1)]), cuts_message([make_cut(2)]))
+    first.close()
+    fresh = database.config.model_copy(update={"queue_dir": database.data_dir / "other-queue"})
+    second = Rig(fresh, database.data_dir)
+    second.feed(cuts_message([make_cut(3)]))
+    assert_database_holds(second.reader, [make_cut(seq) for seq in (1, 2, 3)])
+    second.close()
+
+
+def test_gateway_events_once_a_change(rig):
+    up = gateway_message(at_us=T0)
+    rig.feed(
+        up, up, gateway_message(at_us=T0 + 5), gateway_message("stalled", at_us=T0 + 10, reason="no reply")
+    )
+    rig.feed(gateway_message("stalled", at_us=T0 + 11), gateway_message("recovered", at_us=T0 + 20))
+    rig.feed(gateway_message("lost", at_us=T0 + 30), gateway_message(at_us=T0 + 40, ep=EPOCH + 1))
+    rig.feed(gateway_message(at_us=T0 + 50, ep=EPOCH + 2))
+    kinds = [row["kind"].removeprefix("gateway-") for row in reversed(rig.reader.events())]
+    assert kinds == ["up", "stalled", "recovered", "lost", "up", "up"]
+    stalled = rig.reader.events()[-2]
+    assert stalled["text"] == "gateway gw-1 is stalled: no reply"
+    assert stalled["details"]["gateway_id"] == gateway(1)
+    [row] = rig.reader.gateways()
+    assert (row["state"], row["epoch"], row["first_seen_us"], row["last_seen_us"]) == (
+        "up",
+        str(EPOCH + 2),
+        T0,
+        T0 + 50,
+    )
+
+
+def test_a_refused_gateway_makes_an_event_an_hour_and_no_row(rig):
+    rig.feed(gateway_message(), gateway_message("refused", reason="bad token", at_us=T0 + 1))
+    rig.feed(gateway_message("refused", reason="bad token", at_us=T0 + 2))
+    assert [row["kind"] for row in rig.reader.events()] == ["gateway-refused", "gateway-up"]
+    assert [row["state"] for row in rig.reader.gateways()] == ["up"]
+
+
+def test_exports_become_volumes_and_backends(rig):
+    rig.feed(gateway_message(), streams_message((3,)))
+    assert [(row["volume"], row["backend"], row["size_bytes"]) for row in rig.reader.volumes()] == [
+        ("vol-1", "disk-1", 1 << 30),
+        ("vol-2", "disk-1", 1 << 30),
+        ("vol-3", "disk-1", 0),
+    ]
+    assert [row["backend"] for row in rig.reader.backends()] == ["disk-1"]
+    assert rig.reader.backends()[0]["capacity_cost_per_s"] is None
+
+
+def test_a_wrong_clock_is_told_once_an_epoch(rig):
+    for seq, offset_us in ((1, 1_900_000), (2, 2_100_000), (3, 2_200_000)):
+        rig.feed(cuts_message([make_cut(seq)], offset_us=offset_us))
+    rig.feed(cuts_message([make_cut(1, epoch=7)], offset_us=-3_000_000))
+    skews = [row for row in rig.reader.events() if row["kind"] == "clock-skew"]
+    assert sorted(row["details"]["offset_us"] for row in skews) == [-3_000_000, 2_100_000]
+    assert any("+3.0 s off" in row["text"] for row in skews), (
+        "an offset of -3 s means that the clock is ahead"
+    )
+
+
+def test_the_spools_floor_is_stored(rig):
+    rig.feed(gateway_message(spool=[[EPOCH, 500, 520]]))
+    assert rig.reader.watermarks() == [(gateway(1), EPOCH, 499)]
+    rig.feed(cuts_message([make_cut(500)]), gateway_message(spool=[[EPOCH, 300, 520]]))
+    assert rig.reader.watermarks() == [(gateway(1), EPOCH, 500)]
+
+
+def test_hostile_text_is_stored_clean(rig):
+    rig.feed(
+        gateway_message(name="a\0b", reason="\0"),
+        record_message([("events", {"event_id": "e", "text": "x\0y"})]),
+    )
+    assert rig.reader.gateways()[0]["name"] == "a\ufffdb"
+    assert {row["text"] for row in rig.reader.events()} == {"x\ufffdy", "gateway a\ufffdb is up: \ufffd"}
+
+
+def test_the_largest_values_fit(rig):
+    item = make_cut(1, streams=(1,))
+    counters = item.counters.copy()
+    counters[COL["stream_id"]] = (1 << 63) - 1
+    for name in ("reads", "lat_sum_us", "cost_milli"):
+        counters[COL[name]] = 1 << 50
+    item = dataclasses.replace(item, counters=counters, epoch=(1 << 64) - 1)
+    hist = np.array([(0, 5, (1 << 32) - 1)], dtype=item.hist.dtype)
+    items = [dataclasses.replace(item, hist=hist, seq=seq) for seq in (1, 2, 3)]
+    for each in items:
+        rig.feed(cuts_message([each]))
+    assert_database_holds(rig.reader, items)

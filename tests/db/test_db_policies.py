@@ -1,0 +1,130 @@
+"""The policy job's door: Arrow tables and one publishing transaction."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from db_samples import (
+    MINUTE_US,
+    T0,
+    Model,
+    cuts_message,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+from sqlalchemy import text
+
+from sla_server.db.errors import DatabaseRefused
+from sla_server.db.policies import open_policies, publish_policy
+
+CAP = {"volume": "vol-1", "hour_of_week": 3, "cost_per_s": 120.5, "demand_p50": 10.0, "demand_p95": 90.0}
+META = {"job": {"rows": 3}, "report": {"fit": "none"}, "published_by": "timer"}
+
+
+@pytest.fixture
+def store(database, rig):
+    opened = open_policies(database.config, database.data_dir)
+    yield opened
+    opened.close()
+
+
+def test_tables_carry_the_sums(store, rig):
+    items = [make_cut(seq, start_us=T0 + seq * 40_000_000) for seq in range(1, 6)]
+    rig.feed(gateway_message(), streams_message(), *(cuts_message([item]) for item in items))
+    model = Model.of(items)
+    rollups = store.rollups_table(0, 1 << 62)
+    assert rollups.num_rows == len(model.slots)
+    assert rollups.schema.field("cost_milli").type == pa.int64()
+    for row in rollups.to_pylist():
+        hist = model.hists[row["slot_us"], row["stream_id"]]
+        assert row["hist"] == [a + b for a, b in zip(hist[:99], hist[99:], strict=True)]
+        assert row["reads"] == model.slots[row["slot_us"], row["stream_id"]]["reads"]
+    hours = store.hours_table(0, 1 << 62)
+    assert sum(map(sum, hours["hist"].to_pylist())) == sum(map(sum, model.hists.values()))
+    assert {len(hist) for hist in hours["hist"].to_pylist()} == {50}
+    missed = store.missed_table(0, 1 << 62)
+    assert sum(missed["missed"].to_pylist()) == sum(entry[1] for entry in model.missed.values())
+    assert sorted(store.streams_table()["volume"].to_pylist()) == ["vol-1", "vol-2"]
+    assert store.volumes_table().select(["volume", "read_only"]).to_pylist()[0] == {
+        "volume": "vol-1",
+        "read_only": False,
+    }
+
+
+def test_ranges_are_half_open_and_may_be_empty(store, rig):
+    rig.feed(cuts_message([make_cut(1), make_cut(2, start_us=T0 + MINUTE_US)]))
+    assert set(store.rollups_table(T0, T0 + MINUTE_US)["slot_us"].to_pylist()) == {T0}
+    assert store.rollups_table(0, T0).num_rows == 0
+    assert store.hours_table(0, 1).schema.field("hist").type == pa.list_(pa.int64())
+    assert store.missed_table(0, T0).num_rows == store.agreements_table().num_rows == 0
+
+
+def test_versions_count_up_and_come_with_their_caps(store, rig):
+    assert store.publish([CAP], **META) == 1
+    assert store.publish([{**CAP, "cost_per_s": None}], **META) == 2
+    newest, oldest = rig.reader.policies()
+    assert (newest["version"], newest["state"], newest["report"]) == (2, "published", {"fit": "none"})
+    assert oldest["job"] == {"rows": 3}
+    assert rig.reader.policy_caps(1) == [{"version": 1, **CAP}]
+    assert rig.reader.policy_caps(2, 3)[0]["cost_per_s"] is None
+    assert rig.reader.policy_caps(2, 4) == []
+    assert rig.reader.policy_in_force() is None
+
+
+def test_publishing_is_all_or_nothing(store, rig):
+    with pytest.raises(DatabaseRefused):
+        store.publish([CAP, CAP], **META)
+    assert rig.reader.policies() == []
+    assert store.publish([CAP], **META) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hour_of_week": 168}, {"hour_of_week": -1}, {"cost_per_s": 0.0}, {"cost_per_s": -1}]
+)
+def test_wrong_caps_are_refused(store, rig, wrong):
+    with pytest.raises(ValueError, match=r"hour_of_week|cost_per_s"):
+        store.publish([{**CAP, **wrong}], **META)
+    assert rig.reader.policies() == []
+
+
+def test_only_one_policy_is_in_force(store, rig):
+    for _ in range(3):
+        store.publish([CAP], **META)
+    for version in (1, 3):
+        rig.feed(record_message([("policies", {"version": version, "state": "in-force"})]))
+    assert rig.reader.policy_in_force()["version"] == 3
+    states = {row["version"]: row["state"] for row in rig.reader.policies()}
+    assert states == {1: "superseded", 2: "published", 3: "in-force"}
+    assert rig.reader.policies()[0]["job"] == {"rows": 3}
+
+
+def test_jobs_that_publish_at_once_get_different_versions(database, rig):
+    url = database.config.resolved_url(database.data_dir)
+    versions = []
+    threads = [
+        threading.Thread(
+            target=lambda: versions.append(publish_policy(url, [CAP], **META)), name=f"job-{number}"
+        )
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(versions) == [1, 2, 3, 4]
+
+
+def test_ingest_goes_on_beside_a_long_read(rig):
+    """A read transaction stays open while the writer commits: neither waits, and it keeps its view."""
+    count = text("SELECT count(*) FROM streams")
+    with rig.reader._engine.connect() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert connection.execute(count).scalar() == 0
+        rig.feed(cuts_message([make_cut(1)]))
+        assert connection.execute(count).scalar() == 0
+    assert rig.reader.totals()["cuts"] == 2

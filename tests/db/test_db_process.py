@@ -1,0 +1,256 @@
+"""The whole process between real mailboxes and both databases."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from db_samples import (
+    EPOCH,
+    assert_database_holds,
+    cuts_message,
+    gateway,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+
+from pmdaemon.mailbox import Layout, Route, attach, create_segment
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.db import process
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.errors import AnotherManager, SchemaTooNew
+from sla_server.db.reads import open_reader
+
+RING = 1 << 20
+
+
+class Peer:
+    """Another participant: posts, and waits for answers."""
+
+    def __init__(self, path, name):
+        self.box = attach(path, name)
+        self._seen = []
+
+    def post(self, payload):
+        self.box.post("dbmanager", payload)
+
+    def expect(self, kind, accept=lambda _header: True):
+        """The next frame of ``kind`` whose header is accepted; others before it are dropped."""
+        deadline = Deadline(20)
+        while True:
+            while self._seen:
+                parsed = frame.decode(self._seen.pop(0).payload)
+                if parsed.kind == kind and accept(parsed.header):
+                    return parsed.header
+            assert not deadline.passed, f"no {kind.name} came"
+            self.box.wait(0.05)
+            self._seen += self.box.take()
+
+
+@pytest.fixture
+def config(database, tmp_path):
+    runtime_dir = tmp_path / "run"
+    runtime_dir.mkdir(mode=0o700)
+    routes = []
+    for name in ("pair-0", "services", "supervisor"):
+        routes += [Route(name, "dbmanager", RING), Route("dbmanager", name, RING)]
+    names = ("supervisor", "services", "dbmanager", "pair-0")
+    create_segment(runtime_dir / "main.mbx", Layout(names, tuple(routes), 256))
+    app_routes = (Route("appserver", "services", 4096), Route("services", "appserver", 4096))
+    names = ("appserver", "services", "dbmanager", "supervisor")
+    create_segment(runtime_dir / "app.mbx", Layout(names, app_routes, 64))
+    settings = database.config.model_copy(update={"flush_interval_s": 0.05})
+    return SimpleNamespace(runtime_dir=runtime_dir, data_dir=database.data_dir, database=settings)
+
+
+@pytest.fixture
+def peers(config):
+    made = SimpleNamespace(
+        **{n: Peer(config.runtime_dir / "main.mbx", n) for n in ("services", "supervisor")}
+    )
+    made.pair = Peer(config.runtime_dir / "main.mbx", "pair-0")
+    yield made
+    for peer in (made.pair, made.services, made.supervisor):
+        peer.box.close()
+
+
+class Running:
+    """``run`` in a thread of the test."""
+
+    def __init__(self, config):
+        self.stop = Stop()
+        self.status = None
+        self._config = config
+        self._thread = threading.Thread(target=self._run, name="dbmanager")
+
+    def _run(self):
+        self.status = process.run(self._config, self.stop)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc):
+        self.stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def reader(config):
+    opened = open_reader(config.database, config.data_dir)
+    yield opened
+    opened.close()
+
+
+def no_thread_is_left():
+    return not [t.name for t in threading.enumerate() if t.name.startswith("db-")]
+
+
+def test_from_mailbox_to_tables_and_back(config, peers, reader):
+    items = [make_cut(seq) for seq in (1, 2, 3)]
+    with Running(config) as running:
+        first = peers.pair.expect(Kind.WATERMARKS)
+        assert first["hw"] == []
+        peers.pair.post(gateway_message())
+        peers.pair.post(streams_message())
+        assert peers.pair.expect(Kind.WATERMARKS)["inc"] == first["inc"]
+        peers.pair.post(cuts_message(items[:2]))
+        assert peers.pair.expect(Kind.DURABLE) == {"inc": first["inc"], "hw": [[gateway(1), EPOCH, 2]]}
+        peers.pair.post(cuts_message(items[1:]))
+        assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 3]]
+        row = {"name": "pair-0", "state": "running", "pid": 7}
+        peers.supervisor.post(record_message([("processes", row)]))
+        peers.services.post(record_message([("events", {"event_id": "e"})], req="r1"))
+        assert peers.services.expect(Kind.RECORDED) == {"req": "r1", "ok": True, "error": ""}
+        peers.services.post(record_message([("nonsense", {})], req="r2"))
+        refused = peers.services.expect(Kind.RECORDED)
+        assert (refused["req"], refused["ok"]) == ("r2", False)
+    assert running.status == 0
+    assert no_thread_is_left()
+    assert_database_holds(reader, items)
+    assert [row["name"] for row in reader.processes()] == ["pair-0"]
+    assert {row["kind"] for row in reader.events()} == {"", "gateway-up"}
+    assert sum(row["cuts"] for row in reader.manifest()) == 3, "a clean stop closes its file"
+
+
+def test_a_restart_knows_what_it_has_under_a_new_incarnation(config, peers, reader):
+    with Running(config):
+        first = peers.pair.expect(Kind.WATERMARKS)
+        peers.pair.post(cuts_message([make_cut(1), make_cut(2)]))
+        peers.pair.expect(Kind.DURABLE)
+    with Running(config):
+        second = peers.pair.expect(Kind.WATERMARKS)
+        assert second["inc"] != first["inc"]
+        assert second["hw"] == [[gateway(1), EPOCH, 2]]
+        peers.pair.post(cuts_message([make_cut(1), make_cut(2), make_cut(3)]))
+        assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 3]]
+    assert_database_holds(reader, [make_cut(seq) for seq in (1, 2, 3)])
+
+
+def test_messages_posted_while_it_was_down_are_taken(config, peers, reader):
+    peers.pair.post(cuts_message([make_cut(1)]))
+    with Running(config):
+        peers.pair.expect(Kind.DURABLE)
+    assert_database_holds(reader, [make_cut(1)])
+
+
+def test_kill_9_of_the_real_process(config, peers, reader):
+    program = (
+        "import sys; from pathlib import Path; from types import SimpleNamespace as N\n"
+        "from pmdaemon.runtime.stop import Stop; from sla_server.db import process\n"
+        "from sla_server.db.config import DatabaseConfig\n"
+        "run, data, url = sys.argv[1:]\n"
+        "settings = DatabaseConfig(url=url, flush_interval_s=0.05)\n"
+        "process.run(N(runtime_dir=Path(run), data_dir=Path(data), database=settings), Stop())\n"
+    )
+    url = config.database.resolved_url(config.data_dir)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(config.runtime_dir), str(config.data_dir), url]
+    )
+    try:
+        peers.pair.expect(Kind.WATERMARKS)
+        for seq in range(1, 30):
+            peers.pair.post(cuts_message([make_cut(seq)]))
+        durable = peers.pair.expect(Kind.DURABLE)["hw"][0][2]
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(20)
+    with Running(config):
+        known = peers.pair.expect(Kind.WATERMARKS, lambda header: header["hw"])["hw"][0][2]
+        assert known >= durable
+        peers.pair.post(cuts_message([make_cut(seq) for seq in range(1, 35)]))
+        peers.pair.expect(Kind.DURABLE, lambda header: header["hw"][0][2] == 34)
+    assert_database_holds(reader, [make_cut(seq) for seq in range(1, 35)])
+    assert sum(row["cuts"] for row in reader.manifest()) == 34
+
+
+def test_a_second_manager_is_refused(config):
+    with process.directory_lock(config.data_dir), pytest.raises(AnotherManager, match="Stop it first"):
+        process.run(config, Stop())
+
+
+def test_a_newer_schema_stops_the_start(config, monkeypatch):
+    monkeypatch.setattr(process.migrate, "upgrade", _too_new)
+    with pytest.raises(SchemaTooNew):
+        process.run(config, Stop())
+
+
+def _too_new(_engine):
+    raise SchemaTooNew("db", "9999", "0001")
+
+
+def test_a_dead_thread_ends_the_process_with_status_1(config, monkeypatch):
+    def dies(_self):
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(process.Writer, "run", dies)
+    stop = Stop()
+    assert process.run(config, stop) == 1
+    assert "db-writer" in stop.reason
+    assert no_thread_is_left()
+
+
+@pytest.mark.db
+def test_it_waits_for_a_database_that_is_away_and_can_be_stopped(tmp_path):
+    settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}")
+    stop = Stop()
+    config = SimpleNamespace(runtime_dir=tmp_path, data_dir=tmp_path, database=settings)
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(process.run(config, stop)), name="waiting")
+    thread.start()
+    deadline = Deadline(20)
+    while not (tmp_path / "queue" / "id").exists():
+        assert not deadline.passed
+        thread.join(0.01)
+    stop.set()
+    thread.join(20)
+    assert statuses == [0]
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
+def test_intake_goes_on_while_the_database_is_away(postgres, config, peers, reader):
+    name = config.database.url.split("@/")[1].split("?")[0]
+    with Running(config):
+        peers.pair.post(cuts_message([make_cut(1)]))
+        peers.pair.expect(Kind.DURABLE)
+        postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        for seq in range(2, 12):
+            peers.pair.post(cuts_message([make_cut(seq)]))
+            peers.pair.expect(Kind.DURABLE, lambda header, seq=seq: header["hw"][0][2] == seq)
+        postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        deadline = Deadline(20)
+        while not deadline.passed and reader.totals()["cuts"] < 22:
+            peers.pair.box.wait(0.05)
+    assert_database_holds(reader, [make_cut(seq) for seq in range(1, 12)])

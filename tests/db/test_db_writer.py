@@ -1,0 +1,194 @@
+"""The consumer: two cursors, retries, a disk that fills up, and the thread around it."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+from db_rig import Rig
+from db_samples import assert_database_holds, cuts_message, gateway_message, make_cut, record_message
+from sqlalchemy import text
+
+from sla_server.db import writer as writers
+from sla_server.db.errors import ArchiveFailed, DatabaseUnavailable
+
+
+def archived(rig):
+    """(gateway, seq) of every cut in the files of the manifest."""
+    found = []
+    for row in rig.reader.manifest():
+        table = pq.ParquetFile(rig.parquet_dir / row["path"]).read(["gateway_id", "epoch", "seq"])
+        cuts = dict.fromkeys(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        assert len(cuts) == row["cuts"]
+        assert table.num_rows == row["rows"]
+        found += list(cuts)
+    return [(gw, int(ep), seq) for gw, ep, seq in found]
+
+
+def identity(items):
+    return [(item.gateway_id, item.epoch, item.seq) for item in items]
+
+
+def test_sql_at_once_files_when_due_records_leave_after_both(rig):
+    items = [make_cut(seq) for seq in range(1, 200)]
+    for item in items:
+        rig.queue.append_many([cuts_message([item])])
+    rig.settle()
+    assert_database_holds(rig.reader, items)
+    assert rig.reader.manifest() == []
+    assert rig.queue.oldest_seq == 1, "the cuts wait for their file"
+    rig.clock.advance(61)
+    rig.settle()
+    assert archived(rig) == identity(items)
+    assert rig.store.cursors() == (199, 199)
+    assert rig.queue.oldest_seq > 1
+    more = [make_cut(200)]
+    rig.feed(cuts_message(more))
+    rig.settle(final=True)
+    assert archived(rig) == identity(items + more)
+
+
+def test_a_restart_goes_on_where_both_cursors_stand(database):
+    items = [make_cut(seq) for seq in range(1, 7)]
+    first = Rig(database.config, database.data_dir)
+    first.feed(*(cuts_message([item]) for item in items[:2]))
+    first.clock.advance(61)
+    first.settle()
+    first.feed(*(cuts_message([item]) for item in items[2:4]))
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    assert second.store.cursors() == (4, 2)
+    second.feed(*(cuts_message([item]) for item in items[4:]))
+    second.settle(final=True)
+    assert_database_holds(second.reader, items)
+    assert archived(second) == identity(items)
+    second.close()
+
+
+def test_records_without_cuts_pass_the_archive_too(rig):
+    rig.feed(gateway_message(), record_message([("events", {"event_id": "e"})]))
+    rig.settle(final=True)
+    assert rig.store.cursors() == (2, 2)
+    assert rig.parquet_files() == []
+
+
+def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
+    items = [make_cut(seq) for seq in range(1, 4)]
+
+    def no_space(*_args):
+        rig.archive.abort()
+        raise ArchiveFailed(rig.parquet_dir, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.archive, "add", no_space)
+        rig.feed(cuts_message(items[:1]))
+    rig.feed(cuts_message(items[1:2]))
+    assert_database_holds(rig.reader, items[:2])
+    assert [row["kind"] for row in rig.reader.events()] == ["archive-failed"]
+    assert rig.archive.last_seq == 0, "not tried again yet"
+    rig.clock.advance(11)
+    rig.feed(cuts_message(items[2:]))
+    rig.settle(final=True)
+    assert archived(rig) == identity(items)
+
+
+def test_an_archive_that_lags_catches_up_in_bounded_steps(rig, monkeypatch):
+    monkeypatch.setattr(writers, "STEP_BYTES", 3_000)
+    items = [make_cut(seq) for seq in range(1, 30)]
+    rig.writer._archive_blocked_until_ns = rig.clock.monotonic_ns() + 1
+    rig.feed(*(cuts_message([item]) for item in items))
+    assert rig.archive.last_seq == 0
+    rig.clock.advance(1)
+    rig.settle()
+    assert rig.archive.last_seq == len(items)
+    rig.settle(final=True)
+    assert archived(rig) == identity(items)
+
+
+def test_a_file_whose_commit_failed_is_committed_later(rig, monkeypatch):
+    items = [make_cut(1), make_cut(2)]
+    rig.feed(cuts_message(items[:1]))
+    rig.clock.advance(61)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "commit_file", _gone)
+        with pytest.raises(DatabaseUnavailable):
+            rig.writer.step()
+    assert rig.reader.manifest() == []
+    rig.feed(cuts_message(items[1:]))
+    assert archived(rig) == identity(items[:1])
+    rig.settle(final=True)
+    assert archived(rig) == identity(items)
+
+
+def _gone(*_args):
+    raise DatabaseUnavailable("db", "gone")
+
+
+def test_a_file_commit_whose_answer_was_lost_counts_once(rig, monkeypatch):
+    rig.feed(cuts_message([make_cut(1)]))
+    commit = rig.store.commit_file
+
+    def answer_lost(finished, oldest):
+        assert commit(finished, oldest)
+        raise DatabaseUnavailable("db", "connection lost during COMMIT")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "commit_file", answer_lost)
+        with pytest.raises(DatabaseUnavailable):
+            rig.writer.step(final=True)
+    rig.settle(final=True)
+    assert archived(rig) == identity([make_cut(1)])
+    assert rig.writer.parquet_seq == 1
+
+
+def test_a_restored_manifest_gets_its_files_again(rig):
+    """The database forgot the file's row: the file is given up, its cuts come from the queue again."""
+    items = [make_cut(seq) for seq in range(1, 4)]
+    rig.feed(cuts_message(items[:1]))
+    rig.settle(final=True)
+    rig.feed(cuts_message(items[1:]))
+    with rig.engine.begin() as connection:
+        connection.execute(text("DELETE FROM manifest"))
+        connection.execute(text("UPDATE consumed SET queue_seq = 0 WHERE queue LIKE '%/parquet'"))
+    rig.settle(final=True)
+    rig.settle(final=True)
+    assert sorted(archived(rig)) == sorted(identity(items))
+    assert set(rig.parquet_files()) >= {row["path"] for row in rig.reader.manifest()}
+
+
+def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
+    """``run`` waits, tries again, and finishes everything when told to."""
+    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.001)
+    apply = rig.store.apply
+    tries = []
+
+    def away_at_first(batch, oldest):
+        tries.append(len(batch))
+        if len(tries) < 4:
+            _gone()
+        return apply(batch, oldest)
+
+    monkeypatch.setattr(rig.store, "apply", away_at_first)
+    rig.queue.append_many([cuts_message([make_cut(1)])])
+    committed = threading.Event()
+    monkeypatch.setattr(
+        rig.writer, "_probe", lambda point: committed.set() if point == "sql-committed" else None
+    )
+    thread = threading.Thread(target=rig.writer.run, name="db-writer")
+    thread.start()
+    assert committed.wait(20)
+    rig.queue.append_many([cuts_message([make_cut(2)])])
+    rig.writer.finish()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert tries[:4] == [1, 1, 1, 1]
+    assert archived(rig) == identity([make_cut(1), make_cut(2)])
+
+
+def test_finishing_does_not_wait_for_a_database_that_is_away(rig, monkeypatch):
+    monkeypatch.setattr(rig.store, "apply", _gone)
+    rig.queue.append_many([cuts_message([make_cut(1)])])
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.writer.sql_seq == 0

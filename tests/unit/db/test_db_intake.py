@@ -1,0 +1,306 @@
+"""What is kept of messages, what is answered, and in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+from db_samples import (
+    EPOCH,
+    cuts_message,
+    gateway,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, NoRoute
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import cut as cuts
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.db.errors import QueuePoisoned
+from sla_server.db.ingest_queue import Record
+from sla_server.db.intake import Intake
+from sla_server.db.post_office import PostOffice
+from sla_server.db.watermarks import HighWater
+
+
+@dataclass
+class Message:
+    payload: bytes
+    sender: str = "pair-0"
+
+
+def new_intake(*rows):
+    return Intake(4711, HighWater(rows))
+
+
+def seqs(payload):
+    return [cuts.decode(raw).seq for raw in frame.split(frame.decode(payload).blob)]
+
+
+def answers(absorbed, kind=None):
+    found = [(n.recipient, frame.decode(n.payload)) for n in absorbed.notices]
+    return [(to, f.header) for to, f in found if kind is None or f.kind == kind]
+
+
+def test_new_cuts_are_stored_as_they_came():
+    message = cuts_message([make_cut(1), make_cut(2)])
+    absorbed = new_intake().absorb([Message(message)])
+    assert absorbed.records == [message]
+    assert answers(absorbed) == [("pair-0", {"inc": 4711, "hw": [[gateway(1), EPOCH, 2]]})]
+    assert not absorbed.is_urgent
+
+
+def test_known_cuts_are_left_out_and_their_times_with_them():
+    intake = new_intake((gateway(1), EPOCH, 2))
+    items = [make_cut(seq) for seq in (1, 2, 3, 4)]
+    [record] = intake.absorb([Message(cuts_message(items, offset_us=9))]).records
+    assert seqs(record) == [3, 4]
+    header = frame.decode(record).header
+    assert header["n"] == 2
+    assert header["recv_us"] == [item.start_unix_us + 1_005_000 for item in items[2:]]
+    assert header["offset_us"] == [9, 9]
+    assert intake.counts == {"duplicate": 2, "new": 2}
+
+
+def test_a_cut_sent_again_is_not_stored_but_answered():
+    intake = new_intake((gateway(1), EPOCH, 2))
+    absorbed = intake.absorb([Message(cuts_message([make_cut(2)]))])
+    assert absorbed.records == []
+    assert answers(absorbed) == [("pair-0", {"inc": 4711, "hw": [[gateway(1), EPOCH, 2]]})]
+
+
+def test_a_hole_is_not_kept_until_it_is_filled():
+    intake = new_intake()
+    absorbed = intake.absorb([Message(cuts_message([make_cut(2), make_cut(3)]))])
+    assert (absorbed.records, absorbed.notices) == ([], [])
+    absorbed = intake.absorb([Message(cuts_message([make_cut(seq) for seq in (1, 2, 3)]))])
+    assert seqs(absorbed.records[0]) == [1, 2, 3]
+
+
+def test_a_gap_bridges_what_the_agent_dropped():
+    absorbed = new_intake().absorb([Message(cuts_message([make_cut(1), make_cut(9, gap=7)]))])
+    assert seqs(absorbed.records[0]) == [1, 9]
+    assert answers(absorbed)[0][1]["hw"] == [[gateway(1), EPOCH, 9]]
+
+
+def test_a_gateway_is_told_its_watermarks_and_its_spool_raises_the_floor():
+    intake = new_intake((gateway(1), 5, 77), (gateway(2), 6, 1))
+    message = gateway_message(spool=[[EPOCH, 500, 520]])
+    absorbed = intake.absorb([Message(message, "pair-3")])
+    assert absorbed.records == [message]
+    [(recipient, header)] = answers(absorbed, Kind.WATERMARKS)
+    assert recipient == "pair-3"
+    assert sorted(header["hw"]) == [[gateway(1), 5, 77], [gateway(1), EPOCH, 499]]
+    assert seqs(intake.absorb([Message(cuts_message([make_cut(500)]))]).records[0]) == [500]
+
+
+def test_an_unknown_gateway_gets_empty_watermarks_because_the_pair_waits_for_them():
+    absorbed = new_intake().absorb([Message(gateway_message())])
+    assert answers(absorbed) == [("pair-0", {"inc": 4711, "hw": []})]
+
+
+def test_a_lost_gateway_is_stored_and_not_answered():
+    absorbed = new_intake().absorb([Message(gateway_message("lost"))])
+    assert (len(absorbed.records), absorbed.notices) == (1, [])
+
+
+def test_greetings_are_cut_into_frames_that_fit():
+    rows = [(gateway(number), EPOCH, number) for number in range(1, 2001)]
+    notices = new_intake(*rows).greetings(["pair-0", "pair-1"])
+    got = [row for n in notices if n.recipient == "pair-1" for row in frame.decode(n.payload).header["hw"]]
+    assert sorted(got) == sorted([gw, ep, seq] for gw, ep, seq in rows)
+    assert [n.recipient for n in new_intake().greetings(["pair-0"])] == ["pair-0"]
+
+
+def test_records_are_urgent_and_confirmed():
+    message = record_message([("events", {"event_id": "e", "kind": "k"})], req="r1")
+    absorbed = new_intake().absorb([Message(message, "services")])
+    assert absorbed.records == [message]
+    assert absorbed.is_urgent
+    assert answers(absorbed) == [("services", {"req": "r1", "ok": True, "error": ""})]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([("streams", {"stream_id": 1})], "RECORD writes only"),
+        ([("events", {"kind": "k"})], "key column 'event_id' is missing"),
+        ([("events", {"event_id": "e", "colour": 1})], "no such column: colour"),
+        ([("events", {"event_id": "e", "at_us": "now"})], "takes int"),
+        ([("events", {"event_id": "e", "at_us": 1 << 63})], "whole number"),
+        ([("policies", {"version": 1, "state": "in-force", "job": "{}"})], "only `state`"),
+        ([("events", {"event_id": "e"}), ("events",)], "no list of"),
+    ],
+)
+def test_a_wrong_row_is_answered_and_nothing_of_its_message_is_stored(rows, problem):
+    absorbed = new_intake().absorb([Message(record_message(rows, req="r1"), "services")])
+    assert absorbed.records == []
+    [(_, header)] = answers(absorbed, Kind.RECORDED)
+    assert not header["ok"]
+    assert problem in header["error"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff" * 40,
+        frame.encode(Kind.CUTS, {"n": 1}, cuts.encode(make_cut(1))),
+        frame.encode(Kind.CUTS, {"recv_us": [1, 2], "offset_us": [0, 0]}, cuts.encode(make_cut(1))),
+        frame.encode(Kind.CUTS, {"recv_us": ["x"], "offset_us": [0]}, cuts.encode(make_cut(1))),
+        frame.encode(Kind.CUTS, {"recv_us": [1], "offset_us": [0]}, b"\x01" * 24),
+        frame.encode(Kind.CUTS, {"recv_us": [1], "offset_us": [0]}, frame.encode(Kind.CUT, {"gw": 5})),
+    ],
+)
+def test_malformed_messages_are_counted_and_the_next_is_served(payload):
+    intake = new_intake()
+    absorbed = intake.absorb([Message(payload), Message(cuts_message([make_cut(1)]))])
+    assert intake.counts["malformed"] == 1
+    assert len(absorbed.records) == 1
+
+
+def test_one_malformed_cut_spoils_its_message_before_any_of_it_is_admitted():
+    good, bad = cuts.encode(make_cut(1)), frame.encode(Kind.CUT, {"gw": 5})
+    intake = new_intake()
+    header = {"recv_us": [1, 1], "offset_us": [0, 0]}
+    intake.absorb([Message(frame.encode(Kind.CUTS, header, good + bad))])
+    assert intake.counts == {"malformed": 1}
+    assert seqs(intake.absorb([Message(cuts_message([make_cut(1)]))]).records[0]) == [1]
+
+
+def test_recovery_counts_what_lies_in_the_queue():
+    intake = new_intake((gateway(1), EPOCH, 1))
+    payloads = [
+        cuts_message([make_cut(2), make_cut(3)]),
+        gateway_message(spool=[[5, 41, 41]]),
+        streams_message(),
+    ]
+    intake.recover(Record(seq, payload) for seq, payload in enumerate(payloads, 1))
+    absorbed = intake.absorb([Message(cuts_message([make_cut(3)])), Message(gateway_message())])
+    assert sorted(answers(absorbed, Kind.WATERMARKS)[0][1]["hw"]) == [
+        [gateway(1), 5, 40],
+        [gateway(1), EPOCH, 3],
+    ]
+
+
+# -- the loop around it
+
+
+class Box:
+    recipients = ("pair-0", "services")
+
+    def __init__(self, batches=(), log=None):
+        self.batches = list(batches)
+        self.log = [] if log is None else log
+        self.full: set[str] = set()
+        self.awoken = 0
+
+    def post(self, recipient, payload):
+        if recipient in self.full:
+            raise MailboxFull("dbmanager", (recipient,))
+        if recipient not in self.recipients:
+            raise NoRoute("dbmanager", recipient, self.recipients)
+        self.log.append((recipient, Kind(frame.decode(payload).kind).name))
+
+    def take(self, _max_messages, _max_bytes):
+        batch = self.batches.pop(0) if self.batches else []
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def prepare_sleep(self):
+        return not self.batches
+
+    def awake(self):
+        self.awoken += 1
+
+
+class Queue:
+    def __init__(self, log):
+        self.log = log
+        self.waiting_bytes = 0
+        self.fails = False
+
+    def append_many(self, payloads):
+        if self.fails:
+            raise QueuePoisoned("q", "disk")
+        self.log.append(("queue", len(payloads)))
+        return 1
+
+
+def office(batches, limit=1000):
+    log: list = []
+    box, queue = Box(batches, log), Queue(log)
+    post_office = PostOffice([box], new_intake(), queue, limit, lambda: log.append(("woken", "writer")))
+    return post_office, box, queue, log
+
+
+def test_notices_leave_after_the_append():
+    message = record_message([("events", {"event_id": "e"})], req="r")
+    post_office, _, _, log = office([[Message(cuts_message([make_cut(1)])), Message(message, "services")]])
+    assert post_office.round()
+    assert log == [("queue", 2), ("services", "RECORDED"), ("pair-0", "DURABLE"), ("woken", "writer")]
+    assert not post_office.round()
+
+
+def test_nothing_is_confirmed_when_the_queue_cannot_keep_it():
+    post_office, _, queue, log = office([[Message(cuts_message([make_cut(1)]))]])
+    queue.fails = True
+    with pytest.raises(QueuePoisoned):
+        post_office.round()
+    assert log == []
+
+
+def test_a_full_recipient_keeps_its_order_and_holds_up_nobody():
+    batches = [[Message(cuts_message([make_cut(seq)]))] for seq in (1, 2)]
+    batches[1].append(Message(record_message([], req="r"), "services"))
+    post_office, box, _, log = office(batches)
+    box.full = {"pair-0"}
+    post_office.round()
+    post_office.round()
+    assert [entry for entry in log if entry[0] != "queue"] == [("services", "RECORDED"), ("woken", "writer")]
+    box.full = set()
+    post_office.round()
+    assert [entry[0] for entry in log][-2:] == ["pair-0", "pair-0"]
+
+
+def test_a_recipient_without_a_route_is_given_up():
+    post_office, _, _, log = office([[Message(record_message([], req="r"), "pmdaemon")]])
+    assert post_office.round()
+    assert log == [("queue", 1), ("woken", "writer")]
+
+
+def test_nothing_is_taken_while_the_queue_is_above_its_limit():
+    post_office, box, queue, _ = office([[Message(cuts_message([make_cut(1)]))]])
+    queue.waiting_bytes = 1000
+    assert not post_office.round()
+    assert len(box.batches) == 1
+    queue.waiting_bytes = 999
+    assert post_office.round()
+
+
+def test_a_damaged_mailbox_is_survived():
+    post_office, _, _, _ = office([MailboxCorrupt("lane", "x"), [Message(cuts_message([make_cut(1)]))]])
+    assert not post_office.round()
+    assert post_office.round()
+
+
+def test_run_greets_pairs_only_and_drains_after_the_stop():
+    stop = Stop()
+    stop.set()
+    post_office, _, _, log = office([[Message(cuts_message([make_cut(1)]))]])
+    post_office.run(stop)
+    assert log == [("pair-0", "WATERMARKS"), ("queue", 1), ("pair-0", "DURABLE")]
+
+
+def test_gap_of_a_wrong_type_counts_as_none():
+    raw = cuts.encode(dataclasses.replace(make_cut(5), extra={"gap": "many"}))
+    message = frame.encode(Kind.CUTS, {"recv_us": [1], "offset_us": [0]}, raw)
+    intake = new_intake()
+    assert intake.absorb([Message(message)]).records == []
+    assert intake.counts == {"hole": 1}
