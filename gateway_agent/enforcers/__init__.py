@@ -1,1 +1,1 @@
-"""Under construction."""
+"""Enforcers of caps, one file each; ``base`` has the protocol."""

@@ -1,1 +1,1 @@
-"""Under construction."""
+"""Sources of statistics, one file each; ``base`` has the protocol, ``sample`` what a source hands over."""

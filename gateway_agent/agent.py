@@ -1,0 +1,97 @@
+"""The agent's parent process: identity, files for the children, the children.
+
+    1. private directories, lock on state_dir   a second agent with the same identity is refused
+    2. state_dir/gateway_id                     made at the first start
+    3. runtime_dir/*.config.json                one a child
+    4. nbd-N planes, then the link              restarted when they die, each on its own
+
+A dead link does not touch the planes: application I/O goes on, counters are kept there until the next link
+collects them. Stop: the link first (one last cut), then the planes.
+
+``runtime_dir/agent.json`` tells scripts who runs: ``{gateway_id, pid, children: {name: pid | null},
+restarts}``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import structlog
+
+from gateway_agent.children import Children, Spec
+from gateway_agent.config import AgentConfig
+from gateway_agent.link import state
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.stop import Stop
+
+log = structlog.get_logger("agent")
+
+LINK = "link"
+
+
+def run(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT, or until whoever started it with a parent pipe is gone.
+
+    Raises:
+        AlreadyRunning: another agent uses this state_dir.
+        StateFileBroken: a directory or the identity cannot be used.
+        ConfigError: the children's files cannot be written.
+    """
+    stop = Stop()
+    stop.install_signals()
+    stop.watch_parent()
+    state.make_private_directory(config.state_dir)
+    state.make_private_directory(config.runtime_dir)
+    lock_fd = state.lock_directory(config.state_dir)
+    try:
+        gateway_id = state.gateway_id(config.state_dir)
+        specs = write_child_configs(config, gateway_id)
+        log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
+        children = Children(specs, stop, SystemClock(), lambda: publish(config, gateway_id, children))
+        children.run()
+    finally:
+        os.close(lock_fd)
+
+
+def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
+    """Write every child's file and return what to run: planes first, so that the link finds them.
+
+    Raises:
+        ConfigError: runtime_dir is not writable.
+    """
+    specs = []
+    for plane in config.plane_configs():
+        path = _write(config.runtime_dir / f"{plane.plane}.config.json", plane.model_dump_json(indent=1))
+        argv = ("-m", "gateway_agent.nbd.plane", "--config", str(path), "--plane", plane.plane)
+        specs.append(Spec(plane.plane, (sys.executable, *argv)))
+    link = config.link_config(gateway_id)
+    path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
+    specs.append(Spec(LINK, (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))))
+    return specs
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        state.write_atomically(path, text + "\n")
+    except OSError as exc:
+        raise ConfigError(
+            "runtime_dir", f"{path} cannot be written: {exc.strerror}", "Choose another"
+        ) from exc
+    return path
+
+
+def publish(config: AgentConfig, gateway_id: str, children: Children) -> None:
+    """Write ``runtime_dir/agent.json``."""
+    value = {
+        "gateway_id": gateway_id,
+        "pid": os.getpid(),
+        "children": {child.spec.name: child.pid for child in children.all},
+        "restarts": {child.spec.name: max(child.policy.restarts, 0) for child in children.all},
+    }
+    try:
+        state.write_json(config.runtime_dir / "agent.json", value)
+    except OSError as exc:
+        log.warning("cannot-publish", reason=str(exc))

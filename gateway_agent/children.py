@@ -1,0 +1,166 @@
+"""Child processes that are kept running: watched through pidfds, restarted with backoff, stopped in order.
+
+    due ──start──► running ──died──► due (after a wait that doubles from 0.2 s to 5 s; 10 s of life reset it)
+
+A child holds one end of the parent's pipe and stops when the parent is gone, however it died. Children are in
+process groups of their own, so that Ctrl-C reaches the parent alone, which stops them in order.
+
+Thread: the parent's only thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from pmdaemon.runtime.clock import Clock, Deadline
+from pmdaemon.runtime.stop import ParentPipe, Stop
+
+log = structlog.get_logger("children")
+
+FIRST_WAIT_S: Final = 0.2
+MAX_WAIT_S: Final = 5.0
+HEALTHY_S: Final = 10.0  # a child that lived this long did not die of its start
+STOP_LIMIT_S: Final = 5.0
+
+
+class Spec(NamedTuple):
+    """What to run: a name for people, and the command."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+class RestartPolicy:
+    """When to start a child again. Pure; times on the monotonic clock."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.due_ns = now_ns
+        self.restarts = -1
+        self._wait_s = FIRST_WAIT_S
+        self._started_ns = now_ns
+
+    def started(self, now_ns: int) -> None:
+        """The child runs."""
+        self._started_ns = now_ns
+        self.restarts += 1
+
+    def died(self, now_ns: int) -> float:
+        """The child is gone; returns the seconds until it is due again."""
+        if now_ns - self._started_ns >= HEALTHY_S * 1e9:
+            self._wait_s = FIRST_WAIT_S
+        wait_s = self._wait_s
+        self._wait_s = min(MAX_WAIT_S, 2 * wait_s)
+        self.due_ns = now_ns + round(wait_s * 1e9)
+        return wait_s
+
+
+class Child:
+    """One child process and its restart policy."""
+
+    def __init__(self, spec: Spec, pipe: ParentPipe, clock: Clock) -> None:
+        self.spec = spec
+        self._pipe = pipe
+        self._clock = clock
+        self.policy = RestartPolicy(clock.monotonic_ns())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid_fd = -1
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def fileno(self) -> int:
+        """pidfd: readable when the child has ended."""
+        return self._pid_fd
+
+    def start_if_due(self) -> bool:
+        """Start it when it does not run and its wait is over; returns whether it was started."""
+        now_ns = self._clock.monotonic_ns()
+        if self._process is not None or now_ns < self.policy.due_ns:
+            return False
+        self._process = subprocess.Popen(
+            self.spec.argv,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self._pipe.child_fd,),
+            env={**os.environ, **self._pipe.child_env()},
+            process_group=0,
+        )
+        self._pid_fd = os.pidfd_open(self._process.pid)
+        self.policy.started(now_ns)
+        log.info("child-started", child=self.spec.name, pid=self._process.pid, restarts=self.policy.restarts)
+        return True
+
+    def reap(self) -> int:
+        """The child has ended: its exit status, negative for a signal."""
+        assert self._process is not None  # its pidfd was readable
+        status = self._process.wait()
+        os.close(self._pid_fd)
+        self._process, self._pid_fd = None, -1
+        return status
+
+    def died(self, status: int) -> None:
+        """It ended unasked: plan the restart."""
+        wait_s = self.policy.died(self._clock.monotonic_ns())
+        log.warning("child-died", child=self.spec.name, status=status, restart_in_s=wait_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal if it runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+class Children:
+    """All children of the parent, in the order in which they are started; they are stopped in reverse."""
+
+    def __init__(
+        self, specs: Sequence[Spec], stop: Stop, clock: Clock, on_change: Callable[[], None]
+    ) -> None:
+        self._pipe = ParentPipe()
+        self._stop = stop
+        self._clock = clock
+        self._on_change = on_change
+        self.all = [Child(spec, self._pipe, clock) for spec in specs]
+
+    def run(self) -> None:
+        """Keep them running until the stop is asked for, then stop them all."""
+        while not self._stop.is_set():
+            started = [child.start_if_due() for child in self.all]
+            if any(started):
+                self._on_change()
+            self._wait()
+        log.info("stopping", reason=self._stop.reason)
+        for child in reversed(self.all):
+            self._stop_child(child)
+        self._pipe.close()
+        self._on_change()
+
+    def _wait(self) -> None:
+        running = [child for child in self.all if child.pid is not None]
+        due = [child.policy.due_ns for child in self.all if child.pid is None]
+        timeout_s = max(0.0, (min(due) - self._clock.monotonic_ns()) / 1e9) if due else None
+        by_fd = {child.fileno(): child for child in running}
+        ended, _, _ = select.select([self._stop.fileno(), *by_fd], [], [], timeout_s)
+        for child in (by_fd[fd] for fd in ended if fd in by_fd):
+            child.died(child.reap())
+            self._on_change()
+
+    def _stop_child(self, child: Child) -> None:
+        child.signal(signal.SIGTERM)
+        deadline = Deadline(STOP_LIMIT_S, self._clock)
+        while child.pid is not None:
+            ended, _, _ = select.select([child], [], [], deadline.left_s())
+            if ended:
+                status = child.reap()
+                log.info("child-stopped", child=child.spec.name, status=status)
+            else:
+                log.warning("child-killed", child=child.spec.name, after_s=STOP_LIMIT_S)
+                child.signal(signal.SIGKILL)
+                deadline = Deadline(STOP_LIMIT_S, self._clock)

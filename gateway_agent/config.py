@@ -1,0 +1,200 @@
+"""Configuration of the gateway agent: one TOML file, from which the parent writes one JSON file a child.
+
+    agent.toml ──AgentConfig──┬──► runtime_dir/link.config.json     (LinkConfig)
+                              └──► runtime_dir/nbd-N.config.json    (PlaneConfig, one a [[plane]])
+
+Everything is checked here, before a child is started: names, sockets, that each export has its plane.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from gateway_agent.link.config import MIB, HostConfig, LinkConfig, PlaneSocket, ReconnectConfig, parse_server
+from gateway_agent.nbd.config import ExportConfig, PlaneConfig, StaticCap
+from pmdaemon.runtime.config import StrictModel, describe
+from pmdaemon.wire.names import is_name
+
+UNIX_PATH_BYTES = 107  # sun_path of Linux, less its final NUL
+
+
+class PlaneEntry(StrictModel):
+    """``[[plane]]``: one data-plane process."""
+
+    name: str
+    """``nbd-0``, ``nbd-1``, ...; names its process, its files and its control socket."""
+    listen: list[str]
+    """Where NBD clients connect: ``tcp:127.0.0.1:10809`` or ``unix:PATH``; one or several."""
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class ExportEntry(StrictModel):
+    """``[[export]]``: one volume."""
+
+    volume: str
+    """Site-global name; also the NBD export name. Through two gateways it is the same volume."""
+    backend: str
+    """What this volume shares with others: judging and throttling go by it."""
+    plane: str = ""
+    """Which ``[[plane]]`` serves it; may be left out when there is only one."""
+    upstream: str | None = None
+    """NBD server behind it: ``nbd+unix:///NAME?socket=PATH`` or ``nbd://HOST:PORT/NAME``."""
+    file: str | None = None
+    """Or a regular file or block device that the plane serves itself."""
+    read_only: bool = False
+    """Refuse every change."""
+    cost_read: Annotated[float, Field(gt=0)] = 1.0
+    """Cost of a read before its bytes are added (bytes / 65,536)."""
+    cost_write: Annotated[float, Field(gt=0)] = 1.0
+    """Cost of a write before its bytes are added."""
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """File mode: threads for files that can block."""
+    cap: StaticCap | None = None
+    """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if isinstance(values.get("cap"), dict):
+            values["cap"] = {key: rate for key, rate in values["cap"].items() if rate is not None}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+class AgentConfig(StrictModel):
+    """The operator's file."""
+
+    name: str
+    """What people call this gateway; its identity is ``state_dir/gateway_id``, made at the first start."""
+    state_dir: Path = Path("/var/lib/gateway-agent")
+    """Identity, spool, thresholds: must survive restarts. Mode 0700."""
+    runtime_dir: Path = Path("/run/gateway-agent")
+    """Control sockets and the children's files: may be empty after a boot. Mode 0700."""
+    server: str = "127.0.0.1:7411"
+    """Where the PMDaemon listens. This release: on this host only."""
+    spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
+    """Room for cuts that the server has not acknowledged; the oldest are dropped beyond it."""
+    client_rule: Literal["address", "export-suffix"] = "address"
+    """How a client is named: by its address, or by VOLUME@CLIENT in the export it asks for."""
+    reconnect: ReconnectConfig = Field(default_factory=ReconnectConfig)
+    """How the link tries again to reach the server."""
+    plane: Annotated[list[PlaneEntry], Field(default_factory=list)]
+    """Data-plane processes."""
+    export: Annotated[list[ExportEntry], Field(default_factory=list)]
+    """Volumes."""
+    host: HostConfig = Field(default_factory=HostConfig)
+    """Statistics of the host's own block devices."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError(
+                "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
+            )
+        return value
+
+    @field_validator("server")
+    @classmethod
+    def _is_own_host(cls, value: str) -> str:
+        parse_server(value)
+        return value
+
+    @field_validator("state_dir", "runtime_dir")
+    @classmethod
+    def _is_absolute(cls, value: Path) -> Path:
+        if not value.is_absolute():
+            raise ValueError("must be an absolute path, as the children do not run where you are")
+        return value
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> AgentConfig:
+        names = [plane.name for plane in self.plane]
+        if not names and not self.host.enabled:
+            raise ValueError(
+                "nothing to do: add a [[plane]] with an [[export]], or set enabled = true in [host]"
+            )
+        if len(set(names)) != len(names):
+            raise ValueError("two [[plane]] tables have the same name")
+        for name in names:
+            self._check_plane_name(name)
+        volumes = [export.volume for export in self.export]
+        if len(set(volumes)) != len(volumes):
+            raise ValueError("a volume is exported twice; clients of one volume share one plane")
+        for export in self.export:
+            if self._plane_of(export) not in names:
+                raise ValueError(
+                    f"export {export.volume}: plane {export.plane!r} is no [[plane]]; name one of {names}"
+                )
+        try:
+            self.plane_configs()
+        except ValidationError as exc:
+            raise ValueError(describe(exc)) from exc
+        return self
+
+    def _check_plane_name(self, name: str) -> None:
+        if not is_name(name):
+            raise ValueError(f"plane name {name!r} must consist of letters, digits and . _ : @ -")
+        path = self.control_socket(name)
+        if len(path.encode()) > UNIX_PATH_BYTES:
+            raise ValueError(
+                f"control socket {path} is longer than {UNIX_PATH_BYTES} bytes; shorten runtime_dir"
+            )
+
+    def _plane_of(self, export: ExportEntry) -> str:
+        return export.plane or (self.plane[0].name if len(self.plane) == 1 else "")
+
+    def control_socket(self, plane: str) -> str:
+        """Where a plane listens for the link."""
+        return str(self.runtime_dir / f"{plane}.sock")
+
+    def plane_configs(self) -> list[PlaneConfig]:
+        """One configuration a data plane.
+
+        Raises:
+            ValidationError: an export or an address that the plane would refuse.
+        """
+        return [self._plane_config(plane) for plane in self.plane]
+
+    def _plane_config(self, plane: PlaneEntry) -> PlaneConfig:
+        own = [export for export in self.export if self._plane_of(export) == plane.name]
+        return PlaneConfig(
+            plane=plane.name,
+            listen=plane.listen,
+            control_socket=self.control_socket(plane.name),
+            exports=[
+                ExportConfig.model_validate(export.model_dump(exclude={"plane", "cap"})) for export in own
+            ],
+            client_rule=self.client_rule,
+            static_caps={export.volume: export.cap for export in own if export.cap is not None},
+        )
+
+    def link_config(self, gateway_id: str) -> LinkConfig:
+        """The configuration of the link process."""
+        return LinkConfig(
+            gateway_id=gateway_id,
+            name=self.name,
+            state_dir=self.state_dir,
+            runtime_dir=self.runtime_dir,
+            server=self.server,
+            spool_bytes=self.spool_bytes,
+            planes=[
+                PlaneSocket(name=plane.name, control_socket=self.control_socket(plane.name))
+                for plane in self.plane
+            ],
+            host=self.host,
+            reconnect=self.reconnect,
+        )

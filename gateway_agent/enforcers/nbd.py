@@ -1,0 +1,72 @@
+"""Caps of one NBD data plane: DP_CAPS over its control socket.
+
+The plane does not acknowledge DP_CAPS. But its control socket keeps order, so the answer to a DP_COLLECT that
+was sent *behind* a DP_CAPS shows what became of it: its ``tg`` is -1 (the caps changed within this cut) or
+the generation itself. Another ``tg`` may be an older cut that the plane had kept for us; twice in a row it
+means that the plane refused the caps, as it does with values it cannot apply (its own log says why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway_agent.enforcers.base import CapSet
+from gateway_agent.sources.nbd import NbdSource
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+
+CHANGED_WITHIN: Final = -1
+DENIALS: Final = 2  # the first answer may be a cut kept from before the caps
+
+
+class NbdEnforcer:
+    """See ``Enforcer``. State: the generation sent last, which answers count for it, and what they said."""
+
+    def __init__(self, name: str, send: Callable[[bytes], None], source: NbdSource) -> None:
+        self.name = name
+        self._send = send
+        self._source = source
+        self.reachable = False
+        self.took: int | None = None
+        self._sent_gen: int | None = None
+        self._proof_at = 0
+        self._denials = 0
+
+    def connected(self) -> None:
+        """The control socket is open: nothing is proved on it yet."""
+        self.reachable = True
+        self._sent_gen = self.took = None
+
+    def disconnected(self) -> None:
+        """The control socket is gone."""
+        self.reachable = False
+        self._sent_gen = self.took = None
+
+    @property
+    def refused(self) -> int | None:
+        """See ``Enforcer``."""
+        return self._sent_gen if self._denials >= DENIALS else None
+
+    def apply(self, caps: CapSet, lease_us: int) -> None:
+        """See ``Enforcer``."""
+        self._sent_gen, self.took, self._denials = caps.gen, None, 0
+        # A question that is open now was sent before the caps: only the next one's answer proves anything.
+        self._proof_at = self._source.questions + 1
+        header = {"gen": caps.gen, "lease_us": lease_us, "caps": list(caps.caps)}
+        self._send(frame.encode(Kind.DP_CAPS, header))
+
+    def renew_lease(self) -> None:
+        """See ``Enforcer``."""
+        if self.reachable:
+            self._send(frame.encode(Kind.DP_LEASE, {}))
+
+    def source_answered(self) -> None:
+        """The source took in a DP_CUT: look what generation it was made under."""
+        sample = self._source.sample
+        if self._sent_gen is None or sample is None or self._source.answers < self._proof_at:
+            return
+        if sample.throttle_gen in (CHANGED_WITHIN, self._sent_gen):
+            self.took = self._sent_gen
+        elif not sample.more:
+            self._denials += 1

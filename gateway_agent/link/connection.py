@@ -1,0 +1,193 @@
+"""One outgoing connection that is dialled for ever: non-blocking, with deadline and backoff. A thin shell.
+
+    waiting ──backoff over──► connecting ──writable, no error──► open ──closed, error, fault──► waiting
+                                  └── 5 s ──────────────────────────────────────────────────────►
+
+What is said on it is the business of its ``Peer``; this class moves bytes and reports openings and losses.
+
+Thread: the link's loop only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+from contextlib import suppress
+from typing import Final, Protocol
+
+import structlog
+
+from gateway_agent.link.backoff import Backoff
+from gateway_agent.link.errors import PeerLost
+from pmdaemon.runtime.clock import Clock
+
+log = structlog.get_logger("connection")
+
+CONNECT_LIMIT_NS: Final = 5_000_000_000
+HEALTHY_NS: Final = 5_000_000_000  # a connection that ends sooner was refused: do not hammer that peer
+RECEIVE_BYTES: Final = 256 << 10  # one backlog reply; also the share of one connection in a turn of the loop
+MAX_PENDING_BYTES: Final = 4 << 20  # several replies; a peer that leaves more unread is not reading at all
+
+
+class Peer(Protocol):
+    """Who speaks on a connection."""
+
+    def opened(self) -> None:
+        """The connection stands; ``pending`` may fill."""
+
+    def received(self, data: bytes) -> None:
+        """Bytes arrived.
+
+        Raises:
+            PeerLost: the connection must be closed, after what is pending was sent.
+        """
+
+    def lost(self, reason: str) -> None:
+        """An open connection is gone."""
+
+    def pending(self) -> bytearray:
+        """Bytes that wait to be sent; sent ones are deleted from its front."""
+
+
+class Connection:
+    """See the module docstring. ``address``: a path for a Unix socket, else (host, port)."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str | tuple[str, int],
+        peer: Peer,
+        backoff: Backoff,
+        selector: selectors.BaseSelector,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self._address = address
+        self._peer = peer
+        self._backoff = backoff
+        self._selector = selector
+        self._clock = clock
+        self._socket: socket.socket | None = None
+        self._is_open = False
+        self._due_ns = clock.monotonic_ns()  # waiting: next try; connecting: give up
+        self._opened_ns = 0
+        self._last_failure = ""
+
+    @property
+    def due_ns(self) -> int | None:
+        """When ``turn`` has something to do by the clock; None while the connection is open."""
+        return None if self._is_open else self._due_ns
+
+    def turn(self) -> None:
+        """Dial when it is time, give up a try that takes too long, and send what is pending."""
+        if self._is_open:
+            self._send()
+        elif self._clock.monotonic_ns() >= self._due_ns:
+            if self._socket is not None:
+                self._failed("no answer within 5 s")
+            else:
+                self._dial()
+
+    def _family(self) -> socket.AddressFamily:
+        if isinstance(self._address, str):
+            return socket.AF_UNIX
+        return socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+
+    def _dial(self) -> None:
+        self._socket = socket.socket(self._family(), socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        code = self._socket.connect_ex(self._address)
+        if code not in (0, errno.EINPROGRESS):
+            self._failed(os.strerror(code))
+            return
+        self._due_ns = self._clock.monotonic_ns() + CONNECT_LIMIT_NS
+        self._selector.register(self._socket, selectors.EVENT_WRITE, self)
+
+    def ready(self, events: int) -> None:
+        """The selector says that the socket is ready."""
+        if self._socket is None:
+            return
+        if not self._is_open:
+            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
+            is_own_echo = not code and self._socket.getsockname() == self._socket.getpeername() != ""
+            if code or is_own_echo:
+                self._failed(os.strerror(code or errno.ECONNREFUSED))
+            else:
+                self._opened(self._socket)
+            return
+        if events & selectors.EVENT_READ:
+            self._receive(self._socket)
+        if events & selectors.EVENT_WRITE:
+            self._send()
+
+    def _opened(self, connected: socket.socket) -> None:
+        self._is_open = True
+        self._last_failure = ""
+        self._opened_ns = self._clock.monotonic_ns()
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.modify(connected, selectors.EVENT_READ, self)
+        log.info("connected", to=self.name)
+        self._peer.opened()
+        self._send()
+
+    def _receive(self, connected: socket.socket) -> None:
+        try:
+            data = connected.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as exc:
+            self.close(exc.strerror or str(exc))
+            return
+        if not data:
+            self.close("the other side closed the connection")
+            return
+        try:
+            self._peer.received(data)
+        except PeerLost as exc:
+            self.close(str(exc))
+
+    def _send(self) -> None:
+        pending = self._peer.pending()
+        if self._socket is None or not self._is_open:
+            return
+        try:
+            while pending:
+                del pending[: self._socket.send(pending)]
+        except (BlockingIOError, InterruptedError):
+            if len(pending) > MAX_PENDING_BYTES:
+                self.close(f"it left {len(pending)} bytes unread")
+                return
+        except OSError as exc:
+            self.close(exc.strerror or str(exc))
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if pending else 0)
+        if self._selector.get_key(self._socket).events != wanted:
+            self._selector.modify(self._socket, wanted, self)
+
+    def close(self, reason: str) -> None:
+        """Close an open connection; what is pending is sent as far as the socket takes it at once."""
+        if self._socket is not None and self._is_open:
+            with suppress(OSError):
+                self._socket.send(self._peer.pending())
+        self._failed(reason)
+
+    def _failed(self, reason: str) -> None:
+        was_open = self._is_open
+        if self._socket is not None:
+            with suppress(KeyError):  # a dial that failed at once was never registered
+                self._selector.unregister(self._socket)
+            self._socket.close()
+        self._socket, self._is_open = None, False
+        now_ns = self._clock.monotonic_ns()
+        if was_open and now_ns - self._opened_ns >= HEALTHY_NS:
+            self._backoff.succeeded()
+        self._due_ns = now_ns + round(self._backoff.failed() * 1e9)
+        if was_open:
+            self._peer.lost(reason)
+        elif reason != self._last_failure:  # said once, not at every try
+            log.warning("cannot-connect", to=self.name, address=str(self._address), reason=reason)
+            self._last_failure = reason

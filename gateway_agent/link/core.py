@@ -1,0 +1,318 @@
+"""The link's brain: what happens when a frame arrives, a plane comes or goes, or time passes. No socket.
+
+    server bytes ──► session ──► POLL ──────► collection ──► spool ──► reply
+                             ├─► CAPS ──────► enforcers, then a collection: its answers prove the hand-over,
+                             │                and a cut ends where the caps changed, so that the next is
+                             │                wholly under them
+                             └─► THRESHOLDS ► store, planes
+    time ──► cut without a poll after 1.5 intervals; expired lease; silent server
+
+The shell calls ``server_*``, ``plane_*`` and ``tick``, and afterwards sends what stands in
+``session.outgoing`` and in each plane's ``outgoing``. Every cut goes through the spool, polled or not, so a
+reply is only ever read from there.
+
+Thread: the link's loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from gateway_agent.enforcers.base import CapSet
+from gateway_agent.link import commands, reply
+from gateway_agent.link.alerts import Alerts
+from gateway_agent.link.caps import CapsKeeper
+from gateway_agent.link.collect import Collector
+from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
+from gateway_agent.link.gather import Gatherer
+from gateway_agent.link.plane import PlanePeer
+from gateway_agent.link.session import AgentSession, State
+from gateway_agent.link.spool import Spool
+from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.thresholds import ThresholdStore
+from gateway_agent.sources.base import Source
+from pmdaemon.errors import WireError
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire import cut
+from pmdaemon.wire.kinds import Kind
+
+log = structlog.get_logger("link")
+
+DEFAULT_INTERVAL_NS: Final = 1_000_000_000  # until a server has named its own in WELCOME
+SILENCE_FLOOR_NS: Final = (
+    10_000_000_000  # beside three intervals: a server that restarts its database is not dead
+)
+
+
+class Facts(NamedTuple):
+    """Who this agent is; ``epoch`` is drawn anew for each link process."""
+
+    gateway_id: str
+    name: str
+    epoch: int
+    software: str
+
+
+class LinkCore:
+    """See the module docstring.
+
+    State of its own: the interval, the polls that wait for the running collection, whether another must
+    follow it, the planes known as stalled, and the times of the last collection and of the server's last
+    bytes.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        spool: Spool,
+        book: StreamBook,
+        thresholds: ThresholdStore,
+        clock: Clock,
+        planes: Sequence[PlanePeer],
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self._facts = facts
+        self._spool = spool
+        self._book = book
+        self._thresholds = thresholds
+        self._clock = clock
+        self.planes = {plane.name: plane for plane in planes}
+        self._sources: list[Source] = [*(plane.source for plane in planes), *sources]
+        self.session = AgentSession()
+        self._alerts = Alerts(self.session, clock)
+        self._caps = CapsKeeper([plane.enforcer for plane in planes])
+        self._collector = Collector(self._sources)
+        self._gatherer = Gatherer(facts.gateway_id, facts.epoch, spool, book, self._sources)
+        self._interval_ns = DEFAULT_INTERVAL_NS
+        self._polls: list[commands.Poll] = []
+        self._wants_cut = self._wants_proof = False
+        self._stalled: set[str] = set()
+        self._collected_ns = self._heard_ns = clock.monotonic_ns()
+        self.on_planes_changed: Callable[[], None] = lambda: None
+
+    # -- the server's side
+
+    def server_connected(self) -> None:
+        """The connection to the PMDaemon stands."""
+        facts = self._facts
+        self._heard_ns = self._clock.monotonic_ns()
+        self.session.opened(
+            {"software": facts.software, "gw": facts.gateway_id, "name": facts.name, "ep": facts.epoch}
+        )
+
+    def server_data(self, data: bytes) -> None:
+        """Bytes from the PMDaemon.
+
+        Raises:
+            ServerLost: the session is over; send what stands in ``outgoing``, close, connect anew.
+        """
+        self._heard_ns = self._clock.monotonic_ns()
+        try:
+            for command in self.session.receive(data):
+                self._obey(command)
+            self._collect_if_wanted()
+        except WireError as exc:
+            self.session.drain(Kind.ERROR, {"code": "protocol", "text": str(exc)})
+            raise ServerLost(str(exc)) from exc
+
+    def server_lost(self, reason: str) -> None:
+        """The connection to the PMDaemon is gone."""
+        log.info("session-ended", reason=reason)
+        self.session.closed()
+        self._polls.clear()
+        self._caps.server_gone()
+
+    def _obey(self, command: commands.Command) -> None:
+        match command:
+            case commands.Poll():
+                self._polled(command)
+            case CapSet():
+                self._caps.replace(command, self._clock.monotonic_ns())
+                self._wants_cut = self._wants_proof = True
+            case commands.Thresholds():
+                self._new_thresholds(command)
+            case commands.Welcome():
+                self._interval_ns = command.interval_us * 1000
+                self.session.send(Kind.SCHEMA, cut.schema_header())
+                self._register()
+            case commands.Registered():
+                self._registered()
+            case commands.NotUnderstood():
+                log.warning("server-does-not-know", kind=command.kind)
+            case commands.Closing():
+                raise ServerLost(command.reason)
+
+    def _register(self) -> None:
+        exports: dict[str, dict[str, Any]] = {}
+        for source in self._sources:
+            exports.update({export["volume"]: export for export in source.exports()})
+        self.session.send(Kind.REGISTER, {"exports": list(exports.values()), "spool": self._spool.epochs()})
+
+    def _registered(self) -> None:
+        if self.session.state is State.REGISTERED:
+            log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
+            self._book.new_session()
+        self._announce()
+
+    def _announce(self) -> None:
+        for header in self._book.announcements():
+            self.session.send(Kind.STREAMS, header)
+
+    def _polled(self, poll: commands.Poll) -> None:
+        for epoch, seq in poll.ack:
+            self._spool.forget(epoch, seq)
+        if poll.lease:
+            self._caps.renew(self._clock.monotonic_ns())
+        self._polls.append(poll)
+        self._wants_cut = True
+
+    def _new_thresholds(self, received: commands.Thresholds) -> None:
+        try:
+            self._thresholds.replace(received)
+        except OSError as exc:
+            self._alerts.tell(
+                "state-write-failed", "warning", "thresholds", f"they hold, but are not kept: {exc}"
+            )
+        for plane in self.planes.values():
+            if plane.enforcer.reachable:
+                plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
+        self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
+
+    # -- the planes' side
+
+    def plane_connected(self, name: str) -> None:
+        """The control socket of a plane is connected: it gets what is in force before its first question."""
+        plane = self.planes[name]
+        plane.opened()
+        self._caps.enforcer_back(plane.enforcer, self._clock.monotonic_ns())
+        if self._thresholds.current is not None:
+            plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
+
+    def plane_data(self, name: str, data: bytes) -> None:
+        """Bytes from a plane.
+
+        Raises:
+            PlaneLost: they are not the protocol; close that connection, connect anew.
+        """
+        if self.planes[name].receive(data):
+            if self.session.state in (State.AUTHENTICATED, State.REGISTERED, State.POLLING):
+                self._register()
+            self.on_planes_changed()
+        self._advance()
+
+    def plane_lost(self, name: str, reason: str) -> None:
+        """The control socket of a plane is gone: the plane died, or it was closed for what it sent."""
+        self.planes[name].closed()
+        self._stalled.discard(name)
+        self._alerts.tell("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
+        self.on_planes_changed()
+        self._advance()
+
+    # -- collecting
+
+    def _collect_if_wanted(self) -> None:
+        """Once for all frames that arrived together: CAPS and POLL often share one write.
+
+        A collection that runs already is good enough for a poll, but proves nothing about caps sent since.
+        """
+        if self._wants_cut and not self._collector.busy:
+            self._wants_cut = self._wants_proof = False
+            self._collected_ns = self._clock.monotonic_ns()
+            self._collector.begin(self._collected_ns)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Go on with the running collection as far as the answers at hand allow."""
+        while self._collector.busy:
+            samples = self._collector.gather(self._clock.monotonic_ns())
+            if samples is None:
+                return
+            self._spool_samples(samples)
+            self._collector.next_round(self._clock.monotonic_ns(), samples)
+            if not self._collector.busy:
+                self._collection_ended()
+
+    def _spool_samples(self, samples: Sequence[Any]) -> None:
+        try:
+            dropped = self._gatherer.spool(samples)
+        except (SpoolWriteFailed, WireError) as exc:
+            self._alerts.tell("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
+            return
+        if dropped:
+            text = f"the spool is full: {self._spool.dropped} cuts were dropped so far; their time is no-data"
+            self._alerts.tell("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)
+
+    def _collection_ended(self) -> None:
+        self._note_stalled(set(self._collector.overdue()))
+        for failure in self._collector.failures:
+            self._alerts.tell("source-failed", "warning", failure.source, str(failure))
+        if self.session.state is State.POLLING:
+            self._announce()
+            for poll in self._polls:
+                reply.answer(self.session, self._spool, poll, self._clock.unix_us())
+        self._polls.clear()
+        acknowledgement = self._caps.due_ack()
+        if acknowledgement is not None:
+            self.session.send(Kind.CAPS_ACK, acknowledgement)
+        self._wants_cut = self._wants_proof
+        self._collect_if_wanted()
+
+    def _note_stalled(self, overdue: set[str]) -> None:
+        for name in sorted(overdue - self._stalled):
+            self._alerts.tell(
+                "plane-stalled", "critical", name, f"data plane {name} does not answer; it is left out"
+            )
+        for name in sorted(self._stalled - overdue):
+            self._alerts.tell("plane-back", "info", name, f"data plane {name} answers again")
+        self._stalled = overdue
+
+    # -- time
+
+    @property
+    def collecting(self) -> bool:
+        """Whether a collection runs; a stopping link waits for its end."""
+        return self._collector.busy
+
+    def collect_now(self) -> None:
+        """Cut without being asked: by the own timer, or as the last act of a link that stops."""
+        self._wants_cut = True
+        self._collect_if_wanted()
+
+    def next_due_ns(self) -> int:
+        """When ``tick`` has something to do, on the monotonic clock."""
+        due = [self._collected_ns + self._own_cut_ns]
+        if self._collector.busy:
+            due = [self._collector.deadline_ns]
+        if self._caps.lease_end_ns is not None:
+            due.append(self._caps.lease_end_ns)
+        if self.session.state is not State.CLOSED:
+            due.append(self._heard_ns + self._silence_ns)
+        return min(due)
+
+    @property
+    def _own_cut_ns(self) -> int:
+        return self._interval_ns * 3 // 2
+
+    @property
+    def _silence_ns(self) -> int:
+        return 3 * self._interval_ns + SILENCE_FLOOR_NS
+
+    def tick(self) -> None:
+        """Time has passed.
+
+        Raises:
+            ServerLost: the server has been silent for too long; close and connect anew.
+        """
+        now_ns = self._clock.monotonic_ns()
+        self._advance()
+        lapsed = self._caps.expire(now_ns)
+        if lapsed is not None:
+            text = f"caps of generation {lapsed.gen} were not renewed; static caps hold"
+            self._alerts.tell("lease-expired", "warning", "caps", text, gen=lapsed.gen)
+        if not self._collector.busy and now_ns - self._collected_ns >= self._own_cut_ns:
+            self.collect_now()
+        if self.session.state is not State.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
+            raise ServerLost(f"silent for {(now_ns - self._heard_ns) / 1e9:.0f} s")

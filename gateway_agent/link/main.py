@@ -1,0 +1,112 @@
+"""``python -m gateway_agent.link.main --config FILE``: the link process, started by the agent's parent.
+
+Everything it holds can be lost: what must survive stands in the spool, in small files of state_dir, in the
+planes and at the server. So it may be killed, reloaded or upgraded at any moment without touching application
+I/O.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import structlog
+
+from gateway_agent.link import state
+from gateway_agent.link.backoff import Backoff
+from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.core import Facts, LinkCore
+from gateway_agent.link.plane import PlanePeer
+from gateway_agent.link.shell import Shell
+from gateway_agent.link.spool import Spool
+from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.thresholds import ThresholdStore
+from gateway_agent.sources.base import Source
+from gateway_agent.sources.host import HostSource
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import logs
+from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import set_os_thread_name
+
+log = structlog.get_logger("link")
+
+
+def draw_epoch() -> int:
+    """A random u64, never 0: the identity of this link process in all its cuts."""
+    return secrets.randbits(64) or 1
+
+
+def build(config: LinkConfig, clock: Clock) -> tuple[LinkCore, Spool]:
+    """Open what is on disk and put the core together.
+
+    Raises:
+        SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
+    """
+    spool = Spool(config.state_dir / "spool", config.spool_bytes)
+    book = StreamBook(config.gateway_id, config.state_dir / "streams.json")
+    thresholds = ThresholdStore(config.state_dir / "thresholds.json")
+    planes = [PlanePeer(plane.name, spool.marks.get(plane.name, 0)) for plane in config.planes]
+    sources: list[Source] = []
+    if config.host.enabled:
+        sources.append(HostSource(clock, config.host.devices, config.host.backends))
+    software = f"gateway-agent {version('storage-sla-server')}"
+    facts = Facts(config.gateway_id, config.name, draw_epoch(), software)
+    return LinkCore(facts, spool, book, thresholds, clock, planes, sources), spool
+
+
+def publish_planes(config: LinkConfig, core: LinkCore) -> None:
+    """Write ``runtime_dir/link.json``: this pid, and where the planes really listen (port 0 means any)."""
+    planes = {
+        name: {"pid": plane.pid, "listening": plane.listening, "connected": plane.source.can_be_asked}
+        for name, plane in core.planes.items()
+    }
+    try:
+        state.write_json(config.runtime_dir / "link.json", {"pid": os.getpid(), "planes": planes})
+    except OSError as exc:
+        log.warning("cannot-publish", reason=str(exc))
+
+
+def run(config: LinkConfig) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        SlaError: this host cannot run the link; the parent starts it again with backoff.
+    """
+    clock = SystemClock()
+    stop = Stop()
+    stop.install_signals()
+    stop.watch_parent()
+    set_os_thread_name("link-loop")
+    core, spool = build(config, clock)
+    core.on_planes_changed = lambda: publish_planes(config, core)
+    core.on_planes_changed()
+    reconnect = config.reconnect
+    chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
+    backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
+    sockets = {plane.name: plane.control_socket for plane in config.planes}
+    Shell(core, parse_server(config.server), sockets, backoff, stop, clock).run()
+    spool.close()
+
+
+@click.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="JSON written by the parent."
+)
+def main(path: Path) -> None:
+    """Run the link process."""
+    logs.configure("link")
+    try:
+        run(load_link(path))
+    except SlaError as exc:
+        log.error("link-stopped", problem=str(exc))
+        sys.exit(exc.exit_status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The agent's side of the session with the PMDaemon: a table and a pure class, bytes in, commands out.
+
+Theory of operation. The agent dials in and the two sides speak in turn until the first POLL:
+
+    closed ──opened──► connected ──WELCOME──► authenticated ──REGISTERED──► registered ──POLL──► polling
+       ▲     HELLO         │       SCHEMA, REGISTER            STREAMS                              │
+       └──── closed() ─────┴────── ERROR or BYE from either side: draining ◄────────────────────────┘
+
+``RECEIVE`` and ``SEND`` are the whole protocol: which kinds may come in which state and where they lead, and
+which we may send. A known kind out of turn is the peer's ``ProtocolViolation``; an unknown kind is answered
+UNSUPPORTED and forgotten, so that a newer server can talk to us; a kind of our own out of turn is
+``LocalProtocolError``.
+
+Three kinds may be *due* before they are allowed: CAPS_ACK, THRESHOLDS_ACK and ALERT wait for polling, as do
+REGISTER and STREAMS that came up in between. They are kept in order, at most ``MAX_DEFERRED``; then the
+oldest alert is given up first (it is also in the agent's log).
+
+Source: docs/formats/messages.md, "Between agent and PMDaemon".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, Final
+
+from gateway_agent.link import commands
+from gateway_agent.link.commands import Command
+from gateway_agent.link.errors import LocalProtocolError
+from pmdaemon.errors import MalformedFrame, ProtocolViolation
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+
+MAX_DEFERRED: Final = 64
+
+
+class State(Enum):
+    """Where the session stands."""
+
+    CLOSED = "closed"
+    CONNECTED = "connected"
+    AUTHENTICATED = "authenticated"
+    REGISTERED = "registered"
+    POLLING = "polling"
+    DRAINING = "draining"
+
+
+_END: Final = {Kind.ERROR: State.DRAINING, Kind.BYE: State.DRAINING}
+RECEIVE: Final[dict[State, dict[Kind, State]]] = {
+    State.CLOSED: {},
+    State.CONNECTED: {Kind.WELCOME: State.AUTHENTICATED, Kind.UNSUPPORTED: State.CONNECTED, **_END},
+    State.AUTHENTICATED: {Kind.REGISTERED: State.REGISTERED, Kind.UNSUPPORTED: State.AUTHENTICATED, **_END},
+    State.REGISTERED: {
+        Kind.POLL: State.POLLING,
+        Kind.CAPS: State.REGISTERED,
+        Kind.THRESHOLDS: State.REGISTERED,
+        Kind.REGISTERED: State.REGISTERED,
+        Kind.UNSUPPORTED: State.REGISTERED,
+        **_END,
+    },
+    State.POLLING: {
+        Kind.POLL: State.POLLING,
+        Kind.CAPS: State.POLLING,
+        Kind.THRESHOLDS: State.POLLING,
+        Kind.REGISTERED: State.POLLING,  # answers a REGISTER with changed exports
+        Kind.UNSUPPORTED: State.POLLING,
+        **_END,
+    },
+    State.DRAINING: {},
+}
+_ALWAYS: Final = frozenset({Kind.BYE, Kind.ERROR, Kind.UNSUPPORTED})
+DEFERRABLE: Final = frozenset({Kind.REGISTER, Kind.STREAMS, Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT})
+SEND: Final[dict[State, frozenset[Kind]]] = {
+    State.CLOSED: frozenset(),
+    State.CONNECTED: _ALWAYS | {Kind.HELLO},
+    State.AUTHENTICATED: _ALWAYS | {Kind.SCHEMA, Kind.REGISTER},
+    State.REGISTERED: _ALWAYS | {Kind.STREAMS},
+    State.POLLING: _ALWAYS | DEFERRABLE | {Kind.CUT, Kind.REPLY},
+    State.DRAINING: frozenset(),
+}
+AGENT_SIDE_LIMIT: Final = 64  # kinds from here on never travel on this connection
+_PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], Command]]] = {
+    Kind.WELCOME: commands.welcome,
+    Kind.REGISTERED: lambda _header: commands.Registered(),
+    Kind.POLL: commands.poll,
+    Kind.CAPS: commands.caps,
+    Kind.THRESHOLDS: commands.thresholds,
+    Kind.ERROR: lambda header: commands.closing("ERROR", header),
+    Kind.BYE: lambda header: commands.closing("BYE", header),
+    Kind.UNSUPPORTED: commands.not_understood,
+}
+
+
+class AgentSession:
+    """One agent's session; reused for every connection.
+
+    ``outgoing`` are bytes for the socket: the shell takes them away as they are sent.
+    Thread: the link's loop only.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.CLOSED
+        self.outgoing = bytearray()
+        self._reader = frame.FrameReader()
+        self._deferred: list[tuple[Kind, dict[str, Any]]] = []
+
+    def opened(self, hello: dict[str, Any]) -> None:
+        """The connection stands; HELLO leaves. ``hello``: its header without the protocol versions."""
+        self.outgoing = bytearray()
+        self._reader = frame.FrameReader()
+        self.state = State.CONNECTED
+        self.send(Kind.HELLO, {"proto_min": PROTO_MIN, "proto_max": PROTO_MAX, "features": [], **hello})
+
+    def closed(self) -> None:
+        """The connection is gone. Deferred alerts stay for the next session; acknowledgements go."""
+        self.state = State.CLOSED
+        self.outgoing = bytearray()
+        self._deferred = [item for item in self._deferred if item[0] is Kind.ALERT]
+
+    def receive(self, data: bytes) -> Iterator[Command]:
+        """Commands completed by ``data``, in order. Nothing more is read once the session drains.
+
+        Raises:
+            WireError: the server broke framing, order or a header's type; close the connection.
+        """
+        received = list(self._reader.feed(data))
+        for item in received:
+            command = self._command(item)
+            if command is not None:
+                yield command
+            if self.state in (State.DRAINING, State.CLOSED):
+                return
+
+    def _command(self, received: frame.Frame) -> Command | None:
+        try:
+            kind = Kind(received.kind)
+        except ValueError:
+            kind = None
+        if kind is None or kind >= AGENT_SIDE_LIMIT:
+            self.send(Kind.UNSUPPORTED, {"kind": received.kind})
+            return None
+        following = RECEIVE[self.state].get(kind)
+        if following is None:
+            expected = ", ".join(sorted(allowed.name for allowed in RECEIVE[self.state])) or "nothing"
+            raise ProtocolViolation(self.state.value, kind.name, expected)
+        command = _PARSERS[kind](received.header)
+        if isinstance(command, commands.Welcome) and not PROTO_MIN <= command.proto <= PROTO_MAX:
+            raise MalformedFrame(
+                f"WELCOME chose protocol {command.proto}, we speak {PROTO_MIN} to {PROTO_MAX}"
+            )
+        self.state = following
+        if following is State.POLLING:
+            self._flush_deferred()
+        return command
+
+    def _flush_deferred(self) -> None:
+        due, self._deferred = self._deferred, []
+        for kind, header in due:
+            self.send(kind, header)
+
+    def _defer(self, kind: Kind, header: dict[str, Any]) -> None:
+        if len(self._deferred) >= MAX_DEFERRED:
+            oldest_alert = (index for index, item in enumerate(self._deferred) if item[0] is Kind.ALERT)
+            del self._deferred[next(oldest_alert, 0)]
+        self._deferred.append((kind, header))
+
+    def send(self, kind: Kind, header: dict[str, Any]) -> None:
+        """Queue one frame, or keep it until the state allows it.
+
+        Raises:
+            LocalProtocolError: the state does not allow it and it cannot wait.
+            FrameTooLarge: the header does not fit a frame.
+        """
+        if kind in SEND[self.state]:
+            self.outgoing += frame.encode(kind, header)
+        elif kind in DEFERRABLE and self.state is not State.DRAINING:
+            self._defer(kind, header)
+        else:
+            raise LocalProtocolError(self.state.value, kind.name)
+
+    def send_cut(self, raw: bytes, *, live: bool) -> None:
+        """Queue a CUT frame as it stands in the spool, flagged LIVE if it is sent for judging only."""
+        if Kind.CUT not in SEND[self.state]:
+            raise LocalProtocolError(self.state.value, "CUT")
+        start = len(self.outgoing)
+        self.outgoing += raw
+        if live:
+            self.outgoing[start + _FLAGS_OFFSET] |= frame.FLAG_LIVE
+
+    def drain(self, kind: Kind, header: dict[str, Any]) -> None:
+        """Say BYE or ERROR as the last frame, where the state still allows it."""
+        if kind in SEND[self.state]:
+            self.outgoing += frame.encode(kind, header)
+        self.state = State.DRAINING
+
+
+_FLAGS_OFFSET: Final = 7  # of the frame's prefix, docs/formats/wire.md

@@ -1,0 +1,114 @@
+"""Small files that outlive the link, written aside and renamed: a reader sees the old or the new, never half.
+
+Durability: they survive the death of every process of ours. Only gateway_id is synced: after a power cut
+another file may be the old one, or empty; its owner then begins it anew and logs what that costs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
+
+
+def write_atomically(path: Path, text: str, *, synced: bool = False) -> None:
+    """Replace ``path`` (mode 0600).
+
+    Durability: survives our death; with ``synced`` also a power cut.
+
+    Raises:
+        OSError: the directory is full or not writable.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as stream:
+        stream.write(text)
+        if synced:
+            stream.flush()
+            os.fsync(stream.fileno())
+    aside.replace(path)
+    if synced:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def read_json(path: Path, fix: str) -> Any:
+    """The file's value, or None when there is no such file.
+
+    Raises:
+        StateFileBroken: it exists and is not JSON; ``fix`` says what the operator can do.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise StateFileBroken(str(path), f"cannot be read ({exc})", fix) from exc
+
+
+def write_json(path: Path, value: Any) -> None:
+    """See ``write_atomically``."""
+    write_atomically(path, json.dumps(value) + "\n")
+
+
+def make_private_directory(path: Path) -> None:
+    """Create ``path`` (and its parents) with mode 0700.
+
+    Raises:
+        StateFileBroken: it cannot be created.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StateFileBroken(
+            str(path),
+            f"cannot be created ({exc.strerror})",
+            "Set state_dir and runtime_dir to writable places",
+        ) from exc
+
+
+def gateway_id(state_dir: Path) -> str:
+    """This gateway's UUID, made at the first start and kept in ``state_dir/gateway_id``.
+
+    Raises:
+        StateFileBroken: the file holds something else; a new identity would orphan the gateway's history.
+    """
+    path = state_dir / "gateway_id"
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        made = str(uuid.uuid4())
+        write_atomically(path, made + "\n", synced=True)
+        return made
+    try:
+        return str(uuid.UUID(text))
+    except ValueError as exc:
+        raise StateFileBroken(
+            str(path),
+            f"{text[:64]!r} is not a UUID",
+            "Restore it from a backup, or delete it to get a new identity",
+        ) from exc
+
+
+def lock_directory(state_dir: Path) -> int:
+    """Lock ``state_dir`` for this process; returns the descriptor that holds the lock until it is closed.
+
+    Raises:
+        AlreadyRunning: another agent holds it.
+    """
+    path = state_dir / "agent.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise AlreadyRunning(str(path)) from None
+    return fd

@@ -1,0 +1,121 @@
+"""A sample: what one source counted between two moments, ready to be merged into a cut.
+
+It holds exactly what a DP_CUT frame carries (docs/formats/messages.md), with names instead of indexes. Rows
+of ``counters`` are the cut's COLUMNS; row 0 (``stream_id``) is zero here and filled in by ``link.merge``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.errors import BadCut
+from pmdaemon.wire import cut, frame, names
+from pmdaemon.wire.kinds import Kind
+
+_NO_GATEWAY: Final = uuid.UUID(int=0).bytes
+
+
+class StreamKey(NamedTuple):
+    """The names of one stream."""
+
+    volume: str
+    client: str
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One source's counts over one interval.
+
+    Attributes:
+        source: name of the source.
+        start_ns, end_ns: the interval, monotonic clock of this host (the same for all processes on it).
+        start_unix_us: wall clock at the start.
+        throttle_gen: generation held during the whole interval, -1 if it changed, None if the source has no
+            caps.
+        threshold_version: version of the threshold set in force, None if the source counts no misses.
+        streams: one key a row, in row order.
+        counters: int64, shape (len(COLUMNS), len(streams)).
+        hist: HIST_DTYPE, shape (h,).
+        missed: MISSED_DTYPE, shape (m,).
+        mark: the plane's id of this DP_CUT; 0 for sources that have none.
+        more: the source holds another finished sample behind this one.
+    """
+
+    source: str
+    start_ns: int
+    end_ns: int
+    start_unix_us: int
+    throttle_gen: int | None
+    threshold_version: int | None
+    streams: tuple[StreamKey, ...]
+    counters: npt.NDArray[np.int64]
+    hist: npt.NDArray[Any]
+    missed: npt.NDArray[Any]
+    mark: int = 0
+    more: bool = False
+
+
+def no_hist() -> npt.NDArray[Any]:
+    """An empty histogram column."""
+    return np.zeros(0, dtype=cut.HIST_DTYPE)
+
+
+def no_missed() -> npt.NDArray[Any]:
+    """An empty missed column."""
+    return np.zeros(0, dtype=cut.MISSED_DTYPE)
+
+
+def stream_key(entry: Any) -> StreamKey:
+    """The key in one entry of a ``streams`` list.
+
+    Raises:
+        BadCut: not a map with three usable names.
+    """
+    if not isinstance(entry, dict):
+        raise BadCut(f"stream entry {entry!r} is not a map")
+    values = [entry.get(key) for key in StreamKey._fields]
+    for key, value in zip(StreamKey._fields, values, strict=True):
+        if not isinstance(value, str) or not names.is_name(value):
+            raise BadCut(f"stream entry has {key} {value!r}, which is no valid name")
+    return StreamKey(*(str(value) for value in values))
+
+
+def from_dp_cut(source: str, received: frame.Frame) -> Sample:
+    """Check and decode a DP_CUT frame. The arrays are copies: the sample outlives the receive buffer.
+
+    Raises:
+        BadCut: keys are missing or contradict the columns.
+    """
+    header = received.header
+    for key in ("id", "start_ns", "end_ns", "start_us"):
+        if type(header.get(key)) is not int or header[key] < 0:
+            raise BadCut(f"DP_CUT key {key!r} is {header.get(key)!r}, expected a non-negative integer")
+    if header["id"] == 0 or header["end_ns"] < header["start_ns"]:
+        raise BadCut(f"DP_CUT id {header['id']} must be positive, and its interval must not run backwards")
+    duration_us = (header["end_ns"] - header["start_ns"]) // 1000
+    # The columns are those of CUT, so CUT's own decoder checks them; identity is not known to the plane.
+    borrowed = {**header, "gw": _NO_GATEWAY, "ep": 1, "seq": 1, "t": header["start_us"], "d": duration_us}
+    columns = cut.decode(replace(received, kind=Kind.CUT, header=borrowed))
+    entries = header.get("streams")
+    if not isinstance(entries, list) or len(entries) != columns.rows:
+        raise BadCut(f"DP_CUT has {columns.rows} rows but does not name as many streams")
+    return Sample(
+        source=source,
+        start_ns=header["start_ns"],
+        end_ns=header["end_ns"],
+        start_unix_us=header["start_us"],
+        throttle_gen=columns.throttle_gen,
+        threshold_version=columns.threshold_version,
+        streams=tuple(stream_key(entry) for entry in entries),
+        counters=columns.counters.copy(),
+        hist=columns.hist.copy(),
+        missed=columns.missed.copy(),
+        mark=header["id"],
+        more=header.get("more") is True,
+    )

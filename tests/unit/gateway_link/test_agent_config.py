@@ -1,0 +1,144 @@
+"""The operator's file, the children's files, the restart policy."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from gateway_agent import agent
+from gateway_agent.children import FIRST_WAIT_S, HEALTHY_S, MAX_WAIT_S, RestartPolicy
+from gateway_agent.cli import cli
+from gateway_agent.config import AgentConfig
+from gateway_agent.link.config import load_link, parse_server
+from gateway_agent.nbd.config import load_plane
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.config import load
+
+GOOD = """
+name = "gw-a"
+state_dir = "{dir}/state"
+runtime_dir = "{dir}/run"
+[[plane]]
+name = "nbd-0"
+listen = "unix:{dir}/nbd.sock"
+[[export]]
+volume = "vol-1"
+backend = "b0"
+upstream = "nbd+unix:///disk?socket={dir}/up.sock"
+cost_write = 2.0
+cap = {{ops_per_s = 100}}
+[host]
+enabled = true
+backends = {{sda = "array-1"}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def made(text: str = GOOD, old: str = "", new: str = ""):
+        path = tmp_path / "agent.toml"
+        assert old in text
+        path.write_text(text.format(dir=tmp_path).replace(old, new) if old else text.format(dir=tmp_path))
+        return path
+
+    return made
+
+
+def test_children_get_what_concerns_them(write, tmp_path):
+    config = load(AgentConfig, write(), environment={})
+    (tmp_path / "run").mkdir()
+    specs = agent.write_child_configs(config, "id")
+    assert [spec.name for spec in specs] == ["nbd-0", "link"]
+    plane = load_plane(tmp_path / "run" / "nbd-0.config.json", "nbd-0")
+    link = load_link(tmp_path / "run" / "link.config.json")
+    assert plane.control_socket == link.planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
+    assert plane.exports[0].cost_write == 2.0
+    assert plane.static_caps["vol-1"].ops_per_s == 100
+    assert (link.gateway_id, link.host.backends) == ("id", {"sda": "array-1"})
+    assert specs[0].argv[1:3] == ("-m", "gateway_agent.nbd.plane")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('name = "gw-a"', 'name = "a b"', "letters"),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "10.0.0.1:7411"', "enrolment and TLS"),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "127.0.0.1"', "HOST:PORT"),
+        ('name = "gw-a"', 'name = "gw-a"\nspool_bytes = 10', "spool_bytes"),
+        ('name = "gw-a"', 'name = "gw-a"\ncolour = "red"', "no such key"),
+        ('backend = "b0"', 'backend = "b0"\nplane = "nbd-7"', "nbd-7"),
+        ('backend = "b0"', 'backend = "b0"\nfile = "/x"', "exactly one of upstream and file"),
+        ('backend = "b0"', 'backend = "b 0"', "letters"),
+        ('listen = "unix', 'listen = "tcp:10.0.0.1:10809"\n#', "10.0.0.1"),
+        ("array-1", "array 1", "array 1"),
+        ("/run", "/" + "r" * 120, "shorten runtime_dir"),
+    ],
+)
+def test_mistakes_are_named(write, old, new, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load(AgentConfig, write(old=old, new=new), environment={})
+
+
+def test_a_volume_has_one_plane(write):
+    with pytest.raises(ConfigError, match="exported twice"):
+        load(
+            AgentConfig,
+            write(GOOD + '[[export]]\nvolume = "vol-1"\nbackend = "b"\nfile = "/x"\n'),
+            environment={},
+        )
+
+
+def test_an_agent_without_anything_to_do_is_refused(write):
+    with pytest.raises(ConfigError, match="nothing to do"):
+        load(AgentConfig, write('name = "gw-a"\n'), environment={})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:7411", ("127.0.0.1", 7411)), ("[::1]:1", ("::1", 1)), ("localhost:7", ("127.0.0.1", 7))],
+)
+def test_addresses_of_this_host(text, expected):
+    assert parse_server(text) == expected
+
+
+def test_show_config_can_be_read_again(write, tmp_path):
+    result = CliRunner().invoke(cli, ["run", "--config", str(write()), "--show-config"])
+    assert result.exit_code == 0
+    again = tmp_path / "again.toml"
+    again.write_text(result.output)
+    assert load(AgentConfig, again, environment={}) == load(AgentConfig, write(), environment={})
+
+
+def test_check_config_and_its_failure(write):
+    result = CliRunner().invoke(cli, ["run", "--config", str(write()), "--check-config"])
+    assert (result.exit_code, "1 data planes, 1 volumes" in result.output) == (0, True)
+    result = CliRunner().invoke(cli, ["run", "--config", str(write("name = 3\n")), "--check-config"])
+    assert result.exit_code == ConfigError.exit_status
+    assert "gateway-agent:" in result.output
+
+
+def test_restart_waits_double_until_a_child_proved_healthy():
+    policy, now = RestartPolicy(0), 0
+    waits = []
+    for _ in range(7):
+        policy.started(now)
+        waits.append(policy.died(now))
+        assert policy.due_ns == now + round(waits[-1] * 1e9)
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, MAX_WAIT_S, MAX_WAIT_S]
+    policy.started(now)
+    assert policy.died(now + round(HEALTHY_S * 1e9)) == FIRST_WAIT_S
+    assert policy.restarts == 7
+
+
+def test_published_facts_name_the_children(write, tmp_path):
+    class Child:
+        spec, pid, policy = agent.Spec("link", ("x",)), 5, RestartPolicy(0)
+
+    class All:
+        all = (Child,)
+
+    config = load(AgentConfig, write(), environment={})
+    (tmp_path / "run").mkdir()
+    agent.publish(config, "id", All)
+    value = json.loads((tmp_path / "run" / "agent.json").read_text())
+    assert (value["children"], value["restarts"], value["gateway_id"]) == ({"link": 5}, {"link": 0}, "id")

@@ -1,0 +1,101 @@
+"""Small files: identity, lock, book of streams, thresholds; and the backoff."""
+
+import random
+import stat
+
+import pytest
+
+from gateway_agent.link import state, streams
+from gateway_agent.link.backoff import Backoff
+from gateway_agent.link.commands import Thresholds
+from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
+from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.thresholds import ThresholdStore
+from gateway_agent.sources.sample import StreamKey
+from pmdaemon.wire.names import stream_id
+from tests.unit.gateway_link.link_support import GATEWAY
+
+KEY = StreamKey("vol-1", "c", "b0")
+
+
+def announced(book: StreamBook) -> list[dict]:
+    return [entry for header in book.announcements() for entry in header["streams"]]
+
+
+def test_identity_is_made_once_and_private(tmp_path):
+    first = state.gateway_id(tmp_path)
+    assert state.gateway_id(tmp_path) == first
+    assert stat.S_IMODE((tmp_path / "gateway_id").stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gateway_id"]
+
+
+def test_a_broken_identity_is_not_replaced_silently(tmp_path):
+    (tmp_path / "gateway_id").write_text("nonsense")
+    with pytest.raises(StateFileBroken, match="backup"):
+        state.gateway_id(tmp_path)
+
+
+def test_a_second_agent_is_refused(tmp_path):
+    held = state.lock_directory(tmp_path)
+    with pytest.raises(AlreadyRunning, match="state_dir"):
+        state.lock_directory(tmp_path)
+    state.os.close(held)
+    state.os.close(state.lock_directory(tmp_path))
+
+
+def test_new_streams_are_told_once_a_session_and_survive_a_restart(tmp_path):
+    book = StreamBook(GATEWAY, tmp_path / "streams.json")
+    assert book.enter(KEY) == stream_id(GATEWAY, "vol-1", "c")
+    book.save()
+    assert announced(book) == [{"id": book.enter(KEY), "volume": "vol-1", "client": "c", "backend": "b0"}]
+    assert announced(book) == []
+    book.new_session()
+    assert len(announced(book)) == 1
+    assert len(announced(StreamBook(GATEWAY, tmp_path / "streams.json"))) == 1
+
+
+def test_a_stream_that_moves_to_another_backend_is_told_again():
+    book = StreamBook(GATEWAY, None)
+    book.enter(KEY)
+    announced(book)
+    book.enter(KEY._replace(backend="b1"))
+    assert [entry["backend"] for entry in announced(book)] == ["b1"]
+
+
+def test_announcements_fit_their_frames():
+    book = StreamBook(GATEWAY, None)
+    for number in range(300):
+        book.enter(KEY._replace(client=f"c{number}"))
+    assert [len(header["streams"]) for header in book.announcements()] == [128, 128, 44]
+
+
+def test_the_book_is_bounded(monkeypatch):
+    monkeypatch.setattr(streams, "MAX_STREAMS", 2)
+    book = StreamBook(GATEWAY, None)
+    for client in "abc":
+        book.enter(KEY._replace(client=client))
+    assert [entry["client"] for entry in announced(book)] == ["b", "c"]
+
+
+def test_thresholds_survive_and_a_broken_file_is_begun_anew(tmp_path):
+    path = tmp_path / "thresholds.json"
+    entry = {"volume": "v", "client": "*", "io": "any", "threshold_us": 9}
+    ThresholdStore(path).replace(Thresholds(4, (entry,)))
+    assert ThresholdStore(path).header() == {"version": 4, "entries": [entry]}
+    path.write_text('{"version": "x"}')
+    assert ThresholdStore(path).current is None
+    (tmp_path / "streams.json").write_text("[")
+    assert announced(StreamBook(GATEWAY, tmp_path / "streams.json")) == []
+
+
+def test_waits_double_to_their_limit_and_begin_again():
+    backoff = Backoff(0.2, 1.0, 0.0, random.Random(1))
+    assert [backoff.failed() for _ in range(4)] == [0.2, 0.4, 0.8, 1.0]
+    backoff.succeeded()
+    assert backoff.failed() == 0.2
+
+
+def test_jitter_only_shortens():
+    backoff = Backoff(1.0, 1.0, 0.3, random.Random(1))
+    waits = [backoff.failed() for _ in range(50)]
+    assert 0.7 <= min(waits) < max(waits) <= 1.0
