@@ -160,8 +160,10 @@ def encode(cut: Cut) -> bytes:
     return frame.encode(Kind.CUT, header, blob)
 
 
-_KEYS: Final = ("ep", "seq", "t", "d", "n", "h", "m")
-_KNOWN: Final = frozenset((*_KEYS, "gw", "tg", "ts", "gap", "sch"))
+_KEYS: Final = ("t", "d", "n", "h", "m")
+_OPTIONAL: Final = {"tg": -1, "ts": 0, "gap": 0}
+_KNOWN: Final = frozenset((*_KEYS, *_OPTIONAL, "gw", "ep", "seq", "sch"))
+_ROW_BYTES: Final = len(COLUMNS) * 8
 
 
 def identity(header: dict[str, Any]) -> tuple[str, int, int]:
@@ -178,6 +180,37 @@ def identity(header: dict[str, Any]) -> tuple[str, int, int]:
     return str(uuid.UUID(bytes=gateway)), epoch, seq
 
 
+def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
+    """(gateway_id as 16 bytes, epoch, seq) of a CUT frame whose sizes fit, without touching its columns.
+
+    What a process needs that only hands the frame on: about 2 us, whatever the number of streams.
+
+    Raises:
+        BadCut: a key is missing, of the wrong type, or the sizes contradict each other.
+    """
+    header = parsed.header
+    gateway, epoch, seq = header.get("gw"), header.get("ep"), header.get("seq")
+    if not isinstance(gateway, bytes) or len(gateway) != 16:
+        raise BadCut("key 'gw' is not 16 bytes")
+    if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or not 0 < seq < 1 << 63:
+        raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
+    for key in _KEYS:
+        value = header.get(key)
+        if type(value) is not int or not 0 <= value < 1 << 63:
+            raise BadCut(f"key {key!r} is {value!r}, expected an integer from 0 to 2^63 - 1")
+    for key, default in _OPTIONAL.items():
+        if type(value := header.get(key, default)) is not int or not -1 <= value < 1 << 63:
+            raise BadCut(f"key {key!r} is {value!r}, expected an integer from -1 to 2^63 - 1")
+    if header["n"] > MAX_ROWS:
+        raise BadCut(f"{header['n']} rows, limit {MAX_ROWS}")
+    if header.get("sch", SCHEMA_ID) != SCHEMA_ID:
+        raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
+    need = header["n"] * _ROW_BYTES + header["h"] * HIST_DTYPE.itemsize + header["m"] * MISSED_DTYPE.itemsize
+    if need > len(parsed.blob) or len(parsed.blob) - need >= 8:
+        raise BadCut(f"columns need {need} bytes, the blob has {len(parsed.blob)}")
+    return gateway, epoch, seq
+
+
 def decode(source: frame.Frame | memoryview | bytes) -> Cut:
     """Decode a CUT frame. Arrays are read-only views into the frame's bytes.
 
@@ -189,51 +222,38 @@ def decode(source: frame.Frame | memoryview | bytes) -> Cut:
     header, blob = parsed.header, parsed.blob
     if parsed.kind != Kind.CUT:
         raise BadCut(f"frame kind {parsed.kind} is not CUT")
-    gateway_id, epoch, seq = identity(header)
-    for key in _KEYS:
-        value = header.get(key)
-        if type(value) is not int or value < 0:
-            raise BadCut(f"key {key!r} is {value!r}, expected a non-negative integer")
+    gateway, epoch, seq = check(parsed)
     rows, hist_len, missed_len = header["n"], header["h"], header["m"]
-    if rows > MAX_ROWS:
-        raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
-    if header.get("sch", SCHEMA_ID) != SCHEMA_ID:
-        raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
-    counters_end = rows * len(COLUMNS) * 8
+    counters_end = rows * _ROW_BYTES
     hist_end = counters_end + hist_len * HIST_DTYPE.itemsize
     missed_end = hist_end + missed_len * MISSED_DTYPE.itemsize
-    if missed_end > len(blob) or len(blob) - missed_end >= 8:
-        raise BadCut(f"columns need {missed_end} bytes, the blob has {len(blob)}")
     counters = np.frombuffer(blob[:counters_end], dtype="<i8").reshape(len(COLUMNS), rows)
     hist = np.frombuffer(blob[counters_end:hist_end], dtype=HIST_DTYPE)
     missed = np.frombuffer(blob[hist_end:missed_end], dtype=MISSED_DTYPE)
     if hist_len and (int(hist["row"].max()) >= rows or int(hist["bucket"].max()) >= WIRE_BUCKETS):
         raise BadCut("a histogram entry names a row or bucket that does not exist")
-    if missed_len and (int(missed["row"].max()) >= rows or bool((missed["missed"] > missed["counted"]).any())):
+    if missed_len and (
+        int(missed["row"].max()) >= rows or bool((missed["missed"] > missed["counted"]).any())
+    ):
         raise BadCut("a missed entry names a row that does not exist, or misses more than it counted")
-    if rows and int(counters[:].min()) < 0:
+    if missed_len and int(missed["io"].max()) > IO_WRITE:
+        raise BadCut("a missed entry names an I/O kind that does not exist")
+    if rows and int(counters.min()) < 0:
         raise BadCut("a counter is negative")
     return Cut(
-        gateway_id=gateway_id,
+        gateway_id=str(uuid.UUID(bytes=gateway)),
         epoch=epoch,
         seq=seq,
         start_unix_us=header["t"],
         duration_us=header["d"],
-        throttle_gen=_int(header, "tg", -1),
-        threshold_version=_int(header, "ts", 0),
+        throttle_gen=header.get("tg", -1),
+        threshold_version=header.get("ts", 0),
         counters=counters,
         hist=hist,
         missed=missed,
-        gap=max(_int(header, "gap", 0), 0),
+        gap=max(header.get("gap", 0), 0),
         extra={key: value for key, value in header.items() if key not in _KNOWN},
     )
-
-
-def _int(header: dict[str, Any], key: str, default: int) -> int:
-    value = header.get(key, default)
-    if type(value) is not int:
-        raise BadCut(f"key {key!r} is {value!r}, expected an integer")
-    return value
 
 
 def rows_array(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:

@@ -11,9 +11,9 @@ Every message, on a socket, in a mailbox and in the spool, has this form (little
     8+h     0..7  zero padding to a multiple of 8
     ...           blob       binary columns, 8-byte aligned from the frame's start
 
-The header is decoded with every length capped by the frame's own size, so a hostile header cannot make the
-decoder allocate more than it received. Unknown header keys are kept and ignored by readers; unknown kinds
-are the session's business.
+The header is decoded with every length capped by the frame's own size and ``MAX_HEADER_ITEMS``, so a
+hostile header cannot make the decoder allocate without bound. Unknown header keys are kept and ignored by
+readers; unknown kinds are the session's business.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from pmdaemon.errors import FrameTooLarge, MalformedFrame
 PREFIX = struct.Struct("<IHBB")
 MAX_FRAME_BYTES = 1 << 20  # four times the largest backlog reply (256 KB), so a legal frame never meets it
 MAX_HEADER_BYTES = 0xFFFF
+MAX_HEADER_ITEMS = (
+    8192  # items of one list; a nest of lists that announce more than they hold costs 8 bytes an item
+)
 FLAG_LIVE = 1
 _ZERO = b"\0" * 8
 
@@ -96,8 +99,10 @@ def decode(view: memoryview | bytes) -> Frame:
     _, header_len, kind, flags = PREFIX.unpack_from(view)
     end = PREFIX.size + header_len
     try:
-        header = msgpack.unpackb(view[PREFIX.size : end], raw=False, strict_map_key=False)
-    except Exception as exc:  # noqa: BLE001 - msgpack raises many types (its own, ValueError, TypeError)
+        header = msgpack.unpackb(
+            view[PREFIX.size : end], raw=False, strict_map_key=False, max_array_len=MAX_HEADER_ITEMS
+        )
+    except Exception as exc:
         raise MalformedFrame(f"the header is not msgpack ({type(exc).__name__}: {exc})") from exc
     if not isinstance(header, dict) or not all(isinstance(key, str) for key in header):
         raise MalformedFrame("the header is not a map with string keys")
@@ -122,12 +127,17 @@ def split(view: memoryview | bytes) -> Iterator[memoryview]:
 class FrameReader:
     """Collects received bytes and yields whole frames; at most one partial frame is buffered.
 
+    ``limit_bytes`` may be changed between frames (a session allows little before the handshake). A peer that
+    dribbles a large frame byte by byte costs one append a byte: the partial frame is looked at again only
+    when enough of it has arrived.
+
     Not thread-safe: one reader belongs to one connection and one thread.
     """
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._partial = bytearray()
+        self._need_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -142,15 +152,18 @@ class FrameReader:
         """
         if self._partial:
             self._partial += data
+            if len(self._partial) < self._need_bytes:
+                return
             view = memoryview(bytes(self._partial))
             self._partial.clear()
         else:
             view = memoryview(data)
         while True:
-            total = peek_size(view, self._limit_bytes)
+            total = peek_size(view, self.limit_bytes)
             if total is None or total > len(view):
                 break
             yield decode(view[:total])
             view = view[total:]
         # A generator dropped half-way would lose the rest: callers drain it (``for`` does).
         self._partial += view
+        self._need_bytes = total or PREFIX.size

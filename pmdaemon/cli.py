@@ -1,0 +1,79 @@
+"""``pmdaemon run``: the daemon in the foreground. ``pmdaemon pair`` is what it starts itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import structlog
+
+from pmdaemon import config as configuration
+from pmdaemon.daemon import Daemon, raise_open_files
+from pmdaemon.errors import SlaError
+from pmdaemon.net import pair as pair_process
+from pmdaemon.runtime import logs
+from pmdaemon.runtime.config import show
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import set_os_thread_name
+
+log = structlog.get_logger("pmdaemon")
+_config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    envvar="SLA_CONFIG",
+    help="The server's TOML file; the daemon reads runtime_dir, data_dir and [pmdaemon].",
+)
+
+
+@click.group()
+def cli() -> None:
+    """Performance-monitor daemon: the one process that talks to gateway agents."""
+
+
+@cli.command()
+@_config_option
+@click.option("--show-config", is_flag=True, help="Print the values in force as TOML and stop.")
+@click.option("--check-config", is_flag=True, help="Check the file and stop.")
+def run(path: Path | None, show_config: bool, check_config: bool) -> None:
+    """Run the daemon until SIGTERM."""
+    try:
+        config = configuration.load(path)
+        if show_config:
+            click.echo(show(config), nl=False)
+            return
+        if check_config:
+            click.echo("configuration is valid")
+            return
+        logs.configure("pmdaemon")
+        set_os_thread_name("pmdaemon")
+        stop = Stop()
+        stop.install_signals()
+        stop.watch_parent()
+        raise_open_files(config.pmdaemon.open_files)
+        status = Daemon(config, path, stop).run()
+    except SlaError as exc:
+        click.echo(f"pmdaemon: {exc}", err=True)
+        status = exc.exit_status
+    sys.exit(status)
+
+
+@cli.command(hidden=True)
+@_config_option
+@click.option("--index", type=click.IntRange(0, 255), required=True, help="Number of the pair.")
+@click.option("--control-fd", type=int, required=True, help="Inherited end of the control socket.")
+def pair(path: Path | None, index: int, control_fd: int) -> None:
+    """Run one pair; started by ``pmdaemon run``."""
+    try:
+        config = configuration.load(path)
+        logs.configure(f"pair-{index}")
+        set_os_thread_name(f"pm-pair-{index}")
+        stop = Stop()
+        stop.install_signals()
+        stop.watch_parent()
+        status = pair_process.run(config, index, control_fd, stop)
+    except SlaError as exc:
+        click.echo(f"pmdaemon pair {index}: {exc}", err=True)
+        status = exc.exit_status
+    sys.exit(status)

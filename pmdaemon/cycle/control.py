@@ -1,0 +1,73 @@
+"""What ``services`` ordered last: caps of each gateway, the threshold set, and its sign of life.
+
+The book keeps the newest order of each kind as an encoded frame, ready to be sent now and again whenever a
+gateway registers. It decides nothing: a cap is never changed, invented or dropped here. ``services`` renews
+its lease once a second; polls carry ``lease: true`` only while the last renewal is younger than 3 s, so a
+dead brain lets all caps expire at the gateways within their own lease.
+
+Thread: belongs to the outbound thread.
+
+Source: P7, P9; DESIGN.md 5 and 6 (leases).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pmdaemon.errors import MalformedFrame
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+
+LEASE_FRESH_NS: Final = 3 * 10**9  # services renews each second: two renewals may be lost
+
+
+class ControlBook:
+    """The newest orders of ``services``."""
+
+    def __init__(self) -> None:
+        self._caps: dict[str, tuple[int, bytes]] = {}
+        self._thresholds: bytes | None = None
+        self._lease_ns: int | None = None
+
+    def set_caps(self, header: dict[str, Any]) -> tuple[str, int, bytes]:
+        """Take a SET_CAPS: (gateway_id, generation, the CAPS frame to send).
+
+        Raises:
+            MalformedFrame: ``gw`` or ``gen`` is missing or of the wrong type.
+            FrameTooLarge: more caps than a frame holds.
+        """
+        gateway_id, gen = header.get("gw"), header.get("gen")
+        if not isinstance(gateway_id, str) or type(gen) is not int:
+            raise MalformedFrame(f"SET_CAPS for gateway {gateway_id!r}, generation {gen!r}")
+        body = {key: value for key, value in header.items() if key != "gw"}
+        encoded = frame.encode(Kind.CAPS, body)
+        self._caps[gateway_id] = (gen, encoded)
+        return gateway_id, gen, encoded
+
+    def set_thresholds(self, header: dict[str, Any]) -> bytes:
+        """Take a SET_THRESHOLDS: the THRESHOLDS frame to send to every gateway.
+
+        Raises:
+            MalformedFrame: ``version`` is missing or of the wrong type.
+        """
+        if type(header.get("version")) is not int:
+            raise MalformedFrame(f"SET_THRESHOLDS of version {header.get('version')!r}")
+        self._thresholds = frame.encode(Kind.THRESHOLDS, header)
+        return self._thresholds
+
+    def caps_of(self, gateway_id: str) -> tuple[int, bytes] | None:
+        """Generation and CAPS frame last ordered for a gateway."""
+        return self._caps.get(gateway_id)
+
+    @property
+    def thresholds(self) -> bytes | None:
+        """The THRESHOLDS frame last ordered."""
+        return self._thresholds
+
+    def renew_lease(self, now_ns: int) -> None:
+        """``services`` is alive."""
+        self._lease_ns = now_ns
+
+    def lease_is_fresh(self, now_ns: int) -> bool:
+        """Whether polls may renew the lease of caps."""
+        return self._lease_ns is not None and now_ns - self._lease_ns < LEASE_FRESH_NS

@@ -1,0 +1,174 @@
+"""Posts everything the pair has to say to ``services`` and ``dbmanager``; never waits, never loses silently.
+
+Two kinds of mail with different promises:
+
+* *Cuts.* A batch a recipient cannot take is not kept here. For dbmanager the cuts are still with their
+  agents: ``on_refused`` rewinds those gateways and they are asked for again. For services they are dropped
+  and counted: they are for judging the present and the next cut follows in a second.
+* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). Nobody asks for news again, so refused news
+  waits here, per recipient and in order, and is tried at each ``flush``. While news waits for a recipient no
+  cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES`` the oldest
+  is dropped and counted.
+
+Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
+
+Source: M2, P10; DESIGN.md 3 "Nobody waits", 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from pmdaemon.cycle.batch import BATCH_AGE_NS, CutBatch
+from pmdaemon.mailbox.errors import MailboxFull
+
+SERVICES: Final = "services"
+DBMANAGER: Final = "dbmanager"
+NEWS_BYTES: Final = 4 << 20  # some 10,000 announcements: every gateway of the largest fleet twice
+log = structlog.get_logger("courier")
+
+
+class Poster(Protocol):
+    """The half of a mailbox that posts."""
+
+    def post(self, recipients: str | Sequence[str], payload: bytes) -> object:
+        """Deliver or raise MailboxFull naming who had no room."""
+
+
+class _News:
+    """News that waits for one recipient."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[bytes] = deque()
+        self.size_bytes = 0
+
+    def push(self, message: bytes) -> int:
+        """Keep a message; returns how many old ones had to go."""
+        self.waiting.append(message)
+        self.size_bytes += len(message)
+        dropped = 0
+        while self.size_bytes > NEWS_BYTES and len(self.waiting) > 1:
+            self.size_bytes -= len(self.waiting.popleft())
+            dropped += 1
+        return dropped
+
+    def pop(self) -> None:
+        """The oldest was delivered."""
+        self.size_bytes -= len(self.waiting.popleft())
+
+
+class Courier:
+    """The pair's outgoing mail.
+
+    Attributes:
+        refused_keeping: batches dbmanager had no room for; their gateways were rewound.
+        dropped_live_cuts: cuts services had no room for.
+        dropped_news: announcements given up.
+        posted_cuts: cuts posted to dbmanager.
+    """
+
+    def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str]], None]) -> None:
+        self._poster = poster
+        self._on_refused = on_refused
+        self._judge = CutBatch(pair)
+        self._keep = CutBatch(pair)
+        self._news = {SERVICES: _News(), DBMANAGER: _News()}
+        self.refused_keeping = 0
+        self.dropped_live_cuts = 0
+        self.dropped_news = 0
+        self.posted_cuts = 0
+
+    # -- news
+
+    def news(self, message: bytes, *recipients: str) -> None:
+        """Post an announcement, behind what already waits for the same recipient."""
+        free = [name for name in recipients if not self._news[name].waiting]
+        refused = [name for name in recipients if name not in free]
+        if free:
+            refused += self._post(free, message)
+        for name in refused:
+            self.dropped_news += self._news[name].push(message)
+
+    @property
+    def waiting_news(self) -> int:
+        """Announcements that wait for room."""
+        return sum(len(news.waiting) for news in self._news.values())
+
+    def _retry_news(self) -> None:
+        for name, news in self._news.items():
+            while news.waiting and not self._post([name], news.waiting[0]):
+                news.pop()
+
+    # -- cuts
+
+    def cut(
+        self,
+        cut: bytes,
+        gateway_id: str,
+        *,
+        keep: bool,
+        judge: bool,
+        live: bool,
+        recv_unix_us: int,
+        offset_us: int,
+        now_ns: int,
+    ) -> None:
+        """Add one CUT frame to the batches it belongs to, posting what is full."""
+        wanted = [batch for batch, use in ((self._keep, keep), (self._judge, judge)) if use]
+        if not all(batch.fits(len(cut)) for batch in wanted):
+            self.post_cuts()
+        for batch in wanted:
+            batch.add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns)
+
+    def flush(self, now_ns: int) -> None:
+        """Try waiting news, then post the batches that are due."""
+        if self.waiting_news:
+            self._retry_news()
+        if self._keep.is_due(now_ns) or self._judge.is_due(now_ns):
+            self.post_cuts()
+
+    def due_ns(self) -> int | None:
+        """When ``flush`` is next needed; None if nothing waits."""
+        times = [batch.opened_ns + BATCH_AGE_NS for batch in (self._keep, self._judge) if len(batch)]
+        return min(times) if times else None
+
+    def post_cuts(self) -> None:
+        """Post both batches now, as one message if they hold the same cuts."""
+        same = self._keep.same_as(self._judge)
+        for names, batch in (
+            (((DBMANAGER, SERVICES), self._keep),)
+            if same
+            else (((DBMANAGER,), self._keep), ((SERVICES,), self._judge))
+        ):
+            if len(batch):
+                self._post_batch(names, batch)
+        if same and len(self._judge):
+            self._judge.take()
+
+    def _post_batch(self, names: Sequence[str], batch: CutBatch) -> None:
+        cuts = len(batch)
+        message, gateway_ids = batch.take()
+        refused = [name for name in names if self._news[name].waiting]
+        free = [name for name in names if name not in refused]
+        if free:
+            refused += self._post(free, message)
+        if SERVICES in refused:
+            self.dropped_live_cuts += cuts
+        if DBMANAGER in refused:
+            self.refused_keeping += 1
+            self._on_refused(gateway_ids)
+        elif DBMANAGER in names:
+            self.posted_cuts += cuts
+
+    def _post(self, names: Sequence[str], message: bytes) -> list[str]:
+        """Post; returns who had no room."""
+        try:
+            self._poster.post(names, message)
+        except MailboxFull as exc:
+            log.debug("mailbox-full", recipients=",".join(exc.recipients))
+            return [name for name in names if name in exc.recipients]
+        return []

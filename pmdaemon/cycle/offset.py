@@ -1,0 +1,41 @@
+"""How far an agent's wall clock is off.
+
+A REPLY carries the agent's wall clock; we know our own wall clock and the round trip of the poll. If both
+ways took equally long, the agent stamped the reply half a round trip before it arrived. The error is at
+most half the round trip, so of the last 16 answers the one with the *smallest* round trip counts.
+
+Source: DESIGN.md 4 "Time"; the estimate is NTP's clock filter in its simplest form.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+SAMPLES: Final = (
+    16  # at one poll a second: short enough to follow a stepped clock, long enough to meet a quiet moment
+)
+
+
+class OffsetEstimator:
+    """Clock offset of one session, microseconds to *add* to the agent's times."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
+
+    @property
+    def known(self) -> bool:
+        """Whether at least one reply was seen."""
+        return bool(self._samples)
+
+    def add(self, agent_unix_us: int, server_unix_us: int, round_trip_us: int) -> None:
+        """One reply: the agent's stamp, our wall clock at receipt, and the monotonic round trip."""
+        round_trip_us = max(round_trip_us, 0)
+        self._samples.append((round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us))
+
+    @property
+    def offset_us(self) -> int:
+        """The best estimate, 0 while nothing is known. Of equal round trips the newest counts."""
+        if not self._samples:
+            return 0
+        return min(reversed(self._samples), key=lambda sample: sample[0])[1]

@@ -1,0 +1,275 @@
+"""Which cuts of one gateway were received, which are durable, and where the next answer starts.
+
+Theory of operation. The agent keeps every cut until it is acknowledged. Per epoch there are two positions:
+
+    ... durable ...|... received, on its way into the queue ...|... still with the agent ...
+                   ^ ack[epoch]                                ^ received[epoch]
+
+A poll asks for what follows ``received`` (``from``) and acknowledges ``ack``. A *rewind* sets ``received``
+back to ``ack``: everything between is asked for again, and dbmanager drops what it has already. A poll that
+is under way during a rewind still asks for the old position; keeping its answer would put cut 8 into the
+queue before 5..7 are sent again. So each rewind counts, each poll remembers the count it was sent under,
+and the cuts of an answer to an older count are judged but *not kept*: they come again.
+
+Several epochs: the agent was restarted with cuts in its spool. They are answered oldest epoch first; a cut
+of a later epoch says that the earlier ones are exhausted. Cuts missing within an answer are those the agent
+does not hold any more; they are counted (``skipped_cuts``). Normally the cut's own ``gap`` says so to
+dbmanager; if it does not (``leaves_hole``), the epoch's *floor* is raised and announced in GATEWAY's
+``spool``, because dbmanager takes no cut behind a hole and would have us ask for the missing ones for ever.
+
+A cut may reach ``services`` twice: as LIVE, ahead of the backlog, and again in order; or again after a
+rewind. ``received`` returns a verdict for both recipients, so that each gets a cut once from this process.
+
+Invariants: floor[e], ack[e] <= received[e]; positions only grow, except ``received`` in a rewind, and
+``ack`` when another dbmanager knows less (a restored database).
+
+Thread: no lock of its own; the gateway's lock guards it (``gateways.gateway``).
+
+Source: DESIGN.md 4, points 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pmdaemon.errors import BadCut
+
+LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
+MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
+MAX_LIVE: Final = (
+    1024  # LIVE cuts remembered while a backlog is worked off; then those already passed are swept
+)
+
+
+class Verdict(NamedTuple):
+    """What to do with a cut.
+
+    Attributes:
+        keep: send it to dbmanager.
+        judge: send it to services.
+    """
+
+    keep: bool
+    judge: bool
+
+
+class PollRequest(NamedTuple):
+    """The record's part of a POLL header."""
+
+    ack: list[list[int]]
+    start: list[int]
+
+
+class _PollOut(NamedTuple):
+    poll: int
+    sent_ns: int
+    rewinds: int
+
+
+class _Epoch:
+    """Positions within one epoch. ``last`` is None for the running epoch, else its last cut in the spool.
+
+    The agent holds nothing at or below ``floor``, for whatever reason.
+    """
+
+    def __init__(self, floor: int, last: int | None, ack: int) -> None:
+        self.floor = floor
+        self.last = last
+        self.ack = ack
+        self.received = max(ack, floor)
+        self.acked_to_agent = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self.last is not None and self.received >= self.last
+
+
+class Record:
+    """Positions of one gateway; outlives its sessions.
+
+    Attributes:
+        rewinds: how often ``received`` was set back.
+        skipped_cuts: cuts the agent no longer had when asked.
+        repeated_cuts: cuts that came again and were dropped here.
+        not_kept_cuts: cuts of an answer that a rewind had overtaken.
+    """
+
+    def __init__(self) -> None:
+        self.rewinds = 0
+        self.skipped_cuts = 0
+        self.repeated_cuts = 0
+        self.not_kept_cuts = 0
+        self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
+        self._judged: dict[int, int] = {}
+        self._live: set[tuple[int, int]] = set()
+        self._polls: deque[_PollOut] = deque()
+        self._waiting_since_ns: int | None = None
+
+    # -- session and watermarks
+
+    def register(self, epoch: int, spool: Sequence[tuple[int, int, int]], durable: Mapping[int, int]) -> None:
+        """A new session, or a changed spool: start behind what is durable.
+
+        Args:
+            epoch: the running epoch (HELLO).
+            spool: (epoch, first seq, last seq), oldest first; may or may not name the running epoch.
+            durable: high water per epoch, from WATERMARKS and DURABLE.
+        """
+        known = {key: max(item.floor, item.acked_to_agent) for key, item in self._epochs.items()}
+        epochs = {}
+        for old, first, last in spool:
+            if old != epoch:
+                epochs[old] = _Epoch(max(first - 1, known.get(old, 0)), last, durable.get(old, 0))
+        floor = next((first - 1 for named, first, _ in spool if named == epoch), 0)
+        epochs[epoch] = _Epoch(max(floor, known.get(epoch, 0)), None, durable.get(epoch, 0))
+        self._epochs = epochs
+        self._judged = {key: self._judged.get(key, 0) for key in epochs}
+        self._live = {item for item in self._live if item[0] in epochs}
+        self._polls.clear()
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Ask again for everything that is not durable."""
+        self.rewinds += 1
+        self._waiting_since_ns = None
+        for position in self._epochs.values():
+            position.received = max(position.ack, position.floor)
+
+    def restart(self, durable: Mapping[int, int]) -> None:
+        """Another dbmanager: only what it names is durable, what the agent was told to forget is gone."""
+        for epoch, position in self._epochs.items():
+            position.floor = max(position.floor, position.acked_to_agent)
+            position.ack = durable.get(epoch, 0)
+        self.rewind()
+
+    def spool(self) -> list[list[int]]:
+        """[epoch, first seq the agent may still hold, last seq known], oldest epoch first."""
+        rows = []
+        for epoch, position in self._epochs.items():
+            first = max(position.floor, position.acked_to_agent) + 1
+            last = position.received if position.last is None else position.last
+            rows.append([epoch, first, max(last, first - 1)])
+        return rows
+
+    def leaves_hole(self, epoch: int, seq: int, gap: int) -> bool:
+        """Whether a cut in order does not follow the last one, even over the ``gap`` it admits."""
+        position = self._epochs.get(epoch)
+        return position is not None and seq - 1 - gap > position.received
+
+    def give_up_before(self, epoch: int, seq: int) -> None:
+        """The agent has no cut below ``seq`` that we lack: they are lost for good."""
+        position = self._epochs[epoch]
+        position.floor = max(position.floor, seq - 1)
+
+    def durable(self, epoch: int, seq: int, now_ns: int) -> None:
+        """Notice of dbmanager that everything up to ``seq`` is on disk."""
+        position = self._epochs.get(epoch)
+        if position is None or seq <= position.ack:
+            return
+        position.ack = seq
+        position.received = max(position.received, seq)
+        behind = any(item.received > max(item.ack, item.floor) for item in self._epochs.values())
+        self._waiting_since_ns = now_ns if behind else None
+
+    def lags(self, now_ns: int) -> bool:
+        """Whether something received has waited ``LAG_NS`` for durability without any progress."""
+        return self._waiting_since_ns is not None and now_ns - self._waiting_since_ns > LAG_NS
+
+    @property
+    def behind_cuts(self) -> int:
+        """Cuts received and not known to be durable."""
+        return sum(item.received - max(item.ack, item.floor) for item in self._epochs.values())
+
+    # -- polls and answers
+
+    def poll(self, poll: int, now_ns: int) -> PollRequest:
+        """Account for a poll that is about to leave, and say what it asks for."""
+        self._polls.append(_PollOut(poll, now_ns, self.rewinds))
+        if len(self._polls) > MAX_POLLS_OUT:
+            self._polls.popleft()
+        start: list[int] = []
+        ack: list[list[int]] = []
+        for epoch, position in self._epochs.items():
+            if position.ack:
+                ack.append([epoch, position.ack])
+                position.acked_to_agent = max(position.acked_to_agent, position.ack)
+            if not start and not position.exhausted:
+                start = [epoch, position.received + 1]
+        return PollRequest(ack, start)
+
+    def answered(self, poll: int) -> int | None:
+        """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
+
+        Older polls the agent left out are forgotten. An old epoch whose last cut was acknowledged in an
+        answered poll is over.
+        """
+        if not any(item.poll == poll for item in self._polls):
+            return None
+        while (item := self._polls.popleft()).poll != poll:
+            pass
+        over = [
+            epoch
+            for epoch, position in self._epochs.items()
+            if position.last is not None and position.acked_to_agent >= position.last
+        ]
+        for epoch in over:
+            del self._epochs[epoch]
+            self._judged.pop(epoch, None)
+        return item.sent_ns
+
+    def unsent(self, poll: int) -> None:
+        """A poll accounted for did not leave: its session had ended."""
+        self._polls = deque(item for item in self._polls if item.poll != poll)
+
+    @property
+    def oldest_poll_sent_ns(self) -> int | None:
+        """When the oldest unanswered poll was sent; None when nothing is awaited."""
+        return self._polls[0].sent_ns if self._polls else None
+
+    def received(self, epoch: int, seq: int, live: bool, now_ns: int) -> Verdict:
+        """A cut arrived.
+
+        Raises:
+            BadCut: its epoch was announced neither by HELLO nor in REGISTER.spool.
+        """
+        position = self._epochs.get(epoch)
+        if position is None:
+            raise BadCut(f"epoch {epoch} was not announced in HELLO or REGISTER")
+        judge = self._is_news(epoch, seq)
+        if live:
+            if judge:
+                self._remember_live(epoch, seq)
+            return Verdict(keep=False, judge=judge)
+        if seq <= position.received:
+            self.repeated_cuts += 1
+            return Verdict(keep=False, judge=False)
+        if judge or (epoch, seq) in self._live:
+            self._judged[epoch] = max(self._judged[epoch], seq)
+            self._live.discard((epoch, seq))
+        if not self._polls or self._polls[0].rewinds != self.rewinds:
+            self.not_kept_cuts += 1
+            return Verdict(keep=False, judge=judge)
+        self._advance(epoch, position, seq, now_ns)
+        return Verdict(keep=True, judge=judge)
+
+    def _is_news(self, epoch: int, seq: int) -> bool:
+        return seq > self._judged.get(epoch, 0) and (epoch, seq) not in self._live
+
+    def _remember_live(self, epoch: int, seq: int) -> None:
+        self._live.add((epoch, seq))
+        if len(self._live) > MAX_LIVE:
+            self._live = {item for item in self._live if item[1] > self._judged.get(item[0], 0)}
+
+    def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
+        for earlier, other in self._epochs.items():
+            if earlier == epoch:
+                break
+            if other.last is not None and not other.exhausted:
+                self.skipped_cuts += other.last - other.received
+                other.received = other.last
+        self.skipped_cuts += seq - position.received - 1
+        position.received = seq
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns

@@ -1,0 +1,71 @@
+"""What dbmanager has on disk, by gateway and epoch.
+
+WATERMARKS opens an *incarnation* of dbmanager: what it names is durable, everything else that was on its way
+is in doubt and must be asked for again. Further WATERMARKS and DURABLE of the same incarnation only advance.
+A notice of another incarnation than the open one is a leftover in the mailbox and is ignored.
+
+Thread: guarded by the registry's lock.
+
+Source: docs/formats/messages.md (WATERMARKS, DURABLE); DESIGN.md 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pmdaemon.errors import MalformedFrame
+
+Notice = list[tuple[str, int, int]]
+
+
+def parse(header: Mapping[str, Any]) -> tuple[int, Notice]:
+    """(incarnation, [(gateway_id, epoch, seq), ...]) of a WATERMARKS or DURABLE header.
+
+    Raises:
+        MalformedFrame: a key is missing or of the wrong type.
+    """
+    incarnation, rows = header.get("inc"), header.get("hw")
+    if type(incarnation) is not int or not isinstance(rows, list):
+        raise MalformedFrame(f"a durable notice of incarnation {incarnation!r}")
+    notice: Notice = []
+    for row in rows:
+        match row:
+            case [str() as gateway_id, int() as epoch, int() as seq]:
+                notice.append((gateway_id, epoch, seq))
+            case _:
+                raise MalformedFrame(f"a durable notice with the row {row!r}")
+    return incarnation, notice
+
+
+class Watermarks:
+    """High water per (gateway, epoch). ``incarnation`` is None until the first WATERMARKS."""
+
+    def __init__(self) -> None:
+        self.incarnation: int | None = None
+        self._high: dict[str, dict[int, int]] = {}
+
+    def open(self, incarnation: int, notice: Notice) -> bool:
+        """Take a WATERMARKS; True if it opens another incarnation, so that everybody must rewind."""
+        is_new = incarnation != self.incarnation
+        if is_new:
+            self.incarnation = incarnation
+            self._high.clear()
+        self._raise(notice)
+        return is_new
+
+    def advance(self, incarnation: int, notice: Notice) -> bool:
+        """Take a DURABLE; False if it belongs to another incarnation and was ignored."""
+        if incarnation != self.incarnation:
+            return False
+        self._raise(notice)
+        return True
+
+    def of(self, gateway_id: str) -> dict[int, int]:
+        """Epoch to high water of one gateway (a copy)."""
+        return dict(self._high.get(gateway_id, {}))
+
+    def _raise(self, notice: Notice) -> None:
+        for gateway_id, epoch, seq in notice:
+            epochs = self._high.setdefault(gateway_id, {})
+            epochs[epoch] = max(seq, epochs.get(epoch, 0))

@@ -1,0 +1,106 @@
+"""One gateway: what it is, its session, and the positions of its cuts.
+
+A ``Gateway`` lives as long as the pair process; sessions come and go. Two threads use it:
+
+    written by inbound alone     name, software, address, epoch, exports, streams, offset, state, dropped,
+                                 conn (under the lock)
+    under ``lock``               record, conn, awaiting_since_ns
+    read by outbound             conn, awaiting_since_ns, record: always under the lock
+
+The lock is held for microseconds and never while sending: outbound takes what it needs (the frame and the
+connection), lets go, then sends. If a newer session took over in between, the bytes go to the old, closed
+connection and are dropped there; the new session starts with no poll out.
+
+Source: P3, P16.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pmdaemon.cycle.offset import OffsetEstimator
+from pmdaemon.cycle.record import PollRequest, Record
+from pmdaemon.gateways.registration import Hello, Registration, Stream
+
+if TYPE_CHECKING:
+    from pmdaemon.gateways.peer import Peer
+
+
+class Condition(Enum):
+    """What the rest of the server is told of a gateway."""
+
+    UP = "up"
+    STALLED = "stalled"
+    LOST = "lost"
+
+
+class Gateway:
+    """State of one gateway; see the module for who may touch what.
+
+    Attributes:
+        lock: guards ``record``, ``conn`` and ``awaiting_since_ns``.
+        awaiting_since_ns: when the poll that keeps it from being polled again was sent; None while it may
+            be polled.
+        dropped: cuts its spool has lost in its lifetime, as it says.
+        announced_dropped: the same as last announced, and when (monotonic).
+    """
+
+    def __init__(self, gateway_id: str) -> None:
+        self.gateway_id = gateway_id
+        self.id_bytes = uuid.UUID(gateway_id).bytes
+        self.lock = threading.Lock()
+        self.record = Record()
+        self.conn: Peer | None = None
+        self.awaiting_since_ns: int | None = None
+        self.name = ""
+        self.software = ""
+        self.address = ""
+        self.epoch = 0
+        self.exports: list[dict[str, Any]] = []
+        self.streams: dict[int, Stream] = {}
+        self.offset = OffsetEstimator()
+        self.condition = Condition.LOST
+        self.dropped = 0
+        self.announced_dropped = (0, 0)
+
+    def begin(self, conn: Peer, hello: Hello, registration: Registration, durable: dict[int, int]) -> None:
+        """A session has registered. The caller has closed the one before."""
+        self.name = hello.name
+        self.software = hello.software
+        self.address = conn.address
+        self.epoch = hello.epoch
+        self.exports = registration.exports
+        self.streams = {}
+        self.offset = OffsetEstimator()
+        self.condition = Condition.UP
+        with self.lock:
+            self.record.register(hello.epoch, registration.spool, durable)
+            self.awaiting_since_ns = None
+            self.conn = conn
+
+    def end(self) -> None:
+        """Its session is over."""
+        self.condition = Condition.LOST
+        with self.lock:
+            self.conn = None
+            self.awaiting_since_ns = None
+
+    def ask(self, poll: int, now_ns: int) -> tuple[Peer, PollRequest] | None:
+        """Account for a poll that leaves now; None if there is no session, or an answer is still awaited.
+
+        Thread: outbound.
+        """
+        with self.lock:
+            if self.conn is None or self.awaiting_since_ns is not None:
+                return None
+            self.awaiting_since_ns = now_ns
+            return self.conn, self.record.poll(poll, now_ns)
+
+    def unask(self, poll: int) -> None:
+        """The poll did not leave: the session had just ended, or not quite begun. Thread: outbound."""
+        with self.lock:
+            self.record.unsent(poll)
+            self.awaiting_since_ns = None

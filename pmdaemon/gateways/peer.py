@@ -1,0 +1,45 @@
+"""What the gateway side of the code needs of a connection (``net.connection`` is the real one).
+
+Keeps ``gateways`` free of sockets, and lets its tests use a list of frames instead.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import Session
+
+if TYPE_CHECKING:
+    from pmdaemon.gateways.gateway import Gateway
+    from pmdaemon.gateways.registration import Hello
+
+
+class Sent(Enum):
+    """What became of frames given to ``Peer.send``."""
+
+    SENT = "sent"
+    """All bytes are in the kernel."""
+    WAITING = "waiting"
+    """Some wait for the socket; write interest is registered."""
+    OVERFLOW = "overflow"
+    """The peer reads too slowly: it is being disconnected."""
+    GONE = "gone"
+    """The connection is closed or draining; the frames were dropped."""
+
+
+class Peer(Protocol):
+    """One agent's connection."""
+
+    address: str
+    session: Session
+    hello: Hello | None
+    schema_seen: bool
+    gateway: Gateway | None
+
+    def send(self, *frames: tuple[Kind, bytes]) -> Sent:
+        """Send frames as one write. Any thread."""
+
+    def finish(self, kind: Kind, last_frame: bytes, reason: str) -> None:
+        """Send a last frame (ERROR or BYE) and drain. Inbound thread."""

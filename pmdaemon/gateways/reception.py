@@ -1,0 +1,324 @@
+"""Acts on each frame an agent sends: the inbound half of the daemon's side of a session.
+
+``wire.session`` has already decided that the frame is allowed now; here its header is checked and its
+meaning carried out. What is wrong raises a ``WireError``; the caller closes that connection with it.
+CUT frames are copied once and handed on; their columns are never looked at (P10: the inbound thread's work
+for one gateway is short and independent of the number of its streams).
+
+Thread: belongs to the inbound thread. Other threads reach gateways through their locks.
+
+Source: P3, P9, P10; docs/formats/messages.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
+from pmdaemon.cycle.revival import RevivalWatch
+from pmdaemon.errors import BadCut, MalformedFrame, ProtocolViolation
+from pmdaemon.gateways import news
+from pmdaemon.gateways.gateway import Condition, Gateway
+from pmdaemon.gateways.peer import Peer
+from pmdaemon.gateways.registration import (
+    Hello,
+    Registration,
+    check_schema,
+    parse_hello,
+    parse_register,
+    parse_streams,
+)
+from pmdaemon.gateways.registry import Registry
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire import cut, frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import negotiate
+
+SOFTWARE: Final = "storage-sla-server 0.1"
+MAX_STREAMS: Final = (
+    4 * cut.MAX_ROWS
+)  # clients come and go within a session; four times what one cut may hold
+log = structlog.get_logger("reception")
+
+Handler = Callable[["Reception", Peer, frame.Frame], None]
+
+
+class Reception:
+    """Carries out what agents send.
+
+    Args:
+        on_registered: told of each new session, so that outbound schedules it.
+        counters: shared with the pair's summary line; only the inbound thread adds to it here.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        courier: Courier,
+        clock: Clock,
+        *,
+        interval_us: int,
+        on_registered: Callable[[str], None],
+        revival: RevivalWatch,
+        counters: Counter[str],
+    ) -> None:
+        self._registry = registry
+        self._courier = courier
+        self._clock = clock
+        self._interval_us = interval_us
+        self._on_registered = on_registered
+        self._revival = revival
+        self._counters = counters
+
+    def handle(self, conn: Peer, received: frame.Frame) -> None:
+        """Carry out one frame.
+
+        Raises:
+            WireError: the frame is malformed or out of place; close this connection.
+        """
+        handler = _HANDLERS.get(received.kind)
+        if handler is None:
+            self._counters["unsupported_frames"] += 1
+            conn.send((Kind.UNSUPPORTED, frame.encode(Kind.UNSUPPORTED, {"kind": received.kind})))
+            return
+        handler(self, conn, received)
+
+    # -- registration
+
+    def _hello(self, conn: Peer, received: frame.Frame) -> None:
+        hello = parse_hello(received.header)
+        conn.hello = hello
+        proto = negotiate(hello.proto_min, hello.proto_max)
+        header = {
+            "proto": proto,
+            "features": [],
+            "software": SOFTWARE,
+            "interval_us": self._interval_us,
+            "server_us": self._clock.unix_us(),
+        }
+        conn.send((Kind.WELCOME, frame.encode(Kind.WELCOME, header)))
+
+    def _schema(self, conn: Peer, received: frame.Frame) -> None:
+        check_schema(received.header)
+        conn.schema_seen = True
+
+    def _register(self, conn: Peer, received: frame.Frame) -> None:
+        hello = conn.hello
+        if hello is None or not conn.schema_seen:
+            raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
+        registration = parse_register(received.header)
+        if conn.gateway is not None:
+            conn.gateway.exports = registration.exports
+            self._announce(conn.gateway)
+        else:
+            self._begin(conn, hello, registration)
+        conn.send((Kind.REGISTERED, frame.encode(Kind.REGISTERED, {"ok": True})))
+        self._on_registered(hello.gateway_id)
+
+    def _begin(self, conn: Peer, hello: Hello, registration: Registration) -> None:
+        older = self._registry.get(hello.gateway_id)
+        if older is not None and older.conn is not None:
+            self._supersede(older, older.conn, conn.address)
+        gateway = self._registry.register(conn, hello, registration)
+        conn.gateway = gateway
+        self._counters["registrations"] += 1
+        log.info("gateway-up", gateway=gateway.name, gateway_id=gateway.gateway_id, address=conn.address)
+        self._announce(gateway)
+
+    def _supersede(self, gateway: Gateway, older: Peer, address: str) -> None:
+        """The newer session wins; the older one is told and closed, and not reported as lost."""
+        self._counters["superseded_sessions"] += 1
+        log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
+        older.gateway = None
+        text = f"gateway {gateway.gateway_id} has registered again from {address}; the newer session wins"
+        body = {"code": "superseded", "text": text}
+        older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
+
+    def _announce(self, gateway: Gateway) -> None:
+        """GATEWAY up to everybody.
+
+        Raises:
+            FrameTooLarge: the exports do not fit one announcement; fewer or shorter names.
+        """
+        message = news.gateway_state(gateway, "up", "", self._clock.unix_us())
+        gateway.announced_dropped = (gateway.dropped, self._clock.monotonic_ns())
+        self._revival.prompted()
+        self._courier.news(message, DBMANAGER, SERVICES)
+
+    def announce_again(self, *recipients: str) -> None:
+        """Every session's GATEWAY up and STREAMS_SEEN: a recipient has restarted and knows nothing."""
+        if SERVICES in recipients:
+            self._revival.prompted()
+        for gateway in self._registry.all():
+            if gateway.conn is None:
+                continue
+            self._courier.news(news.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
+            if gateway.condition is Condition.STALLED:
+                stalled = news.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
+                self._courier.news(stalled, *recipients)
+            for message in news.streams_seen(gateway.gateway_id, gateway.streams.values()):
+                self._courier.news(message, *recipients)
+
+    def _streams(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        streams = parse_streams(received.header, gateway.gateway_id)
+        new = [stream for stream in streams if stream.stream_id not in gateway.streams]
+        gateway.streams.update((stream.stream_id, stream) for stream in new)
+        while len(gateway.streams) > MAX_STREAMS:
+            del gateway.streams[next(iter(gateway.streams))]  # the oldest: the others have known it for long
+        for message in news.streams_seen(gateway.gateway_id, new):
+            self._courier.news(message, DBMANAGER, SERVICES)
+
+    # -- statistics
+
+    def _cut(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        gateway_bytes, epoch, seq = cut.check(received)
+        if gateway_bytes != gateway.id_bytes:
+            raise BadCut(f"it names gateway {uuid.UUID(bytes=gateway_bytes)}, the session is another's")
+        live = bool(received.flags & frame.FLAG_LIVE)
+        now_ns = self._clock.monotonic_ns()
+        with gateway.lock:
+            hole = not live and gateway.record.leaves_hole(epoch, seq, received.header.get("gap", 0))
+        if hole:
+            # What is batched must be posted first: it may lie below the floor that is announced next.
+            self._courier.post_cuts()
+        with gateway.lock:
+            verdict = gateway.record.received(epoch, seq, live, now_ns)
+        if hole and verdict.keep:
+            self._give_up_before(gateway, epoch, seq)
+        self._counters["cuts"] += 1
+        if not verdict.keep and not verdict.judge:
+            return
+        self._courier.cut(
+            bytes(received.raw),
+            gateway.gateway_id,
+            keep=verdict.keep,
+            judge=verdict.judge,
+            live=live,
+            recv_unix_us=self._clock.unix_us(),
+            offset_us=gateway.offset.offset_us,
+            now_ns=now_ns,
+        )
+
+    def _give_up_before(self, gateway: Gateway, epoch: int, seq: int) -> None:
+        """The agent lacks cuts before this one and the cut does not say so: dbmanager must be told."""
+        with gateway.lock:
+            gateway.record.give_up_before(epoch, seq)
+        self._counters["unexplained_holes"] += 1
+        log.warning("cuts-missing", gateway=gateway.name, epoch=epoch, seq=seq)
+        self._announce(gateway)
+
+    def _reply(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        poll = _count(received.header, "poll")
+        wall_us = _count(received.header, "wall_us")
+        dropped = _count(received.header, "dropped")
+        now_ns = self._clock.monotonic_ns()
+        with gateway.lock:
+            sent_ns = gateway.record.answered(poll)
+            if sent_ns is not None:
+                gateway.awaiting_since_ns = None
+        if sent_ns is None:
+            raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
+        gateway.offset.add(wall_us, self._clock.unix_us(), (now_ns - sent_ns) // 1000)
+        self._counters["replies"] += 1
+        if gateway.condition is Condition.STALLED:
+            gateway.condition = Condition.UP
+            log.info("gateway-recovered", gateway=gateway.name)
+            self._tell(gateway, "recovered", "it answers polls again")
+        gateway.dropped = dropped
+
+    # -- answers to orders, and what an agent says unasked
+
+    def _caps_ack(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        header = received.header
+        gen = _count(header, "gen")
+        state = "confirmed" if header.get("ok") is True else "refused"
+        reason = str(header.get("reason", ""))[:500]
+        message = news.caps_state(gateway.gateway_id, gen, state, reason, self._clock.unix_us())
+        self._courier.news(message, SERVICES)
+
+    def _thresholds_ack(self, conn: Peer, received: frame.Frame) -> None:
+        version = _count(received.header, "version")
+        log.debug("thresholds-acknowledged", gateway=_gateway_of(conn).name, version=version)
+
+    def _alert(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        header = received.header
+        known = isinstance(header.get("kind"), str) and isinstance(header.get("text"), str)
+        if not known or header.get("severity") not in ("info", "warning", "critical"):
+            raise MalformedFrame("ALERT: kind, text and severity (info, warning, critical) are required")
+        self._counters["alerts"] += 1
+        self._courier.news(news.alert(gateway.gateway_id, header), SERVICES)
+
+    # -- state of a gateway
+
+    def _tell(self, gateway: Gateway, state: str, reason: str) -> None:
+        message = news.gateway_state(gateway, state, reason, self._clock.unix_us())
+        self._courier.news(message, DBMANAGER, SERVICES)
+
+    def stalled(self, gateway: Gateway, reason: str) -> None:
+        """It did not answer a poll in time. It may be polled again, and stays stalled until it answers."""
+        with gateway.lock:
+            gateway.awaiting_since_ns = None
+        self._counters["stalls"] += 1
+        if gateway.condition is Condition.UP:
+            gateway.condition = Condition.STALLED
+            log.warning("gateway-stalled", gateway=gateway.name, reason=reason)
+            self._tell(gateway, "stalled", reason)
+
+    def lost(self, conn: Peer, reason: str) -> None:
+        """A connection is over. Says so to everybody if a gateway was registered on it."""
+        gateway, conn.gateway = conn.gateway, None
+        if gateway is None:
+            return
+        gateway.end()
+        log.warning("gateway-lost", gateway=gateway.name, reason=reason)
+        self._tell(gateway, "lost", reason)
+
+    def refused(self, conn: Peer, reason: str) -> None:
+        """A session ended by an error of the peer; news if it was never registered but named itself."""
+        self._counters["refused_sessions"] += 1
+        if conn.gateway is None and conn.hello is not None:
+            message = news.gateway_refused(conn.hello, conn.address, reason, self._clock.unix_us())
+            self._courier.news(message, DBMANAGER, SERVICES)
+
+    def announce_losses(self, gateway: Gateway, min_age_ns: int) -> None:
+        """Tell of cuts the agent's spool had to drop, at most once in ``min_age_ns``."""
+        dropped, at_ns = gateway.announced_dropped
+        if gateway.dropped > dropped and self._clock.monotonic_ns() - at_ns >= min_age_ns:
+            log.warning("cuts-dropped-by-agent", gateway=gateway.name, dropped=gateway.dropped)
+            self._announce(gateway)
+
+
+def _gateway_of(conn: Peer) -> Gateway:
+    # Cannot be None: the session's table lets these kinds pass only after REGISTERED.
+    assert conn.gateway is not None
+    return conn.gateway
+
+
+def _count(header: dict[str, Any], key: str) -> int:
+    value = header.get(key)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise MalformedFrame(f"key {key!r} is {value!r:.60}, expected an integer of 0 or more")
+    return value
+
+
+_HANDLERS: Final[dict[int, Handler]] = {
+    Kind.HELLO: Reception._hello,
+    Kind.SCHEMA: Reception._schema,
+    Kind.REGISTER: Reception._register,
+    Kind.STREAMS: Reception._streams,
+    Kind.CUT: Reception._cut,
+    Kind.REPLY: Reception._reply,
+    Kind.CAPS_ACK: Reception._caps_ack,
+    Kind.THRESHOLDS_ACK: Reception._thresholds_ack,
+    Kind.ALERT: Reception._alert,
+}

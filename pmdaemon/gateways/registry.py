@@ -1,0 +1,82 @@
+"""All gateways of a pair, and the watermarks they start from.
+
+Lock ``lock`` guards the map and ``watermarks``. It is taken before a gateway's own lock, never after.
+Story of the race it prevents: a gateway registers (inbound) while WATERMARKS of a new dbmanager arrive
+(outbound). Either the gateway is in the map before, and is rewound with the others; or it reads the new
+watermarks when it registers. Without the lock it could start from the old ones and never be rewound.
+
+Source: DESIGN.md 4 (watermarks before polls).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from pmdaemon.cycle.watermarks import Notice, Watermarks
+from pmdaemon.gateways.gateway import Gateway
+from pmdaemon.gateways.peer import Peer
+from pmdaemon.gateways.registration import Hello, Registration
+
+
+class Registry:
+    """Gateways by id. They are never forgotten while the process lives: a record outlives its sessions."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.watermarks = Watermarks()
+        self._gateways: dict[str, Gateway] = {}
+
+    @property
+    def has_watermarks(self) -> bool:
+        """Whether dbmanager has said what it holds; before that nobody is polled."""
+        return self.watermarks.incarnation is not None
+
+    def get(self, gateway_id: str) -> Gateway | None:
+        """A gateway that registered at least once."""
+        return self._gateways.get(gateway_id)
+
+    def all(self) -> list[Gateway]:
+        """Every gateway known, in order of first registration."""
+        with self.lock:
+            return list(self._gateways.values())
+
+    def register(self, conn: Peer, hello: Hello, registration: Registration) -> Gateway:
+        """Begin a session. Thread: inbound."""
+        with self.lock:
+            gateway = self._gateways.get(hello.gateway_id) or Gateway(hello.gateway_id)
+            self._gateways[hello.gateway_id] = gateway
+            gateway.begin(conn, hello, registration, self.watermarks.of(hello.gateway_id))
+        return gateway
+
+    def open(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+        """WATERMARKS arrived; True if dbmanager is another one than before. Thread: outbound."""
+        with self.lock:
+            is_new = self.watermarks.open(incarnation, notice)
+            if not is_new:
+                self._advance(notice, now_ns)
+                return False
+            for gateway in self._gateways.values():
+                with gateway.lock:
+                    gateway.record.restart(self.watermarks.of(gateway.gateway_id))
+        return True
+
+    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+        """DURABLE arrived; False if it is of another incarnation. Thread: outbound."""
+        with self.lock:
+            if not self.watermarks.advance(incarnation, notice):
+                return False
+            self._advance(notice, now_ns)
+        return True
+
+    def rewind(self, gateway_ids: set[str]) -> None:
+        """A batch of these gateways was refused: ask again for what is not durable. Any thread."""
+        for gateway_id in gateway_ids:
+            if (gateway := self.get(gateway_id)) is not None:
+                with gateway.lock:
+                    gateway.record.rewind()
+
+    def _advance(self, notice: Notice, now_ns: int) -> None:
+        for gateway_id, epoch, seq in notice:
+            if (gateway := self._gateways.get(gateway_id)) is not None:
+                with gateway.lock:
+                    gateway.record.durable(epoch, seq, now_ns)

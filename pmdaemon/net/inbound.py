@@ -1,0 +1,314 @@
+"""The inbound thread of a pair: the only one that selects on agents' sockets, reads, closes and posts.
+
+It wakes for data, for a blocked send that has cleared, for new connections from the parent and for hints
+of the outbound thread; it never waits for one gateway. Fairness: a ready socket gets one read of at most
+``BUFFER_BYTES`` a round (epoll is level-triggered, what is left comes up in the next round), so a gateway
+with a large backlog delays another by one buffer's work. Time: every ``SWEEP_NS`` it looks for sessions that
+are stalled, silent, late with their handshake or done draining.
+
+    stalled   no REPLY for max(3 intervals, 2 s): news, and it may be polled again
+    lost      the connection closed, or nothing arrived for ``lost_after_ns`` while an answer was due
+
+Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
+and ``arrivals`` (handovers).
+
+Source: P10, P16; DESIGN.md 3.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from pmdaemon.cycle.courier import Courier
+from pmdaemon.errors import PeerGone, WireError
+from pmdaemon.gateways.reception import Reception
+from pmdaemon.gateways.registry import Registry
+from pmdaemon.net.connection import Connection
+from pmdaemon.net.handover import Handover
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.sizing import DecayingMax
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import error_code
+
+BUFFER_BYTES: Final = (
+    128 << 10
+)  # beyond 64 KiB no read gets cheaper (measured); a share of 128 KiB a round is ~50 us
+SWEEP_NS: Final = 500_000_000
+HANDSHAKE_NS: Final = 10 * 10**9
+NEWS_RETRY_NS: Final = 20_000_000
+LOSSES_NS: Final = 10 * 10**9
+log = structlog.get_logger("inbound")
+
+
+class Post(NamedTuple):
+    """Hint: post this announcement."""
+
+    message: bytes
+    recipients: tuple[str, ...]
+
+
+class AnnounceAgain(NamedTuple):
+    """Hint: these recipients have restarted; announce every session to them."""
+
+    recipients: tuple[str, ...]
+
+
+class Blocked(NamedTuple):
+    """Hint: this connection has output waiting, or is doomed."""
+
+    conn: Connection
+
+
+Hint = Post | AnnounceAgain | Blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a gateway may be silent."""
+
+    stalled_after_ns: int
+    lost_after_ns: int
+
+    @classmethod
+    def for_interval(cls, interval_ns: int) -> Patience:
+        """max(3 intervals, 2 s) to stalled; 10 s to lost, but never before it could be called stalled."""
+        stalled_after_ns = max(3 * interval_ns, 2 * 10**9)
+        return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9))
+
+
+class Arrivals(Protocol):
+    """Where new sockets come from; the parent's control socket in life, a list in tests."""
+
+    def fileno(self) -> int:
+        """Readable when something arrived."""
+
+    def take(self) -> list[tuple[socket.socket, str]]:
+        """New sockets and their peers' addresses.
+
+        Raises:
+            PeerGone: nothing will arrive any more.
+        """
+
+
+class Inbound:
+    """The inbound thread's work; ``run`` is the thread's target, ``step`` one round of it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        reception: Reception,
+        courier: Courier,
+        clock: Clock,
+        patience: Patience,
+        *,
+        hints: Handover[Hint],
+        arrivals: Arrivals | None,
+        counters: Counter[str],
+        selector: selectors.BaseSelector | None = None,
+        thread_time_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._registry = registry
+        self._reception = reception
+        self._courier = courier
+        self._clock = clock
+        self._patience = patience
+        self._hints = hints
+        self._arrivals = arrivals
+        self._counters = counters
+        self._selector = selector or selectors.DefaultSelector()
+        self._thread_time_ns = thread_time_ns
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._connections: set[Connection] = set()
+        self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
+        self.t_ptmax = DecayingMax()
+        self._selector.register(hints, selectors.EVENT_READ)
+        if arrivals is not None:
+            self._selector.register(arrivals, selectors.EVENT_READ)
+
+    @property
+    def connections(self) -> int:
+        """Open connections, registered or not."""
+        return len(self._connections)
+
+    def run(self, stop: Stop) -> None:
+        """Work until the stop; then post what is batched and close every connection."""
+        self._selector.register(stop, selectors.EVENT_READ)
+        while not stop.is_set():
+            self.step()
+        self.shut(stop.reason)
+
+    def shut(self, reason: str) -> None:
+        """Tell every agent, post what waits, close everything."""
+        bye = frame.encode(Kind.BYE, {"reason": f"server stops: {reason}"})
+        for conn in tuple(self._connections):
+            conn.finish(Kind.BYE, bye, "the server stops")
+            self._drop(conn, "the server stops")
+        self._courier.post_cuts()
+        self._courier.flush(self._clock.monotonic_ns())
+        self._selector.close()
+
+    def step(self, limit_s: float | None = None) -> None:
+        """One round: wait, serve each ready descriptor once, flush and sweep what is due."""
+        ready = self._selector.select(self._timeout_s() if limit_s is None else limit_s)
+        for key, events in ready:
+            source = key.fileobj
+            if isinstance(source, Connection):
+                self._serve(source, events)
+            elif source is self._hints:
+                self._follow_hints()
+            elif source is self._arrivals and self._arrivals is not None:
+                self._welcome_arrivals(self._arrivals)
+        now_ns = self._clock.monotonic_ns()
+        self._courier.flush(now_ns)
+        if now_ns >= self._sweep_at_ns:
+            self._sweep_at_ns = now_ns + SWEEP_NS
+            self._sweep(now_ns)
+
+    def _timeout_s(self) -> float:
+        now_ns = self._clock.monotonic_ns()
+        until_ns = self._sweep_at_ns
+        if (due_ns := self._courier.due_ns()) is not None:
+            until_ns = min(until_ns, due_ns)
+        if self._courier.waiting_news:
+            until_ns = min(until_ns, now_ns + NEWS_RETRY_NS)
+        return max(0.0, (until_ns - now_ns) / 1e9)
+
+    # -- connections
+
+    def adopt(self, sock: socket.socket, address: str) -> Connection:
+        """Serve a new socket."""
+        conn = Connection(
+            sock, address, self._clock.monotonic_ns(), lambda conn: self._hints.put(Blocked(conn))
+        )
+        self._connections.add(conn)
+        self._selector.register(conn, selectors.EVENT_READ)
+        self._counters["connections"] += 1
+        log.debug("connected", address=address)
+        return conn
+
+    def _welcome_arrivals(self, arrivals: Arrivals) -> None:
+        try:
+            for sock, address in arrivals.take():
+                self.adopt(sock, address)
+        except PeerGone as exc:
+            # The parent has died; its pipe stops this process. Until then, serve what is here.
+            log.warning("no-more-arrivals", reason=str(exc))
+            self._selector.unregister(arrivals)
+            self._arrivals = None
+
+    def _serve(self, conn: Connection, events: int) -> None:
+        if conn.closed:
+            return  # closed by an earlier event of this round
+        if events & selectors.EVENT_WRITE and conn.flush():
+            self._selector.modify(conn, selectors.EVENT_READ)
+        if events & selectors.EVENT_READ:
+            self._receive(conn)
+        if conn.doomed and not conn.closed:
+            self._drop(conn, conn.doomed)
+
+    def _receive(self, conn: Connection) -> None:
+        started_ns = self._thread_time_ns()
+        messages = 0
+        try:
+            frames = conn.receive(self._buffer, self._clock.monotonic_ns())
+            if frames is None:
+                self._drop(conn, "the connection was closed by the agent")
+                return
+            for received in frames:
+                messages += 1
+                if received.kind in (Kind.ERROR, Kind.BYE):
+                    self._drop(conn, _farewell(received))
+                    return
+                self._reception.handle(conn, received)
+        except WireError as exc:
+            self._refuse(conn, exc)
+        except OSError as exc:
+            self._drop(conn, f"receiving failed: {exc.strerror or exc}")
+        if messages:
+            spent_us = (self._thread_time_ns() - started_ns) / 1000
+            self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
+
+    def _refuse(self, conn: Connection, error: WireError) -> None:
+        """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
+        code = error_code(error)
+        who = conn.gateway.name if conn.gateway is not None else ""
+        log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=str(error))
+        self._reception.refused(conn, str(error))
+        last = frame.encode(Kind.ERROR, {"code": code, "text": f"{conn.address}: {error}"[:2000]})
+        conn.finish(Kind.ERROR, last, f"{code}: {error}")
+        self._reception.lost(conn, conn.end_reason)
+
+    def _drop(self, conn: Connection, reason: str) -> None:
+        self._connections.discard(conn)
+        self._selector.unregister(conn)
+        conn.close()
+        self._reception.lost(conn, conn.end_reason or reason)
+        log.debug("disconnected", address=conn.address, reason=conn.end_reason or reason)
+
+    def _follow_hints(self) -> None:
+        for hint in self._hints.drain():
+            match hint:
+                case Post(message, recipients):
+                    self._courier.news(message, *recipients)
+                case AnnounceAgain(recipients):
+                    self._reception.announce_again(*recipients)
+                case Blocked(conn):
+                    if conn.closed:
+                        continue
+                    if conn.doomed:
+                        self._counters["doomed_connections"] += 1
+                        self._drop(conn, conn.doomed)
+                    elif conn.waiting_bytes:
+                        self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    # -- time
+
+    def _sweep(self, now_ns: int) -> None:
+        for conn in tuple(self._connections):
+            reason = self._overdue(conn, now_ns)
+            if reason:
+                self._drop(conn, reason)
+        for gateway in self._registry.all():
+            with gateway.lock:
+                lags = gateway.record.lags(now_ns)
+                if lags:
+                    gateway.record.rewind()
+            if lags:
+                self._counters["lag_rewinds"] += 1
+                log.warning("durability-lags", gateway=gateway.name, behind_cuts=gateway.record.behind_cuts)
+            self._reception.announce_losses(gateway, LOSSES_NS)
+
+    def _overdue(self, conn: Connection, now_ns: int) -> str:
+        """Why a connection must be dropped now, or nothing; a gateway merely late is called stalled."""
+        if conn.drain_until_ns is not None:
+            return conn.end_reason if now_ns >= conn.drain_until_ns else ""
+        gateway = conn.gateway
+        if gateway is None:
+            late = now_ns - conn.opened_ns >= HANDSHAKE_NS
+            return f"no REGISTER within {HANDSHAKE_NS // 10**9} s of connecting" if late else ""
+        with gateway.lock:
+            oldest_ns, awaiting_ns = gateway.record.oldest_poll_sent_ns, gateway.awaiting_since_ns
+        if oldest_ns is None:
+            return ""
+        silent_ns = now_ns - max(conn.last_received_ns, oldest_ns)
+        if silent_ns >= self._patience.lost_after_ns:
+            return f"nothing arrived for {silent_ns / 1e9:.1f} s"
+        if awaiting_ns is not None and now_ns - awaiting_ns >= self._patience.stalled_after_ns:
+            self._reception.stalled(gateway, f"no reply for {(now_ns - awaiting_ns) / 1e9:.1f} s")
+        return ""
+
+
+def _farewell(received: frame.Frame) -> str:
+    name = "BYE" if received.kind == Kind.BYE else "ERROR"
+    text = received.header.get("text") or received.header.get("reason") or "no reason given"
+    return f"the agent said {name}: {str(text)[:300]}"

@@ -1,0 +1,242 @@
+"""The outbound thread of a pair: the only one that takes from the mailbox and sends requests to gateways.
+
+Driven by the mailbox and the poll schedule. One round: take the messages, note what they order; find the
+polls that are due; put all frames for one gateway together and send them as one write; sleep until the next
+poll or the doorbell. It never waits for a gateway: a send that would block leaves its rest in the
+connection's buffer and the inbound thread clears it.
+
+Nobody is polled before dbmanager has sent its first WATERMARKS: without them no cut could be acknowledged
+and an answer might repeat hours of backlog.
+
+Owns: the schedule, the control book, the mailbox's taking side. Shares: the registry (its locks), ``hints``
+to the inbound thread, ``registered`` from it.
+
+Source: P7, P9, P10, P13, P16; DESIGN.md 3, 4.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from pmdaemon.cycle import watermarks
+from pmdaemon.cycle.control import ControlBook
+from pmdaemon.cycle.courier import DBMANAGER, SERVICES
+from pmdaemon.cycle.revival import RevivalWatch
+from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.errors import WireError
+from pmdaemon.gateways import news
+from pmdaemon.gateways.peer import Peer, Sent
+from pmdaemon.gateways.registry import Registry
+from pmdaemon.mailbox import BACKSTOP_S
+from pmdaemon.net.handover import Handover
+from pmdaemon.net.inbound import AnnounceAgain, Hint, Post
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+
+MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
+MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
+log = structlog.get_logger("outbound")
+
+
+class TakenMessage(Protocol):
+    """What a mailbox hands out."""
+
+    @property
+    def sender(self) -> str:
+        """Who posted it."""
+
+    @property
+    def payload(self) -> bytes | memoryview:
+        """One frame."""
+
+
+class Taker(Protocol):
+    """The half of a mailbox that takes."""
+
+    def take(self, max_messages: int = ..., max_bytes: int = ...) -> list[Any]:
+        """What has arrived, oldest first; never waits."""
+
+    def fileno(self) -> int:
+        """Readable when the doorbell was rung."""
+
+    def prepare_sleep(self) -> bool:
+        """Ask to be rung; False if something has arrived already."""
+
+    def awake(self) -> None:
+        """No more ringing needed."""
+
+
+class Outbound:
+    """The outbound thread's work; ``run`` is the thread's target, ``step`` one round without the sleep."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        mailbox: Taker,
+        clock: Clock,
+        schedule: Schedule,
+        *,
+        hints: Handover[Hint],
+        registered: Handover[str],
+        revival: RevivalWatch,
+        counters: Counter[str],
+    ) -> None:
+        self._registry = registry
+        self._mailbox = mailbox
+        self._clock = clock
+        self._schedule = schedule
+        self._hints = hints
+        self._registered = registered
+        self._revival = revival
+        self._counters = counters
+        self._book = ControlBook()
+        self._poll = 0
+        self._orders: dict[str, list[tuple[Kind, bytes]]] = {}
+        self._caps_leaving: dict[str, int] = {}
+
+    def run(self, stop: Stop) -> None:
+        """Work until the stop."""
+        sleeper = select.poll()
+        for source in (stop, self._registered, self._mailbox):
+            sleeper.register(source.fileno(), select.POLLIN)
+        while not stop.is_set():
+            self.step()
+            if self._mailbox.prepare_sleep():
+                sleeper.poll(self._sleep_ms())
+                self._mailbox.awake()
+
+    def step(self) -> None:
+        """One round: mailbox, registrations, due polls, sends."""
+        for message in self._mailbox.take(MAX_MESSAGES):
+            self._obey(message.sender, message.payload)
+        now_ns = self._clock.monotonic_ns()
+        for gateway_id in self._registered.drain():
+            self._schedule.add(gateway_id, now_ns)
+            self._send_standing_orders(gateway_id)
+        due = self._schedule.take_due(now_ns) if self._registry.has_watermarks else []
+        for gateway_id in due:
+            self._send(gateway_id, polled=True)
+        for gateway_id in tuple(self._orders):
+            self._send(gateway_id, polled=False)
+
+    def _sleep_ms(self) -> int:
+        """Until the next poll, rounded up: waking a moment early would spin."""
+        due_ns = self._schedule.next_due_ns() if self._registry.has_watermarks else None
+        if due_ns is None:
+            return MAX_SLEEP_MS
+        left_ns = max(0, due_ns - self._clock.monotonic_ns())
+        return min(MAX_SLEEP_MS, -(-left_ns // 1_000_000))
+
+    # -- the mailbox
+
+    def _obey(self, sender: str, payload: bytes | memoryview) -> None:
+        """Carry out one message. A malformed one is a defect of ours: logged and dropped, nothing stops."""
+        try:
+            received = frame.decode(payload)
+            action = self._actions.get(received.kind)
+            if action is None:
+                raise WireError(f"kind {received.kind} is not for a pair")
+            action(self, received.header)
+            self._counters["orders"] += 1
+        except WireError as exc:
+            self._counters["bad_orders"] += 1
+            log.error("bad-message", sender=sender, error=str(exc))
+
+    def _watermarks(self, header: dict[str, Any]) -> None:
+        incarnation, notice = watermarks.parse(header)
+        if self._registry.open(incarnation, notice, self._clock.monotonic_ns()):
+            log.info("watermarks", incarnation=incarnation, rows=len(notice))
+            self._hints.put(AnnounceAgain((DBMANAGER, SERVICES)))
+
+    def _durable(self, header: dict[str, Any]) -> None:
+        incarnation, notice = watermarks.parse(header)
+        if not self._registry.advance(incarnation, notice, self._clock.monotonic_ns()):
+            self._counters["stale_durable_notices"] += 1
+
+    def _lease(self, _header: dict[str, Any]) -> None:
+        now_ns = self._clock.monotonic_ns()
+        self._book.renew_lease(now_ns)
+        self._revival.lease(now_ns)
+
+    def _set_caps(self, header: dict[str, Any]) -> None:
+        gateway_id, gen, encoded = self._book.set_caps(header)
+        kept = [item for item in self._orders.get(gateway_id, []) if item[0] is not Kind.CAPS]
+        self._orders[gateway_id] = [*kept, (Kind.CAPS, encoded)]
+        self._caps_leaving[gateway_id] = gen
+
+    def _set_thresholds(self, header: dict[str, Any]) -> None:
+        encoded = self._book.set_thresholds(header)
+        for gateway in self._registry.all():
+            kept = [
+                item for item in self._orders.get(gateway.gateway_id, []) if item[0] is not Kind.THRESHOLDS
+            ]
+            self._orders[gateway.gateway_id] = [*kept, (Kind.THRESHOLDS, encoded)]
+        if self._revival.has_restarted(header, self._clock.monotonic_ns()):
+            self._hints.put(AnnounceAgain((SERVICES,)))
+
+    _actions: Final[dict[int, Callable[[Outbound, dict[str, Any]], None]]] = {
+        Kind.WATERMARKS: _watermarks,
+        Kind.DURABLE: _durable,
+        Kind.LEASE: _lease,
+        Kind.SET_CAPS: _set_caps,
+        Kind.SET_THRESHOLDS: _set_thresholds,
+    }
+
+    # -- gateways
+
+    def _send_standing_orders(self, gateway_id: str) -> None:
+        """A gateway has registered: thresholds and caps in force go with its first write."""
+        orders: list[tuple[Kind, bytes]] = []
+        if self._book.thresholds is not None:
+            orders.append((Kind.THRESHOLDS, self._book.thresholds))
+        if (caps := self._book.caps_of(gateway_id)) is not None:
+            orders.append((Kind.CAPS, caps[1]))
+            self._caps_leaving[gateway_id] = caps[0]
+        if orders:
+            self._orders[gateway_id] = orders
+
+    def _send(self, gateway_id: str, *, polled: bool) -> None:
+        """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
+        orders = self._orders.pop(gateway_id, [])
+        gen = self._caps_leaving.pop(gateway_id, None)
+        gateway = self._registry.get(gateway_id)
+        if gateway is None:
+            return  # ordered for a gateway of the future: the book keeps it
+        now_ns = self._clock.monotonic_ns()
+        asked = gateway.ask(self._poll + 1, now_ns) if polled else None
+        conn: Peer | None
+        if asked is not None:
+            self._poll += 1
+            conn, request = asked
+            header = {
+                "poll": self._poll,
+                "sent_ns": now_ns,
+                "ack": request.ack,
+                "from": request.start,
+                "lease": self._book.lease_is_fresh(now_ns),
+            }
+            orders = [*orders, (Kind.POLL, frame.encode(Kind.POLL, header))]
+        else:
+            with gateway.lock:
+                conn = gateway.conn
+            if polled:
+                self._counters["polls_skipped" if conn is not None else "polls_without_session"] += 1
+        if conn is None or not orders:
+            return
+        sent = conn.send(*orders)
+        if sent is Sent.GONE:
+            if asked is not None:
+                gateway.unask(self._poll)
+        else:
+            self._counters["writes"] += 1
+            self._counters["polls"] += asked is not None
+            if gen is not None:
+                message = news.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())
+                self._hints.put(Post(message, (SERVICES,)))

@@ -1,0 +1,173 @@
+"""The pair process: one outbound and one inbound thread around one mailbox (P10).
+
+    main thread      starts the two, reports to the parent each second, logs a summary line each minute
+    pm-out-<index>   net.outbound: takes from the mailbox, polls, sends
+    pm-in-<index>    net.inbound: selects, receives, posts to the mailbox
+
+What they share: the registry (its locks), two handovers, and counters. Each counter key is written by one
+thread only; the main thread merely reads them, so no lock is needed for a summary that is right to a unit.
+
+If either thread dies, the process ends with status 70 and the parent starts another: its state is in the
+agents' spools and in dbmanager, nothing is lost with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import Counter
+from typing import Final
+
+import structlog
+
+from pmdaemon.config import PmFile
+from pmdaemon.cycle.courier import Courier
+from pmdaemon.cycle.revival import RevivalWatch
+from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.errors import SlaError
+from pmdaemon.gateways.reception import Reception
+from pmdaemon.gateways.registry import Registry
+from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.mailbox.errors import ParticipantBusy, SegmentMissing
+from pmdaemon.net import handoff
+from pmdaemon.net.handover import Handover
+from pmdaemon.net.inbound import Hint, Inbound, Patience
+from pmdaemon.net.outbound import Outbound
+from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadGroup
+
+ATTACH_S: Final = (
+    10.0  # the supervisor makes the segment before it starts us; alone, the order is the operator's
+)
+SUMMARY_S: Final = 60
+EX_SOFTWARE: Final = 70
+log = structlog.get_logger("pair")
+
+
+def attach_patiently(config: PmFile, name: str, stop: Stop, limit_s: float = ATTACH_S) -> Mailbox:
+    """Join the main segment, waiting for it to appear and for a predecessor of this name to be gone.
+
+    Raises:
+        SegmentMissing, ParticipantBusy: still so after ``limit_s``.
+        MailboxError: the segment cannot be used.
+    """
+    deadline = Deadline(limit_s)
+    while True:
+        try:
+            return attach(config.segment_path, name)
+        except (SegmentMissing, ParticipantBusy):
+            if deadline.passed or stop.is_set():
+                raise
+            stop.wait(0.1)
+
+
+class Pair:
+    """Wires the parts of one pair together.
+
+    Args:
+        control: the pair's end of the control socket to the parent.
+    """
+
+    def __init__(self, config: PmFile, index: int, mailbox: Mailbox, control: socket.socket) -> None:
+        clock = SystemClock()
+        settings = config.pmdaemon
+        self.index = index
+        self._control = control
+        self._mailbox = mailbox
+        self.registry = Registry()
+        self.in_counters: Counter[str] = Counter()
+        self.out_counters: Counter[str] = Counter()
+        self._hints: Handover[Hint] = Handover()
+        self._registered: Handover[str] = Handover()
+        self._courier = Courier(mailbox, index, self.registry.rewind)
+        self._schedule = Schedule(settings.interval_ns)
+        revival = RevivalWatch()
+        reception = Reception(
+            self.registry,
+            self._courier,
+            clock,
+            interval_us=settings.interval_ns // 1000,
+            on_registered=self._registered.put,
+            revival=revival,
+            counters=self.in_counters,
+        )
+        self.inbound = Inbound(
+            self.registry,
+            reception,
+            self._courier,
+            clock,
+            Patience.for_interval(settings.interval_ns),
+            hints=self._hints,
+            arrivals=handoff.Receiver(control),
+            counters=self.in_counters,
+        )
+        self.outbound = Outbound(
+            self.registry,
+            mailbox,
+            clock,
+            self._schedule,
+            hints=self._hints,
+            registered=self._registered,
+            revival=revival,
+            counters=self.out_counters,
+        )
+
+    def run(self, stop: Stop) -> int:
+        """Serve until the stop; returns the exit status."""
+        threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+        threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
+        threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+        seconds = 0
+        while not stop.wait(1.0):
+            seconds += 1
+            self._report()
+            if seconds % SUMMARY_S == 0:
+                log.info("summary", **self.summary())
+        threads.join()
+        log.info("stopped", reason=stop.reason, **self.summary())
+        self._hints.close()
+        self._registered.close()
+        return EX_SOFTWARE if threads.failed else 0
+
+    def _report(self) -> None:
+        gateways = sum(gateway.conn is not None for gateway in self.registry.all())
+        values = handoff.Report(self.inbound.connections, gateways, self.inbound.t_ptmax.value_us)
+        with contextlib.suppress(OSError):  # the parent is gone: its pipe tells the same, and stops us
+            handoff.report(self._control, values)
+
+    def summary(self) -> dict[str, object]:
+        """Counters since the start, and gauges."""
+        courier = self._courier
+        records = [gateway.record for gateway in self.registry.all()]
+        return {
+            "connections_open": self.inbound.connections,
+            "t_ptmax_us": round(self.inbound.t_ptmax.value_us),
+            "missed_ticks": self._schedule.missed_ticks,
+            "rewinds": sum(record.rewinds for record in records),
+            "skipped_cuts": sum(record.skipped_cuts for record in records),
+            "repeated_cuts": sum(record.repeated_cuts for record in records),
+            "not_kept_cuts": sum(record.not_kept_cuts for record in records),
+            "posted_cuts": courier.posted_cuts,
+            "refused_keeping": courier.refused_keeping,
+            "dropped_live_cuts": courier.dropped_live_cuts,
+            "dropped_news": courier.dropped_news,
+            **dict(self.in_counters),
+            **dict(self.out_counters),
+        }
+
+
+def run(config: PmFile, index: int, control_fd: int, stop: Stop) -> int:
+    """The process: attach, serve, detach."""
+    with socket.socket(fileno=control_fd) as control:
+        control.setblocking(False)
+        control.set_inheritable(False)
+        try:
+            mailbox = attach_patiently(config, f"pair-{index}", stop)
+        except SlaError as exc:
+            log.error("no-mailbox", error=str(exc))
+            return exc.exit_status
+        try:
+            return Pair(config, index, mailbox, control).run(stop)
+        finally:
+            mailbox.close()

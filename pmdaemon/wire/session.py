@@ -1,0 +1,186 @@
+"""A session between an agent and the PMDaemon: bytes in, frames out, one table of what is allowed when.
+
+Theory of operation. The agent connects and speaks first. Each side's frames are checked against ``TABLE``:
+(state, sender, kind) -> next state; a pair that is not there is a ``ProtocolViolation``. Only frames of the
+*daemon* move a session forward (WELCOME, REGISTERED, POLL): the daemon decides that a step has succeeded,
+so a pipelining agent, which sends HELLO, SCHEMA and REGISTER in one write, is served frame by frame and
+needs no waiting. ERROR and BYE end a session from either side: the sender is ``draining`` (it sends no
+more, and discards what still arrives so that the peer can read the reason before the reset), the receiver
+is ``closed``.
+
+    connected --WELCOME--> authenticated --REGISTERED--> registered --POLL--> polling
+        any state --ERROR or BYE sent--> draining --end of stream--> closed
+
+A frame of a kind this side does not know is *not* an error: ``feed`` yields it and the shell answers
+UNSUPPORTED, so that a newer peer may try something and be told. Kinds for our own processes (64 and above)
+count as unknown here. A frame that contradicts the table, a limit or the framing raises; the shell answers
+ERROR (``error_code``), closes that connection and nothing else.
+
+Limits: before WELCOME a peer may send ``MAX_HELLO_BYTES`` a frame, so that a stranger cannot make us buffer;
+after it ``MAX_CUT_BYTES``, below the general frame limit because a cut travels on inside a CUTS frame.
+
+Thread: ``feed`` belongs to the receiving thread. ``sending`` may be called by another thread under the
+connection's lock: on the daemon's side only ``sending`` and ``close`` change ``state``, receiving never does.
+
+Source: docs/formats/messages.md; DESIGN.md 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from pmdaemon.errors import BadCut, FrameTooLarge, MalformedFrame, ProtocolViolation, WireError
+from pmdaemon.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader
+from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+
+MAX_HELLO_BYTES: Final = 4096  # a HELLO is some 200 bytes; names and features leave room to grow
+MAX_CUT_BYTES: Final = MAX_FRAME_BYTES - (
+    72 << 10
+)  # room for the header (64 KiB at most) of the CUTS around it
+
+
+class State(Enum):
+    """Where a session stands."""
+
+    CONNECTED = "connected"
+    AUTHENTICATED = "authenticated"
+    REGISTERED = "registered"
+    POLLING = "polling"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Side(Enum):
+    """Who speaks."""
+
+    AGENT = "agent"
+    DAEMON = "daemon"
+
+
+def _table() -> dict[tuple[State, Side, Kind], State]:
+    agent, daemon = Side.AGENT, Side.DAEMON
+    acks = (Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT, Kind.STREAMS, Kind.REGISTER)
+    orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.REGISTERED)
+    table = {
+        (State.CONNECTED, agent, Kind.HELLO): State.CONNECTED,
+        (State.CONNECTED, daemon, Kind.WELCOME): State.AUTHENTICATED,
+        (State.AUTHENTICATED, agent, Kind.SCHEMA): State.AUTHENTICATED,
+        (State.AUTHENTICATED, agent, Kind.REGISTER): State.AUTHENTICATED,
+        (State.AUTHENTICATED, daemon, Kind.REGISTERED): State.REGISTERED,
+    }
+    for state in (State.REGISTERED, State.POLLING):
+        table |= {(state, agent, kind): state for kind in acks}
+        table |= {(state, daemon, kind): state for kind in orders}
+        table[state, daemon, Kind.POLL] = State.POLLING
+    table |= {(State.POLLING, agent, kind): State.POLLING for kind in (Kind.CUT, Kind.REPLY)}
+    for state in (State.CONNECTED, State.AUTHENTICATED, State.REGISTERED, State.POLLING):
+        for side in Side:
+            table[state, side, Kind.UNSUPPORTED] = state
+            table[state, side, Kind.ERROR] = State.DRAINING
+            table[state, side, Kind.BYE] = State.DRAINING
+    return table
+
+
+TABLE: Final = MappingProxyType(_table())
+WIRE_KINDS: Final = frozenset(kind for kind in Kind if kind < 64)
+
+_CODES: Final = (
+    (FrameTooLarge, "too-large"),
+    (MalformedFrame, "malformed"),
+    (BadCut, "bad-cut"),
+    (ProtocolViolation, "violation"),
+)
+
+
+def error_code(error: WireError) -> str:
+    """The ``code`` of the ERROR frame that tells a peer why its connection is closed."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), "refused")
+
+
+def negotiate(proto_min: int, proto_max: int) -> int:
+    """Highest protocol version both sides speak.
+
+    Raises:
+        ProtocolViolation: the ranges do not meet; the text names both.
+    """
+    chosen = min(proto_max, PROTO_MAX)
+    if proto_min > proto_max or chosen < max(proto_min, PROTO_MIN):
+        raise ProtocolViolation(
+            State.CONNECTED.value,
+            f"HELLO of protocol versions {proto_min}..{proto_max}",
+            f"a version between {PROTO_MIN} and {PROTO_MAX}; upgrade the older side",
+        )
+    return chosen
+
+
+class Session:
+    """One side's view of one connection.
+
+    Attributes:
+        side: which side we are.
+        state: see the table; on the daemon's side changed by ``sending`` and ``close`` only, on the agent's
+            side also by what the daemon sends.
+    """
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.state = State.CONNECTED
+        self._peer = Side.DAEMON if side is Side.AGENT else Side.AGENT
+        self._reader = FrameReader(MAX_HELLO_BYTES if side is Side.DAEMON else MAX_FRAME_BYTES)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has not arrived whole."""
+        return self._reader.pending_bytes
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """Yield the frames that ``data`` completes, each allowed by the table or of an unknown kind.
+
+        The frames are views into ``data``: use or copy them before the next read. Nothing is yielded any
+        more once the session drains.
+
+        Raises:
+            WireError: framing, size or state; close the connection with ``error_code``.
+        """
+        if self.state in (State.DRAINING, State.CLOSED):
+            return
+        for frame in self._reader.feed(data):
+            self._check(frame)
+            yield frame
+            if self.state in (State.DRAINING, State.CLOSED):
+                return
+            if self.state is not State.CONNECTED:
+                self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+
+    def _check(self, frame: Frame) -> None:
+        if frame.kind not in WIRE_KINDS:
+            return
+        kind = Kind(frame.kind)
+        following = TABLE.get((self.state, self._peer, kind))
+        if following is None:
+            raise ProtocolViolation(self.state.value, kind.name, self.allowed(self._peer))
+        if self.side is Side.AGENT:
+            self.state = following
+
+    def allowed(self, side: Side) -> str:
+        """Names of the kinds that ``side`` may send now, for messages."""
+        names = [kind.name for state, who, kind in TABLE if state is self.state and who is side]
+        return ", ".join(names) or "nothing"
+
+    def sending(self, kind: Kind) -> None:
+        """Account for a frame of ours that is about to leave.
+
+        Raises:
+            ProtocolViolation: we may not send it now; a defect of ours, or a race with the session's end.
+        """
+        following = TABLE.get((self.state, self.side, kind))
+        if following is None:
+            raise ProtocolViolation(self.state.value, f"our {kind.name}", self.allowed(self.side))
+        self.state = following
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.state = State.CLOSED

@@ -1,0 +1,163 @@
+"""Batches and mail: order, limits, and what becomes of mail nobody has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pmdaemon.cycle.batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutBatch
+from pmdaemon.cycle.courier import NEWS_BYTES, Courier
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import MAX_CUT_BYTES
+from tests.unit.pmdaemon.pm_agent import GATEWAY, FakeMailbox, make_cut
+
+
+@pytest.fixture
+def box() -> Iterator[FakeMailbox]:
+    made = FakeMailbox()
+    yield made
+    made.close()
+
+
+class Post:
+    def __init__(self, box: FakeMailbox) -> None:
+        self.rewound: list[set[str]] = []
+        self.courier = Courier(box, 0, self.rewound.append)
+
+    def cut(
+        self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0
+    ) -> None:
+        self.courier.cut(
+            make_cut(seq=seq),
+            GATEWAY,
+            keep=keep,
+            judge=judge,
+            live=live,
+            recv_unix_us=1000 + seq,
+            offset_us=-5,
+            now_ns=now_ns,
+        )
+
+
+def test_batch_waits_20_ms_and_goes_out_as_one_message_for_both(box: FakeMailbox) -> None:
+    post = Post(box)
+    post.cut(1, now_ns=100)
+    post.cut(2, now_ns=200)
+    post.courier.flush(100 + BATCH_AGE_NS - 1)
+    assert box.posts == []
+    assert post.courier.due_ns() == 100 + BATCH_AGE_NS
+    post.courier.flush(100 + BATCH_AGE_NS)
+    assert [names for names, _ in box.posts] == [("dbmanager", "services")]
+    header = box.to("services")[0].header
+    assert header == {
+        "pair": 0,
+        "n": 2,
+        "recv_us": [1001, 1002],
+        "offset_us": [-5, -5],
+        "live": [False, False],
+    }
+    assert [bytes(raw) for raw in frame.split(box.to("services")[0].blob)] == [
+        make_cut(seq=1),
+        make_cut(seq=2),
+    ]
+    assert post.courier.due_ns() is None
+    assert post.courier.posted_cuts == 2
+
+
+def test_full_batch_goes_at_once() -> None:
+    box = FakeMailbox()
+    post = Post(box)
+    size = len(make_cut())
+    for seq in range(1, BATCH_BYTES // size + 2):
+        post.cut(seq)
+    assert len(box.to("dbmanager")) == 1
+    assert len(box.to("dbmanager")[0].blob) <= BATCH_BYTES
+    box.close()
+
+
+def test_live_goes_to_services_only_and_order_is_kept_per_recipient(box: FakeMailbox) -> None:
+    post = Post(box)
+    post.cut(1)
+    post.cut(9, keep=False, live=True)
+    post.cut(2, judge=False)
+    post.cut(3)
+    post.courier.flush(BATCH_AGE_NS)
+    assert box.cuts_to("dbmanager") == [(1, False), (2, False), (3, False)]
+    assert box.cuts_to("services") == [(1, False), (9, True), (3, False)]
+
+
+def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"dbmanager"}
+    post.cut(1)
+    post.courier.flush(BATCH_AGE_NS)
+    assert post.rewound == [{GATEWAY}]
+    assert box.cuts_to("services") == [(1, False)]
+    assert post.courier.refused_keeping == 1
+    assert post.courier.posted_cuts == 0
+    box.full = set()
+    post.cut(1, judge=False)
+    post.courier.flush(BATCH_AGE_NS)
+    assert box.cuts_to("dbmanager") == [(1, False)]
+    assert len(post.rewound) == 1
+
+
+def test_services_without_room_loses_cuts_counted_and_rewinds_nobody(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.cut(1)
+    post.cut(2)
+    post.courier.flush(BATCH_AGE_NS)
+    assert post.courier.dropped_live_cuts == 2
+    assert post.rewound == []
+    assert box.cuts_to("dbmanager") == [(1, False), (2, False)]
+
+
+def news(number: int) -> bytes:
+    return frame.encode(Kind.GATEWAY_ALERT, {"n": number})
+
+
+def test_refused_news_waits_in_order_and_cuts_do_not_overtake_it(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"dbmanager"}
+    post.courier.news(news(1), "dbmanager", "services")
+    box.full = set()
+    post.courier.news(news(2), "dbmanager", "services")
+    post.cut(1)
+    post.courier.post_cuts()
+    assert box.to("dbmanager") == []
+    assert post.rewound == [{GATEWAY}]
+    assert [item.header.get("n") for item in box.to("services", Kind.GATEWAY_ALERT)] == [1, 2]
+    assert post.courier.waiting_news == 2
+    post.courier.flush(0)
+    assert [item.header["n"] for item in box.to("dbmanager")] == [1, 2]
+    assert post.courier.waiting_news == 0
+
+
+def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    message = frame.encode(Kind.GATEWAY_ALERT, {}, bytes(1 << 19))
+    for _ in range(20):
+        post.courier.news(message, "services")
+    assert post.courier.waiting_news * len(message) <= NEWS_BYTES
+    assert post.courier.dropped_news == 20 - post.courier.waiting_news > 0
+
+
+def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
+    batch = CutBatch(255)
+    large = bytes(MAX_CUT_BYTES)
+    assert batch.fits(len(large))
+    batch.add(large, GATEWAY, 2**62, -(2**62), False, 0)
+    assert not batch.fits(1)
+    batch.take()
+    for _ in range(BATCH_CUTS):
+        assert batch.fits(8)
+        batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
+    assert not batch.fits(8)
+    message, gateway_ids = batch.take()
+    assert frame.decode(message).header["n"] == BATCH_CUTS
+    assert gateway_ids == {GATEWAY}
+    assert len(batch) == 0

@@ -1,0 +1,321 @@
+"""Positions of one gateway: stated cases, and a model of agent, wire and dbmanager that loses nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pmdaemon.cycle.record import LAG_NS, MAX_LIVE, MAX_POLLS_OUT, Record, Verdict
+from pmdaemon.errors import BadCut
+
+BOTH, NEITHER = Verdict(True, True), Verdict(False, False)
+KEEP, JUDGE = Verdict(True, False), Verdict(False, True)
+
+
+def fresh(epoch: int = 7, spool: Any = (), durable: Any = None) -> Record:
+    record = Record()
+    record.register(epoch, spool, durable or {})
+    return record
+
+
+def take(record: Record, *seqs: int, epoch: int = 7, live: bool = False) -> list[Verdict]:
+    return [record.received(epoch, seq, live, 0) for seq in seqs]
+
+
+def test_from_follows_the_last_received_and_ack_what_is_durable() -> None:
+    record = fresh()
+    assert record.poll(1, 0) == ([], [7, 1])
+    assert take(record, 1, 2) == [BOTH, BOTH]
+    assert record.answered(1) == 0
+    record.durable(7, 1, 5)
+    assert record.poll(2, 0) == ([[7, 1]], [7, 3])
+    assert record.behind_cuts == 1
+
+
+def test_a_new_session_starts_behind_what_is_durable() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    take(record, 1, 2, 3)
+    record.durable(7, 1, 0)
+    record.register(7, [(7, 2, 3)], {7: 1})
+    assert record.oldest_poll_sent_ns is None
+    assert record.poll(2, 0).start == [7, 2]
+    assert take(record, 2, 3, 4) == [KEEP, KEEP, BOTH]  # services has had 2 and 3
+
+
+def test_spool_that_lost_its_oldest_cuts() -> None:
+    record = fresh(spool=[(7, 57, 60)])
+    assert record.poll(1, 0).start == [7, 57]
+    assert take(record, 57) == [BOTH]
+    assert record.skipped_cuts == 0
+    assert record.behind_cuts == 1
+
+
+def test_answer_to_a_poll_sent_before_a_rewind_is_not_kept() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    take(record, 1, 2, 3)
+    record.answered(1)
+    record.durable(7, 1, 0)
+    assert record.poll(2, 0).start == [7, 4]
+    record.rewind()
+    assert take(record, 4, 5) == [JUDGE, JUDGE]  # 2 and 3 must come into the queue first
+    record.answered(2)
+    assert record.poll(3, 0).start == [7, 2]
+    assert take(record, 2, 3, 4, 5, 6) == [KEEP, KEEP, KEEP, KEEP, BOTH]
+    assert record.not_kept_cuts == 2
+
+
+def test_unasked_cut_is_not_kept() -> None:
+    assert take(fresh(), 1) == [JUDGE]
+
+
+def test_live_cut_is_judged_once_and_kept_when_it_comes_in_order() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    assert take(record, 1, 2) == [BOTH, BOTH]
+    assert take(record, 9, 9, live=True) == [JUDGE, NEITHER]
+    assert take(record, 2, live=True) == [NEITHER]
+    assert take(record, 3, 9) == [BOTH, KEEP]
+    assert record.skipped_cuts == 5
+
+
+def test_repeats_are_dropped_and_counted() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    take(record, 1, 2, 3)
+    assert take(record, 2, 3) == [NEITHER, NEITHER]
+    assert record.repeated_cuts == 2
+
+
+def test_several_epochs_are_asked_for_oldest_first() -> None:
+    record = fresh(epoch=9, spool=[(3, 1, 2), (5, 10, 11), (9, 1, 1)], durable={3: 2})
+    assert record.poll(1, 0) == ([[3, 2]], [5, 10])
+    assert take(record, 10, 11, epoch=5) == [BOTH, BOTH]
+    assert record.poll(2, 0).start == [9, 1]
+    assert take(record, 1, epoch=9) == [BOTH]
+    record.durable(5, 11, 0)
+    record.answered(1)
+    # epoch 3 was acknowledged in an answered poll: over. 5 is acknowledged in the next.
+    assert record.poll(3, 0).ack == [[5, 11]]
+    record.answered(3)
+    assert record.poll(4, 0).ack == []
+    with pytest.raises(BadCut, match="epoch 3"):
+        take(record, 1, epoch=3)
+
+
+def test_a_later_epoch_exhausts_the_earlier() -> None:
+    record = fresh(epoch=9, spool=[(3, 1, 5)])
+    record.poll(1, 0)
+    take(record, 1, 2, epoch=3)
+    assert take(record, 1, epoch=9) == [BOTH]
+    assert record.skipped_cuts == 3
+    assert record.poll(2, 0).start == [9, 2]
+
+
+def test_another_dbmanager_that_knows_less_is_told_what_the_agent_has_forgotten() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    take(record, *range(1, 10))
+    record.answered(1)
+    record.durable(7, 6, 0)
+    record.poll(2, 0)  # tells the agent to forget up to 6
+    record.durable(7, 8, 0)
+    record.restart({7: 2})  # restored from a backup
+    assert record.spool() == [[7, 7, 6]]
+    assert record.poll(3, 0) == ([[7, 2]], [7, 7])
+    record.register(7, [], {})
+    assert record.poll(4, 0).start == [7, 7]
+
+
+def test_hole_that_the_cut_does_not_admit() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    take(record, 1)
+    assert not record.leaves_hole(7, 2, 0)
+    assert not record.leaves_hole(7, 5, 3)
+    assert record.leaves_hole(7, 5, 2)
+    take(record, 5)
+    record.give_up_before(7, 5)
+    record.rewind()
+    assert record.poll(2, 0).start == [7, 5]
+    assert record.spool() == [[7, 5, 4]]
+    assert not record.leaves_hole(99, 1, 0)
+
+
+def test_spool_names_every_epoch_oldest_first() -> None:
+    record = fresh(epoch=9, spool=[(3, 4, 8)])
+    assert record.spool() == [[3, 4, 8], [9, 1, 0]]
+
+
+def test_lag_counts_from_the_last_progress() -> None:
+    record = fresh()
+    assert not record.lags(10**15)
+    record.poll(1, 0)
+    record.received(7, 1, False, 100)
+    record.received(7, 2, False, 200)
+    assert not record.lags(100 + LAG_NS)
+    assert record.lags(101 + LAG_NS)
+    record.durable(7, 1, LAG_NS)
+    assert not record.lags(2 * LAG_NS)
+    assert record.lags(2 * LAG_NS + 1)
+    record.durable(7, 2, LAG_NS)
+    assert not record.lags(10**15)
+
+
+def test_durable_of_an_unknown_epoch_or_backwards_is_nothing() -> None:
+    record = fresh(durable={7: 5})
+    record.durable(7, 3, 0)
+    record.durable(99, 3, 0)
+    assert record.poll(1, 0) == ([[7, 5]], [7, 6])
+
+
+def test_answers_to_polls() -> None:
+    record = fresh()
+    record.poll(1, 100)
+    record.poll(2, 200)
+    assert record.answered(5) is None
+    assert record.oldest_poll_sent_ns == 100
+    assert record.answered(2) == 200  # the agent left out the first
+    assert record.answered(1) is None
+    record.poll(3, 300)
+    record.unsent(3)
+    assert record.oldest_poll_sent_ns is None
+    for poll in range(10, 10 + 2 * MAX_POLLS_OUT):
+        record.poll(poll, poll)
+    assert record.oldest_poll_sent_ns == 10 + MAX_POLLS_OUT
+
+
+def test_remembered_live_cuts_are_bounded() -> None:
+    record = fresh()
+    record.poll(1, 0)
+    take(record, *range(1, MAX_LIVE), live=True)
+    assert take(record, 5 * MAX_LIVE) == [BOTH]
+    take(record, 6 * MAX_LIVE, 6 * MAX_LIVE + 1, 6 * MAX_LIVE + 2, live=True)
+    assert len(record._live) <= 4
+
+
+class World:
+    """An agent with a spool, a dbmanager that takes cuts only in order, and the record between them."""
+
+    def __init__(self) -> None:
+        self.epoch, self.seq = 1, 0
+        self.spool: list[tuple[int, int]] = []
+        self.mailbox: list[tuple[int, int]] = []
+        self.taken: list[tuple[int, int]] = []  # dbmanager, in memory
+        self.high: dict[int, int] = {}  # dbmanager, on disk
+        self.stored: list[tuple[int, int]] = []
+        self.judged: list[tuple[int, int]] = []
+        self.wire: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
+        self.poll_id = 0
+        self.record = Record()
+        self.register()
+
+    def register(self) -> None:
+        rows = []
+        for epoch in dict.fromkeys(item[0] for item in self.spool):
+            seqs = [seq for other, seq in self.spool if other == epoch]
+            rows.append((epoch, seqs[0], seqs[-1]))
+        self.wire.clear()
+        self.record.register(self.epoch, rows, dict(self.high))
+
+    def cut(self) -> None:
+        self.seq += 1
+        self.spool.append((self.epoch, self.seq))
+
+    def restart_agent(self) -> None:
+        self.epoch, self.seq = self.epoch + 1, 0
+        self.register()
+
+    def poll(self, backlog: int) -> None:
+        """The agent answers at once; what it sends is on the wire until ``arrive``."""
+        self.poll_id += 1
+        asked = self.record.poll(self.poll_id, 0)
+        self.cut()
+        acked = dict(map(tuple, asked.ack))
+        self.spool = [item for item in self.spool if item[1] > acked.get(item[0], 0)]
+        order = list(dict.fromkeys(item[0] for item in self.spool))
+        start = tuple(asked.start)
+        at = order.index(start[0]) if start[0] in order else 0
+        wanted = [
+            item
+            for item in self.spool
+            if order.index(item[0]) > at or (item[0] == start[0] and item[1] >= start[1])
+        ]
+        live = [] if self.spool[-1] in wanted[:backlog] else [self.spool[-1]]
+        self.wire.append((self.poll_id, wanted[:backlog], live))
+
+    def arrive(self, refuse: bool) -> None:
+        """The oldest answer arrives; its batch is posted, or refused as a whole."""
+        if not self.wire:
+            return
+        poll, cuts, live = self.wire.pop(0)
+        batch = []
+        for items, is_live in ((cuts, False), (live, True)):
+            for epoch, seq in items:
+                verdict = self.record.received(epoch, seq, is_live, 0)
+                batch += [(epoch, seq)] * verdict.keep
+                self.judged += [(epoch, seq)] * verdict.judge
+        if batch and refuse:
+            self.record.rewind()
+        else:
+            self.mailbox += batch
+        assert self.record.answered(poll) is not None
+
+    def store(self) -> None:
+        """dbmanager takes its mail: what does not follow its high water is a hole, and must never be."""
+        for epoch, seq in self.mailbox:
+            assert seq <= self.high.get(epoch, 0) + 1, "a hole: cuts would be lost"
+            if seq > self.high.get(epoch, 0):
+                self.high[epoch] = seq
+                self.stored.append((epoch, seq))
+                self.record.durable(epoch, seq, 0)
+        self.mailbox.clear()
+
+    def restart_dbmanager(self) -> None:
+        """Mail it had not made durable is gone."""
+        self.mailbox.clear()
+        self.record.restart(dict(self.high))
+
+
+@given(
+    st.lists(
+        st.sampled_from(["poll", "poll2", "arrive", "arrive", "refuse", "store", "agent", "db", "again"])
+    )
+)
+@settings(max_examples=400)
+def test_nothing_is_lost_or_stored_twice(steps: list[str]) -> None:
+    world = World()
+    for step in steps:
+        match step:
+            case "poll":
+                world.poll(100)
+            case "poll2":
+                world.poll(2)
+            case "arrive":
+                world.arrive(refuse=False)
+            case "refuse":
+                world.arrive(refuse=True)
+            case "store":
+                world.store()
+            case "agent":
+                world.restart_agent()
+            case "db":
+                world.restart_dbmanager()
+            case "again":
+                world.register()
+    for _ in range(4):  # quiet times: everything made so far must come through
+        world.poll(100)
+        while world.wire:
+            world.arrive(refuse=False)
+        world.store()
+    made = [
+        (epoch, seq) for epoch in range(1, world.epoch + 1) for seq in range(1, world.high.get(epoch, 0) + 1)
+    ]
+    assert sorted(world.stored) == made
+    assert len(set(world.judged)) == len(world.judged)
+    assert world.spool[-1][1] - world.high[world.epoch] in (0, 1)
+    assert [item for item in world.spool if item[1] > world.high.get(item[0], 0)] in ([], world.spool[-1:])

@@ -1,0 +1,664 @@
+"""Both threads' work, one step at a time in one thread: fake clock, fake mailbox, agents on socket pairs."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pmdaemon.cycle.batch import BATCH_AGE_NS
+from pmdaemon.cycle.courier import Courier
+from pmdaemon.cycle.record import LAG_NS
+from pmdaemon.cycle.revival import RevivalWatch
+from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.gateways.reception import Reception
+from pmdaemon.gateways.registration import Registration
+from pmdaemon.gateways.registry import Registry
+from pmdaemon.net.handover import Handover
+from pmdaemon.net.inbound import HANDSHAKE_NS, Hint, Inbound, Patience
+from pmdaemon.net.outbound import Outbound
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame
+from pmdaemon.wire.frame import FLAG_LIVE, Frame
+from pmdaemon.wire.kinds import Kind
+from tests.unit.pmdaemon.pm_agent import (
+    GATEWAY,
+    Agent,
+    FakeMailbox,
+    hello,
+    make_cut,
+    register,
+    schema,
+    streams,
+)
+
+OTHER = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0002"
+SECOND = 10**9
+
+
+class Bench:
+    """A pair without threads, processes or a real clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.box = FakeMailbox()
+        self.registry = Registry()
+        self.counters: Counter[str] = Counter()
+        self.hints: Handover[Hint] = Handover()
+        self.registered: Handover[str] = Handover()
+        self.courier = Courier(self.box, 0, self.registry.rewind)
+        revival = RevivalWatch()
+        reception = Reception(
+            self.registry,
+            self.courier,
+            self.clock,
+            interval_us=1_000_000,
+            on_registered=self.registered.put,
+            revival=revival,
+            counters=self.counters,
+        )
+        self.inbound = Inbound(
+            self.registry,
+            reception,
+            self.courier,
+            self.clock,
+            Patience.for_interval(SECOND),
+            hints=self.hints,
+            arrivals=None,
+            counters=self.counters,
+            thread_time_ns=lambda: 0,
+        )
+        self.schedule = Schedule(SECOND)
+        self.outbound = Outbound(
+            self.registry,
+            self.box,
+            self.clock,
+            self.schedule,
+            hints=self.hints,
+            registered=self.registered,
+            revival=revival,
+            counters=self.counters,
+        )
+        self.agents: list[Agent] = []
+
+    def step(self) -> None:
+        """Everything that is ready, both ways."""
+        for _ in range(4):
+            self.inbound.step(0)
+            self.outbound.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in steps of 100 ms."""
+        for _ in range(round(seconds * 10)):
+            self.clock.advance(0.1)
+            self.step()
+
+    def dial(self, gateway_id: str = GATEWAY, epoch: int = 7) -> Agent:
+        near, far = socket.socketpair()
+        self.inbound.adopt(near, f"127.0.0.1:{5000 + len(self.agents)}")
+        agent = Agent(far, gateway_id, epoch)
+        self.agents.append(agent)
+        return agent
+
+    def up(self, gateway_id: str = GATEWAY, epoch: int = 7, spool: Any = ()) -> Agent:
+        agent = self.dial(gateway_id, epoch)
+        agent.send(hello(gateway_id, epoch), schema(), register(spool), streams(gateway_id))
+        self.step()
+        agent.expect(Kind.WELCOME)
+        agent.expect(Kind.REGISTERED)
+        return agent
+
+    def tell(self, kind: Kind, **header: Any) -> None:
+        sender = "dbmanager" if kind in (Kind.WATERMARKS, Kind.DURABLE) else "services"
+        self.box.deliver(sender, kind, header)
+        self.step()
+
+    def marks(self, inc: int = 1, *rows: Any) -> None:
+        self.tell(Kind.WATERMARKS, inc=inc, hw=[list(row) for row in rows])
+
+    def heard(self, agent: Agent) -> list[Frame]:
+        """Everything that has arrived at an agent."""
+        agent.sock.setblocking(False)
+        found = []
+        try:
+            while True:
+                found.append(agent.read())
+        except (BlockingIOError, EOFError):
+            return found
+        finally:
+            agent.sock.setblocking(True)
+
+    def polls(self, agent: Agent) -> list[Frame]:
+        return [item for item in self.heard(agent) if item.kind == Kind.POLL]
+
+    def close(self) -> None:
+        self.inbound.shut("the test is over")
+        for agent in self.agents:
+            agent.close()
+        self.hints.close()
+        self.registered.close()
+        self.box.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.close()
+
+
+def test_registration_is_announced_to_both(bench: Bench) -> None:
+    bench.up()
+    for who in ("services", "dbmanager"):
+        up = bench.box.to(who, Kind.GATEWAY)[0].header
+        assert (up["gw"], up["state"], up["name"], up["ep"]) == (GATEWAY, "up", "gw-0001", 7)
+        assert up["exports"][0]["backend"] == "disk-1"
+        seen = bench.box.to(who, Kind.STREAMS_SEEN)[0].header
+        assert seen["streams"][0]["client"] == "host-a"
+
+
+def test_nobody_is_polled_before_the_watermarks(bench: Bench) -> None:
+    agent = bench.up()
+    bench.pass_time(5)
+    assert bench.polls(agent) == []
+    bench.marks(1, (GATEWAY, 7, 4))
+    bench.pass_time(1)
+    (poll,) = bench.polls(agent)
+    assert poll.header["ack"] == [[7, 4]]
+    assert poll.header["from"] == [7, 5]
+    assert poll.header["lease"] is False
+
+
+def test_one_poll_an_interval_and_not_again_before_the_answer(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(2.9)
+    (poll,) = bench.polls(agent)
+    assert bench.counters["polls_skipped"] == 2
+    agent.answer(poll)
+    bench.step()
+    bench.pass_time(3)
+    assert len(bench.polls(agent)) == 1
+
+
+def test_cuts_go_to_both_with_offset_and_times(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    for _ in range(3):
+        while not (polls := bench.polls(agent)):
+            bench.pass_time(0.1)
+        bench.clock.advance(0.01)
+        agent.answer(polls[0], wall_us=bench.clock.unix_us() - 5_000_000)
+        bench.step()
+    bench.clock.advance(BATCH_AGE_NS / 1e9)
+    bench.step()
+    assert (
+        bench.box.cuts_to("dbmanager")
+        == bench.box.cuts_to("services")
+        == [(1, False), (2, False), (3, False)]
+    )
+    offsets = [item.header["offset_us"][0] for item in bench.box.to("dbmanager", Kind.CUTS)]
+    assert offsets[0] == 0  # nothing was known yet
+    assert offsets[-1] == pytest.approx(5_000_000, abs=10_000)
+
+
+def test_acknowledged_by_durable_and_ignored_from_a_dead_dbmanager(bench: Bench) -> None:
+    bench.marks(2)
+    agent = bench.up()
+    bench.pass_time(1)
+    agent.answer(bench.polls(agent)[0])
+    bench.step()
+    bench.tell(Kind.DURABLE, inc=1, hw=[[GATEWAY, 7, 1]])
+    assert bench.counters["stale_durable_notices"] == 1
+    bench.tell(Kind.DURABLE, inc=2, hw=[[GATEWAY, 7, 1]])
+    bench.pass_time(1)
+    assert bench.polls(agent)[0].header["ack"] == [[7, 1]]
+
+
+def test_new_dbmanager_rewinds_and_hears_of_every_gateway_again(bench: Bench) -> None:
+    bench.marks(1)
+    agent = bench.up()
+    for _ in range(3):
+        bench.pass_time(1)
+        agent.answer(bench.polls(agent)[0])
+        bench.step()
+    bench.box.posts.clear()
+    bench.marks(2, (GATEWAY, 7, 1))
+    assert bench.box.states("dbmanager") == [(GATEWAY, "up")]
+    assert len(bench.box.to("dbmanager", Kind.STREAMS_SEEN)) == 1
+    bench.pass_time(1)
+    assert bench.polls(agent)[0].header["from"] == [7, 2]
+
+
+def test_restarted_services_hear_of_every_gateway_again(bench: Bench) -> None:
+    agent = bench.up()
+    lost = bench.up(OTHER)
+    lost.close()
+    bench.step()
+    bench.box.posts.clear()
+    bench.tell(Kind.SET_THRESHOLDS, version=9, entries=[])
+    assert bench.box.states("services") == [(GATEWAY, "up")]
+    assert bench.box.states("dbmanager") == []
+    assert [item.header["version"] for item in bench.heard(agent) if item.kind == Kind.THRESHOLDS] == [9]
+
+
+def test_echo_of_our_own_announcement_is_not_answered(bench: Bench) -> None:
+    """services answers each GATEWAY up with SET_THRESHOLDS; answering that again would never end."""
+    bench.up()
+    bench.tell(Kind.LEASE)
+    announced = []
+    for _ in range(4):
+        bench.box.posts.clear()
+        bench.tell(Kind.SET_THRESHOLDS, version=9, entries=[])
+        announced.append(len(bench.box.states("services")))
+    assert announced == [
+        1,
+        0,
+        1,
+        0,
+    ]  # the third was prompted by nobody: its agreements changed, or it restarted
+
+
+def test_refused_by_dbmanager_is_asked_for_again_and_judged_once(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.box.full = {"dbmanager"}
+    bench.pass_time(1)
+    agent.answer(bench.polls(agent)[0])
+    bench.step()
+    bench.pass_time(0.1)
+    bench.box.full = set()
+    bench.pass_time(1)
+    poll = bench.polls(agent)[0]
+    assert poll.header["from"] == [7, 1]
+    agent.answer(poll)
+    bench.step()
+    bench.pass_time(0.1)
+    assert bench.box.cuts_to("dbmanager") == [(1, False), (2, False)]
+    assert bench.box.cuts_to("services") == [(1, False), (2, False)]
+
+
+def test_durability_that_lags_is_asked_for_again(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    starts = []
+    for _ in range(LAG_NS // SECOND + 3):
+        bench.pass_time(1)
+        for poll in bench.polls(agent):
+            starts.append(poll.header["from"][1])
+            agent.answer(poll)
+        bench.step()
+    assert starts[:3] == [1, 2, 3]
+    assert bench.counters["lag_rewinds"] == 1
+    assert starts.count(1) == 2
+
+
+def test_hole_that_no_gap_explains_is_announced_before_the_cut(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(1)
+    bench.polls(agent)
+    bench.box.posts.clear()
+    agent.send(make_cut(seq=1), make_cut(seq=5))
+    bench.step()
+    bench.pass_time(0.1)
+    mail = bench.box.to("dbmanager")
+    assert [item.kind for item in mail] == [Kind.CUTS, Kind.GATEWAY, Kind.CUTS]
+    assert mail[1].header["spool"] == [[7, 5, 5]]
+    assert bench.box.cuts_to("dbmanager") == [(1, False), (5, False)]
+    assert bench.counters["unexplained_holes"] == 1
+
+
+def test_hole_is_not_given_up_when_the_cuts_before_it_were_refused(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(1)
+    bench.polls(agent)
+    bench.box.full = {"dbmanager"}
+    agent.send(make_cut(seq=1), make_cut(seq=5))
+    bench.step()
+    bench.box.full = set()
+    bench.pass_time(0.1)
+    assert bench.box.cuts_to("dbmanager") == []
+    assert bench.counters["unexplained_holes"] == 0
+    assert bench.registry.get(GATEWAY).record.spool() == [[7, 1, 0]]
+
+
+def test_spool_of_the_agent_is_announced(bench: Bench) -> None:
+    bench.up(spool=[[3, 5, 9], [7, 2, 4]])
+    assert bench.box.to("dbmanager", Kind.GATEWAY)[0].header["spool"] == [[3, 5, 9], [7, 2, 1]]
+
+
+def test_live_cut_is_not_kept(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(1)
+    bench.polls(agent)
+    agent.send(make_cut(seq=1), make_cut(seq=50, flags=FLAG_LIVE))
+    bench.step()
+    bench.pass_time(0.1)
+    assert bench.box.cuts_to("dbmanager") == [(1, False)]
+    assert bench.box.cuts_to("services") == [(1, False), (50, True)]
+
+
+def test_caps_thresholds_and_poll_leave_as_one_write(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.heard(agent)
+    bench.box.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 1, "lease_us": 1, "caps": []})
+    bench.box.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 2, "lease_us": 1, "caps": []})
+    bench.box.deliver("services", Kind.SET_THRESHOLDS, {"version": 1, "entries": []})
+    bench.box.deliver("services", Kind.LEASE, {})
+    bench.clock.advance(1)
+    writes = bench.counters["writes"]
+    bench.step()
+    assert bench.counters["writes"] == writes + 1
+    got = bench.heard(agent)
+    assert [item.kind for item in got] == [Kind.CAPS, Kind.THRESHOLDS, Kind.POLL]
+    assert got[0].header["gen"] == 2
+    assert got[2].header["lease"] is True
+    sent = [item.header for item in bench.box.to("services", Kind.CAPS_STATE)]
+    assert [(item["gen"], item["state"]) for item in sent] == [(2, "sent")]
+    agent.send(frame.encode(Kind.CAPS_ACK, {"gen": 2, "ok": False, "reason": "no such volume"}))
+    bench.step()
+    last = bench.box.to("services", Kind.CAPS_STATE)[-1].header
+    assert (last["state"], last["reason"]) == ("refused", "no such volume")
+
+
+def test_lease_is_not_renewed_once_services_is_silent(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.tell(Kind.LEASE)
+    leases = []
+    for _ in range(5):
+        bench.pass_time(1)
+        for poll in bench.polls(agent):
+            leases.append(poll.header["lease"])
+            agent.answer(poll)
+    assert leases[:2] == [True, True]
+    assert leases[-1] is False
+
+
+def test_orders_for_a_gateway_that_is_not_there_wait_for_it(bench: Bench) -> None:
+    bench.tell(Kind.SET_CAPS, gw=GATEWAY, gen=4, lease_us=1, caps=[])
+    bench.tell(Kind.SET_THRESHOLDS, version=2, entries=[])
+    assert bench.box.to("services", Kind.CAPS_STATE) == []
+    agent = bench.up()
+    assert [item.kind for item in bench.heard(agent)] == [Kind.THRESHOLDS, Kind.CAPS]
+    assert bench.box.to("services", Kind.CAPS_STATE)[-1].header["gen"] == 4
+
+
+def test_stalled_then_recovered(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    other = bench.up(OTHER)
+    bench.pass_time(1)
+    (poll,) = bench.polls(agent)
+    answered = 0
+    for _ in range(5):
+        for other_poll in bench.polls(other):
+            other.answer(other_poll)
+            answered += 1
+        bench.pass_time(1)
+    assert answered == 5  # the stalled one delays no other
+    assert bench.box.states().count((GATEWAY, "stalled")) == 1
+    again = bench.polls(agent)
+    assert len(again) == 1
+    agent.answer(poll)
+    bench.step()
+    assert bench.box.states()[-1] == (GATEWAY, "recovered")
+    agent.answer(again[0])
+    bench.step()
+    bench.pass_time(0.1)
+    assert bench.box.cuts_to("dbmanager").count((1, False)) == 2  # once for each gateway
+
+
+def test_silent_for_ten_seconds_is_lost_and_closed(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(9)
+    assert (GATEWAY, "lost") not in bench.box.states()
+    bench.pass_time(3)
+    assert bench.box.states()[-1] == (GATEWAY, "lost")
+    assert "nothing arrived" in bench.box.to("services", Kind.GATEWAY)[-1].header["reason"]
+    bench.heard(agent)
+    assert agent.sock.recv(1) == b""
+    assert bench.inbound.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "stalled_s", "lost_s"), [(0.1, 2, 10), (1, 3, 10), (5, 15, 17), (60, 180, 182)]
+)
+def test_patience(interval_s: float, stalled_s: float, lost_s: float) -> None:
+    patience = Patience.for_interval(round(interval_s * SECOND))
+    assert patience.stalled_after_ns == stalled_s * SECOND
+    assert patience.lost_after_ns == lost_s * SECOND
+
+
+def test_connection_that_never_registers_is_closed(bench: Bench) -> None:
+    agent = bench.dial()
+    agent.send(hello())
+    bench.step()
+    bench.pass_time(HANDSHAKE_NS / SECOND + 1)
+    assert bench.inbound.connections == 0
+    bench.heard(agent)
+    assert agent.sock.recv(1) == b""
+
+
+def test_newer_session_wins_and_is_not_a_loss(bench: Bench) -> None:
+    bench.marks()
+    older = bench.up()
+    bench.pass_time(1)
+    newer = bench.up(epoch=8)
+    told = bench.heard(older)
+    assert told[-1].kind == Kind.ERROR
+    assert told[-1].header["code"] == "superseded"
+    bench.pass_time(2)
+    assert (GATEWAY, "lost") not in bench.box.states()
+    assert [item.header["from"] for item in bench.polls(newer)] == [[8, 1]]
+    assert bench.inbound.connections == 1
+    older.close()
+    bench.step()
+    assert (GATEWAY, "lost") not in bench.box.states()
+
+
+BAD = [
+    (b"\xff" * 64, "too-large"),
+    (b"\x00" * 64, "malformed"),
+    (frame.encode(Kind.POLL, {}), "violation"),
+    (frame.encode(Kind.HELLO, {"gw": GATEWAY}), "violation"),
+    (frame.encode(Kind.REPLY, {"poll": 99, "wall_us": 1, "dropped": 0}), "violation"),
+    (frame.encode(Kind.REPLY, {"poll": "x"}), "malformed"),
+    (make_cut(gateway_id=OTHER), "bad-cut"),
+    (make_cut(epoch=99), "bad-cut"),
+    (frame.encode(Kind.CUT, {"gw": b"x"}), "bad-cut"),
+    (
+        frame.encode(Kind.STREAMS, {"streams": [{"id": 1, "volume": "v", "client": "c", "backend": "b"}]}),
+        "malformed",
+    ),
+    (frame.encode(Kind.REGISTER, {"exports": 5, "spool": []}), "malformed"),
+    (frame.encode(Kind.CAPS_ACK, {"gen": -1}), "malformed"),
+    (frame.encode(Kind.ALERT, {"kind": "x", "text": "y", "severity": "fatal"}), "malformed"),
+]
+
+
+@pytest.mark.parametrize(("data", "code"), BAD)
+def test_malformed_peer_is_closed_with_the_reason_and_others_untouched(
+    bench: Bench, data: bytes, code: str
+) -> None:
+    bench.marks()
+    bad, good = bench.up(), bench.up(OTHER)
+    bench.pass_time(1)
+    bench.heard(bad)
+    bad.send(data)
+    bench.step()
+    (told,) = bench.heard(bad)
+    assert told.kind == Kind.ERROR
+    assert told.header["code"] == code
+    assert told.header["text"].startswith("127.0.0.1:5000: ")
+    assert bench.box.states()[-1] == (GATEWAY, "lost")
+    assert bench.box.to("services", Kind.GATEWAY)[-1].header["reason"].startswith(code)
+    good.answer(bench.polls(good)[0])
+    bench.step()
+    bench.pass_time(1)
+    assert bench.box.cuts_to("dbmanager") == [(1, False)]
+    assert len(bench.polls(good)) == 1
+    bad.close()
+    bench.step()
+    assert bench.inbound.connections == 1
+
+
+def test_refused_version_is_news(bench: Bench) -> None:
+    agent = bench.dial()
+    agent.send(hello(proto_min=7, proto_max=8))
+    bench.step()
+    assert bench.heard(agent)[0].kind == Kind.ERROR
+    refused = bench.box.to("services", Kind.GATEWAY)[-1].header
+    assert (refused["gw"], refused["state"]) == (GATEWAY, "refused")
+    assert "7..8" in refused["reason"]
+
+
+def test_register_without_schema_is_refused(bench: Bench) -> None:
+    agent = bench.dial()
+    agent.send(hello(), register())
+    bench.step()
+    assert "SCHEMA" in bench.heard(agent)[-1].header["text"]
+
+
+def test_unknown_kind_is_answered_unsupported(bench: Bench) -> None:
+    agent = bench.up()
+    agent.send(frame.encode(60, {}))
+    bench.step()
+    (answer,) = bench.heard(agent)
+    assert (answer.kind, answer.header) == (Kind.UNSUPPORTED, {"kind": 60})
+    assert bench.inbound.connections == 1
+
+
+def test_exports_may_change_within_a_session(bench: Bench) -> None:
+    agent = bench.up()
+    agent.send(register(volumes=("vol-0", "vol-new")), streams(volumes=("vol-0", "vol-new")))
+    bench.step()
+    assert [item.kind for item in bench.heard(agent)] == [Kind.REGISTERED]
+    assert [item["volume"] for item in bench.box.to("services", Kind.GATEWAY)[-1].header["exports"]] == [
+        "vol-0",
+        "vol-new",
+    ]
+    assert [item["volume"] for item in bench.box.to("services", Kind.STREAMS_SEEN)[-1].header["streams"]] == [
+        "vol-new"
+    ]
+
+
+def test_dropped_cuts_of_the_agent_are_announced(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(11)
+    agent = bench.up()
+    bench.pass_time(1)
+    poll = bench.polls(agent)[0].header
+    reply = {"poll": poll["poll"], "wall_us": 1, "dropped": 17, "cuts": 0}
+    agent.send(frame.encode(Kind.REPLY, reply))
+    bench.step()
+    bench.box.posts.clear()
+    bench.pass_time(11)
+    assert 17 in [item.header["dropped"] for item in bench.box.to("services", Kind.GATEWAY)]
+
+
+def test_alert_is_passed_on_with_its_gateway(bench: Bench) -> None:
+    agent = bench.up()
+    alert = {"kind": "plane-died", "severity": "warning", "text": "nbd-0", "at_us": 5, "details": {"a": 1}}
+    agent.send(frame.encode(Kind.ALERT, alert))
+    bench.step()
+    assert bench.box.to("services", Kind.GATEWAY_ALERT)[0].header == {**alert, "gw": GATEWAY}
+
+
+@pytest.mark.parametrize(
+    "header", [{"inc": "x"}, {"inc": 1, "hw": [[1]]}], ids=["no incarnation", "a row of another form"]
+)
+def test_bad_mail_is_counted_and_nothing_stops(bench: Bench, header: dict[str, Any]) -> None:
+    agent = bench.up()
+    bench.tell(Kind.WATERMARKS, **header)
+    bench.tell(Kind.SNAPSHOT)
+    assert bench.counters["bad_orders"] == 2
+    bench.marks()
+    bench.pass_time(1)
+    assert len(bench.polls(agent)) == 1
+
+
+def test_backlog_of_one_gateway_is_read_a_share_at_a_time(bench: Bench) -> None:
+    bench.marks()
+    greedy, modest = bench.up(), bench.up(OTHER)
+    bench.pass_time(1)
+    bench.polls(greedy)
+    modest_poll = bench.polls(modest)[0]
+    greedy.sock.setblocking(False)
+    data = b"".join(make_cut(seq=seq, rows=100) for seq in range(1, 60))
+    assert greedy.sock.send(data) > 150_000
+    modest.answer(modest_poll)
+    bench.inbound.step(0)
+    # After one round the modest one is served whole, the greedy one not yet.
+    assert bench.registry.get(OTHER).record.behind_cuts == 1
+    assert 0 < bench.registry.get(GATEWAY).record.behind_cuts < 59
+
+
+def test_reader_that_stopped_is_disconnected(bench: Bench) -> None:
+    agent = bench.up()
+    large = [{"volume": f"v{index}", "ops_per_s": 1.0} for index in range(1500)]
+    for gen in range(200):
+        bench.tell(Kind.SET_CAPS, gw=GATEWAY, gen=gen, lease_us=1, caps=large)
+        if bench.inbound.connections == 0:
+            break
+    assert bench.counters["doomed_connections"] == 1
+    assert "unread" in bench.box.to("services", Kind.GATEWAY)[-1].header["reason"]
+    agent.close()
+
+
+def test_end_of_connection_is_a_loss(bench: Bench) -> None:
+    bench.up().close()
+    bench.step()
+    assert bench.box.states()[-1] == (GATEWAY, "lost")
+    agent = bench.up()
+    agent.send(frame.encode(Kind.BYE, {"reason": "upgrade"}))
+    bench.step()
+    assert "upgrade" in bench.box.to("services", Kind.GATEWAY)[-1].header["reason"]
+
+
+def test_stop_tells_agents_and_posts_what_is_batched() -> None:
+    bench = Bench()
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(1)
+    agent.answer(bench.polls(agent)[0])
+    bench.inbound.step(0)
+    assert bench.box.cuts_to("dbmanager") == []
+    bench.inbound.shut("maintenance")
+    assert bench.box.cuts_to("dbmanager") == [(1, False)]
+    farewell = bench.heard(agent)[-1]
+    assert farewell.kind == Kind.BYE
+    assert "maintenance" in farewell.header["reason"]
+    agent.close()
+    bench.hints.close()
+    bench.registered.close()
+    bench.box.close()
+
+
+def test_poll_that_cannot_leave_yet_is_not_awaited(bench: Bench) -> None:
+    """A gateway dials anew: known to the schedule, but its session has not been told REGISTERED yet."""
+    bench.marks()
+    bench.up().close()
+    bench.step()
+    agent = bench.dial()
+    agent.send(hello(), schema())
+    bench.inbound.step(0)
+    (conn,) = (item for item in bench.inbound._connections if item.gateway is None)
+    assert conn.hello is not None
+    bench.registry.register(conn, conn.hello, Registration([], []))
+    bench.clock.advance(1)
+    bench.outbound.step()
+    gateway = bench.registry.get(GATEWAY)
+    assert gateway is not None
+    assert gateway.awaiting_since_ns is None
+    assert gateway.record.oldest_poll_sent_ns is None
+    gateway.end()
