@@ -1,0 +1,184 @@
+"""The control socket: the link connects, collects cuts and brings caps, thresholds and leases.
+
+One link at a time; a new connection replaces the former (a restarted link, or one whose end we have not
+noticed). No message of the link can hold up I/O: nothing here waits, and a link that does not read is
+dropped. A link that is gone changes nothing: caps stay until their lease ends, cuts are kept until it is
+back.
+
+A malformed frame closes the connection with ERROR; caps or thresholds with impossible values are refused
+and logged, the former stay in force (the link sees it by the cuts' ``tg`` and ``ts``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from gateway_agent.errors import BadCaps
+from gateway_agent.nbd.loop import IN, OUT, Loop
+from pmdaemon.errors import ProtocolViolation, WireError
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+
+log = structlog.get_logger("control")
+MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
+_RECEIVE_BYTES: Final = 65_536
+
+
+class Commands(Protocol):
+    """What the link may ask of the plane."""
+
+    def hello(self) -> dict[str, Any]:
+        """Header of DP_HELLO."""
+
+    def collect(self, got: int) -> bytes:
+        """The DP_CUT frame to answer with."""
+
+    def caps(self, header: dict[str, Any]) -> None:
+        """DP_CAPS; may raise BadCaps."""
+
+    def thresholds(self, header: dict[str, Any]) -> None:
+        """DP_THRESHOLDS; may raise BadCaps."""
+
+    def lease(self) -> None:
+        """DP_LEASE."""
+
+
+class ControlServer:
+    """See the module docstring. Owns the listening socket."""
+
+    def __init__(self, loop: Loop, listener: socket.socket, commands: Commands) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._commands = commands
+        self._link: _LinkConnection | None = None
+        loop.watch(listener.fileno(), IN, self._on_connection, lambda _exc: None)
+
+    def _on_connection(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it was gone before we came, or we are out of descriptors: the link tries again
+            return
+        if self._link is not None:
+            self._link.close("a new link has connected")
+        self._link = _LinkConnection(self._loop, sock, self._commands, self._forget)
+        self.say_hello()
+
+    def _forget(self, link: _LinkConnection) -> None:
+        if self._link is link:
+            self._link = None
+
+    def say_hello(self) -> None:
+        """Tell the link, if there is one, who we are and what we export."""
+        if self._link is not None:
+            self._link.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
+
+    def close(self) -> None:
+        """Close the connection and the listening socket."""
+        if self._link is not None:
+            self._link.close("the plane stops")
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+
+
+class _LinkConnection:
+    """One connection of the link."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        commands: Commands,
+        on_closed: Callable[[_LinkConnection], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._sock = sock
+        self._commands = commands
+        self._on_closed = on_closed
+        self._reader = frame.FrameReader()
+        self._unsent = bytearray()
+        self._is_closed = False
+        loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
+        log.info("link-connected")
+
+    def _on_event(self, events: int) -> None:
+        if events & OUT:
+            self._flush()
+        if self._is_closed or not events & ~OUT:
+            return
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self.close(exc.strerror or "receive failed")
+            return
+        if not data:
+            self.close("the link has closed the connection")
+            return
+        self._on_data(data)
+
+    def _on_data(self, data: bytes) -> None:
+        try:
+            for received in self._reader.feed(data):
+                if self._is_closed:
+                    return
+                self._on_frame(received)
+        except WireError as exc:
+            log.warning("link-refused", error=str(exc))
+            self.send(frame.encode(Kind.ERROR, {"code": type(exc).__name__, "text": str(exc)}))
+            self.close(str(exc))
+
+    def _on_frame(self, received: frame.Frame) -> None:
+        header = received.header
+        if received.kind == Kind.DP_COLLECT:
+            got = header.get("got")
+            if type(got) is not int:
+                raise ProtocolViolation("connected", f"DP_COLLECT with got={got!r}", "an integer")
+            self.send(self._commands.collect(got))
+        elif received.kind == Kind.DP_LEASE:
+            self._commands.lease()
+        elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):
+            apply = self._commands.caps if received.kind == Kind.DP_CAPS else self._commands.thresholds
+            try:
+                apply(header)
+            except BadCaps as exc:
+                log.error("link-order-refused", error=str(exc))
+        else:
+            self.send(frame.encode(Kind.UNSUPPORTED, {"kind": received.kind}))
+
+    def send(self, data: bytes) -> None:
+        """Send or keep ``data``; drops a link that lets too much pile up."""
+        if self._is_closed:
+            return
+        self._unsent += data
+        self._flush()
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            self.close("the link does not read")
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError as exc:
+            self.close(exc.strerror or "send failed")
+            return
+        self._loop.want(self._sock.fileno(), IN | OUT if self._unsent else IN)
+
+    def close(self, reason: str) -> None:
+        """Close the connection. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        log.info("link-gone", reason=reason)
+        self._loop.forget(self._sock.fileno())
+        with contextlib.suppress(OSError):
+            self._sock.close()
+        self._on_closed(self)

@@ -1,0 +1,158 @@
+"""What this plane exports: names to volumes and clients, and the right kind of session for each.
+
+Holds the volumes, the storages and worker pools of file mode, and the table of streams.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import structlog
+
+from gateway_agent.errors import ExportRefused
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.account import Stream
+from gateway_agent.nbd.config import ExportConfig, PlaneConfig
+from gateway_agent.nbd.file_session import FileSession
+from gateway_agent.nbd.proxy import ProxySession
+from gateway_agent.nbd.session import Session
+from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.worker_session import WorkerPool, WorkerSession
+from gateway_agent.throttle.rates import RateSet
+from pmdaemon.wire.names import is_name
+
+log = structlog.get_logger("exports")
+
+
+def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
+    """Volume and client that an export name means. Pure.
+
+    Args:
+        name: as the client asked; empty means the only export, if there is just one.
+        address_name: the client's name by its address.
+        volumes: those exported here.
+        rule: ``client_rule`` of the configuration.
+
+    Raises:
+        ExportRefused: no such volume, or a suffix that cannot name a client.
+    """
+    if name in volumes:
+        return name, address_name
+    if not name and len(volumes) == 1:
+        return next(iter(volumes)), address_name
+    volume, at, client = name.rpartition("@")
+    if rule == "export-suffix" and at and volume in volumes:
+        if not is_name(client):
+            raise ExportRefused(p.Rep.ERR_INVALID, f"{client!r} behind the @ cannot be the name of a client")
+        return volume, client
+    raise ExportRefused(
+        p.Rep.ERR_UNKNOWN, f"no volume {name!r} here; list the exports to see which there are"
+    )
+
+
+class ExportTable:
+    """See the module docstring.
+
+    Args:
+        config: of the plane.
+        context: what its connections share.
+        on_learned: called when the size of a volume has become known or has changed.
+
+    Raises:
+        BackingFileError: a file of file mode cannot be opened.
+    """
+
+    def __init__(self, config: PlaneConfig, context: Context, on_learned: Callable[[], None]) -> None:
+        self.names = [export.volume for export in config.exports]
+        self.volumes: dict[str, Volume] = {}
+        self._rule = config.client_rule
+        self._context = context
+        self._on_learned = on_learned
+        self._storages: dict[str, Storage] = {}
+        self._pools: dict[str, WorkerPool] = {}
+        burst_ns, hold_ns = round(config.burst_s * 1e9), round(config.max_hold_s * 1e9)
+        for export in config.exports:
+            volume = Volume(export, RateSet(burst_ns, hold_ns), context, hold_ns)
+            self.volumes[export.volume] = volume
+            if export.file is not None:
+                storage = Storage(export.volume, export.file, read_only=export.read_only)
+                self._storages[export.volume] = storage
+                volume.facts = storage.facts
+                if export.workers:
+                    self._pools[export.volume] = WorkerPool(context.loop, export.volume, export.workers)
+
+    def find(self, name: str, address_name: str) -> tuple[Volume, str]:
+        """Volume and client of an export name.
+
+        Raises:
+            ExportRefused: see ``client_of``.
+        """
+        volume, client = client_of(name, address_name, set(self.names), self._rule)
+        return self.volumes[volume], client
+
+    def stream(self, volume: Volume, client: str) -> Stream:
+        """Where this client's I/O on this volume is counted.
+
+        Raises:
+            ExportRefused: too many streams.
+        """
+        cuts = self._context.cuts
+        return cuts.table.get(volume.export, client, cuts.thresholds)
+
+    def file_facts(self, volume: Volume) -> p.ExportFacts:
+        """Facts of a volume in file mode."""
+        return self._storages[volume.export.volume].facts
+
+    def learn(self, volume: Volume, facts: p.ExportFacts) -> p.ExportFacts:
+        """Facts as clients of this gateway see them; remembered for DP_HELLO."""
+        flags = facts.flags & p.TX_PASSED_ON | p.TX_HAS_FLAGS
+        if volume.export.read_only:
+            flags |= p.TX_READ_ONLY
+        seen = p.ExportFacts(facts.size_bytes, flags)
+        is_news = volume.facts is None or volume.facts.size_bytes != seen.size_bytes
+        volume.facts = seen
+        if is_news:
+            log.info("volume-known", volume=volume.export.volume, size_bytes=seen.size_bytes)
+            self._on_learned()
+        return seen
+
+    def session(
+        self,
+        sock: socket.socket,
+        volume: Volume,
+        stream: Stream,
+        facts: p.ExportFacts,
+        up: socket.socket | None,
+    ) -> Session:
+        """Start the transmission phase of one client."""
+        log.info("client-connected", volume=volume.export.volume, client=stream.client)
+        if up is not None:
+            return ProxySession(self._context, sock, volume, stream, facts, up)
+        storage = self._storages[volume.export.volume]
+        pool = self._pools.get(volume.export.volume)
+        if pool is not None:
+            return WorkerSession(self._context, sock, volume, stream, storage, facts, pool)
+        return FileSession(self._context, sock, volume, stream, storage, facts)
+
+    def describe(self) -> list[dict[str, object]]:
+        """Exports as DP_HELLO names them; a size that is not known yet is 0."""
+        return [_description(volume.export, volume.facts) for volume in self.volumes.values()]
+
+    def close(self) -> None:
+        """End the workers, close the files."""
+        for pool in self._pools.values():
+            pool.stop()
+        for storage in self._storages.values():
+            storage.close()
+
+
+def _description(export: ExportConfig, facts: p.ExportFacts | None) -> dict[str, object]:
+    return {
+        "volume": export.volume,
+        "backend": export.backend,
+        "size_bytes": facts.size_bytes if facts is not None else 0,
+        "read_only": export.read_only or bool(facts is not None and facts.flags & p.TX_READ_ONLY),
+        "source": "nbd",
+    }

@@ -1,0 +1,352 @@
+r"""Negotiation as two transition tables: server's side (our clients), client's side (our upstreams).
+
+Sans-IO: ``feed(data)`` takes received bytes and returns a list of actions; no socket, clock or thread.
+
+Server side. GO, INFO and EXPORT_NAME need facts that the upstream must be asked for, so they lead to BACKEND:
+the shell opens the backend (action ``Open``) and calls ``opened`` or ``refused``; bytes that arrive
+meanwhile wait.
+
+    FLAGS ──flags──► OPTIONS ──GO, EXPORT_NAME, INFO──► BACKEND ──opened──► TRANSMISSION (GO, EXPORT_NAME)
+                     ▲  │ LIST, other: answered in place   │    └─opened──► OPTIONS      (INFO)
+                     └──┼──────────refused (GO, INFO)──────┘
+                        └──ABORT, or refused EXPORT_NAME (it has no error reply)──► CLOSED
+
+Client side. GO, and EXPORT_NAME as the fallback for servers that do not know GO.
+
+    GREETING ──greeting──► GO ──ACK──► READY
+                           └──ERR_UNSUP──► NAME ──size, flags──► READY
+
+A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gateway_agent.errors import NbdProtocolError, UpstreamError
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep
+
+
+class State(Enum):
+    """Where a negotiation stands (both sides)."""
+
+    FLAGS = "waiting for the client's flags"
+    OPTIONS = "waiting for an option"
+    BACKEND = "waiting for the backend"
+    TRANSMISSION = "in transmission"
+    CLOSED = "closed"
+    GREETING = "waiting for the server's greeting"
+    GO = "waiting for the answer to GO"
+    NAME = "waiting for the answer to EXPORT_NAME"
+    READY = "ready"
+
+
+class Event(Enum):
+    """What moves a negotiation."""
+
+    FLAGS = "client flags"
+    OPEN = "GO, INFO or EXPORT_NAME"
+    ANSWER = "an option answered in place"
+    ABORT = "ABORT"
+    OPENED_GO = "backend opened for transmission"
+    OPENED_INFO = "backend opened for information"
+    REFUSED = "backend refused"
+    REFUSED_NAME = "backend refused EXPORT_NAME"
+    GREETED = "greeting"
+    INFO = "information reply"
+    ACK = "acknowledgement"
+    UNSUPPORTED = "GO is not supported"
+    SIZE = "size and flags"
+
+
+SERVER_TABLE: Final[dict[tuple[State, Event], State]] = {
+    (State.FLAGS, Event.FLAGS): State.OPTIONS,
+    (State.OPTIONS, Event.OPEN): State.BACKEND,
+    (State.OPTIONS, Event.ANSWER): State.OPTIONS,
+    (State.OPTIONS, Event.ABORT): State.CLOSED,
+    (State.BACKEND, Event.OPENED_GO): State.TRANSMISSION,
+    (State.BACKEND, Event.OPENED_INFO): State.OPTIONS,
+    (State.BACKEND, Event.REFUSED): State.OPTIONS,
+    (State.BACKEND, Event.REFUSED_NAME): State.CLOSED,
+}
+
+CLIENT_TABLE: Final[dict[tuple[State, Event], State]] = {
+    (State.GREETING, Event.GREETED): State.GO,
+    (State.GO, Event.INFO): State.GO,
+    (State.GO, Event.ACK): State.READY,
+    (State.GO, Event.UNSUPPORTED): State.NAME,
+    (State.NAME, Event.SIZE): State.READY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these bytes to the peer."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open the backend of this export, then call ``opened`` or ``refused``."""
+
+    export: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Negotiation is over; ``left_over`` already belongs to the transmission phase."""
+
+    left_over: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Send what is queued, then close the connection."""
+
+    reason: str
+
+
+Action = Send | Open | Transmit | Close
+
+
+class _Machine:
+    """State, input buffer and the one way to change the state."""
+
+    def __init__(self, table: dict[tuple[State, Event], State], start: State, peer: str) -> None:
+        self.state = start
+        self.peer = peer
+        self._table = table
+        self._input = bytearray()
+
+    def _move(self, event: Event) -> None:
+        following = self._table.get((self.state, event))
+        if following is None:
+            raise NbdProtocolError(self.peer, f"{event.value} while {self.state.value}")
+        self.state = following
+
+    def _take(self, count: int) -> bytes | None:
+        if len(self._input) < count:
+            return None
+        data = bytes(self._input[:count])
+        del self._input[:count]
+        return data
+
+
+class ServerHandshake(_Machine):
+    """Negotiation with one client.
+
+    Args:
+        exports: names to list.
+        peer: for error texts.
+    """
+
+    def __init__(self, exports: list[str], peer: str) -> None:
+        super().__init__(SERVER_TABLE, State.FLAGS, peer)
+        self._exports = exports
+        self._no_zeroes = False
+        self._option = 0
+        self._wants_block_size = False
+
+    def greeting(self) -> bytes:
+        """First bytes to the client."""
+        return p.greeting()
+
+    def feed(self, data: bytes | memoryview) -> list[Action]:
+        """Take received bytes.
+
+        Raises:
+            NbdProtocolError: close the connection.
+        """
+        self._input += data
+        return self._advance()
+
+    def _advance(self) -> list[Action]:
+        actions: list[Action] = []
+        while step := self._step():
+            actions.extend(step)
+        return actions
+
+    def _step(self) -> list[Action]:
+        if self.state is State.FLAGS:
+            return self._flags()
+        if self.state is not State.OPTIONS or len(self._input) < p.OPTION.size:
+            return []
+        magic, opt, length = p.OPTION.unpack_from(self._input)
+        if magic != p.IHAVEOPT:
+            raise NbdProtocolError(self.peer, f"option magic {magic:#x}")
+        if length > p.MAX_OPTION_BYTES:
+            raise NbdProtocolError(self.peer, f"option of {length} bytes, limit {p.MAX_OPTION_BYTES}")
+        raw = self._take(p.OPTION.size + length)
+        return self._on_option(opt, raw[p.OPTION.size :]) if raw is not None else []
+
+    def _flags(self) -> list[Action]:
+        raw = self._take(p.CLIENT_FLAGS.size)
+        if raw is None:
+            return []
+        (flags,) = p.CLIENT_FLAGS.unpack(raw)
+        if flags & ~(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES) or not flags & p.FLAG_FIXED_NEWSTYLE:
+            raise NbdProtocolError(self.peer, f"client flags {flags:#x}; fixed newstyle is needed")
+        self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
+        self._move(Event.FLAGS)
+        return [Send(b"")]  # nothing to say, but the loop goes on with the bytes behind the flags
+
+    def _on_option(self, opt: int, data: bytes) -> list[Action]:
+        try:
+            if opt in (Opt.GO, Opt.INFO):
+                name, wanted = p.parse_go(data)
+                return self._open(opt, name, p.Info.BLOCK_SIZE in wanted)
+            if opt == Opt.EXPORT_NAME:
+                return self._open(opt, p.decode_name(data), False)
+        except p.BadOption as exc:
+            if opt == Opt.EXPORT_NAME:
+                raise NbdProtocolError(self.peer, str(exc)) from exc
+            return self._answer(p.option_reply(opt, Rep.ERR_INVALID, str(exc).encode()))
+        if opt == Opt.ABORT:
+            self._move(Event.ABORT)
+            return [Send(p.option_reply(opt, Rep.ACK)), Close("the client aborted negotiation")]
+        if opt == Opt.LIST:
+            return self._answer(self._listing(data))
+        return self._answer(p.option_reply(opt, Rep.ERR_UNSUP, b"not supported by this gateway"))
+
+    def _listing(self, data: bytes) -> bytes:
+        if data:
+            return p.option_reply(Opt.LIST, Rep.ERR_INVALID, b"LIST takes no data")
+        entries = [p.option_reply(Opt.LIST, Rep.SERVER, p.server_entry(name)) for name in self._exports]
+        return b"".join((*entries, p.option_reply(Opt.LIST, Rep.ACK)))
+
+    def _answer(self, reply: bytes) -> list[Action]:
+        self._move(Event.ANSWER)
+        return [Send(reply)]
+
+    def _open(self, opt: int, name: str, wants_block_size: bool) -> list[Action]:
+        self._move(Event.OPEN)
+        self._option, self._wants_block_size = opt, wants_block_size
+        return [Open(name)]
+
+    @property
+    def keeps_backend(self) -> bool:
+        """Whether the backend asked for by ``Open`` will carry I/O (else it was for INFO only)."""
+        return self._option != Opt.INFO
+
+    def opened(self, facts: ExportFacts) -> list[Action]:
+        """The backend is there."""
+        if not self.keeps_backend:
+            self._move(Event.OPENED_INFO)
+            return [Send(self._export_reply(facts)), *self._advance()]
+        self._move(Event.OPENED_GO)
+        if self._option == Opt.EXPORT_NAME:
+            padding = b"" if self._no_zeroes else p.NAME_PADDING
+            reply = p.EXPORT_NAME_REPLY.pack(facts.size_bytes, facts.flags) + padding
+        else:
+            reply = self._export_reply(facts)
+        left_over = bytes(self._input)
+        self._input.clear()
+        return [Send(reply), Transmit(left_over)]
+
+    def _export_reply(self, facts: ExportFacts) -> bytes:
+        reply = p.option_reply(self._option, Rep.INFO, p.info_export(facts))
+        if self._wants_block_size:
+            reply += p.option_reply(self._option, Rep.INFO, p.info_block_size())
+        return reply + p.option_reply(self._option, Rep.ACK)
+
+    def refused(self, code: int, text: str) -> list[Action]:
+        """The backend is not there; ``text`` is shown to the client's user."""
+        if self._option == Opt.EXPORT_NAME:
+            self._move(Event.REFUSED_NAME)
+            return [Close(text)]
+        self._move(Event.REFUSED)
+        return [Send(p.option_reply(self._option, code, text.encode()[: p.MAX_NAME_BYTES])), *self._advance()]
+
+
+class ClientHandshake(_Machine):
+    """Negotiation with one upstream, as its client.
+
+    Args:
+        export: name to ask for.
+        upstream: for error texts.
+    """
+
+    def __init__(self, export: str, upstream: str) -> None:
+        super().__init__(CLIENT_TABLE, State.GREETING, f"upstream {upstream}")
+        self._export = export
+        self._upstream = upstream
+        self._no_zeroes = False
+        self.facts: ExportFacts | None = None
+
+    @property
+    def left_over(self) -> bytes:
+        """Bytes behind negotiation (a correct server sends none)."""
+        return bytes(self._input)
+
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """Take received bytes, return what to send. ``state`` is READY and ``facts`` set when it is over.
+
+        Raises:
+            NbdProtocolError: the server broke the protocol.
+            UpstreamError: it refused the export; the text carries its reason.
+        """
+        self._input += data
+        steps: dict[State, Callable[[], bytes | None]] = {
+            State.GREETING: self._on_greeting,
+            State.GO: self._on_go_reply,
+            State.NAME: self._on_name_reply,
+        }
+        out = b""
+        while (step := steps.get(self.state)) is not None and (sent := step()) is not None:
+            out += sent
+        return out
+
+    def _on_greeting(self) -> bytes | None:
+        raw = self._take(p.GREETING.size)
+        if raw is None:
+            return None
+        magic, have_opt, flags = p.GREETING.unpack(raw)
+        if magic != p.NBDMAGIC or have_opt != p.IHAVEOPT or not flags & p.FLAG_FIXED_NEWSTYLE:
+            raise NbdProtocolError(self.peer, "it does not speak fixed newstyle NBD")
+        self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
+        self._move(Event.GREETED)
+        answer = flags & (p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
+        return p.CLIENT_FLAGS.pack(answer) + p.option(Opt.GO, p.go_data(self._export))
+
+    def _on_go_reply(self) -> bytes | None:
+        if len(self._input) < p.OPTION_REPLY.size:
+            return None
+        magic, opt, kind, length = p.OPTION_REPLY.unpack_from(self._input)
+        if magic != p.OPTION_REPLY_MAGIC or opt != Opt.GO or length > p.MAX_OPTION_BYTES:
+            raise NbdProtocolError(
+                self.peer, f"answer to GO with magic {magic:#x}, option {opt}, {length} bytes"
+            )
+        raw = self._take(p.OPTION_REPLY.size + length)
+        return None if raw is None else self._on_go_kind(kind, raw[p.OPTION_REPLY.size :])
+
+    def _on_go_kind(self, kind: int, data: bytes) -> bytes:
+        if kind == Rep.INFO:
+            self._move(Event.INFO)
+            if len(data) == p.EXPORT_INFO.size and int.from_bytes(data[:2], "big") == p.Info.EXPORT:
+                _, size_bytes, flags = p.EXPORT_INFO.unpack(data)
+                self.facts = ExportFacts(size_bytes, flags)
+            return b""
+        if kind == Rep.ACK and self.facts is not None:
+            self._move(Event.ACK)
+            return b""
+        if kind == Rep.ERR_UNSUP:
+            self._move(Event.UNSUPPORTED)
+            return p.option(Opt.EXPORT_NAME, self._export.encode())
+        if kind & p.REP_ERROR_BIT:
+            reason = data.decode("utf-8", "replace") or f"error {kind & ~p.REP_ERROR_BIT}"
+            raise UpstreamError(self._upstream, f"refused export {self._export!r}: {reason}")
+        raise NbdProtocolError(self.peer, f"reply type {kind} to GO")
+
+    def _on_name_reply(self) -> bytes | None:
+        padding = 0 if self._no_zeroes else len(p.NAME_PADDING)
+        raw = self._take(p.EXPORT_NAME_REPLY.size + padding)
+        if raw is None:
+            return None
+        self.facts = ExportFacts(*p.EXPORT_NAME_REPLY.unpack_from(raw))
+        self._move(Event.SIZE)
+        return b""

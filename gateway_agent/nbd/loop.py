@@ -1,0 +1,126 @@
+"""One epoll loop with timers: the only place of the data plane that waits.
+
+Everything here and everything called from here runs in one thread and never blocks (file mode without
+workers excepted: it trusts its file not to).
+
+Policy for surprises: a handler that raises is logged and its owner is told (``on_failure``), which closes
+that one connection; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gateway_agent.errors import GatewayError
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+
+IN: Final = select.EPOLLIN
+OUT: Final = select.EPOLLOUT
+GONE: Final = select.EPOLLHUP | select.EPOLLERR
+_MAX_WAIT_S: Final = 60.0
+
+log = structlog.get_logger("loop")
+
+
+@dataclass(slots=True)
+class _Watched:
+    handler: Callable[[int], None]
+    on_failure: Callable[[Exception], None]
+    mask: int
+
+
+class Loop:
+    """See the module docstring.
+
+    Descriptors are watched until ``forget``; a timer is identified by its key and fires once.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._epoll = select.epoll()
+        self._watched: dict[int, _Watched] = {}
+        self._timers: dict[object, tuple[int, Callable[[int], None]]] = {}
+
+    def watch(
+        self, fd: int, mask: int, handler: Callable[[int], None], on_failure: Callable[[Exception], None]
+    ) -> None:
+        """Call ``handler(events)`` when ``fd`` is ready for ``mask``; 0 reports only a peer that is gone."""
+        self._epoll.register(fd, mask)
+        self._watched[fd] = _Watched(handler, on_failure, mask)
+
+    def want(self, fd: int, mask: int) -> None:
+        """Change what ``fd`` is watched for; cheap when nothing changes."""
+        watched = self._watched[fd]
+        if watched.mask != mask:
+            self._epoll.modify(fd, mask)
+            watched.mask = mask
+
+    def is_watched_for(self, fd: int, mask: int) -> bool:
+        """Whether ``fd`` is watched for all of ``mask``."""
+        return self._watched[fd].mask & mask == mask
+
+    def forget(self, fd: int) -> None:
+        """Stop watching; call it before the descriptor is closed. Unknown descriptors are ignored."""
+        if self._watched.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def at(self, key: object, when_ns: int, handler: Callable[[int], None]) -> None:
+        """Call ``handler(now_ns)`` at ``when_ns``, instead of what ``key`` had planned before."""
+        self._timers[key] = (when_ns, handler)
+
+    def cancel(self, key: object) -> None:
+        """Drop the timer of ``key``, if there is one."""
+        self._timers.pop(key, None)
+
+    def run(self, stop: Stop) -> None:
+        """Serve until the stop is asked for."""
+        self.watch(stop.fileno(), IN, lambda _events: None, lambda _exc: None)
+        while not stop.is_set():
+            self.step()
+
+    def step(self) -> None:
+        """Wait for readiness or the next timer, then handle both once."""
+        for fd, events in self._epoll.poll(self._timeout_s()):
+            watched = self._watched.get(fd)
+            if watched is not None:  # a handler before it in this batch may have closed it
+                self._call(watched, events)
+        if self._timers:
+            self._fire()
+
+    def _timeout_s(self) -> float:
+        if not self._timers:
+            return _MAX_WAIT_S
+        first_ns = min(when_ns for when_ns, _ in self._timers.values())
+        return max(0.0, min(_MAX_WAIT_S, (first_ns - self.clock.monotonic_ns()) / 1e9))
+
+    def _call(self, watched: _Watched, events: int) -> None:
+        try:
+            watched.handler(events)
+        except GatewayError as exc:
+            log.warning("connection-failed", error=str(exc))
+            watched.on_failure(exc)
+        except Exception as exc:  # outermost loop: logged, and only this connection is closed
+            log.exception("handler-failed")
+            watched.on_failure(exc)
+
+    def _fire(self) -> None:
+        now_ns = self.clock.monotonic_ns()
+        due = [(key, handler) for key, (when_ns, handler) in self._timers.items() if when_ns <= now_ns]
+        for key, handler in due:
+            if self._timers.pop(key, None) is not None:
+                try:
+                    handler(now_ns)
+                except Exception:  # outermost loop: logged; the owner plans anew at its next event
+                    log.exception("timer-failed")
+
+    def close(self) -> None:
+        """Let go of the epoll descriptor."""
+        self._epoll.close()

@@ -1,0 +1,170 @@
+"""One client until its transmission phase: the I/O shell around ``ServerHandshake``.
+
+It names the client, opens the volume's storage and hands the socket to a session. It ends by itself after
+``LIMIT_NS``, so that a client that says nothing holds no descriptor for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from gateway_agent.errors import ExportRefused, GatewayError
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.account import Stream
+from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.handshake import Action, Close, Open, Send, ServerHandshake, Transmit
+from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.sockets import client_name
+from gateway_agent.nbd.upstream import UpstreamOpening
+from gateway_agent.nbd.volume import Volume
+
+log = structlog.get_logger("negotiation")
+LIMIT_NS: Final = 30 * 10**9  # people type into nbdsh during negotiation
+_RECEIVE_BYTES: Final = 65_536
+
+
+class Negotiation:
+    """See the module docstring.
+
+    Args:
+        loop: what watches it.
+        sock: the client's socket, prepared.
+        exports: what may be asked for.
+        on_over: called once when this object has let go of the client.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        exports: ExportTable,
+        on_over: Callable[[Negotiation], None],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._exports = exports
+        self._on_over = on_over
+        self._address_name = client_name(sock)
+        self._handshake = ServerHandshake(exports.names, f"client {self._address_name}")
+        self._opening: UpstreamOpening | None = None
+        self._volume: Volume | None = None
+        self._stream: Stream | None = None
+        self._left_over = b""
+        self._is_over = False
+        loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
+        loop.at(
+            self, loop.clock.monotonic_ns() + LIMIT_NS, lambda _now: self.close("negotiation takes too long")
+        )
+
+    def start(self) -> None:
+        """Greet the client."""
+        self._send(self._handshake.greeting())
+
+    def _on_event(self, events: int) -> None:
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES) if events & IN else b""
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self.close(f"the client is gone: {exc.strerror}")
+            return
+        if not data:
+            self.close("the client left during negotiation")
+            return
+        self._do(self._handshake.feed(data))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if self._is_over:
+                return
+            if isinstance(action, Send):
+                self._send(action.data)
+            elif isinstance(action, Open):
+                self._open(action.export)
+            elif isinstance(action, Close):
+                self.close(action.reason)
+
+    def _send(self, data: bytes) -> None:
+        """Negotiation is small: a client whose buffer cannot take it is not reading, and is dropped."""
+        try:
+            taken = self._sock.send(data) if data else 0
+        except OSError as exc:
+            self.close(f"the client is gone: {exc.strerror}")
+            return
+        if taken != len(data):
+            self.close("the client does not read its answers")
+
+    def _open(self, export: str) -> None:
+        try:
+            self._volume, client = self._exports.find(export, self._address_name)
+            self._stream = (
+                self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None
+            )
+        except ExportRefused as exc:
+            self._refuse(exc.code, str(exc))
+            return
+        uri = self._volume.export.upstream
+        if uri is None:
+            self._ready(None, self._exports.file_facts(self._volume))
+        else:
+            self._loop.want(self._sock.fileno(), 0)  # one thing at a time; the client waits for its answer
+            self._opening = UpstreamOpening(self._loop, uri, self._ready, self._on_upstream_failed)
+
+    def _on_upstream_failed(self, error: GatewayError) -> None:
+        log.warning("upstream-not-there", peer=self._address_name, error=str(error))
+        self._opening = None
+        self._loop.want(self._sock.fileno(), IN)
+        self._refuse(p.Rep.ERR_UNKNOWN, f"the storage behind this export is not available: {error}")
+
+    def _refuse(self, code: int, text: str) -> None:
+        log.info("client-refused", peer=self._address_name, reason=text)
+        self._do(self._handshake.refused(code, text))
+
+    def _ready(self, upstream: socket.socket | None, facts: p.ExportFacts) -> None:
+        assert self._volume is not None  # set by _open
+        self._opening = None
+        facts = self._exports.learn(self._volume, facts)
+        if self._stream is None:  # INFO: the client wanted to know, not to use
+            if upstream is not None:
+                with contextlib.suppress(OSError):
+                    upstream.send(p.request(p.Cmd.DISC, 0, 0, 0))
+                upstream.close()
+            self._loop.want(self._sock.fileno(), IN)
+            self._do(self._handshake.opened(facts))
+            return
+        self._do(self._handshake_reply(facts))
+        if self._is_over:  # the client left meanwhile
+            if upstream is not None:
+                upstream.close()
+            return
+        self._let_go()
+        session = self._exports.session(self._sock, self._volume, self._stream, facts, upstream)
+        self._on_over(self)
+        session.start(self._left_over)
+
+    def _handshake_reply(self, facts: p.ExportFacts) -> list[Action]:
+        """What to send; the bytes that already belong to transmission are kept for the session."""
+        actions = self._handshake.opened(facts)
+        self._left_over = b"".join(action.left_over for action in actions if isinstance(action, Transmit))
+        return [action for action in actions if not isinstance(action, Transmit)]
+
+    def _let_go(self) -> None:
+        self._is_over = True
+        self._loop.cancel(self)
+        self._loop.forget(self._sock.fileno())
+
+    def close(self, reason: str) -> None:
+        """Close the connection. Safe to call twice."""
+        if self._is_over:
+            return
+        log.debug("negotiation-closed", peer=self._address_name, reason=reason)
+        self._let_go()
+        if self._opening is not None:
+            self._opening.cancel()
+        self._sock.close()
+        self._on_over(self)

@@ -1,0 +1,246 @@
+"""A data-plane process ``nbd-N``: ``python -m gateway_agent.nbd.plane --config FILE --plane nbd-0``.
+
+    start   read the configuration, open files, listen (clients, control socket), ask upstreams for sizes
+    serve   one epoll loop in the main thread: clients, upstreams, link, timers (see ``loop``)
+    stop    SIGTERM, SIGINT or the parent's end: close everything; clients repeat what was under way
+
+It knows no server, no YAML and no disk queue. The link process may die, be reloaded or upgraded meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import structlog
+
+from gateway_agent.errors import GatewayError
+from gateway_agent.nbd.config import Address, PlaneConfig, load_plane, parse_listen
+from gateway_agent.nbd.control import ControlServer
+from gateway_agent.nbd.cuts import CutMaker, StreamTable
+from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.negotiation import Negotiation
+from gateway_agent.nbd.protocol import Cmd, ExportFacts, request
+from gateway_agent.nbd.sockets import bound_address, listen_at, prepare, unlink_own
+from gateway_agent.nbd.thresholds import parse_thresholds
+from gateway_agent.nbd.upstream import UpstreamOpening
+from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.throttle.caps import CapsInForce
+from gateway_agent.throttle.rates import Caps
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import logs
+from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.config import show
+from pmdaemon.runtime.stop import Stop
+
+log = structlog.get_logger("plane")
+SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
+MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
+CONTROL_MODE: Final = 0o600
+
+
+class Plane:
+    """One data plane; also the ``Commands`` of its control socket.
+
+    Args:
+        config: of this plane.
+        clock: for tests.
+
+    Raises:
+        ConfigError: an address that cannot be listened on.
+        BackingFileError: a file that cannot be opened.
+    """
+
+    def __init__(self, config: PlaneConfig, clock: Clock | None = None) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._loop = Loop(self._clock)
+        cuts = CutMaker(StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us())
+        context = Context(self._loop, self._clock, cuts, memoryview(bytearray(SCRATCH_BYTES)))
+        self._cuts = cuts
+        self._caps = CapsInForce({name: Caps(**cap.model_dump()) for name, cap in config.static_caps.items()})
+        self._exports = ExportTable(config, context, self._on_learned)
+        self._negotiations: set[Negotiation] = set()
+        self._listeners = [listen_at(parse_listen(text), config.socket_mode) for text in config.listen]
+        self.listening = [bound_address(sock) for sock in self._listeners]
+        for sock in self._listeners:
+            self._loop.watch(sock.fileno(), IN, partial(self._accept, sock), _ignore)
+        self._control_address = Address(path=config.control_socket)
+        self._control = ControlServer(self._loop, listen_at(self._control_address, CONTROL_MODE), self)
+        self._enforce(self._clock.monotonic_ns())
+        for volume in self._exports.volumes.values():
+            self._ask_size(volume)
+
+    def run(self, stop: Stop) -> None:
+        """Serve until the stop is asked for."""
+        log.info(
+            "serving", listening=[str(address) for address in self.listening], volumes=self._exports.names
+        )
+        self._loop.run(stop)
+        log.info("stopping", reason=stop.reason)
+
+    def step(self) -> None:
+        """One turn of the loop, for tests."""
+        self._loop.step()
+
+    # -- clients --------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket, _events: int) -> None:
+        for _ in range(MAX_ACCEPTS):
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                # Out of descriptors, most likely; the connection waits in the backlog. Pause, or we spin.
+                log.error("accept-failed", error=exc.strerror)
+                self._loop.want(listener.fileno(), 0)
+                self._loop.at(
+                    listener, self._clock.monotonic_ns() + 10**9, lambda _now: self._resume(listener)
+                )
+                return
+            self._begin(sock)
+
+    def _resume(self, listener: socket.socket) -> None:
+        self._loop.want(listener.fileno(), IN)
+
+    def _begin(self, sock: socket.socket) -> None:
+        try:
+            prepare(sock)
+            negotiation = Negotiation(self._loop, sock, self._exports, self._negotiations.discard)
+        except OSError:  # gone between its connect and our accept
+            sock.close()
+            return
+        self._negotiations.add(negotiation)
+        negotiation.start()
+
+    def _ask_size(self, volume: Volume) -> None:
+        """Learn an upstream's size at start; one that is not there now is asked again by the first client."""
+        uri = volume.export.upstream
+        if uri is None:
+            return
+
+        def on_ready(sock: socket.socket, facts: ExportFacts) -> None:
+            with sock:
+                sock.send(request(Cmd.DISC, 0, 0, 0))
+            self._exports.learn(volume, facts)
+
+        def on_failed(error: GatewayError) -> None:
+            log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
+
+        UpstreamOpening(self._loop, uri, on_ready, on_failed)
+
+    def _on_learned(self) -> None:
+        self._control.say_hello()
+
+    # -- the link's commands --------------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        """See ``control.Commands``."""
+        return {
+            "plane": self._config.plane,
+            "pid": os.getpid(),
+            "exports": self._exports.describe(),
+            "streams": [stream.descriptor for stream in self._cuts.table.streams],
+            "listening": [str(address) for address in self.listening],
+        }
+
+    def collect(self, got: int) -> bytes:
+        """See ``control.Commands``."""
+        now_ns = self._clock.monotonic_ns()
+        self._expire(now_ns)
+        return self._cuts.collect(got, now_ns, self._clock.unix_us())
+
+    def caps(self, header: dict[str, Any]) -> None:
+        """See ``control.Commands``."""
+        now_ns = self._clock.monotonic_ns()
+        self._caps.apply(header, now_ns)
+        log.info("caps-in-force", gen=self._caps.generation, caps=len(header["caps"]))
+        self._enforce(now_ns)
+
+    def thresholds(self, header: dict[str, Any]) -> None:
+        """See ``control.Commands``."""
+        self._cuts.set_thresholds(parse_thresholds(header), self._clock.monotonic_ns(), self._clock.unix_us())
+
+    def lease(self) -> None:
+        """See ``control.Commands``."""
+        now_ns = self._clock.monotonic_ns()
+        self._expire(now_ns)  # a renewal that comes too late renews nothing
+        self._caps.renew(now_ns)
+        self._plan_expiry()
+
+    def _expire(self, now_ns: int) -> None:
+        if self._caps.expire(now_ns):
+            log.warning("lease-expired", text="nobody renewed the server's caps; static caps hold")
+            self._enforce(now_ns)
+
+    def _enforce(self, now_ns: int) -> None:
+        self._cuts.set_generation(self._caps.generation)
+        for name, volume in self._exports.volumes.items():
+            volume.set_caps(self._caps.of(name), now_ns)
+        self._plan_expiry()
+
+    def _plan_expiry(self) -> None:
+        if self._caps.lease_end_ns is None:
+            self._loop.cancel(self)
+        else:
+            self._loop.at(self, self._caps.lease_end_ns, self._expire)
+
+    # -- end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every connection, file and socket; remove the socket files."""
+        self._control.close()
+        for listener, address in zip(self._listeners, self.listening, strict=True):
+            self._loop.forget(listener.fileno())
+            listener.close()
+            unlink_own(address)
+        unlink_own(self._control_address)
+        for negotiation in tuple(self._negotiations):
+            negotiation.close("the plane stops")
+        for stream in self._cuts.table.streams:
+            for session in tuple(stream.sessions):
+                session.close("the plane stops")
+        self._exports.close()
+        self._loop.close()
+
+
+def _ignore(_exc: Exception) -> None:
+    """A listening socket outlives a failed accept; the loop has logged it."""
+
+
+@click.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="JSON file of this plane."
+)
+@click.option("--plane", required=True, help="Name of this plane, as in the file.")
+@click.option("--show-config", is_flag=True, help="Print the values in force and stop.")
+@click.option("--check-config", is_flag=True, help="Check the file and stop.")
+def main(path: Path, plane: str, show_config: bool, check_config: bool) -> None:
+    """Serve volumes over NBD, count and throttle their I/O."""
+    try:
+        config = load_plane(path, plane)
+        if show_config or check_config:
+            click.echo(show(config) if show_config else f"{path}: correct")
+            return
+        logs.configure(plane)
+        stop = Stop()
+        stop.install_signals()
+        stop.watch_parent()
+        served = Plane(config)
+        try:
+            served.run(stop)
+        finally:
+            served.close()
+    except SlaError as exc:
+        click.echo(f"{plane}: {exc}", err=True)
+        raise SystemExit(exc.exit_status) from exc
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+r"""NBD on the wire: constants and pure parsers of fixed newstyle negotiation and simple transmission.
+
+No state and no I/O; every structure is big-endian. Used by the gateway's two sides and by load generators.
+
+    server greeting     NBDMAGIC u64 | IHAVEOPT u64 | handshake flags u16
+    client flags        u32
+    option              IHAVEOPT u64 | option u32 | length u32 | data
+    option reply        REPLY_MAGIC u64 | option u32 | type u32 | length u32 | data
+    request             REQUEST_MAGIC u32 | flags u16 | command u16 | cookie u64 | offset u64 |
+                        length u32 | [data of a write]
+    simple reply        SIMPLE_MAGIC u32 | error u32 | cookie u64 | [data of a read without error]
+
+Source: the NBD protocol document of the NetworkBlockDevice project (doc/proto.md), sections "Newstyle
+negotiation", "Request message", "Simple reply message".
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+NBDMAGIC: Final = 0x4E42444D41474943
+IHAVEOPT: Final = 0x49484156454F5054
+OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
+REQUEST_MAGIC: Final = 0x25609513
+SIMPLE_REPLY_MAGIC: Final = 0x67446698
+
+GREETING: Final = struct.Struct(">QQH")
+CLIENT_FLAGS: Final = struct.Struct(">I")
+OPTION: Final = struct.Struct(">QII")
+OPTION_REPLY: Final = struct.Struct(">QIII")
+REQUEST: Final = struct.Struct(">IHHQQI")
+SIMPLE_REPLY: Final = struct.Struct(">IIQ")
+EXPORT_INFO: Final = struct.Struct(">HQH")
+EXPORT_NAME_REPLY: Final = struct.Struct(">QH")
+
+REQUEST_BYTES: Final = REQUEST.size
+SIMPLE_REPLY_BYTES: Final = SIMPLE_REPLY.size
+
+FLAG_FIXED_NEWSTYLE: Final = 1
+FLAG_NO_ZEROES: Final = 2
+
+
+class Opt(IntEnum):
+    """Options a client may send."""
+
+    EXPORT_NAME = 1
+    ABORT = 2
+    LIST = 3
+    STARTTLS = 5
+    INFO = 6
+    GO = 7
+    STRUCTURED_REPLY = 8
+
+
+class Rep(IntEnum):
+    """Types of option reply; the error bit is 2**31."""
+
+    ACK = 1
+    SERVER = 2
+    INFO = 3
+    ERR_UNSUP = 0x80000001
+    ERR_POLICY = 0x80000002
+    ERR_INVALID = 0x80000003
+    ERR_UNKNOWN = 0x80000006
+    ERR_SHUTDOWN = 0x80000007
+    ERR_TOO_BIG = 0x80000009
+
+
+REP_ERROR_BIT: Final = 1 << 31
+
+
+class Info(IntEnum):
+    """Kinds of information in INFO replies."""
+
+    EXPORT = 0
+    NAME = 1
+    DESCRIPTION = 2
+    BLOCK_SIZE = 3
+
+
+class Cmd(IntEnum):
+    """Commands of the transmission phase."""
+
+    READ = 0
+    WRITE = 1
+    DISC = 2
+    FLUSH = 3
+    TRIM = 4
+    CACHE = 5
+    WRITE_ZEROES = 6
+    BLOCK_STATUS = 7
+
+
+CMD_FLAG_FUA: Final = 1
+CMD_FLAG_NO_HOLE: Final = 2
+CMD_FLAG_FAST_ZERO: Final = 16
+
+TX_HAS_FLAGS: Final = 1 << 0
+TX_READ_ONLY: Final = 1 << 1
+TX_SEND_FLUSH: Final = 1 << 2
+TX_SEND_FUA: Final = 1 << 3
+TX_ROTATIONAL: Final = 1 << 4
+TX_SEND_TRIM: Final = 1 << 5
+TX_SEND_WRITE_ZEROES: Final = 1 << 6
+TX_CAN_MULTI_CONN: Final = 1 << 8
+TX_SEND_FAST_ZERO: Final = 1 << 11
+TX_PASSED_ON: Final = (
+    TX_HAS_FLAGS
+    | TX_READ_ONLY
+    | TX_SEND_FLUSH
+    | TX_SEND_FUA
+    | TX_ROTATIONAL
+    | TX_SEND_TRIM
+    | TX_SEND_WRITE_ZEROES
+    | TX_CAN_MULTI_CONN
+    | TX_SEND_FAST_ZERO
+)
+"""Transmission flags of an upstream that a cut-through gateway can offer too (no structured replies)."""
+
+EPERM: Final = 1
+EIO: Final = 5
+ENOMEM: Final = 12
+EINVAL: Final = 22
+ENOSPC: Final = 28
+EOVERFLOW: Final = 75
+ENOTSUP: Final = 95
+ESHUTDOWN: Final = 108
+WIRE_ERRORS: Final = frozenset((EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN))
+"""The error numbers the protocol knows; anything else travels as EIO."""
+
+MAX_OPTION_BYTES: Final = 65_536  # GO with an export name of 4,096 and every information request is far below
+MAX_NAME_BYTES: Final = 4_096  # the protocol's own limit on strings
+MAX_PAYLOAD_BYTES: Final = (
+    32 << 20
+)  # what the protocol says a server must expect when nothing else was agreed
+PREFERRED_BLOCK_BYTES: Final = 4_096
+NAME_PADDING: Final = bytes(124)
+
+
+class BadOption(ValueError):
+    """An option's data does not have the form the protocol prescribes; answered with ERR_INVALID."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFacts:
+    """What negotiation tells about an export: its size and its transmission flags."""
+
+    size_bytes: int
+    flags: int
+
+
+def wire_error(errno: int) -> int:
+    """Error number for the wire of an operating-system error; 0 stays 0."""
+    return errno if not errno or errno in WIRE_ERRORS else EIO
+
+
+def greeting() -> bytes:
+    """What a server says first."""
+    return GREETING.pack(NBDMAGIC, IHAVEOPT, FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES)
+
+
+def option(opt: int, data: bytes = b"") -> bytes:
+    """One option as a client sends it."""
+    return OPTION.pack(IHAVEOPT, opt, len(data)) + data
+
+
+def option_reply(opt: int, kind: int, data: bytes = b"") -> bytes:
+    """One reply to an option."""
+    return OPTION_REPLY.pack(OPTION_REPLY_MAGIC, opt, kind, len(data)) + data
+
+
+def go_data(name: str, infos: tuple[int, ...] = ()) -> bytes:
+    """Data of GO and INFO."""
+    raw = name.encode()
+    return struct.pack(f">I{len(raw)}sH{len(infos)}H", len(raw), raw, len(infos), *infos)
+
+
+def parse_go(data: bytes) -> tuple[str, tuple[int, ...]]:
+    """Export name and wanted information kinds of GO or INFO.
+
+    Raises:
+        BadOption: lengths that contradict each other, or a name that is not UTF-8.
+    """
+    if len(data) < 6:
+        raise BadOption("data is too short")
+    name_bytes = int.from_bytes(data[:4], "big")
+    if name_bytes > MAX_NAME_BYTES or len(data) < 6 + name_bytes:
+        raise BadOption("the export name is longer than the data")
+    wanted = int.from_bytes(data[4 + name_bytes : 6 + name_bytes], "big")
+    if len(data) != 6 + name_bytes + 2 * wanted:
+        raise BadOption("the list of information requests does not fill the data")
+    return decode_name(data[4 : 4 + name_bytes]), struct.unpack_from(f">{wanted}H", data, 6 + name_bytes)
+
+
+def decode_name(raw: bytes) -> str:
+    """An export name.
+
+    Raises:
+        BadOption: too long, or not UTF-8.
+    """
+    if len(raw) > MAX_NAME_BYTES:
+        raise BadOption(f"an export name of {len(raw)} bytes is above the limit of {MAX_NAME_BYTES}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as exc:
+        raise BadOption("the export name is not UTF-8") from exc
+
+
+def info_export(facts: ExportFacts) -> bytes:
+    """Data of the INFO reply that every GO and INFO needs."""
+    return EXPORT_INFO.pack(Info.EXPORT, facts.size_bytes, facts.flags)
+
+
+def info_block_size() -> bytes:
+    """Data of the INFO reply about block sizes: any byte, better 4 KiB, at most 32 MiB."""
+    return struct.pack(">HIII", Info.BLOCK_SIZE, 1, PREFERRED_BLOCK_BYTES, MAX_PAYLOAD_BYTES)
+
+
+def server_entry(name: str) -> bytes:
+    """Data of one LIST reply."""
+    raw = name.encode()
+    return len(raw).to_bytes(4, "big") + raw
+
+
+def request(command: int, cookie: int, offset: int, length: int, flags: int = 0) -> bytes:
+    """One request header."""
+    return REQUEST.pack(REQUEST_MAGIC, flags, command, cookie, offset, length)
+
+
+def simple_reply(cookie: int, error: int = 0) -> bytes:
+    """One simple reply header."""
+    return SIMPLE_REPLY.pack(SIMPLE_REPLY_MAGIC, error, cookie)

@@ -1,0 +1,337 @@
+"""One client's connection in the transmission phase: what proxy and file mode have in common.
+
+    client ──recv──► Intake ──queue──► Volume (rates) ──admit──► in flight ──► storage
+    client ◄──send── OutFlow ◄──────────────── replies ◄──────────────────────┘
+
+A subclass moves admitted requests on (``push``) and hands replies to ``_reply``. The session owns its client
+socket and counts for one stream. Refused requests (read-only, out of range, unknown) are answered here, in
+their place: only when everything admitted before has gone (``blocked`` until then).
+
+Everything runs in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Final
+
+import structlog
+
+from gateway_agent.errors import NbdProtocolError
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.account import (
+    FAILED_BIT,
+    FOLD_INTS,
+    KIND_FREE,
+    KIND_READ,
+    KIND_WRITE,
+    KIND_ZEROING,
+    Stream,
+    word_of,
+)
+from gateway_agent.nbd.intake import Intake, Request
+from gateway_agent.nbd.loop import GONE, IN, OUT
+from gateway_agent.nbd.outflow import OutFlow
+from gateway_agent.nbd.replies import Finished, InFlight
+from gateway_agent.nbd.volume import Context, Volume
+
+log = structlog.get_logger("session")
+
+MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
+_KINDS: Final[dict[int, int]] = {
+    p.Cmd.READ: KIND_READ,
+    p.Cmd.WRITE: KIND_WRITE,
+    p.Cmd.TRIM: KIND_ZEROING,
+    p.Cmd.WRITE_ZEROES: KIND_ZEROING,
+    p.Cmd.FLUSH: KIND_FREE,
+}
+_CHANGING: Final[frozenset[int]] = frozenset((p.Cmd.WRITE, p.Cmd.TRIM, p.Cmd.WRITE_ZEROES))
+_FLAGS: Final = p.CMD_FLAG_FUA | p.CMD_FLAG_NO_HOLE | p.CMD_FLAG_FAST_ZERO
+
+
+def refusal(request: Request, facts: p.ExportFacts) -> int:
+    """Error number for a request that no storage needs to see, else 0."""
+    _, _, command, length, offset, flags, _ = request
+    if command not in _KINDS or flags & ~_FLAGS:
+        return p.EINVAL
+    if command in _CHANGING and facts.flags & p.TX_READ_ONLY:
+        return p.EPERM
+    if command == p.Cmd.READ and length > p.MAX_PAYLOAD_BYTES:
+        return p.EOVERFLOW
+    if command != p.Cmd.FLUSH and offset + length > facts.size_bytes:
+        return p.ENOSPC if command in _CHANGING else p.EINVAL
+    return 0
+
+
+class Session(ABC):
+    """See the module docstring.
+
+    Args:
+        context: what the plane's connections share.
+        sock: the client's socket, non-blocking, watched by nobody.
+        volume: what it uses.
+        stream: where it is counted.
+        facts: size and flags as the client was told.
+    """
+
+    def __init__(
+        self, context: Context, sock: socket.socket, volume: Volume, stream: Stream, facts: p.ExportFacts
+    ) -> None:
+        self.peer = f"client {stream.client} of {volume.export.volume}"
+        self.intake = Intake(self.peer)
+        self.inflight: InFlight = {}
+        self.admitted: deque[Request] | None = None
+        self.is_closed = False
+        self._context = context
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._volume = volume
+        self._stream = stream
+        self._facts = facts
+        self._out = OutFlow(sock)
+        self._blocked = False
+        self._ending = False
+        stream.sessions.append(self)
+        context.loop.watch(self._fd, IN, self._on_client, self._on_failure)
+
+    def start(self, left_over: bytes) -> None:
+        """Take what the client sent behind its negotiation."""
+        while left_over and not self.is_closed:
+            room = self.intake.room()[: len(left_over)]
+            room[:] = left_over[: len(room)]
+            left_over = left_over[len(room) :]
+            self._received(len(room))
+
+    def gauges(self) -> tuple[int, int]:
+        """See ``account.Gauged``."""
+        return len(self.inflight), len(self.intake.queue)
+
+    # -- from the client ------------------------------------------------------------------------------------
+
+    def _on_client(self, events: int) -> None:
+        if events & OUT:
+            self._on_writable()
+        room = self.intake.room() if events & IN and not self._ending and not self.is_closed else None
+        if room:
+            self._receive(room)
+        elif events & GONE:
+            self.close("the client is gone")
+
+    def _receive(self, room: memoryview) -> None:
+        try:
+            count = self._sock.recv_into(room)
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self.close(f"the client is gone: {exc.strerror}")
+            return
+        if not count:
+            self.close("the client closed the connection")
+            return
+        self._received(count)
+
+    def _received(self, count: int) -> None:
+        now_ns = self._context.clock.monotonic_ns()
+        self._stream.arrived += self.intake.received(count, now_ns)
+        self._volume.serve(self, now_ns)
+
+    def _on_writable(self) -> None:
+        try:
+            is_out = self._out.flush()
+        except OSError as exc:
+            self.close(f"the client is gone: {exc.strerror}")
+            return
+        self._record(self._out.take_finished())
+        if is_out:
+            self._serve_on()
+        else:
+            self._settle()
+
+    def _serve_on(self) -> None:
+        """Something that was full has room again."""
+        now_ns = self._context.clock.monotonic_ns()
+        self.push(now_ns)
+        if self.unblock():
+            self._volume.serve(self, now_ns)
+
+    # -- admission (called by the volume) -------------------------------------------------------------------
+
+    def head_arrived_ns(self) -> int | None:
+        """See ``volume.Holder``."""
+        queue = self.intake.queue
+        return queue[0][0] if queue and not self._blocked and not self.is_closed else None
+
+    def head_charge(self) -> tuple[int, float] | None:
+        """See ``volume.Holder``."""
+        request = self.intake.queue[0]
+        command, length, export = request[2], request[3], self._volume.export
+        if command == p.Cmd.FLUSH or refusal(request, self._facts):
+            return None
+        if command == p.Cmd.READ:
+            return length, export.cost_read
+        return (length if command == p.Cmd.WRITE else 0), export.cost_write
+
+    def admit_head(self, now_ns: int) -> None:
+        """See ``volume.Holder``."""
+        request = self.intake.queue[0]
+        error = refusal(request, self._facts)
+        if error:
+            self._refuse(request, error, now_ns)
+            return
+        _, cookie, command, length, _, _, end_pos = request
+        if cookie in self.inflight:
+            self._close_for_double_cookie(cookie)
+            return
+        self.intake.queue.popleft()
+        word = word_of(_KINDS[command], length, failed=False)
+        self.inflight[cookie] = (request[0], now_ns, word, 0 if command else length)
+        self.intake.admit_pos = end_pos
+        if self.admitted is not None:
+            self.admitted.append(request)
+
+    def admit_all(self, now_ns: int) -> None:
+        """See ``volume.Holder``. The common case is inlined: this is the hot path without caps."""
+        intake, inflight, admitted = self.intake, self.inflight, self.admitted
+        queue, size_bytes = intake.queue, self._facts.size_bytes
+        last_plain = 0 if self._facts.flags & p.TX_READ_ONLY else 1
+        while queue and not self._blocked and not self.is_closed:
+            request = queue[0]
+            arrived_ns, cookie, command, length, offset, flags, end_pos = request
+            if (
+                command > last_plain
+                or flags > 1
+                or offset + length > size_bytes
+                or length > p.MAX_PAYLOAD_BYTES
+            ):
+                self.admit_head(now_ns)
+                continue
+            if cookie in inflight:
+                self._close_for_double_cookie(cookie)
+                return
+            queue.popleft()
+            inflight[cookie] = (arrived_ns, now_ns, length << 3 | command, 0 if command else length)
+            intake.admit_pos = end_pos
+            if admitted is not None:
+                admitted.append(request)
+
+    def _close_for_double_cookie(self, cookie: int) -> None:
+        # Not raised: the volume may be serving this session during another one's event.
+        problem = NbdProtocolError(self.peer, f"cookie {cookie:#x} is used twice at the same time")
+        log.warning("connection-failed", error=str(problem))
+        self.close(str(problem))
+
+    def _refuse(self, request: Request, error: int, now_ns: int) -> None:
+        if not self.intake.is_drained:
+            self._blocked = True
+            return
+        self.intake.queue.popleft()
+        self.intake.skip(request)
+        arrived_ns, cookie, command, length, _, _, _ = request
+        kind = _KINDS.get(command, KIND_FREE)
+        self._reply_error(cookie, error, word_of(kind, length, failed=True), arrived_ns, now_ns)
+
+    def unblock(self) -> bool:
+        """See ``volume.Holder``."""
+        if not self._blocked or self.is_closed or not self.intake.is_drained:
+            return False
+        self._blocked = False
+        return True
+
+    # -- towards the storage, and back ----------------------------------------------------------------------
+
+    @abstractmethod
+    def push(self, now_ns: int) -> None:
+        """See ``volume.Holder``; ends with ``_settle``."""
+
+    @abstractmethod
+    def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
+        """Answer one request with an error, at the next boundary between replies."""
+
+    @abstractmethod
+    def _release_storage(self) -> None:
+        """Let go of the storage side; the session is closed."""
+
+    def _reply(self, data: memoryview | bytes, finished: list[Finished]) -> None:
+        """Send replies; ``finished`` are the requests that they complete, in order."""
+        try:
+            is_out = self._out.send(data)
+        except OSError as exc:
+            self.close(f"the client is gone: {exc.strerror}")
+            return
+        if is_out:
+            self._record(finished)
+        else:
+            self._out.finishing.extend(finished)
+            self._record(self._out.take_finished())
+
+    def _record(self, finished: list[Finished]) -> None:
+        """Count requests that are complete now."""
+        if not finished:
+            return
+        log_ints = self._stream.log
+        extend, now_ns = log_ints.extend, self._context.clock.monotonic_ns()
+        for _, word, arrived_ns, sent_ns, reply_ns in finished:
+            extend((word, now_ns - arrived_ns, reply_ns - sent_ns, sent_ns - arrived_ns))
+        if len(log_ints) >= FOLD_INTS:
+            self._stream.fold()
+
+    def _settle(self) -> None:
+        """Watch for what is wanted now; end the session when its client said DISC and all is answered."""
+        if self.is_closed:
+            return
+        out_is_empty = self._out.is_empty
+        if out_is_empty and (self._ending or self._has_said_goodbye()):
+            self.close("ended" if self._ending else "disconnected")
+            return
+        mask = 0 if out_is_empty else OUT
+        if not self._ending and self._out.unsent_bytes < MAX_UNSENT_BYTES and self.intake.wants_input:
+            mask |= IN
+        self._context.loop.want(self._fd, mask)
+
+    def _has_said_goodbye(self) -> bool:
+        intake = self.intake
+        return intake.disconnecting and not intake.queue and not self.inflight and intake.is_drained
+
+    def _fail_all(self, error: int, *, can_reply: bool) -> None:
+        """The storage is gone: answer (or at least count) everything under way with an error, then end."""
+        now_ns = self._context.clock.monotonic_ns()
+        failed = [(cookie, *entry[:3]) for cookie, entry in self.inflight.items()]
+        for request in self.intake.queue:
+            if request[2] in _KINDS:
+                failed.append(
+                    (request[1], request[0], now_ns, word_of(_KINDS[request[2]], request[3], failed=True))
+                )
+        self.inflight.clear()
+        self.intake.queue.clear()
+        self._ending = True
+        data, finished = bytearray(), []
+        for cookie, arrived_ns, sent_ns, word in failed:
+            data += p.simple_reply(cookie, error) if can_reply else b""
+            end_pos = self._out.queued_pos + len(data)
+            finished.append((end_pos, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
+        if data:
+            self._reply(bytes(data), finished)
+        else:
+            self._record(finished)
+        self._settle()
+
+    # -- end ------------------------------------------------------------------------------------------------
+
+    def _on_failure(self, exc: Exception) -> None:
+        self.close(str(exc))
+
+    def close(self, reason: str) -> None:
+        """Close the connection at once; requests under way are forgotten. Safe to call twice."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        log.debug("session-closed", peer=self.peer, reason=reason)
+        self._stream.sessions.remove(self)
+        self._volume.forget(self)
+        self._context.loop.forget(self._fd)
+        with contextlib.suppress(OSError):
+            self._sock.close()
+        self._release_storage()

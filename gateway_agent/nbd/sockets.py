@@ -1,0 +1,136 @@
+"""Sockets of the data plane: listening ones, connecting ones, and what a client is called by its address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import struct
+
+from gateway_agent.errors import UpstreamError
+from gateway_agent.nbd.config import Address
+from pmdaemon.errors import ConfigError
+
+_BACKLOG = 128
+_BUFFER_BYTES = 1 << 20  # a batch of 64 replies of 4 KiB in one send; the kernel may allow less
+_UCRED = struct.Struct("3i")
+
+
+def listen_at(address: Address, mode: int) -> socket.socket:
+    """A non-blocking listening socket. A stale Unix socket file (nobody listens behind it) is replaced.
+
+    Args:
+        address: where.
+        mode: permissions of a Unix socket.
+
+    Raises:
+        ConfigError: the address is in use, or cannot be used.
+    """
+    try:
+        if not address.path:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            sock = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+        else:
+            sock = _listen_unix(address.path, mode)
+    except OSError as exc:
+        raise ConfigError(str(address), f"cannot listen: {exc.strerror}", "Choose another address") from exc
+    sock.setblocking(False)
+    return sock
+
+
+def _listen_unix(path: str, mode: int) -> socket.socket:
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX)
+    previous = os.umask(0o777 & ~mode)  # from its first moment the socket has its final permissions
+    try:
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(previous)
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise ConfigError(path, "exists and is not a socket", "Remove it, or choose another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        else:
+            raise ConfigError(path, "another process is listening there", "Stop it, or choose another path")
+
+
+def unlink_own(address: Address) -> None:
+    """Remove the file of a Unix socket that this process listened on."""
+    if address.path:
+        with contextlib.suppress(OSError):
+            os.unlink(address.path)
+
+
+def bound_address(sock: socket.socket) -> Address:
+    """Where a socket listens, with its real port."""
+    name = sock.getsockname()
+    return Address(path=name) if sock.family == socket.AF_UNIX else Address(host=name[0], port=name[1])
+
+
+def prepare(sock: socket.socket) -> None:
+    """Non-blocking, large buffers, no delay."""
+    sock.setblocking(False)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def begin_connect(address: Address) -> socket.socket:
+    """A socket that is connecting or connected; it is writable when that is decided.
+
+    Raises:
+        UpstreamError: refused at once.
+    """
+    family = socket.AF_UNIX if address.path else socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family)
+    prepare(sock)
+    try:
+        sock.connect(address.path or (address.host, address.port))
+    except BlockingIOError as exc:
+        if address.path:  # a Unix socket does not connect later: its queue of connections is full
+            sock.close()
+            raise UpstreamError(str(address), "its queue of new connections is full") from exc
+    except OSError as exc:
+        sock.close()
+        raise UpstreamError(str(address), exc.strerror or "cannot connect") from exc
+    return sock
+
+
+def connect_error(sock: socket.socket) -> str:
+    """Why a connection that has become writable failed; empty if it did not."""
+    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return os.strerror(number) if number else ""
+
+
+def client_name(sock: socket.socket) -> str:
+    """``uid-N`` for a Unix socket, else the peer's address in a form that may name a client.
+
+    Raises:
+        OSError: the peer is already gone.
+    """
+    if sock.family == socket.AF_UNIX:
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return f"uid-{_UCRED.unpack(raw)[1]}"
+    host = str(sock.getpeername()[0]).removeprefix("::ffff:")
+    name = re.sub(r"[^A-Za-z0-9._:@-]", "-", host)
+    return name if name[0].isalnum() else f"ip{name}"  # e.g. ::1, which begins with a colon

@@ -1,0 +1,123 @@
+"""A regular file or block device as a volume: five operations, each returning an error number.
+
+Every call may block as long as the file does. Thread: any; the descriptor is used with positions only.
+
+Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+from gateway_agent.errors import BackingFileError
+from gateway_agent.nbd import protocol as p
+
+_KEEP_SIZE: Final = 1
+_PUNCH_HOLE: Final = 2
+_ZERO_RANGE: Final = 16
+_ZEROES: Final = bytes(1 << 20)
+_NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (some devices), ENOSYS
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
+    """Error number of fallocate(2)."""
+    return 0 if _libc.fallocate(fd, mode, offset, length) == 0 else ctypes.get_errno()
+
+
+class Storage:
+    """See the module docstring.
+
+    Args:
+        volume: for error texts.
+        path: file or block device.
+        read_only: open it so.
+
+    Raises:
+        BackingFileError: it cannot be opened, or its size is unknown.
+    """
+
+    def __init__(self, volume: str, path: str, *, read_only: bool) -> None:
+        try:
+            self._fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+        except OSError as exc:
+            raise BackingFileError(volume, path, exc.strerror or str(exc)) from exc
+        try:
+            size_bytes = os.lseek(self._fd, 0, os.SEEK_END)  # block devices have no size in fstat
+        except OSError as exc:
+            os.close(self._fd)
+            raise BackingFileError(volume, path, f"its size cannot be found: {exc.strerror}") from exc
+        flags = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | p.TX_SEND_FUA | p.TX_CAN_MULTI_CONN
+        changes = p.TX_READ_ONLY if read_only else p.TX_SEND_TRIM | p.TX_SEND_WRITE_ZEROES
+        self.facts = p.ExportFacts(size_bytes, flags | changes)
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Fill ``into``; a file that has become shorter is EIO."""
+        done = 0
+        try:
+            while done < len(into):
+                count = os.preadv(self._fd, [into[done:]], offset + done)
+                if not count:
+                    return p.EIO
+                done += count
+        except OSError as exc:
+            return p.wire_error(exc.errno or p.EIO)
+        return 0
+
+    def write(self, data: memoryview | bytes, offset: int, *, fua: bool) -> int:
+        """Write all of ``data``; stable on return if ``fua``."""
+        view, flags = memoryview(data), os.RWF_DSYNC if fua else 0
+        try:
+            while view:
+                count = os.pwritev(self._fd, [view], offset, flags)
+                view, offset = view[count:], offset + count
+        except OSError as exc:
+            return p.wire_error(exc.errno or p.EIO)
+        return 0
+
+    def flush(self) -> int:
+        """Make everything written so far stable."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as exc:
+            return p.wire_error(exc.errno or p.EIO)
+        return 0
+
+    def trim(self, offset: int, length: int, *, fua: bool) -> int:
+        """Give the range back if the file can; a hint, so that a file that cannot is no error."""
+        error = _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) if length else 0
+        if error and error not in _NOT_POSSIBLE:
+            return p.wire_error(error)
+        return self.flush() if fua else 0
+
+    def write_zeroes(self, offset: int, length: int, *, may_punch: bool, fua: bool) -> int:
+        """Make the range read as zeroes; ``may_punch`` allows a hole."""
+        mode = (_PUNCH_HOLE if may_punch else _ZERO_RANGE) | _KEEP_SIZE
+        error = _fallocate(self._fd, mode, offset, length) if length else 0
+        if error in _NOT_POSSIBLE:
+            error = 0
+            end = offset + length
+            while offset < end and not error:
+                piece = min(len(_ZEROES), end - offset)
+                error = self.write(memoryview(_ZEROES)[:piece], offset, fua=False)
+                offset += piece
+        if error:
+            return p.wire_error(error)
+        return self.flush() if fua else 0
+
+    def run(self, command: int, offset: int, length: int, flags: int) -> int:
+        """The commands without data: FLUSH, TRIM, WRITE_ZEROES."""
+        fua = bool(flags & p.CMD_FLAG_FUA)
+        if command == p.Cmd.FLUSH:
+            return self.flush()
+        if command == p.Cmd.TRIM:
+            return self.trim(offset, length, fua=fua)
+        return self.write_zeroes(offset, length, may_punch=not flags & p.CMD_FLAG_NO_HOLE, fua=fua)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        os.close(self._fd)

@@ -1,0 +1,398 @@
+"""The data plane as a process, before a real NBD server, driven by fio and libnbd's tools.
+
+Every wait is for an event, with a deadline; nothing here asserts how fast something is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.handshake import ClientHandshake, State
+from pmdaemon.wire import frame
+from pmdaemon.wire.cut import COLUMNS
+from pmdaemon.wire.kinds import Kind
+from tests.unit.gateway_nbd.test_nbd_cuts import as_cut
+
+pytestmark = pytest.mark.e2e
+DEADLINE_S = 20.0
+SIZE = 32 << 20
+
+
+def wait_for(what: str, check: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not check():
+        assert time.monotonic() < end, f"{what}: not within {DEADLINE_S:g} s"
+        time.sleep(0.01)
+
+
+def can_connect(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        return not sock.connect_ex(str(path))
+
+
+class Processes:
+    """Starts programs and ends exactly those."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._sockets: list[socket.socket] = []
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{len(self._all)}.log", "wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._all.append(process)
+        return process
+
+    def nbdkit(self, sock: Path, *plugin: str) -> subprocess.Popen[bytes]:
+        sock.unlink(missing_ok=True)
+        process = self.start("nbdkit", "-f", "-U", str(sock), *plugin)
+        wait_for("nbdkit listens", lambda: sock.exists() and can_connect(sock))
+        return process
+
+    def plane(self, **changes: object) -> subprocess.Popen[bytes]:
+        config = {
+            "plane": "nbd-0",
+            "listen": [f"unix:{self.folder}/gw.sock"],
+            "control_socket": f"{self.folder}/ctl.sock",
+            "client_rule": "export-suffix",
+        } | changes
+        file = self.folder / "plane.json"
+        file.write_text(json.dumps(config))
+        process = self.start(
+            sys.executable, "-m", "gateway_agent.nbd.plane", "--config", str(file), "--plane", "nbd-0"
+        )
+        wait_for("the plane listens", lambda: can_connect(self.folder / "ctl.sock"))
+        return process
+
+    def connected(self, name: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        self._sockets.append(sock)
+        sock.settimeout(DEADLINE_S)
+        sock.connect(str(self.folder / name))
+        return sock
+
+    def link(self) -> Link:
+        return Link(self.connected("ctl.sock"))
+
+    def client(self, export: str) -> Client:
+        return Client(self.connected("gw.sock"), export)
+
+    def logs(self) -> str:
+        return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
+
+    def stop_all(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        for process in self._all:
+            process.terminate()
+        for process in self._all:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Link:
+    """The link's side of the control socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = frame.FrameReader()
+        self._frames: list[frame.Frame] = []
+        self.got = 0
+        self.hello = self.receive(Kind.DP_HELLO)
+
+    def send(self, kind: Kind, **header: object) -> None:
+        self._sock.sendall(frame.encode(kind, header))
+
+    def receive(self, kind: Kind) -> frame.Frame:
+        while True:
+            for index, found in enumerate(self._frames):
+                if found.kind == kind:
+                    return self._frames.pop(index)
+            data = self._sock.recv(1 << 20)
+            assert data, "the plane closed the control connection"
+            self._frames += self._reader.feed(data)
+
+    def collect(self) -> frame.Frame:
+        self.send(Kind.DP_COLLECT, got=self.got)
+        cut = self.receive(Kind.DP_CUT)
+        self.got = cut.header["id"]
+        return cut
+
+    def totals(self) -> dict[tuple[str, str], dict[str, int]]:
+        """Sums of everything since the last call, by (volume, client)."""
+        sums: dict[tuple[str, str], dict[str, int]] = {}
+        while True:
+            cut = self.collect()
+            decoded = as_cut(bytes(cut.raw))
+            for row, stream in enumerate(cut.header["streams"]):
+                total = sums.setdefault((stream["volume"], stream["client"]), dict.fromkeys(COLUMNS, 0))
+                for name in COLUMNS:
+                    total[name] += int(decoded.column(name)[row])
+                total["hist"] = total.get("hist", 0) + int(decoded.dense_hist(0, 198)[row].sum())
+                total["counted"] = total.get("counted", 0) + sum(
+                    int(item["counted"]) for item in decoded.missed if item["row"] == row
+                )
+            if not cut.header["more"]:
+                return sums
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Client:
+    """A small NBD client that sees errors as they are."""
+
+    def __init__(self, sock: socket.socket, export: str) -> None:
+        self.sock = sock
+        machine = ClientHandshake(export, "gateway")
+        while machine.state is not State.READY:
+            data = self.sock.recv(65_536)
+            assert data, "the gateway closed the connection during negotiation"
+            self.sock.sendall(machine.feed(data))
+        assert machine.facts is not None
+        self.facts = machine.facts
+
+    def exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self.sock.recv(count - len(data))
+            if not piece:
+                return data
+            data += piece
+        return data
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Processes]:
+    for tool in ("fio", "nbdkit", "nbdcopy", "nbdinfo"):
+        assert shutil.which(tool), f"{tool} is missing: apt-get install fio nbdkit libnbd-bin"
+    processes = Processes(tmp_path)
+    try:
+        yield processes
+    finally:
+        processes.stop_all()
+        print(processes.logs())
+
+
+def upstream(folder: Path, volume: str = "vol-1") -> dict[str, object]:
+    return {"volume": volume, "backend": "disk", "upstream": f"nbd+unix:///?socket={folder}/up.sock"}
+
+
+def fio(folder: Path, export: str, depth: int, *more: str) -> dict[str, int]:
+    """Counts of one fio job with verification: completed reads (also those that verify) and writes."""
+    command = [
+        "fio", "--name=job", "--ioengine=nbd", f"--uri=nbd+unix:///{export}?socket={folder}/gw.sock",
+        "--rw=randrw", f"--iodepth={depth}", "--size=6m", "--bsrange=4k-64k", "--bs_unaligned=1",
+        "--verify=crc32c", "--verify_fatal=1", "--thread", "--output-format=json", *more,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    assert job["error"] == 0
+    return {
+        "reads": job["read"]["total_ios"],
+        "writes": job["write"]["total_ios"],
+        "read_bytes": job["read"]["io_bytes"],
+        "write_bytes": job["write"]["io_bytes"],
+    }
+
+
+@pytest.mark.parametrize("mode", ["upstream", "file", "workers"])
+def test_fio_verifies_and_its_counts_are_ours_exactly(run: Processes, tmp_path: Path, mode: str) -> None:
+    if mode == "upstream":
+        run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+        export = upstream(tmp_path)
+    else:
+        with open(tmp_path / "disk.img", "wb") as file:
+            file.truncate(SIZE)
+        export = {"volume": "vol-1", "backend": "disk", "file": f"{tmp_path}/disk.img"}
+        export["workers"] = 3 if mode == "workers" else 0
+    run.plane(exports=[export])
+    link = run.link()
+    assert [item["size_bytes"] for item in link.hello.header["exports"]] in ([SIZE], [0])
+    link.send(
+        Kind.DP_THRESHOLDS,
+        version=1,
+        entries=[{"volume": "vol-1", "client": "host-*", "io": "any", "threshold_us": 1}],
+    )
+    link.totals()
+    for depth in (1, 32):
+        told = fio(tmp_path, f"vol-1@host-{depth}", depth)
+        assert told["reads"] > 100
+        assert told["writes"] > 100
+        ours = link.totals()["vol-1", f"host-{depth}"]
+        assert {name: ours[name] for name in told} == told
+        transfers = told["reads"] + told["writes"]
+        assert ours["arrived"] == ours["hist"] == ours["counted"] == transfers
+        assert (ours["errors"], ours["inflight"], ours["held"]) == (0, 0, 0)
+        assert ours["lat_sum_us"] >= ours["svc_sum_us"] > 0
+
+
+def test_fio_verifies_under_a_cap_that_bites(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    link = run.link()
+    caps = [{"volume": "vol-1", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 1500.0}]
+    link.send(Kind.DP_CAPS, gen=3, lease_us=30_000_000, caps=caps)
+    link.totals()
+    told = fio(tmp_path, "vol-1@greedy", 32, "--size=2m")
+    ours = link.totals()["vol-1", "greedy"]
+    assert {name: ours[name] for name in told} == told
+    assert ours["delay_sum_us"] > ours["svc_sum_us"]
+    assert link.collect().header["tg"] == 3
+
+
+def test_libnbd_copies_round_trip_and_leaves_when_it_is_done(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path), upstream(tmp_path, "vol-2")])
+    original = tmp_path / "in.img"
+    original.write_bytes(os.urandom(3 << 20) + bytes(2 << 20) + os.urandom(SIZE - (5 << 20)))
+    uri = f"nbd+unix:///vol-1?socket={tmp_path}/gw.sock"
+    for command in (
+        ["nbdinfo", uri],
+        ["nbdinfo", "--list", uri],
+        ["nbdcopy", "--flush", str(original), uri],
+        ["nbdcopy", uri, str(tmp_path / "out.img")],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        if "--list" in command:
+            assert 'export="vol-1"' in done.stdout
+            assert 'export="vol-2"' in done.stdout
+    assert (tmp_path / "out.img").read_bytes() == original.read_bytes()
+
+
+def test_an_upstream_that_is_not_there_is_refused_clearly_and_found_later(
+    run: Processes, tmp_path: Path
+) -> None:
+    run.plane(exports=[upstream(tmp_path)])
+    link = run.link()
+    assert link.hello.header["exports"][0]["size_bytes"] == 0
+    with pytest.raises(Exception, match=r"not available.*up\.sock"):
+        run.client("vol-1")
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    assert run.client("vol-1").facts.size_bytes == SIZE
+    assert link.receive(Kind.DP_HELLO).header["exports"][0]["size_bytes"] == SIZE
+
+
+def test_an_upstream_that_dies_gives_eio_and_is_counted_and_the_plane_lives_on(
+    run: Processes, tmp_path: Path
+) -> None:
+    server = run.nbdkit(tmp_path / "up.sock", "--filter=delay", "memory", str(SIZE), "rdelay=60")
+    run.plane(exports=[upstream(tmp_path)])
+    link = run.link()
+    client = run.client("vol-1@host-a")
+    client.sock.sendall(b"".join(p.request(p.Cmd.READ, n, 0, 4096) for n in range(5)))
+    wait_for(
+        "the requests are under way", lambda: link.totals().get(("vol-1", "host-a"), {}).get("inflight") == 5
+    )
+    server.send_signal(signal.SIGKILL)
+    raw = client.exactly(5 * 16)
+    answers = [p.SIMPLE_REPLY.unpack_from(raw, 16 * n) for n in range(5)]
+    assert sorted(answers) == [(p.SIMPLE_REPLY_MAGIC, p.EIO, n) for n in range(5)]
+    assert client.exactly(1) == b"", "and then the end"
+    ours = link.totals()["vol-1", "host-a"]
+    assert (ours["reads"], ours["errors"], ours["read_bytes"]) == (5, 5, 0)
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    assert fio(tmp_path, "vol-1@host-a", 8, "--size=1m")["writes"] > 0
+
+
+def test_kill_dash_nine_leaves_a_stale_socket_that_the_next_plane_replaces(
+    run: Processes, tmp_path: Path
+) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    first = run.plane(exports=[upstream(tmp_path)])
+    first.kill()
+    first.wait()
+    assert (tmp_path / "gw.sock").exists()
+    run.plane(exports=[upstream(tmp_path)])
+    assert run.client("vol-1").facts.size_bytes == SIZE
+
+
+def test_a_second_plane_on_the_same_socket_is_refused_and_harms_nothing(
+    run: Processes, tmp_path: Path
+) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    second = run.plane(exports=[upstream(tmp_path)])
+    assert second.wait(DEADLINE_S) == 78
+    assert "another process is listening" in run.logs()
+    assert run.client("vol-1").facts.size_bytes == SIZE
+
+
+def test_a_link_that_dies_loses_and_doubles_nothing_and_io_never_notices(
+    run: Processes, tmp_path: Path
+) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    first = run.link()
+    told = fio(tmp_path, "vol-1@host-a", 16, "--size=1m")
+    first.send(Kind.DP_COLLECT, got=0)
+    lost = first.receive(Kind.DP_CUT)  # received, and the link dies before it is spooled
+    first.close()
+    more = fio(tmp_path, "vol-1@host-a", 16, "--size=1m")
+    second = run.link()
+    second.send(Kind.DP_COLLECT, got=0)
+    again = second.receive(Kind.DP_CUT)
+    assert bytes(again.raw) == bytes(lost.raw)
+    assert int(as_cut(bytes(again.raw)).column("reads").sum()) == told["reads"]
+    second.got = again.header["id"]
+    assert second.totals()["vol-1", "host-a"]["reads"] == more["reads"]
+
+
+def test_a_malformed_frame_ends_that_link_only(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    link = run.link()
+    link.send(Kind.POLL)
+    assert link.receive(Kind.UNSUPPORTED).header == {"kind": int(Kind.POLL)}
+    link._sock.sendall(b"\xff" * 64)
+    assert link.receive(Kind.ERROR).header["code"] == "FrameTooLarge"
+    assert run.client("vol-1").facts.size_bytes == SIZE
+    assert run.link().collect().header["n"] == 0
+
+
+def test_a_lease_that_nobody_renews_ends_and_static_caps_stay(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)], static_caps={"vol-1": {"ops_per_s": 100_000.0}})
+    link = run.link()
+    caps = [{"volume": "vol-1", "cost_per_s": 0.5}]
+    link.send(Kind.DP_CAPS, gen=9, lease_us=400_000, caps=caps)
+    client = run.client("vol-1@host-a")
+    client.sock.sendall(b"".join(p.request(p.Cmd.READ, n, 0, 512) for n in range(3)))
+    assert len(client.exactly(3 * 528)) == 3 * 528, "released when the lease ended"
+    wait_for("generation 0", lambda: link.collect().header["tg"] == 0)
+    assert link.totals().get(("vol-1", "host-a"), {"held": 0})["held"] == 0
+
+
+def test_sigterm_ends_it_cleanly(run: Processes, tmp_path: Path) -> None:
+    with open(tmp_path / "disk.img", "wb") as file:
+        file.truncate(SIZE)
+    export = {"volume": "vol-1", "backend": "disk", "file": f"{tmp_path}/disk.img", "workers": 2}
+    process = run.plane(exports=[export], listen=["tcp:127.0.0.1:0", f"unix:{tmp_path}/gw.sock"])
+    link, client = run.link(), run.client("")
+    listening = link.hello.header["listening"]
+    assert listening[1] == f"unix:{tmp_path}/gw.sock"
+    with socket.create_connection(("127.0.0.1", int(listening[0].rpartition(":")[2])), DEADLINE_S) as sock:
+        assert sock.recv(18) == p.greeting()
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0
+    assert client.exactly(1) == b""
+    assert not (tmp_path / "gw.sock").exists()
+    assert not (tmp_path / "ctl.sock").exists()

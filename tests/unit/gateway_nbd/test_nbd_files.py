@@ -1,0 +1,176 @@
+import os
+
+import pytest
+
+from gateway_agent.errors import BackingFileError
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.file_session import FileSession
+from gateway_agent.nbd.loop import IN
+from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.worker_session import MAX_JOBS, WorkerSession
+from pmdaemon.wire.cut import COL
+from tests.unit.gateway_nbd.nbd_fakes import MIB, FakeSocket, Rig, replies
+
+
+class Pool:
+    """Runs each job when the test says so."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        self.jobs.append(job)
+
+    def run(self):
+        jobs, self.jobs = self.jobs, []
+        for job in reversed(jobs):  # workers finish in any order
+            job.run()
+            job.done(job)
+
+
+class Client:
+    def __init__(self, path, kind, read_only=False):
+        self.storage = Storage("vol-1", str(path), read_only=read_only)
+        self.rig, self.sock = Rig(size_bytes=self.storage.facts.size_bytes), FakeSocket()
+        self.stream, self.pool = self.rig.stream(), None
+        parts = (self.rig.context, self.sock, self.rig.volume, self.stream, self.storage, self.storage.facts)
+        if kind == "workers":
+            self.pool = Pool()
+            self.session = WorkerSession(*parts, self.pool)
+        else:
+            self.session = FileSession(*parts)
+
+    def say(self, *data):
+        if joined := b"".join(data):
+            self.sock.incoming.append(joined)
+        while True:
+            before = len(self.sock.incoming), sum(map(len, self.sock.incoming))
+            if self.sock.incoming and self.rig.loop.masks.get(self.sock.fileno(), 0) & IN:
+                self.rig.loop.handlers[self.sock.fileno()](IN)
+            jobs = bool(self.pool and self.pool.jobs)
+            if self.pool:
+                self.pool.run()
+            if not jobs and before == (len(self.sock.incoming), sum(map(len, self.sock.incoming))):
+                return
+
+    def row(self):
+        return dict(zip(COL, self.stream.take().row, strict=True))
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "disk.img"
+    path.write_bytes(bytes(range(256)) * 4096)
+    return path
+
+
+@pytest.fixture(params=["loop", "workers"])
+def client(request, path):
+    client = Client(path, request.param)
+    yield client
+    client.session.close("test is over")
+    client.storage.close()
+
+
+def read(cookie, offset, length):
+    return p.request(p.Cmd.READ, cookie, offset, length)
+
+
+def write(cookie, offset, payload, flags=0):
+    return p.request(p.Cmd.WRITE, cookie, offset, len(payload), flags) + payload
+
+
+def test_what_is_written_is_read_and_is_in_the_file(client, path):
+    payload = os.urandom(10_000)
+    client.say(write(1, 777, payload, p.CMD_FLAG_FUA))
+    client.say(read(2, 777, 10_000), read(3, 0, 4), p.request(p.Cmd.FLUSH, 4, 0, 0))
+    found = {cookie: (error, data) for cookie, error, data in replies(client.sock.sent, {2: 10_000, 3: 4})}
+    assert found == {1: (0, b""), 2: (0, payload), 3: (0, bytes(range(4))), 4: (0, b"")}
+    assert path.read_bytes()[777:10_777] == payload
+    row = client.row()
+    assert (row["reads"], row["writes"], row["others"], row["read_bytes"]) == (2, 1, 1, 10_004)
+    assert row["inflight"] == 0
+
+
+def test_writes_larger_than_the_buffer_arrive_whole(client, path):
+    payload = os.urandom(MIB - 1)
+    with open(path, "ab") as file:
+        file.truncate(8 * MIB)
+    client.session._facts = p.ExportFacts(8 * MIB, client.storage.facts.flags)
+    big = payload * 3
+    client.say(write(1, 5, big), read(2, 5, len(big)))
+    found = {item[0]: item for item in replies(client.sock.sent, {2: len(big)})}
+    assert found[1][1] == 0
+    assert path.read_bytes()[5 : 5 + len(big)] == big
+
+
+def test_trim_and_write_zeroes_make_zeroes(client, path):
+    client.say(p.request(p.Cmd.WRITE_ZEROES, 1, 100, 300_000))
+    client.say(p.request(p.Cmd.WRITE_ZEROES, 2, 400_000, 10_000, p.CMD_FLAG_NO_HOLE | p.CMD_FLAG_FUA))
+    client.say(p.request(p.Cmd.TRIM, 3, 500_000, 4096))
+    assert sorted(item[:2] for item in replies(client.sock.sent)) == [(1, 0), (2, 0), (3, 0)]
+    content = path.read_bytes()
+    assert len(content) == MIB
+    assert content[100:300_100] == bytes(300_000)
+    assert content[400_000:410_000] == bytes(10_000)
+    assert content[99] == 99
+    assert content[300_100] == 300_100 % 256
+
+
+def test_a_file_that_became_shorter_is_an_error_and_not_zeroes(client, path):
+    os.truncate(path, 4096)
+    client.say(read(1, 4000, 512), read(2, 0, 512))
+    assert sorted((item[0], item[1]) for item in replies(client.sock.sent, {2: 512})) == [(1, p.EIO), (2, 0)]
+    assert client.row()["errors"] == 1
+
+
+def test_disc_closes(client):
+    client.say(read(1, 0, 512), p.request(p.Cmd.DISC, 0, 0, 0))
+    assert len(client.sock.sent) == 528
+    assert client.session.is_closed
+
+
+def test_a_client_that_does_not_read_is_served_no_further(client):
+    client.sock.window = 600
+    client.say(*(read(n, 0, 512) for n in range(300)))
+    assert len(client.sock.sent) == 600
+    while len(client.sock.sent) < 300 * 528:
+        before = len(client.sock.sent)
+        client.rig.open_window(client.sock, 5000)
+        client.say()
+        assert len(client.sock.sent) > before
+    assert sorted(item[0] for item in replies(client.sock.sent, dict.fromkeys(range(300), 512))) == list(
+        range(300)
+    )
+
+
+def test_a_session_has_a_bounded_number_of_jobs(path):
+    client = Client(path, "workers")
+    client.rig.deliver(client.sock, b"".join(read(n, 0, 512) for n in range(500)))
+    assert len(client.pool.jobs) == MAX_JOBS
+    assert client.session.gauges() == (500, 0)
+    while client.pool.jobs:
+        client.pool.run()
+    assert len(client.sock.sent) == 500 * 528
+
+
+def test_results_for_a_session_that_is_closed_are_dropped(path):
+    client = Client(path, "workers")
+    client.rig.deliver(client.sock, read(1, 0, 512))
+    client.session.close("gone")
+    client.pool.run()
+    assert not client.sock.sent
+
+
+def test_read_only_files_are_announced_and_kept_so(path):
+    client = Client(path, "loop", read_only=True)
+    assert client.storage.facts.flags & p.TX_READ_ONLY
+    assert not client.storage.facts.flags & p.TX_SEND_TRIM
+    client.say(write(1, 0, b"abc"), p.request(p.Cmd.TRIM, 2, 0, 512))
+    assert [item[:2] for item in replies(client.sock.sent)] == [(1, p.EPERM), (2, p.EPERM)]
+    assert path.read_bytes()[:3] == bytes(range(3))
+
+
+def test_a_file_that_is_not_there_says_what_to_do(tmp_path):
+    with pytest.raises(BackingFileError, match="Correct `file`"):
+        Storage("vol-1", str(tmp_path / "nope"), read_only=False)

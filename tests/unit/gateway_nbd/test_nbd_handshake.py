@@ -1,0 +1,216 @@
+import itertools
+
+import pytest
+
+from gateway_agent.errors import NbdProtocolError, UpstreamError
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.handshake import (
+    CLIENT_TABLE,
+    SERVER_TABLE,
+    ClientHandshake,
+    Close,
+    Event,
+    Open,
+    Send,
+    ServerHandshake,
+    State,
+    Transmit,
+)
+
+FACTS = p.ExportFacts(1 << 30, p.TX_HAS_FLAGS | p.TX_SEND_FLUSH)
+FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
+OLD_FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE)
+GO = p.option(p.Opt.GO, p.go_data("vol-1"))
+
+
+def sent(actions):
+    return b"".join(action.data for action in actions if isinstance(action, Send))
+
+
+def option_replies(raw):
+    found = []
+    while raw:
+        magic, opt, kind, length = p.OPTION_REPLY.unpack_from(raw)
+        assert magic == p.OPTION_REPLY_MAGIC
+        found.append((opt, kind, raw[20 : 20 + length]))
+        raw = raw[20 + length :]
+    return found
+
+
+def server(*said):
+    machine = ServerHandshake(["vol-1", "vol-2"], "client test")
+    actions = machine.feed(b"".join((FLAGS, *said)))
+    return machine, actions
+
+
+@pytest.mark.parametrize("table", [SERVER_TABLE, CLIENT_TABLE])
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+def test_every_pair_moves_as_the_table_says_or_is_refused(table, state, event):
+    machine = ServerHandshake([], "client test") if table is SERVER_TABLE else ClientHandshake("x", "up")
+    machine.state = state
+    if (state, event) in table:
+        machine._move(event)
+        assert machine.state is table[state, event]
+    else:
+        with pytest.raises(NbdProtocolError, match="while"):
+            machine._move(event)
+        assert machine.state is state
+
+
+def test_the_tables_reach_every_state_of_their_side_and_nothing_leaves_the_end():
+    assert {state for state, _ in SERVER_TABLE} == {State.FLAGS, State.OPTIONS, State.BACKEND}
+    assert {state for state, _ in CLIENT_TABLE} == {State.GREETING, State.GO, State.NAME}
+    assert State.TRANSMISSION in SERVER_TABLE.values()
+    assert set(CLIENT_TABLE.values()) == {State.GO, State.NAME, State.READY}
+
+
+def test_go_opens_the_backend_and_ends_in_transmission():
+    machine, actions = server(p.option(p.Opt.GO, p.go_data("vol-1", (p.Info.BLOCK_SIZE,))))
+    assert Open("vol-1") in actions
+    assert machine.keeps_backend
+    actions = machine.opened(FACTS)
+    assert option_replies(sent(actions)) == [
+        (p.Opt.GO, p.Rep.INFO, p.info_export(FACTS)),
+        (p.Opt.GO, p.Rep.INFO, p.info_block_size()),
+        (p.Opt.GO, p.Rep.ACK, b""),
+    ]
+    assert actions[-1] == Transmit(b"")
+    assert machine.state is State.TRANSMISSION
+
+
+def test_bytes_behind_go_belong_to_transmission():
+    early = p.request(p.Cmd.READ, 1, 0, 512)
+    machine, _ = server(GO, early)
+    assert machine.opened(FACTS)[-1] == Transmit(early)
+
+
+def test_info_answers_and_goes_on_with_what_was_pipelined():
+    machine, _ = server(p.option(p.Opt.INFO, p.go_data("vol-1")), p.option(p.Opt.LIST))
+    assert not machine.keeps_backend
+    found = option_replies(sent(machine.opened(FACTS)))
+    assert [(opt, kind) for opt, kind, _ in found] == [
+        (p.Opt.INFO, p.Rep.INFO),
+        (p.Opt.INFO, p.Rep.ACK),
+        (p.Opt.LIST, p.Rep.SERVER),
+        (p.Opt.LIST, p.Rep.SERVER),
+        (p.Opt.LIST, p.Rep.ACK),
+    ]
+    assert machine.state is State.OPTIONS
+
+
+def test_a_refused_go_carries_the_reason_and_the_client_may_go_on():
+    machine, _ = server(GO)
+    found = option_replies(sent(machine.refused(p.Rep.ERR_UNKNOWN, "storage is down")))
+    assert found == [(p.Opt.GO, p.Rep.ERR_UNKNOWN, b"storage is down")]
+    assert Open("vol-1") in machine.feed(GO)
+
+
+@pytest.mark.parametrize(("flags", "padding"), [(FLAGS, 0), (OLD_FLAGS, 124)])
+def test_export_name_has_the_old_reply(flags, padding):
+    machine = ServerHandshake(["vol-1"], "client test")
+    assert Open("vol-1") in machine.feed(flags + p.option(p.Opt.EXPORT_NAME, b"vol-1"))
+    assert len(sent(machine.opened(FACTS))) == 10 + padding
+
+
+def test_a_refused_export_name_closes():
+    machine, _ = server(p.option(p.Opt.EXPORT_NAME, b"nope"))
+    assert machine.refused(p.Rep.ERR_UNKNOWN, "no such volume") == [Close("no such volume")]
+    assert machine.state is State.CLOSED
+
+
+@pytest.mark.parametrize("opt", [p.Opt.STRUCTURED_REPLY, p.Opt.STARTTLS, 77])
+def test_what_we_do_not_do_is_refused_and_harmless(opt):
+    _machine, actions = server(p.option(opt, b"abc"), GO)
+    assert option_replies(sent(actions))[0][:2] == (opt, p.Rep.ERR_UNSUP)
+    assert Open("vol-1") in actions
+
+
+def test_abort_is_acknowledged_then_closed():
+    _machine, actions = server(p.option(p.Opt.ABORT))
+    assert option_replies(sent(actions)) == [(p.Opt.ABORT, p.Rep.ACK, b"")]
+    assert isinstance(actions[-1], Close)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0\0\0\7abc\0\0",
+        p.go_data("v")[:-1],
+        p.go_data("v") + b"\0",
+        b"\xff\xff\xff\xff\0\0",
+        b"\0\0\0\1\xff\0\0",
+    ],
+)
+def test_a_malformed_go_is_invalid_but_not_fatal(data):
+    machine, actions = server(p.option(p.Opt.GO, data))
+    assert option_replies(sent(actions))[0][1] == p.Rep.ERR_INVALID
+    assert machine.state is State.OPTIONS
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        p.CLIENT_FLAGS.pack(0),
+        p.CLIENT_FLAGS.pack(8 | p.FLAG_FIXED_NEWSTYLE),
+        FLAGS + bytes(16),
+        FLAGS + p.OPTION.pack(p.IHAVEOPT, p.Opt.GO, p.MAX_OPTION_BYTES + 1),
+        FLAGS + p.option(p.Opt.EXPORT_NAME, b"\xff"),
+    ],
+)
+def test_a_client_that_breaks_the_protocol_is_disconnected(said):
+    with pytest.raises(NbdProtocolError):
+        ServerHandshake([], "client test").feed(said)
+
+
+def test_negotiation_in_single_bytes_is_the_same():
+    machine = ServerHandshake(["vol-1", "vol-2"], "client test")
+    actions = []
+    for byte in FLAGS + p.option(p.Opt.LIST) + GO:
+        actions += machine.feed(bytes([byte]))
+    _, whole = server(p.option(p.Opt.LIST), GO)
+    assert sent(actions) == sent(whole)
+    assert actions[-1] == Open("vol-1")
+
+
+def test_both_sides_understand_each_other():
+    near, far = ClientHandshake("vol-1", "up"), ServerHandshake(["vol-1"], "client test")
+    actions = far.feed(near.feed(far.greeting()))
+    assert Open("vol-1") in actions
+    near.feed(sent(far.opened(FACTS)))
+    assert near.state is State.READY
+    assert near.facts == FACTS
+    assert near.left_over == b""
+
+
+def test_an_upstream_without_go_is_asked_by_export_name():
+    near = ClientHandshake("vol-1", "up")
+    near.feed(p.GREETING.pack(p.NBDMAGIC, p.IHAVEOPT, p.FLAG_FIXED_NEWSTYLE))
+    asked = near.feed(p.option_reply(p.Opt.GO, p.Rep.ERR_UNSUP))
+    assert asked == p.option(p.Opt.EXPORT_NAME, b"vol-1")
+    near.feed(p.EXPORT_NAME_REPLY.pack(4096, 1) + bytes(124))
+    assert near.facts == p.ExportFacts(4096, 1)
+    assert near.state is State.READY
+
+
+def test_an_upstream_that_refuses_says_why():
+    near = ClientHandshake("vol-9", "up")
+    near.feed(p.greeting())
+    with pytest.raises(UpstreamError, match="no such thing"):
+        near.feed(p.option_reply(p.Opt.GO, p.Rep.ERR_UNKNOWN, b"no such thing"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        bytes(18),
+        p.GREETING.pack(p.NBDMAGIC, p.IHAVEOPT, 0),
+        p.greeting() + p.option_reply(p.Opt.LIST, p.Rep.ACK),
+        p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ACK),
+        p.greeting() + p.option_reply(p.Opt.GO, 99),
+        p.greeting() + p.OPTION_REPLY.pack(p.OPTION_REPLY_MAGIC, p.Opt.GO, p.Rep.INFO, 1 << 20),
+    ],
+)
+def test_an_upstream_that_breaks_the_protocol_is_refused(said):
+    with pytest.raises(NbdProtocolError):
+        ClientHandshake("v", "up").feed(said)

@@ -1,0 +1,107 @@
+import os
+
+import pytest
+
+from gateway_agent.errors import NbdProtocolError
+from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.worker_session import WorkerPool
+from pmdaemon.runtime.clock import FakeClock, SystemClock
+from pmdaemon.runtime.stop import Stop
+
+
+@pytest.fixture
+def pipe():
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK)
+    yield read_fd, write_fd
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_timers_fire_once_in_their_turn_and_may_be_moved_or_cancelled():
+    clock, fired = FakeClock(), []
+    loop, now_ns = Loop(clock), clock.monotonic_ns()
+    loop.at("a", now_ns, lambda _now: fired.append("a"))
+    loop.at("b", now_ns, lambda _now: fired.append("b"))
+    loop.at("b", now_ns, lambda _now: fired.append("b, moved"))
+    loop.at("c", now_ns, lambda _now: fired.append("c"))
+    loop.cancel("c")
+    loop.at("bug", now_ns, lambda _now: 1 // 0)
+    loop.step()
+    assert fired == ["a", "b, moved"]
+    loop.close()
+
+
+def test_a_handler_that_cancels_another_due_timer_is_obeyed():
+    clock, fired = FakeClock(), []
+    loop = Loop(clock)
+    loop.at("a", clock.monotonic_ns(), lambda _now: loop.cancel("b"))
+    loop.at("b", clock.monotonic_ns(), lambda _now: fired.append("b"))
+    loop.step()
+    assert fired == []
+    loop.close()
+
+
+@pytest.mark.parametrize("error", [NbdProtocolError("client", "magic"), ZeroDivisionError("a bug")])
+def test_a_handler_that_raises_costs_its_own_connection_only(pipe, error):
+    read_fd, write_fd = pipe
+    loop, failures = Loop(FakeClock()), []
+
+    def handler(_events):
+        raise error
+
+    loop.watch(read_fd, IN, handler, failures.append)
+    os.write(write_fd, b"x")
+    loop.step()
+    assert failures == [error]
+    loop.forget(read_fd)
+    loop.forget(read_fd)
+    loop.close()
+
+
+def test_an_event_for_a_descriptor_that_was_just_forgotten_is_dropped():
+    loop, called = Loop(FakeClock()), []
+    pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(2)]
+
+    def forget_the_other(mine, other):
+        called.append(mine)
+        loop.forget(other)
+
+    for (mine, write_fd), (other, _) in (pipes, pipes[::-1]):
+        loop.watch(
+            mine, IN, lambda _e, mine=mine, other=other: forget_the_other(mine, other), lambda _exc: None
+        )
+        os.write(write_fd, b"x")
+    loop.step()
+    assert len(called) == 1
+    loop.close()
+    for fds in pipes:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_a_stop_ends_the_loop():
+    loop, stop = Loop(SystemClock()), Stop()
+    loop.at("stop", 0, lambda _now: stop.set("test"))
+    loop.run(stop)
+    assert stop.is_set()
+    loop.close()
+
+
+def test_workers_run_jobs_report_to_the_loop_and_stop():
+    loop, done = Loop(SystemClock()), []
+    pool = WorkerPool(loop, "a-volume-with-a-long-name", 3)
+
+    class Job:
+        def run(self):
+            self.was_run = True
+
+        def done(self, job):
+            done.append(job.was_run)
+
+    for _ in range(20):
+        pool.submit(Job())
+    while len(done) < 20:
+        loop.step()
+    assert done == [True] * 20
+    pool.stop()
+    loop.close()

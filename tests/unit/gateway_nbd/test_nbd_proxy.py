@@ -1,0 +1,279 @@
+import pytest
+
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.loop import GONE, IN
+from gateway_agent.nbd.proxy import ProxySession
+from gateway_agent.throttle.rates import Caps
+from pmdaemon.wire.cut import COL
+from tests.unit.gateway_nbd.nbd_fakes import MIB, FakeSocket, Rig, replies
+
+READ_ONLY = p.TX_HAS_FLAGS | p.TX_READ_ONLY
+
+
+class Pair:
+    """A proxy session with both its sockets."""
+
+    def __init__(self, rig, client="host-a"):
+        self.rig, self.near, self.far = rig, FakeSocket(), FakeSocket()
+        self.stream = rig.stream(client)
+        self.session = ProxySession(rig.context, self.near, rig.volume, self.stream, rig.facts, self.far)
+
+    def say(self, *data):
+        self.rig.deliver(self.near, b"".join(data))
+
+    def answer(self, *data):
+        self.rig.deliver(self.far, b"".join(data))
+
+    def end(self, sock):
+        sock.is_ended = True
+        self.rig.loop.handlers[sock.fileno()](IN | GONE)
+
+    def row(self):
+        return dict(zip(COL, self.stream.take().row, strict=True))
+
+
+def read(cookie, length=512, offset=0):
+    return p.request(p.Cmd.READ, cookie, offset, length)
+
+
+def write(cookie, payload, flags=0):
+    return p.request(p.Cmd.WRITE, cookie, 0, len(payload), flags) + payload
+
+
+@pytest.fixture
+def pair():
+    return Pair(Rig())
+
+
+def test_bytes_pass_unchanged_both_ways_and_are_counted(pair):
+    said = (
+        read(1) + write(2, b"w" * 4096) + p.request(p.Cmd.FLUSH, 3, 0, 0) + p.request(p.Cmd.TRIM, 4, 0, 512)
+    )
+    pair.say(said)
+    assert bytes(pair.far.sent) == said
+    pair.rig.clock.advance(0.003)
+    answered = p.simple_reply(2) + p.simple_reply(1) + b"r" * 512 + p.simple_reply(4) + p.simple_reply(3)
+    pair.answer(answered)
+    assert bytes(pair.near.sent) == answered
+    row = pair.row()
+    assert (row["arrived"], row["reads"], row["writes"], row["others"]) == (2, 1, 1, 2)
+    assert (row["read_bytes"], row["write_bytes"], row["errors"]) == (512, 4096, 0)
+    assert (row["lat_sum_us"], row["svc_sum_us"], row["delay_sum_us"]) == (6000, 6000, 0)
+    assert (row["inflight"], row["held"]) == (0, 0)
+
+
+def test_a_write_in_two_receives_with_nothing_else_under_way_goes_out_whole(pair):
+    said = write(1, b"x" * 70_000)
+    pair.say(said[:28])
+    pair.say(said[28:])
+    assert bytes(pair.far.sent) == said
+
+
+def test_disc_closes_both_sides_when_all_is_answered_and_not_before(pair):
+    pair.say(read(1, 64), p.request(p.Cmd.DISC, 0, 0, 0))
+    assert not pair.session.is_closed
+    pair.answer(p.simple_reply(1), b"a" * 32)
+    assert not pair.session.is_closed, "half a reply is no answer"
+    pair.answer(b"b" * 32)
+    assert pair.session.is_closed
+    assert pair.near.is_closed
+    assert pair.far.is_closed
+    assert bytes(pair.far.sent)[28:] == p.request(p.Cmd.DISC, 0, 0, 0)
+    assert replies(pair.near.sent, {1: 64})[0][2] == b"a" * 32 + b"b" * 32
+    assert pair.stream.sessions == []
+
+
+def test_an_upstream_that_dies_between_replies_gives_eio_for_all_then_the_end(pair):
+    pair.rig.volume.set_caps(Caps(ops_per_s=50), pair.rig.clock.monotonic_ns())
+    pair.say(*(read(n) for n in range(10)))  # a burst of two goes through, the rest is held
+    inflight, held = pair.session.gauges()
+    assert inflight
+    assert held
+    pair.end(pair.far)
+    assert sorted(item[:2] for item in replies(pair.near.sent)) == [(n, p.EIO) for n in range(10)]
+    assert pair.session.is_closed
+    row = pair.row()
+    assert (row["arrived"], row["reads"], row["errors"], row["read_bytes"]) == (10, 10, 10, 0)
+
+
+def test_an_upstream_that_dies_within_a_reply_ends_the_client_and_counts(pair):
+    pair.say(read(1, 64), read(2))
+    pair.answer(p.simple_reply(1), b"a" * 10)
+    pair.end(pair.far)
+    assert pair.session.is_closed
+    assert len(pair.near.sent) == 26, "nothing may follow a torn reply"
+    assert pair.row()["errors"] == 2
+
+
+def test_a_reply_that_nobody_asked_for_ends_the_client(pair):
+    pair.say(read(1))
+    pair.far.incoming.append(p.simple_reply(99))
+    with pytest.raises(Exception, match="unknown cookie") as caught:
+        pair.rig.loop.handlers[pair.far.fileno()](IN)
+    pair.rig.loop.failures[pair.far.fileno()](caught.value)
+    assert pair.session.is_closed
+    assert pair.row()["errors"] == 1
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_write_sends_no_disc_into_its_payload(pair):
+    pair.say(write(1, b"x" * 100)[:110])
+    pair.end(pair.near)
+    assert pair.session.is_closed
+    assert len(pair.far.sent) == 110
+
+
+def test_a_client_that_does_not_read_stops_the_upstream_and_nothing_is_lost(pair):
+    pair.near.window = 20
+    pair.say(read(1, 64), read(2, 64))
+    pair.answer(p.simple_reply(1), b"a" * 64)
+    assert pair.far.fileno() not in pair.rig.loop.masks, "replies are to wait in the upstream's socket"
+    assert pair.stream.log.buffer_info()[1] == 0, "not complete before the client's socket has it all"
+    pair.rig.clock.advance(1)
+    pair.rig.open_window(pair.near)
+    pair.answer(p.simple_reply(2), b"b" * 64)
+    assert [item[0] for item in replies(pair.near.sent, {1: 64, 2: 64})] == [1, 2]
+    assert pair.row()["lat_sum_us"] == 2_000_000
+
+
+def test_an_upstream_that_does_not_take_more_is_waited_for(pair):
+    pair.far.window = 40
+    said = write(1, b"x" * 100) + read(2)
+    pair.say(said)
+    assert len(pair.far.sent) == 40
+    pair.rig.open_window(pair.far)
+    assert bytes(pair.far.sent) == said
+
+
+def test_an_upstream_that_hangs_up_while_its_replies_are_not_wanted_does_not_spin(pair):
+    pair.near.window = 0
+    pair.say(read(1, 4))
+    pair.answer(p.simple_reply(1), b"abcd")
+    pair.far.is_ended = True
+    assert pair.far.fileno() not in pair.rig.loop.masks
+    pair.rig.open_window(pair.near)
+    pair.end(pair.far)
+    assert bytes(pair.near.sent) == p.simple_reply(1) + b"abcd"
+    assert pair.session.is_closed
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "error"),
+    [
+        (read(5, 512, MIB - 511), p.EINVAL),
+        (read(5, (32 << 20) + 1), p.EOVERFLOW),
+        (p.request(p.Cmd.WRITE, 5, MIB - 1, 2) + b"xx", p.ENOSPC),
+        (p.request(p.Cmd.WRITE_ZEROES, 5, MIB, 1), p.ENOSPC),
+        (p.request(p.Cmd.BLOCK_STATUS, 5, 0, 512), p.EINVAL),
+        (p.request(p.Cmd.READ, 5, 0, 512, 1 << 2), p.EINVAL),
+    ],
+)
+def test_impossible_requests_are_answered_here_and_their_neighbours_are_served(pair, request_bytes, error):
+    pair.say(read(1), request_bytes, read(2))
+    assert bytes(pair.far.sent) == read(1) + read(2)
+    assert replies(pair.near.sent) == [(5, error, b"")]
+
+
+def test_writes_to_a_read_only_export_are_refused_with_their_payload_dropped():
+    pair = Pair(Rig(flags=READ_ONLY))
+    pair.say(*(write(n, b"x" * 5000) for n in range(3000)), read(9999))
+    assert bytes(pair.far.sent) == read(9999)
+    found = replies(pair.near.sent)
+    assert [item[:2] for item in found] == [(n, p.EPERM) for n in range(3000)]
+    row = pair.row()
+    assert (row["writes"], row["errors"], row["write_bytes"], row["inflight"]) == (3000, 3000, 0, 1)
+
+
+def test_a_refusal_waits_for_the_boundary_between_replies():
+    pair = Pair(Rig(flags=READ_ONLY))
+    pair.say(read(1, 64))
+    pair.answer(p.simple_reply(1), b"a" * 30)
+    pair.say(write(2, b"zz"))
+    pair.answer(b"a" * 34, p.simple_reply(3)[:0])
+    assert [item[:2] for item in replies(pair.near.sent, {1: 64})] == [(1, 0), (2, p.EPERM)]
+
+
+def test_a_refusal_waits_for_what_the_upstream_has_not_taken():
+    pair = Pair(Rig(flags=READ_ONLY))
+    pair.far.window = 10
+    pair.say(read(1), write(2, b"zz"), read(3))
+    assert replies(pair.near.sent) == []
+    pair.rig.open_window(pair.far)
+    assert replies(pair.near.sent) == [(2, p.EPERM, b"")]
+    assert bytes(pair.far.sent) == read(1) + read(3)
+
+
+def test_a_cookie_used_twice_at_the_same_time_ends_the_connection(pair):
+    pair.say(read(1), read(1))
+    assert pair.session.is_closed
+
+
+def test_capped_requests_are_held_and_their_delay_is_measured():
+    pair = Pair(Rig(caps=Caps(ops_per_s=100)))
+    pair.say(*(read(n) for n in range(13)))
+    inflight, held = pair.session.gauges()
+    assert inflight + held == 13
+    assert inflight == 3  # depth of 20 ms and the one at its edge
+    pair.rig.loop.fire(1.0)
+    assert bytes(pair.far.sent) == b"".join(read(n) for n in range(13))
+    pair.answer(*(p.simple_reply(n) + bytes(512) for n in range(13)))
+    row = pair.row()
+    assert row["arrived"] == row["reads"] == 13
+    assert row["delay_sum_us"] == pytest.approx(sum(10_000 * n for n in range(1, 11)), abs=20)
+    assert row["lat_sum_us"] == 13 * 1_000_000
+
+
+def test_caps_taken_away_release_what_is_held():
+    pair = Pair(Rig(caps=Caps(cost_per_s=1)))
+    pair.say(*(read(n) for n in range(5)))
+    pair.rig.volume.set_caps(Caps(), pair.rig.clock.monotonic_ns())
+    assert pair.session.gauges() == (5, 0)
+    assert pair.rig.loop.timers == {}
+
+
+def test_a_flush_is_free_but_does_not_overtake_its_own_connection():
+    pair, other = Pair(rig := Rig(caps=Caps(ops_per_s=1))), Pair(rig, "host-b")
+    flush = p.request(p.Cmd.FLUSH, 77, 0, 0)
+    pair.say(read(1), read(2), flush)
+    other.say(flush)
+    assert flush not in bytes(pair.far.sent)
+    assert bytes(other.far.sent) == flush
+
+
+def test_no_io_is_held_longer_than_the_limit():
+    pair = Pair(Rig(caps=Caps(ops_per_s=0.01)))
+    pair.say(*(read(n) for n in range(4)))
+    assert pair.session.gauges() == (1, 3)
+    pair.rig.loop.fire(4.97)
+    assert pair.session.gauges() == (1, 3)
+    pair.rig.loop.fire(0.04)
+    assert pair.session.gauges() == (4, 0)
+    assert pair.rig.cuts.forced == 2  # one was due by the rate, whose debt is bounded too
+
+
+def test_connections_of_a_volume_take_turns_whatever_their_depth():
+    rig = Rig(caps=Caps(ops_per_s=100))
+    deep, shallow = Pair(rig, "deep"), Pair(rig, "shallow")
+    deep.say(*(read(n) for n in range(400)))
+    shallow.say(*(read(n) for n in range(400)))
+    rig.loop.fire(1.0)
+    assert abs(len(deep.far.sent) - len(shallow.far.sent)) <= 4 * 28
+    assert (len(deep.far.sent) + len(shallow.far.sent)) / 28 == pytest.approx(102, abs=2)
+
+
+def test_a_session_that_closes_leaves_no_timer_and_no_turn():
+    pair = Pair(Rig(caps=Caps(ops_per_s=1)))
+    pair.say(read(1), read(2))
+    pair.end(pair.near)
+    pair.rig.loop.fire(10)
+    assert pair.rig.loop.timers == {}
+    assert pair.stream.sessions == []
+
+
+def test_a_client_that_never_reads_refusals_is_read_no_further():
+    pair = Pair(Rig(flags=READ_ONLY))
+    pair.near.window = 0
+    bad = p.request(p.Cmd.TRIM, 0, 0, 1)
+    for _ in range(20):
+        pair.rig.deliver(pair.near, bad * 20_000)
+    assert pair.near.incoming, "it must stop reading"
+    assert pair.session._out.unsent_bytes < 5 << 20

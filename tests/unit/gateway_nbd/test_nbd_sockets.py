@@ -1,0 +1,78 @@
+import socket
+import stat
+
+import pytest
+
+from gateway_agent.errors import UpstreamError
+from gateway_agent.nbd import sockets
+from gateway_agent.nbd.config import Address
+from pmdaemon.errors import ConfigError
+
+
+@pytest.fixture
+def address(tmp_path):
+    return Address(path=str(tmp_path / "gw.sock"))
+
+
+def test_a_stale_socket_file_is_replaced_and_has_its_mode(address, tmp_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(address.path)
+    with sockets.listen_at(address, 0o600) as sock:
+        assert sockets.bound_address(sock) == address
+        assert stat.S_IMODE((tmp_path / "gw.sock").stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address.path)
+    sockets.unlink_own(address)
+    sockets.unlink_own(address)
+    assert not (tmp_path / "gw.sock").exists()
+
+
+def test_a_living_listener_is_left_alone(address):
+    with sockets.listen_at(address, 0o600), pytest.raises(ConfigError, match="another process is listening"):
+        sockets.listen_at(address, 0o600)
+
+
+def test_a_file_that_is_no_socket_is_left_alone(address, tmp_path):
+    (tmp_path / "gw.sock").write_text("precious")
+    with pytest.raises(ConfigError, match="not a socket"):
+        sockets.listen_at(address, 0o600)
+    assert (tmp_path / "gw.sock").read_text() == "precious"
+
+
+def test_an_impossible_path_says_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match="Choose another"):
+        sockets.listen_at(Address(path=str(tmp_path / "no" / "gw.sock")), 0o600)
+
+
+def test_connecting_to_nobody_is_an_upstream_error(address):
+    with pytest.raises(UpstreamError, match="No such file"):
+        sockets.begin_connect(address)
+
+
+def test_a_unix_client_is_called_by_its_uid():
+    one, two = socket.socketpair()
+    with one, two:
+        assert sockets.client_name(one).startswith("uid-")
+
+
+class Peer:
+    family = socket.AF_INET6
+
+    def __init__(self, host):
+        self._host = host
+
+    def getpeername(self):
+        return (self._host, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("fe80::1%eth0", "fe80::1-eth0"),
+        ("::1", "ip::1"),
+        ("2001:db8::7", "2001:db8::7"),
+    ],
+)
+def test_an_address_becomes_a_name(host, name):
+    assert sockets.client_name(Peer(host)) == name
