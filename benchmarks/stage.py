@@ -301,7 +301,9 @@ class Stage:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if fragment in line and (str(self.folder) in line or str(self.sockets) in line):
+                # A pair has no path on its command line; its environment names our runtime directory.
+                around = line + path.with_name("environ").read_bytes().decode(errors="replace")
+                if fragment in line and (f"{self.folder}/" in around or str(self.sockets) in around):
                     found.append(int(path.parent.name))
         return found
 

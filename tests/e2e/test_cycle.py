@@ -84,7 +84,7 @@ def test_a_manual_throttle_is_set_and_released_from_the_command_line(stage: Stag
     stage.wait(lambda: not stage.live()["throttles"], "the throttle released")
     driver.stop(greedy)
     audit = stage.get("audit")["items"]
-    assert {"throttle_set", "throttle_release"} <= {entry["action"] for entry in audit}
+    assert {"throttle-set", "throttle-release"} <= {entry["action"] for entry in audit}
 
 
 def test_the_agreements_are_judged_and_stored(stage: Stage) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Driver
 KILLED = {
     "dbmanager": "sla_server.part dbmanager",
     "services": "sla_server.part services",
-    "pair": "pmdaemon.net.pair",
+    "pair": "-m pmdaemon pair",
     "link": "gateway_agent.link.main",
     "appserver": "sla_server.part appserver",
     "pmdaemon": "-m pmdaemon run",
@@ -32,7 +32,7 @@ def newest_cuts(stage: Stage) -> list[int]:
 @pytest.mark.parametrize("victim", list(KILLED))
 def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
     gold_agent, greedy_agent = stage.agents
-    before = stored_ios(stage)
+    before = settled_ios(stage)
     loads = {
         "erp-db": driver.start(gold_agent.socket(stage), "erp-db", rate_iops=80),
         "batch": driver.start(greedy_agent.socket(stage), "batch", depth=4),
@@ -60,6 +60,17 @@ def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
     assert found == expected, (
         f"the database must hold what the clients saw, exactly, after the death of {victim}"
     )
+
+
+def settled_ios(stage: Stage) -> dict[str, int]:
+    """Stored counts once nothing more arrives: equal over two polls and a flush."""
+    previous = stored_ios(stage)
+    while True:
+        time.sleep(2.5)
+        current = stored_ios(stage)
+        if current == previous:
+            return current
+        previous = current
 
 
 def wait_for_counts(stage: Stage, expected: dict[str, int], limit_s: float = 40.0) -> dict[str, int]:
