@@ -4,6 +4,7 @@ State (all in ``Supervisor``, touched by its one thread only):
 
     parts     name -> Part: the running Popen, restarts, when it may be started again
     main box  mailbox ``supervisor``, to record process states and events with dbmanager
+    pending   rows that dbmanager has not yet called durable
 
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
@@ -44,6 +45,8 @@ BACKOFF_MOST_S: Final = 10.0
 STABLE_S: Final = 60.0
 STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own limit is 90 s
 LOOK_S: Final = 0.1
+RESEND_S: Final = 5.0  # durability takes milliseconds
+MOST_PENDING: Final = 100  # rows a message; a frame header holds 64 KiB
 _NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
 
 
@@ -79,6 +82,9 @@ class Supervisor:
     _mailbox: Mailbox | None = None
     _clock: SystemClock = field(default_factory=SystemClock)
     _pending: list[list[Any]] = field(default_factory=list)
+    _under_way: int = 0  # rows at the head of _pending that are posted and not yet answered
+    _request: str = ""
+    _posted_s: float = 0.0
 
     def run(self) -> int:
         """Supervise until the stop is asked for; returns the exit status."""
@@ -189,17 +195,31 @@ class Supervisor:
         self._drain()
 
     def _drain(self) -> None:
-        """Post what is pending; a full mailbox keeps it for the next pass."""
-        if not self._pending or self._mailbox is None:
+        """Post what is pending and keep it until dbmanager says that it is durable.
+
+        One message is under way at a time; without an answer in 5 s (dbmanager was killed between taking
+        and keeping it) it is posted again. Rows are upserts, so a repeat does no harm.
+        """
+        if self._mailbox is None:
             return
-        message = frame.encode(Kind.RECORD, {"rows": self._pending, "req": None, "from": "supervisor"})
+        for message in self._mailbox.take():
+            answer = frame.decode(message.payload)
+            if answer.kind == Kind.RECORDED and answer.header.get("req") == self._request:
+                del self._pending[: self._under_way]
+                self._under_way = 0
+        now_s = time.monotonic()
+        if not self._pending or (self._under_way and now_s - self._posted_s < RESEND_S):
+            return
+        del self._pending[self._under_way : -MOST_PENDING]  # bounded: the newest states matter most
+        self._request = uuid.uuid4().hex
+        rows = self._pending[:MOST_PENDING]
+        header = {"rows": rows, "req": self._request, "from": "supervisor"}
         try:
-            self._mailbox.post("dbmanager", message)
+            self._mailbox.post("dbmanager", frame.encode(Kind.RECORD, header))
         except MailboxError as exc:
             log.warning("record-waits", error=str(exc), rows=len(self._pending))
-            del self._pending[:-200]  # bounded: the newest states matter most
             return
-        self._pending = []
+        self._under_way, self._posted_s = len(rows), now_s
 
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last."""
