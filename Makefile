@@ -2,6 +2,9 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 ARGS ?=
+CODE := pmdaemon sla_server gateway_agent dashboard
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help demo test setup fmt lint types check unit bench docs clean
 
 help: ## show this list
@@ -22,8 +25,11 @@ fmt: setup ## format the code
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix-only .
 
 lint: setup ## style, docstrings, spelling, import directions
-	@$(PY) -m ruff format --check . && $(PY) -m ruff check . && .venv/bin/lint-imports --no-cache >/dev/null || .venv/bin/lint-imports --no-cache
-	@.venv/bin/codespell pmdaemon sla_server gateway_agent dashboard docs README.md tests benchmarks sql && .venv/bin/interrogate -q pmdaemon sla_server gateway_agent dashboard
+	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m ruff check --quiet .
+	@.venv/bin/lint-imports --no-cache | tail -n 1
+	@.venv/bin/codespell $(CODE) docs README.md tests benchmarks sql
+	@.venv/bin/interrogate -q $(CODE)
 
 types: setup ## mypy --strict
 	@$(PY) -m mypy

@@ -16,14 +16,15 @@ HEAD = """\
 # Configuration reference
 
 Generated from the models by `make docs`; do not edit. Files are TOML; unknown keys are errors.
-`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file. `--show-config` prints the values
-in force, `--check-config` only checks.
+`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file. `--show-config` prints the
+values in force, `--check-config` only checks.
 """
 
 
 def table(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Rows of one model, then the tables of the models inside it."""
-    rows = [f"\n## {f'`[{prefix}]`' if prefix else '(top of the file)'}\n", "| key | default | meaning |", "|---|---|---|"]
+    title = f"`[{prefix}]`" if prefix else "(top of the file)"
+    rows = [f"\n## {title}\n", "| key | default | meaning |", "|---|---|---|"]
     inner: list[str] = []
     for name, field in model.model_fields.items():
         inside = _model_of(field.annotation)

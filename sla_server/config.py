@@ -37,7 +37,7 @@ class ServerConfig(StrictModel):
     data_dir: Path = Path("sla-data")
     """Everything durable: database (SQLite), ingest queue, Parquet files, tokens."""
     runtime_dir: Path | None = None
-    """Mailbox segments and doorbells, on tmpfs; by default a private directory (systemd's, or under /dev/shm)."""
+    """Mailbox segments and doorbells, on tmpfs; default: a private directory (systemd's or in /dev/shm)."""
     pmdaemon: PmConfig = Field(default_factory=PmConfig)
     services: ServicesConfig = Field(default_factory=ServicesConfig)
     database: DatabaseConfig = Field(default_factory=DatabaseConfig)

@@ -107,7 +107,8 @@ def test_a_machine_without_java_runs_spark_all_the_same(tmp_path: Path) -> None:
                 link.symlink_to(program)
     script = (
         "import sys; from pathlib import Path; from sla_server.policy_jobs.session import build_session\n"
-        "s = build_session('local[1]', Path(sys.argv[1]), '512m'); print('sum', s.range(10).groupBy().sum().first()[0])"
+        "s = build_session('local[1]', Path(sys.argv[1]), '512m')\n"
+        "print('sum', s.range(10).groupBy().sum().first()[0])"
     )
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
     environment["PATH"] = str(tools)
