@@ -20,7 +20,6 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
-from pmdaemon.cycle.revival import RevivalWatch
 from pmdaemon.errors import BadCut, MalformedFrame, ProtocolViolation
 from pmdaemon.gateways import news
 from pmdaemon.gateways.gateway import Condition, Gateway
@@ -64,7 +63,6 @@ class Reception:
         *,
         interval_us: int,
         on_registered: Callable[[str], None],
-        revival: RevivalWatch,
         counters: Counter[str],
     ) -> None:
         self._registry = registry
@@ -72,7 +70,6 @@ class Reception:
         self._clock = clock
         self._interval_us = interval_us
         self._on_registered = on_registered
-        self._revival = revival
         self._counters = counters
 
     def handle(self, conn: Peer, received: frame.Frame) -> None:
@@ -147,13 +144,10 @@ class Reception:
         """
         message = news.gateway_state(gateway, "up", "", self._clock.unix_us())
         gateway.announced_dropped = (gateway.dropped, self._clock.monotonic_ns())
-        self._revival.prompted()
         self._courier.news(message, DBMANAGER, SERVICES)
 
     def announce_again(self, *recipients: str) -> None:
         """Every session's GATEWAY up and STREAMS_SEEN: a recipient has restarted and knows nothing."""
-        if SERVICES in recipients:
-            self._revival.prompted()
         for gateway in self._registry.all():
             if gateway.conn is None:
                 continue

@@ -26,7 +26,6 @@ import structlog
 from pmdaemon.cycle import watermarks
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES
-from pmdaemon.cycle.revival import RevivalWatch
 from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.errors import WireError
 from pmdaemon.gateways import news
@@ -85,7 +84,6 @@ class Outbound:
         *,
         hints: Handover[Hint],
         registered: Handover[str],
-        revival: RevivalWatch,
         counters: Counter[str],
     ) -> None:
         self._registry = registry
@@ -94,7 +92,7 @@ class Outbound:
         self._schedule = schedule
         self._hints = hints
         self._registered = registered
-        self._revival = revival
+        self._services_incarnation: object = None
         self._counters = counters
         self._book = ControlBook()
         self._poll = 0
@@ -161,9 +159,7 @@ class Outbound:
             self._counters["stale_durable_notices"] += 1
 
     def _lease(self, _header: dict[str, Any]) -> None:
-        now_ns = self._clock.monotonic_ns()
-        self._book.renew_lease(now_ns)
-        self._revival.lease(now_ns)
+        self._book.renew_lease(self._clock.monotonic_ns())
 
     def _set_caps(self, header: dict[str, Any]) -> None:
         gateway_id, gen, encoded = self._book.set_caps(header)
@@ -178,7 +174,10 @@ class Outbound:
                 item for item in self._orders.get(gateway.gateway_id, []) if item[0] is not Kind.THRESHOLDS
             ]
             self._orders[gateway.gateway_id] = [*kept, (Kind.THRESHOLDS, encoded)]
-        if self._revival.has_restarted(header, self._clock.monotonic_ns()):
+        # services posts this at its start, and as an echo of each GATEWAY up: only a new incarnation has
+        # to be told again who is there, else announcement and echo would never end.
+        if header.get("inc") != self._services_incarnation:
+            self._services_incarnation = header.get("inc")
             self._hints.put(AnnounceAgain((SERVICES,)))
 
     _actions: Final[dict[int, Callable[[Outbound, dict[str, Any]], None]]] = {

@@ -22,7 +22,6 @@ import structlog
 
 from pmdaemon.config import PmFile
 from pmdaemon.cycle.courier import Courier
-from pmdaemon.cycle.revival import RevivalWatch
 from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.errors import SlaError
 from pmdaemon.gateways.reception import Reception
@@ -82,14 +81,12 @@ class Pair:
         self._registered: Handover[str] = Handover()
         self._courier = Courier(mailbox, index, self.registry.rewind)
         self._schedule = Schedule(settings.interval_ns)
-        revival = RevivalWatch()
         reception = Reception(
             self.registry,
             self._courier,
             clock,
             interval_us=settings.interval_ns // 1000,
             on_registered=self._registered.put,
-            revival=revival,
             counters=self.in_counters,
         )
         self.inbound = Inbound(
@@ -109,7 +106,6 @@ class Pair:
             self._schedule,
             hints=self._hints,
             registered=self._registered,
-            revival=revival,
             counters=self.out_counters,
         )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pmdaemon.wire.cut import IO_KINDS
-from sla_server.agreements.compile import AgreementVersion, classes, promises
+from sla_server.agreements.compile import InForce, classes, promises
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.promise import Priority, Promise, VolumeClass
 from sla_server.db.policies import PolicyStore
@@ -107,8 +107,8 @@ def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
     )
 
 
-def _in_force(row: dict[str, Any]) -> AgreementVersion:
-    return AgreementVersion(Agreement.from_spec(row["spec"]), row["version"], row["applied_us"], row["ended_us"])
+def _in_force(row: dict[str, Any]) -> InForce:
+    return InForce(Agreement.from_spec(row["spec"]), row["version"], row["applied_us"], row["ended_us"])
 
 
 def _former_capacity(policies: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -1,1 +1,7 @@
-"""Under construction."""
+"""The services process: entity service, analyzer and policy manager (DESIGN.md 7).
+
+Two layers. Pure: the control brain (``brain`` and what it uses, its decisions in ``decisions``). Around it
+the
+shell: ``core`` joins brain, agreements, slices and requests, ``looker`` reads SQL in a thread of its own,
+``journal`` and ``outbox`` post, ``process`` is the loop.
+"""

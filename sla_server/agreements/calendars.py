@@ -1,0 +1,147 @@
+"""Models of time in the document: the window of the target, service hours, maintenance.
+
+What these *mean* (which instant lies in which period, what is excluded) is in ``windows``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, time, timedelta
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from dateutil.rrule import rrulestr
+from pydantic import Field, model_validator
+
+from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Strict, TimeZone, refuse
+
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+MAX_WINDOW_S: Final = 400 * 86_400  # slices are kept 13 months
+SHORTEST_REPEAT: Final = timedelta(hours=1)
+
+
+class CalendarWindow(Strict):
+    """The target holds over a calendar period of a time zone; every period starts with a full budget."""
+
+    type: Literal["calendar"]
+    period: Literal["day", "week", "month", "quarter", "year"]
+    tz: TimeZone = "UTC"
+
+
+class RollingWindow(Strict):
+    """The target holds over the last ``duration``, at every moment."""
+
+    type: Literal["rolling"]
+    duration: Duration
+
+    @model_validator(mode="after")
+    def _bounded(self) -> RollingWindow:
+        if self.duration > MAX_WINDOW_S:
+            raise refuse("a rolling window is at most 400 days", "Use 28d or 30d")
+        return self
+
+
+class ServiceHours(Strict):
+    """When the promise holds: ``business`` is Monday to Friday, 08:00 to 18:00, unless it says otherwise."""
+
+    calendar: Literal["always", "business"]
+    days: list[Day] | None = Field(default=None, min_length=1)
+    opens: ClockTime | None = Field(default=None, alias="from")
+    closes: ClockTime | None = Field(default=None, alias="to")
+    tz: TimeZone | None = None
+    """Default: the window's time zone."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ServiceHours:
+        if self.calendar == "always" and (self.days or self.opens or self.closes):
+            raise refuse(
+                "days and hours contradict calendar: always", "Use calendar: business with days, from, to"
+            )
+        if self.from_time >= self.to_time:
+            raise refuse(
+                "'from' is not before 'to'",
+                'For hours over midnight, give two agreements, or use to: "24:00"',
+            )
+        return self
+
+    @property
+    def weekdays(self) -> frozenset[int]:
+        """0 = Monday."""
+        return frozenset(DAYS.index(day) for day in self.days or DAYS[:5])
+
+    @property
+    def from_time(self) -> time:
+        """First instant of a day's service, local."""
+        return self.opens or (time(8) if self.closes is None or self.closes > time(8) else time.min)
+
+    @property
+    def to_time(self) -> time:
+        """First instant after a day's service, local; ``time.max`` is midnight."""
+        return self.closes or (time(18) if self.from_time < time(18) else time.max)
+
+
+class MaintenanceWindow(Strict):
+    """Announced work: slices that touch it are excluded. Once, or repeated by an RFC 5545 rule."""
+
+    start: LocalTime
+    end: LocalTime | None = None
+    duration: Duration | None = None
+    rrule: str | None = Field(default=None, max_length=512)
+    """For example ``FREQ=MONTHLY;BYDAY=1SU``; ``start`` is its DTSTART."""
+    tz: TimeZone | None = None
+    """Default: the window's time zone."""
+    reason: str = Field(min_length=1, max_length=500)
+    author: str = Field(min_length=1, max_length=100)
+
+    @model_validator(mode="after")
+    def _complete(self) -> MaintenanceWindow:
+        if (self.end is None) == (self.duration is None):
+            raise refuse("needs exactly one of 'end' and 'duration'", "Add for example duration: 2h")
+        if self.length <= timedelta(0):
+            raise refuse("'end' is not after 'start'")
+        if self.rrule is not None:
+            _check_rule(self.rrule, self.start, self.length)
+        return self
+
+    @property
+    def length(self) -> timedelta:
+        """How long one occurrence lasts (wall-clock time)."""
+        if self.duration is not None:
+            return timedelta(seconds=self.duration)
+        assert self.end is not None  # cannot happen: _complete asked for one of both
+        return self.end - self.start
+
+
+@lru_cache(maxsize=256)
+def rule_of(rrule: str, start: datetime) -> Any:
+    """The parsed rule over naive local time; it remembers the occurrences it has computed."""
+    return rrulestr(rrule, dtstart=start, cache=True)
+
+
+def _check_rule(rrule: str, start: datetime, length: timedelta) -> None:
+    try:
+        rule = rule_of(rrule, start)
+        first, second = (rule.after(start, inc=True), None)
+        if first is not None:
+            second = rule.after(first)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+        raise refuse(
+            f"{rrule!r} is not a recurrence rule ({exc})",
+            "Use RFC 5545, e.g. FREQ=WEEKLY;BYDAY=SU; give UNTIL as local time, without Z",
+        ) from exc
+    if first is None:
+        raise refuse(f"{rrule!r} never happens", "Check UNTIL and COUNT against start")
+    if second is not None and second - first < max(SHORTEST_REPEAT, length):
+        raise refuse(
+            "occurrences are closer than one hour or than the window is long", "Use a longer interval"
+        )
+
+
+class Maintenance(Strict):
+    """The rules for announced work, and the work announced."""
+
+    notice: Duration | None = None
+    """How long before it starts work must be announced; shorter notice is reported as a warning at apply."""
+    max_per_period: Duration | None = None
+    """Work beyond this much in one period of the window is not excluded."""
+    windows: list[MaintenanceWindow] = Field(default_factory=list, max_length=100)

@@ -1,0 +1,135 @@
+"""Building blocks of the document's models: strict base, durations, names, patterns, time zones, times.
+
+A validator that refuses a value raises ``refuse(problem, fix)``; ``load`` carries both texts to the user.
+Unknown keys, and values of another type ("95" for 95), are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, time
+from typing import Annotated, Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic_core import PydanticCustomError
+
+from pmdaemon.wire.names import is_name
+
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_PATTERN = re.compile(r"[A-Za-z0-9*?\[][A-Za-z0-9._:@*?\[\]!-]{0,127}")
+
+
+class Strict(BaseModel):
+    """Base of every model of the document: no unknown keys, no silent conversions, immutable."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=True
+    )
+
+
+def refuse(problem: str, fix: str = "") -> PydanticCustomError:
+    """The error a validator raises; braces of the texts are safe."""
+    return PydanticCustomError("agreement", "{problem}", {"problem": problem, "fix": fix})
+
+
+def parse_duration_s(value: Any) -> int:
+    """Seconds from ``30s``, ``1m``, ``6h``, ``30d``, ``4w``.
+
+    Raises:
+        PydanticCustomError: anything else.
+    """
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise refuse(
+            f"{value!r} is not a duration", "Write a whole number and a unit: 30s, 1m, 6h, 30d or 4w"
+        )
+    return int(match[1]) * UNITS_S[match[2]]
+
+
+def format_duration(seconds: int) -> str:
+    """The shortest spelling that ``parse_duration_s`` reads back."""
+    for unit in ("w", "d", "h", "m"):
+        if seconds and seconds % UNITS_S[unit] == 0:
+            return f"{seconds // UNITS_S[unit]}{unit}"
+    return f"{seconds}s"
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise refuse(
+            f"{value!r} is not a name",
+            "Use letters, digits and . _ : @ - (1 to 128, first a letter or digit)",
+        )
+    return value
+
+
+def _pattern(value: Any) -> str:
+    if not isinstance(value, str) or _PATTERN.fullmatch(value) is None:
+        raise refuse(
+            f"{value!r} is not a name or pattern",
+            "Use a name, or a pattern with * and ?. Selection by label is not part of this release",
+        )
+    return value
+
+
+def _time_zone(value: Any) -> str:
+    try:
+        if not isinstance(value, str):
+            raise ValueError(value)
+        ZoneInfo(value)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise refuse(
+            f"{value!r} is not a time zone", "Use an IANA name such as UTC or Europe/Berlin"
+        ) from exc
+    return value
+
+
+def _clock_time(value: Any) -> time:
+    if isinstance(value, time):
+        return value
+    if value == "24:00":
+        return time.max
+    try:
+        return time.fromisoformat(value)
+    except (TypeError, ValueError) as exc:
+        raise refuse(f"{value!r} is not a time of day", 'Write it in quotes, as "08:00"') from exc
+
+
+def _local_time(value: Any) -> datetime:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError as exc:
+            raise refuse(f"{value!r} is not a date and time", "Write it as 2026-02-01T22:00") from exc
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        raise refuse(f"{value!r} is not a date and time", "Write it as 2026-02-01T22:00")
+    if value.tzinfo is not None:
+        raise refuse("the time carries an offset", "Write local time and name the zone in the key tz")
+    # A plain datetime: the YAML reader hands out a subclass of its own.
+    return datetime(value.year, value.month, value.day, value.hour, value.minute, value.second)
+
+
+Duration = Annotated[
+    int, BeforeValidator(parse_duration_s), PlainSerializer(format_duration, when_used="json")
+]
+"""Seconds in memory, ``1m`` in the document and in JSON."""
+Name = Annotated[str, BeforeValidator(_name)]
+"""What an agreement or objective may be called."""
+Pattern = Annotated[str, BeforeValidator(_pattern)]
+"""A name, or a shell pattern over names (``fnmatch``, case matters)."""
+TimeZone = Annotated[str, BeforeValidator(_time_zone)]
+"""IANA time zone."""
+ClockTime = Annotated[
+    time,
+    BeforeValidator(_clock_time),
+    PlainSerializer(
+        lambda t: "24:00" if t == time.max else t.isoformat("minutes"), return_type=str, when_used="json"
+    ),
+]
+"""Time of day, ``"08:00"``; ``"24:00"`` is the end of the day."""
+LocalTime = Annotated[datetime, BeforeValidator(_local_time)]
+"""Wall-clock time without offset; the zone stands beside it."""

@@ -1,0 +1,267 @@
+"""YAML text to agreements, with every mistake at its line.
+
+One text may hold several documents (``---``). Nothing is returned unless all of them are right. The text is
+bounded (size, number of values, depth), so a hostile file costs little; anchors are allowed, but what they
+expand to is counted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
+
+from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.model import Agreement
+from sla_server.agreements.objectives import METRICS
+
+MAX_TEXT_BYTES: Final = 256 << 10
+MAX_DOCUMENT_BYTES: Final = 24 << 10  # text and JSON of one agreement travel in one 64 KiB frame header
+MAX_SPEC_BYTES: Final = 36 << 10  # anchors can make the JSON longer than the text
+MAX_DOCUMENTS: Final = 200
+MAX_VALUES: Final = 5_000
+MAX_DEPTH: Final = 20  # an agreement needs 7; the scanner's time grows with the square of it
+_UNION_TAGS: Final = frozenset((*METRICS, "calendar", "rolling"))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One document that is right in itself.
+
+    Attributes:
+        line: 1-based line of its first key in the text given
+        text: its own YAML, without its neighbours
+    """
+
+    agreement: Agreement
+    text: str
+    line: int
+
+
+def load_documents(text: str, rollup_s: int) -> list[Loaded]:
+    """Read and check every document of ``text``; empty ones are skipped.
+
+    Args:
+        text: YAML.
+        rollup_s: rollup interval of the database in seconds; slices are whole multiples of it.
+
+    Raises:
+        AgreementsRefused: with every problem found.
+    """
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        raise AgreementsRefused(
+            [Problem(0, "", "the text is larger than 256 KiB", "Apply the documents in parts")]
+        )
+    problems: list[Problem] = []
+    loaded: list[Loaded] = []
+    for part, offset in _split(text):
+        try:
+            item = _one(part, offset, rollup_s)
+        except AgreementsRefused as exc:
+            problems.extend(exc.problems)
+        else:
+            if item is not None:
+                loaded.append(item)
+    problems.extend(_doubles(loaded))
+    if not loaded and not problems:
+        problems.append(Problem(0, "", "there is no document in the text", "See docs/formats/agreement.md"))
+    if problems:
+        raise AgreementsRefused(problems)
+    return loaded
+
+
+def _split(text: str) -> Iterator[tuple[str, int]]:
+    """Each document's own text and the number of lines before it."""
+    spans: list[tuple[int, int]] = []
+    start = depth = 0
+    try:
+        for event in YAML(typ="rt", pure=True).parse(text):
+            if isinstance(event, DocumentStartEvent):
+                start = event.start_mark.index
+            elif isinstance(event, DocumentEndEvent):
+                spans.append((start, event.end_mark.index))
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                line = event.start_mark.line + 1
+                raise AgreementsRefused(
+                    [Problem(line, "", "the YAML is nested too deeply", "Remove brackets")]
+                )
+    except (YAMLError, RecursionError) as exc:
+        raise AgreementsRefused([_syntax(exc, 0)]) from exc
+    if len(spans) > MAX_DOCUMENTS:
+        raise AgreementsRefused(
+            [Problem(0, "", f"more than {MAX_DOCUMENTS} documents", "Apply them in parts")]
+        )
+    for first, last in spans:
+        yield text[first:last], text.count("\n", 0, first)
+
+
+def _syntax(error: Exception, offset: int) -> Problem:
+    if isinstance(error, RecursionError):
+        return Problem(0, "", "the YAML is nested too deeply")
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    line = mark.line + 1 + offset if mark is not None else 0
+    reason = (error.problem if isinstance(error, MarkedYAMLError) else "") or str(error).splitlines()[0]
+    return Problem(
+        line, "", f"this is not YAML: {reason}", "Check indentation, colons and quotes on this line"
+    )
+
+
+def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
+    try:
+        tree = YAML(typ="rt", pure=True).load(text)
+    except (YAMLError, RecursionError, ValueError) as exc:
+        raise AgreementsRefused([_syntax(exc, offset)]) from exc
+    if tree is None:
+        return None
+    if not isinstance(tree, dict):
+        raise AgreementsRefused(
+            [Problem(offset + 1, "", "a document is a map", "Begin with apiVersion: storage-sla/v1")]
+        )
+    line = _line_of(tree, (), offset)
+    if len(text.encode()) > MAX_DOCUMENT_BYTES:
+        raise AgreementsRefused(
+            [Problem(line, "", "the document is larger than 24 KiB", "Split it into several agreements")]
+        )
+    plain = _plain(tree, [MAX_VALUES])
+    try:
+        agreement = Agreement.model_validate(plain)
+    except ValidationError as exc:
+        raise AgreementsRefused(_describe(exc, tree, offset, _name_in(plain))) from exc
+    problems = _slices_fit(agreement, tree, offset, rollup_s)
+    if len(json.dumps(agreement.spec_json())) > MAX_SPEC_BYTES:
+        problems.append(
+            Problem(line, "", "the document expands to more than 36 KiB", "Split it", agreement.name)
+        )
+    if problems:
+        raise AgreementsRefused(problems)
+    return Loaded(agreement, text.strip() + "\n", line)
+
+
+def _plain(value: Any, left: list[int]) -> Any:
+    """Dicts, lists and scalars of Python's own; ``left`` counts down what a text may expand to."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise AgreementsRefused([Problem(0, "", f"a document has more than {MAX_VALUES} values", "Split it")])
+    if isinstance(value, dict):
+        return {str(key): _plain(item, left) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, left) for item in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _name_in(plain: dict[str, Any]) -> str:
+    metadata = plain.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _describe(error: ValidationError, tree: Any, offset: int, name: str) -> list[Problem]:
+    problems = []
+    for item in error.errors(include_url=False):
+        path = _without_tags(item["loc"])
+        problem, fix = _words(item, tree, path)
+        problems.append(Problem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
+    return sorted(problems, key=lambda entry: entry.line)
+
+
+def _words(item: Any, tree: Any, path: Sequence[int | str]) -> tuple[str, str]:
+    """Problem and fix for one pydantic error."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "agreement":
+        return context["problem"], context["fix"]
+    if kind == "missing":
+        return "is required", f"Add the key {path[-1]}"
+    if kind == "extra_forbidden":
+        return "there is no such key", _spelling(
+            str(path[-1])
+        ) or "Remove it, or see docs/formats/agreement.md"
+    if kind in ("literal_error", "enum", "union_tag_invalid"):
+        expected = context.get("expected") or context.get("expected_tags")
+        return f"{item['input']!r} is not possible here", f"Use one of {expected}"
+    if kind == "union_tag_not_found":
+        return "the key 'type' is required", "Add type: calendar or type: rolling"
+    return f"{item['msg'].removeprefix('Input ')} (the value is {item['input']!r})", ""
+
+
+def _spelling(key: str) -> str:
+    close = difflib.get_close_matches(key, _known_keys(Agreement.model_json_schema()), n=1)
+    return f"Did you mean {close[0]}?" if close else ""
+
+
+def _known_keys(schema: dict[str, Any]) -> list[str]:
+    models = [schema, *schema.get("$defs", {}).values()]
+    return sorted({key for model in models for key in model.get("properties", {})})
+
+
+def _without_tags(location: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The path as it stands in the document: pydantic adds the chosen member of a union."""
+    path: list[int | str] = []
+    for part in location:
+        member_of_list = bool(path) and isinstance(path[-1], int) and path[-2] == "objectives"
+        if part in _UNION_TAGS and path and (path[-1] == "window" or member_of_list):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _dotted(path: Sequence[int | str]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _line_of(tree: Any, path: Sequence[int | str], offset: int) -> int:
+    """1-based line of the deepest part of ``path`` that exists."""
+    line = tree.lc.line + 1
+    node = tree
+    for part in path:
+        try:
+            position = node.lc.data[part]
+            node = node[part]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            break
+        line = position[0] + 1
+    return int(line) + offset
+
+
+def _slices_fit(agreement: Agreement, tree: Any, offset: int, rollup_s: int) -> list[Problem]:
+    problems = []
+    for index, objective in enumerate(agreement.spec.objectives):
+        if objective.budgeting.slice_s % rollup_s:
+            path = ("spec", "objectives", index, "budgeting", "slice")
+            problems.append(
+                Problem(
+                    _line_of(tree, path, offset),
+                    _dotted(path),
+                    f"the slice is not a multiple of the server's rollup interval ({rollup_s} s)",
+                    "Use a longer slice, or a database with a shorter rollup_s",
+                    agreement.name,
+                )
+            )
+    return problems
+
+
+def _doubles(loaded: Sequence[Loaded]) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for item in loaded:
+        if item.agreement.name in first:
+            yield Problem(
+                item.line,
+                "metadata.name",
+                f"the name stands in the document at line {first[item.agreement.name]} already",
+                "Give each agreement its own name",
+                item.agreement.name,
+            )
+        first.setdefault(item.agreement.name, item.line)

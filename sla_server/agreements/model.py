@@ -1,0 +1,156 @@
+"""The agreement document as people write it (docs/formats/agreement.md), as strict immutable models.
+
+Checks that need other documents or the server's settings (threshold limit, rollup interval) are in
+``compile`` and ``load``. ``spec_json`` is the form kept in SQL; ``from_spec`` reads it back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sla_server.agreements.calendars import CalendarWindow, Maintenance, RollingWindow, ServiceHours
+from sla_server.agreements.fields import Name, Pattern, Strict, refuse
+from sla_server.agreements.objectives import LatencyObjective, Objective
+
+DEFAULT_FLOOR_IOPS = 50.0  # also that of a volume without any agreement (DESIGN.md 4, "Names")
+
+
+class Metadata(Strict):
+    """Who the document is."""
+
+    name: Name
+    labels: dict[str, str] = Field(default_factory=dict, max_length=32)
+
+
+class Parties(Strict):
+    """Between whom; ``recipients`` are told of violations."""
+
+    provider: str = Field(min_length=1, max_length=200)
+    customer: str = Field(min_length=1, max_length=200)
+    recipients: list[str] = Field(default_factory=list, max_length=50)
+
+
+class Scope(Strict):
+    """Which I/O the agreement is about: any of the volumes, by any of the clients."""
+
+    volumes: list[Pattern] = Field(min_length=1, max_length=100)
+    clients: list[Pattern] = Field(default_factory=lambda: ["*"], min_length=1, max_length=100)
+    io: Literal["any", "read", "write"] = "any"
+
+
+class Guarantee(Strict):
+    """Never throttled below this."""
+
+    floor_iops: float = Field(default=DEFAULT_FLOOR_IOPS, ge=1, le=1e9)
+    floor_mbps: float = Field(default=0.0, ge=0, le=1e6)
+    """MB (10^6 bytes) a second."""
+
+
+class Cap(Strict):
+    """Static limit of the volumes in scope."""
+
+    max_iops: float = Field(gt=0, le=1e9)
+    burst_iops: float | None = Field(default=None, gt=0, le=1e9)
+    burst_s: float | None = Field(default=None, gt=0, le=3600)
+
+    @model_validator(mode="after")
+    def _burst(self) -> Cap:
+        if (self.burst_iops is None) != (self.burst_s is None):
+            raise refuse("burst_iops and burst_s belong together", "Give both or neither")
+        if self.burst_iops is not None and self.burst_iops < self.max_iops:
+            raise refuse("burst_iops is below max_iops")
+        return self
+
+
+class Penalty(Strict):
+    """What is credited when compliance of a period ends below a value."""
+
+    below: float = Field(gt=0, le=1)
+    credit: float = Field(gt=0, le=1)
+
+
+Window = Annotated[CalendarWindow | RollingWindow, Field(discriminator="type")]
+
+
+def _month() -> CalendarWindow:
+    return CalendarWindow(type="calendar", period="month")
+
+
+class Spec(Strict):
+    """What was agreed."""
+
+    parties: Parties | None = None
+    scope: Scope
+    priority: Literal["gold", "silver", "bronze", "best-effort"]
+    guarantee: Guarantee = Field(default_factory=Guarantee)
+    cap: Cap | None = None
+    objectives: list[Objective] = Field(default_factory=list, max_length=16)
+    """May be empty: then the agreement only says how the volumes are treated as neighbours."""
+    window: Window = Field(default_factory=_month)
+    service_hours: ServiceHours | None = None
+    maintenance: Maintenance = Field(default_factory=Maintenance)
+    penalties: list[Penalty] = Field(default_factory=list, max_length=10)
+    credit_cap: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Spec:
+        names = [objective.name for objective in self.objectives]
+        for name in names:
+            if names.count(name) > 1:
+                raise refuse(
+                    f"two objectives are called {name!r}", "Give each objective of an agreement its own name"
+                )
+        if self.cap is not None and self.cap.max_iops < self.guarantee.floor_iops:
+            raise refuse("cap.max_iops is below guarantee.floor_iops", "Raise the cap or lower the floor")
+        for index, (mild, severe) in enumerate(
+            zip(self.penalties, self.penalties[1:], strict=False), start=1
+        ):
+            if severe.below >= mild.below or severe.credit <= mild.credit:
+                raise refuse(
+                    f"penalties[{index}] is out of order",
+                    "List them with 'below' falling and 'credit' rising",
+                )
+        if self.penalties and self.penalties[-1].credit > self.credit_cap:
+            raise refuse(
+                "the last penalty's credit is above credit_cap", "Raise credit_cap or lower the credit"
+            )
+        return self
+
+    @property
+    def time_zone(self) -> str:
+        """Zone of everything that names none of its own."""
+        return self.window.tz if isinstance(self.window, CalendarWindow) else "UTC"
+
+
+class Agreement(Strict):
+    """One whole document."""
+
+    api_version: Literal["storage-sla/v1"] = Field(alias="apiVersion")
+    kind: Literal["SLA"]
+    metadata: Metadata
+    spec: Spec
+
+    @property
+    def name(self) -> str:
+        """The agreement's name."""
+        return self.metadata.name
+
+    @property
+    def judged(self) -> list[LatencyObjective]:
+        """The objectives that this release judges."""
+        return [item for item in self.spec.objectives if isinstance(item, LatencyObjective)]
+
+    def spec_json(self) -> dict[str, Any]:
+        """The whole document as JSON values, defaults filled in; equal documents give equal values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> Agreement:
+        """Read ``spec_json`` back.
+
+        Raises:
+            pydantic.ValidationError: the row was written by an incompatible version.
+        """
+        return cls.model_validate(spec)

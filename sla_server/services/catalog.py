@@ -1,0 +1,219 @@
+"""The agreements in force and the threshold set compiled from them, as one immutable value.
+
+A change makes a new catalog and the rows that record it; the caller puts the catalog in force once the rows
+are durable. Versions of an agreement count up for ever, also over a deletion. A version that ended stays in
+``ended`` until its last slice is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from pmdaemon.runtime.config import describe
+from sla_server.agreements import compile as compiler
+from sla_server.agreements.calendars import MaintenanceWindow
+from sla_server.agreements.compile import InForce, Threshold
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import Loaded
+from sla_server.agreements.model import Agreement
+from sla_server.agreements.objectives import LatencyObjective
+from sla_server.agreements.windows import from_local
+from sla_server.services.rows import Row, Rows, audit_row, event_row
+
+JUDGE_BACK_US: Final = 7 * 86_400_000_000
+"""How long an ended version is remembered for slices that are still to be judged or revised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All agreements that matter now.
+
+    Attributes:
+        items: in force, by name
+        ended: versions that ended lately
+        highest: highest version ever given to a name
+        volumes: names known, for patterns
+        thresholds: the set in force, with its version
+    """
+
+    items: tuple[InForce, ...] = ()
+    ended: tuple[InForce, ...] = ()
+    highest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    volumes: frozenset[str] = frozenset()
+    threshold_version: int = 0
+    thresholds: tuple[Threshold, ...] = ()
+
+    def get(self, name: str) -> InForce | None:
+        """The version in force."""
+        return next((item for item in self.items if item.name == name), None)
+
+    def judged(self) -> tuple[InForce, ...]:
+        """Everything slices may have to be judged by."""
+        return self.ended + self.items
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A new catalog, what to record for it, and what to tell the one who asked."""
+
+    catalog: Catalog
+    rows: Rows
+    applied: list[Row] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def from_rows(
+    agreements: Iterable[Row], thresholds: Row | None, volumes: Iterable[str], now_us: int
+) -> tuple[Catalog, Rows]:
+    """The catalog as SQL knows it, and a critical event for each agreement that this version cannot read."""
+    items: list[InForce] = []
+    ended: list[InForce] = []
+    highest: dict[str, int] = {}
+    events: Rows = []
+    for row in agreements:
+        highest[row["name"]] = max(row["version"], highest.get(row["name"], 0))
+        if row["ended_us"] is not None and row["ended_us"] <= now_us - JUDGE_BACK_US:
+            continue
+        try:
+            agreement = Agreement.from_spec(row["spec"])
+        except ValidationError as exc:
+            events.append(_unreadable(row, exc, now_us))
+            continue
+        item = InForce(agreement, row["version"], row["applied_us"], ended_us=row["ended_us"])
+        (items if row["ended_us"] is None else ended).append(item)
+    entries = (thresholds or {}).get("entries") or []
+    catalog = Catalog(
+        items=tuple(sorted(items, key=lambda item: item.name)),
+        ended=tuple(ended),
+        highest=MappingProxyType(highest),
+        volumes=frozenset(volumes),
+        threshold_version=(thresholds or {}).get("version", 0),
+        thresholds=tuple(sorted(Threshold(**entry) for entry in entries)),
+    )
+    return catalog, events
+
+
+def _unreadable(row: Row, error: ValidationError, now_us: int) -> tuple[str, Row]:
+    text = (
+        f"agreement {row['name']} version {row['version']} was stored by another release and cannot be read; "
+        "it is not in force. Apply its document again"
+    )
+    details = {"version": row["version"], "problem": describe(error)}
+    return event_row("agreement-unreadable", "critical", "sla", row["name"], text, now_us, details)
+
+
+def apply(catalog: Catalog, documents: Sequence[Loaded], who: str, now_us: int) -> Change:
+    """Put documents in force; those equal to what is in force change nothing.
+
+    Raises:
+        AgreementsRefused: together with the others in force they cannot be kept; nothing is applied.
+    """
+    rows: Rows = []
+    applied: list[Row] = []
+    by_name = {item.name: item for item in catalog.items}
+    ended = list(catalog.ended)
+    highest = dict(catalog.highest)
+    for loaded in documents:
+        name, old = loaded.agreement.name, by_name.get(loaded.agreement.name)
+        changed = old is None or old.agreement.spec_json() != loaded.agreement.spec_json()
+        if changed:
+            # The new version's first instant is the old one's last: a slice has exactly one judge.
+            highest[name] = highest.get(name, 0) + 1
+            by_name[name] = InForce(loaded.agreement, highest[name], now_us)
+            if old is not None:
+                ended.append(replace(old, ended_us=now_us))
+                rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
+            rows += _applied_rows(by_name[name], loaded.text, old, who)
+        applied.append({"name": name, "version": by_name[name].version, "changed": changed})
+    items = tuple(by_name[name] for name in sorted(by_name))
+    problems = compiler.check(items, catalog.volumes)
+    if problems:
+        raise AgreementsRefused(problems)
+    after = replace(catalog, items=items, ended=tuple(ended), highest=MappingProxyType(highest))
+    compiled = recompile(after, now_us)
+    warnings = [text for loaded in documents for text in _warnings(loaded.agreement, now_us)]
+    return Change(compiled.catalog, rows + compiled.rows, applied, warnings)
+
+
+def _applied_rows(item: InForce, text: str, old: InForce | None, who: str) -> Rows:
+    row = {
+        "name": item.name,
+        "version": item.version,
+        "document": text,
+        "spec": item.agreement.spec_json(),
+        "priority": item.agreement.spec.priority,
+        "applied_us": item.applied_us,
+        "applied_by": who,
+        "ended_us": None,
+    }
+    before = {"version": old.version} if old else None
+    words = f"agreement {item.name} version {item.version} is in force"
+    return [
+        ("agreements", row),
+        audit_row(who, "apply", item.name, item.applied_us, before=before, after={"version": item.version}),
+        event_row(
+            "agreement-applied", "info", "sla", item.name, words, item.applied_us, {"version": item.version}
+        ),
+    ]
+
+
+def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
+    """End an agreement; None if none of this name is in force."""
+    old = catalog.get(name)
+    if old is None:
+        return None
+    after = replace(
+        catalog,
+        items=tuple(item for item in catalog.items if item.name != name),
+        ended=(*catalog.ended, replace(old, ended_us=now_us)),
+    )
+    compiled = recompile(after, now_us)
+    before = {"version": old.version}
+    rows: Rows = [
+        ("agreements", {"name": name, "version": old.version, "ended_us": now_us}),
+        audit_row(who, "delete", name, now_us, before=before),
+        event_row("agreement-ended", "info", "sla", name, f"agreement {name} has ended", now_us, before),
+    ]
+    return Change(compiled.catalog, rows + compiled.rows)
+
+
+def with_volumes(catalog: Catalog, names: Iterable[str], now_us: int) -> Change:
+    """Learn of volumes; patterns may now mean more."""
+    return recompile(replace(catalog, volumes=catalog.volumes | frozenset(names)), now_us)
+
+
+def recompile(catalog: Catalog, now_us: int) -> Change:
+    """Compile the threshold set; only one that differs gets a new version and a row."""
+    entries = tuple(compiler.threshold_set(catalog.items, catalog.volumes))
+    if entries == catalog.thresholds:
+        return Change(catalog, [])
+    version = catalog.threshold_version + 1
+    row: dict[str, Any] = {
+        "version": version,
+        "entries": [entry.as_dict() for entry in entries],
+        "created_us": now_us,
+    }
+    return Change(replace(catalog, thresholds=entries, threshold_version=version), [("threshold_sets", row)])
+
+
+def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
+    for objective in agreement.spec.objectives:
+        if not isinstance(objective, LatencyObjective):
+            what = f"{objective.name} ({objective.indicator.metric})"
+            yield f"{agreement.name}: objective {what} is stored, not judged in this release"
+    notice_s = agreement.spec.maintenance.notice
+    for window in agreement.spec.maintenance.windows:
+        start_us = from_local(window.start, window.tz or agreement.spec.time_zone)
+        if notice_s is not None and _is_short(window, start_us, now_us, notice_s):
+            when = window.start.isoformat(" ", "minutes")
+            yield f"{agreement.name}: maintenance at {when} has less notice than was agreed"
+
+
+def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:
+    """Work that is over already was announced in its time, as far as this document can tell."""
+    return now_us - window.length.total_seconds() * 1e6 < start_us < now_us + notice_s * 1_000_000

@@ -1,0 +1,311 @@
+"""The services process without its mailboxes, threads and clocks: messages in, messages out.
+
+It joins four parts that know nothing of each other: the control brain (told of gateways and cuts, asked for
+decisions), the catalog of agreements (changed by requests), the looker's findings (slices, policies, what SQL
+shows) and the journal of records. It decides nothing about I/O itself.
+
+All methods run in the main loop. ``tick`` is due every 250 ms and after messages; within it the order is:
+findings, decisions, what is due once a second, then posting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.errors import WireError
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire import cut as cuts
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.agreements import compile as compiler
+from sla_server.agreements.standing import Standing
+from sla_server.services import catalog as catalogs
+from sla_server.services.catalog import Catalog
+from sla_server.services.changes import Changes, Job
+from sla_server.services.config import ServicesConfig
+from sla_server.services.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.documents import DocumentReader
+from sla_server.services.episodes import Episodes
+from sla_server.services.journal import Journal
+from sla_server.services.looker import Found
+from sla_server.services.outbox import Outbox
+from sla_server.services.policies import PolicyInForce
+from sla_server.services.protocols import Controller, Eyes
+from sla_server.services.requests import Requests
+from sla_server.services.rows import Row, Rows, event_row
+from sla_server.services.snapshot import Shown, snapshot_frame
+from sla_server.services.startup import Start
+
+log = structlog.get_logger("services")
+SECOND_NS: Final = 1_000_000_000
+FIRST_PAIR: Final = "pair-0"
+_GONE: Final = frozenset(("lost", "stalled", "refused"))
+
+
+class Services:
+    """See the module."""
+
+    def __init__(
+        self,
+        config: ServicesConfig,
+        brain: Controller,
+        looker: Eyes,
+        documents: DocumentReader,
+        outbox: Outbox,
+        journal: Journal,
+        start: Start,
+        clock: Clock,
+    ) -> None:
+        now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
+        # The start of this process: tells the pairs that a new services knows nobody yet.
+        self._incarnation = now_us
+        self.brain = brain
+        self.looker = looker
+        self.journal = journal
+        self.rollup_s = start.rollup_s
+        self.mode = start.mode
+        self.changes = Changes(start.catalog, journal, clock, self._catalog_changed)
+        self._documents = documents
+        self.bad_frames = 0
+        self._outbox = outbox
+        self._requests = Requests(self, config.request_limit_s)
+        self._episodes = Episodes(start.episodes, now_us)
+        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
+        self._shown = Shown(start.events)
+        self._standings: dict[tuple[str, str], Standing] = {}
+        self._rows: Rows = list(start.rows)
+        self._pair_of: dict[str, str] = {}
+        self._pairs = {FIRST_PAIR}
+        self._new_volumes: set[str] = set()
+        self._thresholds_due = True
+        self._second_ns = 0
+        self._handlers: dict[int, Callable[[str, frame.Frame, int, int], None]] = {
+            Kind.CUTS: self._cuts,
+            Kind.GATEWAY: self._gateway,
+            Kind.STREAMS_SEEN: self._streams_seen,
+            Kind.CAPS_STATE: self._caps_state,
+            Kind.GATEWAY_ALERT: self._gateway_alert,
+            Kind.RECORDED: self._recorded,
+            Kind.REQUEST: self._request,
+        }
+        # The brain takes caps in force for the word of SQL, so before the gateways; and the mode after it.
+        self._catalog_changed(start.catalog)
+        brain.restore(start.throttles)
+        brain.set_mode(self.mode)
+        for gateway in start.gateways:
+            brain.gateway_up(gateway.gateway_id, gateway.name, gateway.exports, now_ns)
+            brain.add_streams(gateway.gateway_id, gateway.streams)
+
+    # Messages in.
+
+    def on_message(self, sender: str, payload: bytes, now_ns: int, now_us: int) -> None:
+        """One message of a mailbox; what cannot be read is logged and counted, nothing else."""
+        try:
+            parsed = frame.decode(payload)
+            handler = self._handlers.get(parsed.kind)
+            if handler is None:
+                raise WireError(f"frames of kind {parsed.kind} are not for services")
+            handler(sender, parsed, now_ns, now_us)
+        except WireError as exc:
+            self._note_bad(sender, exc)
+        except (KeyError, TypeError, IndexError) as exc:
+            # A header of ours that lacks what messages.md promises; the trace tells it from a bug in here.
+            log.exception("message-failed", sender=sender)
+            self._note_bad(sender, exc)
+
+    def _note_bad(self, sender: str, error: Exception) -> None:
+        self.bad_frames += 1
+        log.error(
+            "bad-message", sender=sender, error=f"{type(error).__name__}: {error}", count=self.bad_frames
+        )
+
+    def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+        header = message.header
+        self._pairs.add(sender)
+        for index, raw in enumerate(frame.split(message.blob[: _frames_end(message.blob, header["n"])])):
+            self.brain.add_cut(
+                cuts.decode(raw),
+                header["recv_us"][index],
+                header["offset_us"][index],
+                header["live"][index],
+                now_ns,
+            )
+
+    def _gateway(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+        header = message.header
+        self._pairs.add(sender)
+        self._pair_of[header["gw"]] = sender
+        if header["state"] in _GONE:
+            self.brain.gateway_lost(header["gw"], header.get("reason", header["state"]), now_ns)
+            return
+        if header["state"] == "up":
+            exports = header.get("exports", [])
+            self.brain.gateway_up(header["gw"], header["name"], exports, now_ns)
+            self._learn(export["volume"] for export in exports)
+            # A pair that was restarted, or a new one, does not have the set yet.
+            self._thresholds_due = True
+
+    def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, _now_us: int) -> None:
+        header = message.header
+        self.brain.add_streams(header["gw"], header["streams"])
+        self._learn(stream["volume"] for stream in header["streams"])
+
+    def _caps_state(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+        header = message.header
+        self.brain.caps_state(header["gw"], header["gen"], header["state"], header.get("reason", ""), now_ns)
+
+    def _gateway_alert(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
+        header = message.header
+        kind, at_us = str(header["kind"]), header.get("at_us", now_us)
+        severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
+        details = header.get("details") or {}
+        self._note(event_row(kind, severity, "gateway", header["gw"], str(header["text"]), at_us, details))
+
+    def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+        header = message.header
+        self.journal.recorded(str(header["req"]), bool(header["ok"]), str(header.get("error", "")), now_ns)
+
+    def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
+        self._requests.handle(message.header, now_ns, now_us)
+
+    def _learn(self, names: Any) -> None:
+        self._new_volumes |= set(names) - self.changes.catalog.volumes
+
+    # What requests act on (``requests.Desk``).
+
+    @property
+    def documents(self) -> DocumentReader:
+        """See ``requests.Desk``."""
+        return self._documents
+
+    def respond(self, request: str, code: int, body: Row) -> None:
+        """See ``requests.Desk``."""
+        header = {"req": request, "ok": code < 400, "code": code, "body": body}
+        self._outbox.put("appserver", frame.encode(Kind.RESPONSE, header))
+
+    def set_mode(self, mode: str) -> None:
+        """See ``requests.Desk``."""
+        self.mode = mode
+        self.brain.set_mode(mode)
+
+    def policy_version(self) -> int | None:
+        """See ``requests.Desk``."""
+        return self._policy.version or None
+
+    def _catalog_changed(self, catalog: Catalog) -> None:
+        promises, classes = compiler.promises(catalog.items), compiler.classes(catalog.items)
+        self.brain.set_agreements(promises, classes, catalog.threshold_version)
+        self.looker.set_catalog(catalog)
+        self._thresholds_due = True
+
+    # Time.
+
+    def tick(self, now_ns: int, now_us: int) -> None:
+        """Act on what was found, decide, and post."""
+        while not self.looker.found.empty():
+            self._take(self.looker.found.get_nowait(), now_us)
+        self._documents.deliver()
+        self._decide(now_ns, now_us)
+        if self._new_volumes and self.changes.idle:
+            names, self._new_volumes = self._new_volumes, set()
+            self.changes.submit(
+                Job(
+                    lambda catalog, us: catalogs.with_volumes(catalog, names, us),
+                    lambda _change, _error: None,
+                )
+            )
+        self._requests.tick(now_ns)
+        if now_ns - self._second_ns >= SECOND_NS:
+            self._second_ns = now_ns
+            self._each_second(now_us)
+        if self._thresholds_due:
+            self._thresholds_due = False
+            self._post_thresholds()
+        self.flush(now_ns)
+
+    def flush(self, now_ns: int) -> None:
+        """Post what waits and has room."""
+        rows, self._rows = self._rows, []
+        self.journal.append(rows)
+        self.journal.flush(now_ns)
+        self._outbox.flush()
+
+    def _take(self, found: Found, now_us: int) -> None:
+        self._rows += found.judgement.rows
+        self._shown.add(row for table, row in found.judgement.rows if table == "events")
+        for key, start_us, end_us in found.judgement.bad:
+            self._rows += self._episodes.bad_slice(key, start_us, end_us)
+        self._standings = found.judgement.standings
+        for key, standing in self._standings.items():
+            remaining = standing.budget.remaining_ratio
+            self.brain.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
+        self._shown.processes = found.processes
+        self._shown.add(found.events)
+        if found.policy_looked:
+            if found.policy is not None:
+                self._note(*self._policy.look(found.policy, self.brain, now_us))
+            self._requests.policy_looked()
+
+    def _decide(self, now_ns: int, now_us: int) -> None:
+        for decision in self.brain.tick(now_ns, now_us):
+            if isinstance(decision, SetCaps):
+                self._post_caps(decision)
+            elif isinstance(decision, RecordThrottle):
+                self._rows.append(("throttles", decision.row))
+            else:
+                self._note(*self._event_rows(decision, now_us))
+
+    def _event_rows(self, event: RaiseEvent, now_us: int) -> Rows:
+        if event.kind == "violation-opened":
+            return self._episodes.opened(event.subject, event.text, event.severity, event.details, now_us)
+        if event.kind == "violation-closed":
+            return self._episodes.closed(event.subject, event.text, event.severity, event.details, now_us)
+        return [
+            event_row(
+                event.kind, event.severity, event.element, event.subject, event.text, now_us, event.details
+            )
+        ]
+
+    def _note(self, *rows: tuple[str, Row]) -> None:
+        """Record rows; events among them are shown at once."""
+        self._rows += rows
+        self._shown.add(row for table, row in rows if table == "events")
+
+    def _each_second(self, now_us: int) -> None:
+        for pair in sorted(self._pairs):
+            self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
+        view = self.brain.snapshot(now_us)
+        states = {(row["name"], row["objective"]): row for row in view["slas"]}
+        self._note(*self._episodes.look(states, now_us))
+        header = self._shown.compose(view, self.mode, self._standings, self._policy.shown(), now_us)
+        self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
+
+    def _post_caps(self, caps: SetCaps) -> None:
+        header = {"gw": caps.gateway_id, "gen": caps.gen, "lease_us": caps.lease_us, "caps": list(caps.caps)}
+        pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
+        self._outbox.put(pair, frame.encode(Kind.SET_CAPS, header), key=("caps", caps.gateway_id))
+
+    def _post_thresholds(self) -> None:
+        catalog = self.changes.catalog
+        header = {
+            "version": catalog.threshold_version,
+            "inc": self._incarnation,
+            "entries": [entry.as_dict() for entry in catalog.thresholds],
+        }
+        payload = frame.encode(Kind.SET_THRESHOLDS, header)
+        for pair in sorted(self._pairs):
+            self._outbox.put(pair, payload, key="thresholds")
+
+
+def _frames_end(blob: memoryview, count: int) -> int:
+    """Where the last of ``count`` frames ends; a blob is padded to a multiple of 8, and so are frames."""
+    end = 0
+    for _ in range(count):
+        size = frame.peek_size(blob[end:])
+        if size is None:
+            raise WireError(f"CUTS announces {count} cuts, its blob holds fewer")
+        end += size
+    return end

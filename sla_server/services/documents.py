@@ -1,0 +1,70 @@
+"""The thread that reads YAML: a text of 60 KB takes a second, and control and leases must not wait for it.
+
+Shared with the main loop: two queues. The thread takes a text, and puts back what to call with its result;
+the main loop calls it at its next tick (``deliver``). At most ``MAX_WAITING`` texts wait.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from pmdaemon.runtime.stop import Stop
+from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.load import Loaded, load_documents
+
+MAX_WAITING: Final = 16
+WAKE_S: Final = 0.5  # how long a stop may take
+Then = Callable[[list[Loaded], list[Problem]], None]
+
+
+class Reader(Protocol):
+    """What requests need of it."""
+
+    def submit(self, text: str, rollup_s: int, then: Then) -> bool:
+        """Read a text; False if too many wait."""
+
+
+class DocumentReader:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._texts: queue.Queue[tuple[str, int, Then]] = queue.Queue(MAX_WAITING)
+        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def submit(self, text: str, rollup_s: int, then: Then) -> bool:
+        """Read a text; ``then(documents, problems)`` is called by ``deliver``. False if too many wait."""
+        try:
+            self._texts.put_nowait((text, rollup_s, then))
+        except queue.Full:
+            return False
+        return True
+
+    def deliver(self) -> None:
+        """Call back for what has been read. Thread: the main loop."""
+        while not self._results.empty():
+            self._results.get_nowait()()
+
+    def step(self, wait_s: float = 0.0) -> bool:
+        """Read one text if there is one."""
+        try:
+            text, rollup_s, then = self._texts.get(timeout=wait_s) if wait_s else self._texts.get_nowait()
+        except queue.Empty:
+            return False
+        self._results.put(_read(text, rollup_s, then))
+        return True
+
+    def run(self, stop: Stop) -> None:
+        """The thread ``sv-documents``."""
+        while not stop.is_set():
+            self.step(WAKE_S)
+
+
+def _read(text: str, rollup_s: int, then: Then) -> Callable[[], None]:
+    try:
+        documents = load_documents(text, rollup_s)
+    except AgreementsRefused as exc:
+        problems = exc.problems
+        return lambda: then([], problems)
+    return lambda: then(documents, [])

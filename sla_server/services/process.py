@@ -1,0 +1,170 @@
+"""The services process: mailboxes and threads around ``core.Services``.
+
+Threads: the main loop (takes from and posts to both mailboxes, owns everything in ``core``) and
+``sv-looker`` (reads SQL). Either dies: the process stops with status 1 and the supervisor starts it again;
+caps in force stay in force on their leases meanwhile.
+
+Mailboxes: ``services`` in ``main.mbx`` (from pairs and dbmanager) and in ``app.mbx`` (from appserver).
+"""
+
+from __future__ import annotations
+
+import selectors
+import uuid
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from pmdaemon.errors import SlaError
+from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.mailbox.errors import SegmentMissing
+from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.db.config import DatabaseConfig
+from sla_server.services.brain import Brain
+from sla_server.services.config import ServicesConfig
+from sla_server.services.core import Services
+from sla_server.services.documents import DocumentReader
+from sla_server.services.journal import Journal
+from sla_server.services.looker import Looker
+from sla_server.services.outbox import Outbox
+from sla_server.services.sqlstore import open_store
+from sla_server.services.startup import Start, marker_event, read_start
+from sla_server.services.store import Store
+
+log = structlog.get_logger("services")
+TICK_S: Final = 0.25
+ATTACH_LIMIT_S: Final = 10.0
+READ_AGAIN_S: Final = 0.1
+STOP_LIMIT_S: Final = 5.0
+MAX_BATCHES: Final = 16  # of each mailbox between two ticks: 4 MB of cuts, some 100 ms of work
+
+
+class ServerConfig(Protocol):
+    """The part of the server's configuration that this process reads."""
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Where the mailbox segments are."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Where an SQLite database is."""
+
+    @property
+    def services(self) -> ServicesConfig:
+        """Table ``[services]``."""
+
+    @property
+    def database(self) -> DatabaseConfig:
+        """Table ``[database]``."""
+
+
+def run(config: ServerConfig, stop: Stop) -> int:
+    """Run until ``stop``; the exit status.
+
+    Raises:
+        SlaError: the mailboxes cannot be attached.
+    """
+    clock = SystemClock()
+    main = _attach(config.runtime_dir / "main.mbx", stop)
+    app = _attach(config.runtime_dir / "app.mbx", stop)
+    store = open_store(config.database, config.data_dir)
+    failed: list[str] = []
+
+    def on_failure(name: str, error: BaseException) -> None:
+        failed.append(name)
+        stop.set(f"thread {name} died: {error}")
+
+    threads = ThreadGroup(on_failure)
+    looker = Looker(store, config.services, clock)
+    documents = DocumentReader()
+    try:
+        tag = uuid.uuid4().hex[:12]
+        journal = Journal(main, tag, config.services.outbox_limit_bytes)
+        start = _take_up(store, journal, main, tag, config.services.mode, clock, stop)
+        if start is None:
+            return 0
+        outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
+        brain = Brain(config.services.control)
+        services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
+        threads.start("sv-looker", lambda: looker.run(stop))
+        threads.start("sv-documents", lambda: documents.run(stop))
+        log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
+        _loop(services, main, app, clock, stop)
+        services.flush(clock.monotonic_ns())
+        log.info("stopped", reason=stop.reason, unrecorded=journal.waiting())
+    finally:
+        stop.set("the main loop ended")
+        looker.wake()
+        threads.join(STOP_LIMIT_S)
+        store.close()
+        app.close()
+        main.close()
+    return 1 if failed else 0
+
+
+def _attach(path: Path, stop: Stop) -> Mailbox:
+    """Attach; the supervisor may still be creating the segment."""
+    deadline = Deadline(ATTACH_LIMIT_S)
+    while True:
+        try:
+            return attach(path, "services")
+        except SegmentMissing:
+            if deadline.passed or stop.wait(READ_AGAIN_S):
+                raise
+
+
+def _take_up(
+    store: Store, journal: Journal, main: Mailbox, tag: str, mode: str, clock: Clock, stop: Stop
+) -> Start | None:
+    """Wait until our own marker is in SQL, then read what our predecessor left; None if we must stop."""
+    table, marker = marker_event(tag, clock)
+    journal.append([(table, marker)])
+    told = False
+    while not stop.is_set():
+        journal.flush(clock.monotonic_ns())
+        try:
+            if store.has_event(marker["event_id"], marker["at_us"]):
+                return read_start(store, mode, clock.unix_us())
+        except SlaError as exc:
+            if not exc.retryable:
+                raise
+            if not told:
+                told = True
+                log.warning("waiting-for-database", error=str(exc))
+        stop.wait(READ_AGAIN_S)
+    return None
+
+
+def _loop(services: Services, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop) -> None:
+    boxes = (app, main)  # people first: a request is one small message
+    with selectors.DefaultSelector() as selector:
+        for source in (*boxes, stop):
+            selector.register(source, selectors.EVENT_READ)
+        due_ns = 0
+        while not stop.is_set():
+            busy = [_drain(services, box, clock) for box in boxes]
+            now_ns = clock.monotonic_ns()
+            if now_ns >= due_ns:
+                services.tick(now_ns, clock.unix_us())
+                due_ns = now_ns + round(TICK_S * 1e9)
+            else:
+                services.flush(now_ns)
+            if not any(busy) and all(box.prepare_sleep() for box in boxes):
+                selector.select(max(0.0, (due_ns - clock.monotonic_ns()) / 1e9))
+            for box in boxes:
+                box.awake()
+
+
+def _drain(services: Services, box: Mailbox, clock: Clock) -> bool:
+    """Take up to MAX_BATCHES batches; True if there may be more."""
+    for _ in range(MAX_BATCHES):
+        messages = box.take()
+        for message in messages:
+            services.on_message(message.sender, message.payload, clock.monotonic_ns(), clock.unix_us())
+        if not messages:
+            return False
+    return True

@@ -1,0 +1,281 @@
+"""What the application server may ask for (messages.md, "Requests to services").
+
+Every request gets one answer: at once if it is refused, when its record is durable if it is accepted, and
+202 after ``request_limit_s`` if that takes longer; then a second, final answer with the same id follows.
+Codes are HTTP's.
+
+Belongs to the main loop.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pmdaemon.runtime.config import describe
+from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.load import Loaded
+from sla_server.services import catalog as catalogs
+from sla_server.services.catalog import Catalog, Change
+from sla_server.services.changes import Changes, Job
+from sla_server.services.documents import Reader
+from sla_server.services.journal import Journal
+from sla_server.services.protocols import Controller, Eyes
+from sla_server.services.rows import Rows, audit_row, event_row
+
+log = structlog.get_logger("requests")
+Body = dict[str, Any]
+MAX_PENDING: Final = 1024
+
+
+class Desk(Protocol):
+    """What requests act on: the services' core."""
+
+    brain: Controller
+    changes: Changes
+    journal: Journal
+    looker: Eyes
+    rollup_s: int
+    mode: str
+
+    @property
+    def documents(self) -> Reader:
+        """Reads YAML aside."""
+
+    def respond(self, request: str, code: int, body: Body) -> None:
+        """Post RESPONSE."""
+
+    def set_mode(self, mode: str) -> None:
+        """Switch the brain."""
+
+    def policy_version(self) -> int | None:
+        """Version in force."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Apply(_Strict):
+    documents: str
+    dry_run: bool = False
+
+
+class _Delete(_Strict):
+    name: str
+
+
+class _ThrottleSet(_Strict):
+    volume: str
+    iops: float | None = Field(default=None, gt=0, lt=1e12)
+    bytes_per_s: float | None = Field(default=None, gt=0, lt=1e15)
+    cost_per_s: float | None = Field(default=None, gt=0, lt=1e12)
+    duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
+    reason: str = Field(default="", max_length=500)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> _ThrottleSet:
+        if all(value is None for value in (self.iops, self.bytes_per_s, self.cost_per_s)):
+            raise ValueError("give at least one of iops, bytes_per_s and cost_per_s")
+        return self
+
+
+class _ThrottleRelease(_Strict):
+    volume: str | None = None
+    throttle_id: str | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> _ThrottleRelease:
+        if (self.volume is None) == (self.throttle_id is None):
+            raise ValueError("give either volume or throttle_id")
+        return self
+
+
+class _Mode(_Strict):
+    mode: Literal["observe", "enforce"]
+
+
+class Requests:
+    """See the module."""
+
+    def __init__(self, desk: Desk, limit_s: float) -> None:
+        self._desk = desk
+        self._limit_ns = round(limit_s * 1e9)
+        self._pending: dict[str, int] = {}  # request to the time when 202 is due
+        self._policy_waiters: list[str] = []
+        self._ops: dict[str, Callable[[str, str, Body, int], None]] = {
+            "apply": self._apply,
+            "delete": self._delete,
+            "throttle_set": self._throttle_set,
+            "throttle_release": self._throttle_release,
+            "mode": self._mode,
+            "policies_changed": self._policies_changed,
+        }
+
+    def handle(self, header: Body, now_ns: int, now_us: int) -> None:
+        """One REQUEST."""
+        request, op, who, body = (header.get(key) for key in ("req", "op", "who", "body"))
+        if not isinstance(request, str) or not request:
+            log.warning("request-without-id", op=op)
+            return
+        action = self._ops.get(op) if isinstance(op, str) else None
+        if action is None or not isinstance(body, dict):
+            known = ", ".join(sorted(self._ops))
+            self._refuse(request, 400, f"{op!r} is not an operation with a body", f"Use one of {known}")
+            return
+        if len(self._pending) >= MAX_PENDING:
+            self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
+            return
+        self._pending[request] = now_ns + self._limit_ns
+        try:
+            action(request, str(who or "unknown")[:200], body, now_us)
+        except ValidationError as exc:
+            self._refuse(request, 422, describe(exc), "Correct the request")
+        except AgreementsRefused as exc:
+            self._refuse_all(request, exc.problems)
+
+    def tick(self, now_ns: int) -> None:
+        """Answer 202 to what takes too long."""
+        for request, due_ns in list(self._pending.items()):
+            if now_ns >= due_ns:
+                # Its final answer follows: `_finish` answers again, whether or not it is still here.
+                del self._pending[request]
+                self._desk.respond(request, 202, {"state": "accepted; not durable yet"})
+
+    def policy_looked(self) -> None:
+        """The looker has looked: tell those who asked."""
+        waiters, self._policy_waiters = self._policy_waiters, []
+        for request in waiters:
+            self._finish(request, 200, {"version": self._desk.policy_version()})
+
+    def _finish(self, request: str, code: int, body: Body) -> None:
+        self._pending.pop(request, None)
+        self._desk.respond(request, code, body)
+
+    def _refuse(self, request: str, code: int, problem: str, fix: str) -> None:
+        self._finish(request, code, {"errors": [Problem(0, "", problem, fix).as_dict()]})
+
+    def _refuse_all(self, request: str, problems: list[Problem]) -> None:
+        self._finish(request, 422, {"errors": [problem.as_dict() for problem in problems]})
+
+    def _when_durable(self, request: str, rows: Rows, body: Body) -> None:
+        def done(ok: bool, error: str) -> None:
+            if ok:
+                self._finish(request, 200, body)
+            else:
+                self._refuse(request, 503, f"not recorded: {error}", "Try again")
+
+        self._desk.journal.append(rows, done)
+
+    def _submit(
+        self, request: str, make: Callable[[Catalog, int], Change | None], body: Callable[[Change], Body]
+    ) -> None:
+        def done(change: Change, error: str) -> None:
+            if error:
+                self._refuse(request, 503, f"not recorded: {error}", "Try again")
+            else:
+                self._finish(request, 200, body(change))
+
+        def guarded(catalog: Catalog, now_us: int) -> Change | None:
+            try:
+                return make(catalog, now_us)
+            except AgreementsRefused as exc:
+                self._refuse_all(request, exc.problems)
+                return None
+
+        if not self._desk.changes.submit(Job(guarded, done)):
+            self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
+
+    def _apply(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = _Apply.model_validate(raw)
+
+        def read(documents: list[Loaded], problems: list[Problem]) -> None:
+            if problems:
+                self._refuse_all(request, problems)
+            elif body.dry_run:
+                self._try(request, documents, who, now_us)
+            else:
+                # Applied when its turn comes, not when it was asked for: slices in between have one judge.
+                self._submit(
+                    request, lambda catalog, us: catalogs.apply(catalog, documents, who, us), _applied
+                )
+
+        if not self._desk.documents.submit(body.documents, self._desk.rollup_s, read):
+            self._refuse(
+                request, 503, "too many documents are waiting to be read", "Try again in some seconds"
+            )
+
+    def _try(self, request: str, documents: list[Loaded], who: str, now_us: int) -> None:
+        try:
+            change = catalogs.apply(self._desk.changes.catalog, documents, who, now_us)
+        except AgreementsRefused as exc:
+            self._refuse_all(request, exc.problems)
+        else:
+            self._finish(request, 200, _applied(change))
+
+    def _delete(self, request: str, who: str, raw: Body, _now_us: int) -> None:
+        name = _Delete.model_validate(raw).name
+
+        def make(catalog: Catalog, now_us: int) -> Change | None:
+            change = catalogs.delete(catalog, name, who, now_us)
+            if change is None:
+                self._refuse(request, 404, f"no agreement {name!r} is in force", "See 'sla get slas'")
+            return change
+
+        self._submit(request, make, lambda _change: {})
+
+    def _throttle_set(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = _ThrottleSet.model_validate(raw)
+        if body.volume not in self._desk.changes.catalog.volumes:
+            self._refuse(request, 404, f"no volume {body.volume!r} is known", "See 'sla get volumes'")
+            return
+        throttle_id = str(uuid.uuid4())
+        until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
+        self._desk.brain.manual_set(
+            throttle_id,
+            body.volume,
+            cost_per_s=body.cost_per_s,
+            ops_per_s=body.iops,
+            bytes_per_s=body.bytes_per_s,
+            until_unix_us=until_us,
+            who=who,
+            reason=body.reason,
+        )
+        after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
+        rows = [audit_row(who, "throttle-set", body.volume, now_us, after=after)]
+        self._when_durable(request, rows, {"throttle_id": throttle_id})
+
+    def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = _ThrottleRelease.model_validate(raw)
+        released = self._desk.brain.manual_release(volume=body.volume, throttle_id=body.throttle_id)
+        subject = body.volume or body.throttle_id or ""
+        if not released:
+            problem = f"no manual throttle of {subject!r} is in force"
+            self._refuse(
+                request, 404, problem, "See 'sla get throttles'; control's own are released by control"
+            )
+            return
+        rows = [audit_row(who, "throttle-release", subject, now_us, before={"throttle_ids": released})]
+        self._when_durable(request, rows, {"released": released})
+
+    def _mode(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        mode, before = _Mode.model_validate(raw).mode, self._desk.mode
+        self._desk.set_mode(mode)
+        rows: Rows = [audit_row(who, "mode", "server", now_us, before={"mode": before}, after={"mode": mode})]
+        if mode != before:
+            text = f"mode is {mode}, was {before}"
+            rows.append(event_row("mode-changed", "info", "server", "services", text, now_us, {"who": who}))
+        self._when_durable(request, rows, {"mode": mode})
+
+    def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
+        self._policy_waiters.append(request)
+        self._desk.looker.look_for_policy()
+
+
+def _applied(change: Change) -> Body:
+    return {"applied": change.applied, "warnings": change.warnings}

@@ -1,0 +1,133 @@
+"""What the services process takes up again when it starts, read from SQL.
+
+A RECORD is durable in dbmanager's queue before it is in SQL. So that nothing recorded by the process before
+us is overlooked, we first record an event of our own, and read only when that event has come through: the
+queue has one consumer and keeps the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from pmdaemon.runtime.clock import Clock
+from sla_server.services import catalog as catalogs
+from sla_server.services.catalog import Catalog
+from sla_server.services.looker import SHOWN_EVENTS
+from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.store import Store
+
+MODES: Final = ("observe", "enforce")
+CONNECTED: Final = frozenset(("up", "recovered"))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGateway:
+    """A gateway that was connected when SQL last heard of it.
+
+    Pairs announce gateways once, to the process before us; the cuts that come next name streams by number
+    only.
+
+    Attributes:
+        exports: of the volumes that some client has used; the next registration completes them
+        streams: as in STREAMS_SEEN
+    """
+
+    gateway_id: str
+    name: str
+    exports: list[Row]
+    streams: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The state before the first message.
+
+    Attributes:
+        rows: to record: what was noticed while reading
+        policy_version: 0 if none was ever in force
+    """
+
+    catalog: Catalog = field(default_factory=Catalog)
+    gateways: list[KnownGateway] = field(default_factory=list)
+    throttles: list[Row] = field(default_factory=list)
+    episodes: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    rows: Rows = field(default_factory=list)
+    mode: str = "observe"
+    policy_version: int = 0
+    policy_applied_us: int = 0
+    rollup_s: int = 60
+
+
+def marker_event(tag: str, clock: Clock) -> tuple[str, Row]:
+    """The event that must come through; ``tag`` is unique to this process."""
+    text = "the services process has started; control resumes when gateways confirm the caps in force"
+    return event_row(
+        "services-started",
+        "info",
+        "server",
+        "services",
+        text,
+        clock.unix_us(),
+        event_id=identity("started", tag),
+    )
+
+
+def read_start(store: Store, default_mode: str, now_us: int) -> Start:
+    """Read everything.
+
+    Raises:
+        SlaError: the database is away (retryable).
+    """
+    volumes = store.volumes()
+    names = [row["volume"] for row in volumes]
+    catalog, problems = catalogs.from_rows(store.agreements(), store.threshold_set(), names, now_us)
+    mode_row = store.last_audit("mode")
+    mode = (mode_row["after"] or {}).get("mode") if mode_row is not None else default_mode
+    policies = [row for row in store.policies() if row["state"] == "in-force"]
+    version = max((row["version"] for row in policies), default=0)
+    applied = store.last_audit("policy-applied") if version else None
+    return Start(
+        catalog=catalog,
+        gateways=_gateways(store.gateways(), store.streams(), volumes),
+        throttles=store.throttles_in_force(),
+        episodes=store.open_episodes(),
+        events=store.newest_events(SHOWN_EVENTS),
+        rows=problems,
+        mode=mode if mode in MODES else default_mode,
+        policy_version=version,
+        policy_applied_us=applied["at_us"] if applied is not None else 0,
+        rollup_s=store.rollup_s(),
+    )
+
+
+def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> list[KnownGateway]:
+    by_volume = {row["volume"]: row for row in volumes}
+    known = []
+    for gateway in gateways:
+        if gateway["state"] not in CONNECTED:
+            continue
+        own = [row for row in streams if row["gateway_id"] == gateway["gateway_id"]]
+        backend_of = {row["volume"]: row["backend"] for row in own}
+        exports = [
+            {
+                "volume": volume,
+                "backend": backend,
+                "size_bytes": by_volume.get(volume, {}).get("size_bytes", 0),
+                "read_only": bool(by_volume.get(volume, {}).get("read_only", False)),
+                "source": "nbd",
+            }
+            for volume, backend in sorted(backend_of.items())
+        ]
+        named = [
+            {
+                "id": row["stream_id"],
+                "volume": row["volume"],
+                "client": row["client"],
+                "backend": row["backend"],
+            }
+            for row in own
+        ]
+        known.append(KnownGateway(gateway["gateway_id"], gateway["name"], exports, named))
+    return known

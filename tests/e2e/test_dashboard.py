@@ -1,0 +1,270 @@
+"""The page in a real browser, over the real web server and a *fake* live feed: layout, behaviour, many pages.
+
+What the page shows in a real run is tested by test_cycle and test_counts; here the states are made up, so
+that each of them can be looked at.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from pmdaemon.runtime.stop import Stop
+from sla_server.api.config import WORKER_THREADS, ApiConfig
+from sla_server.api.web import WebServer, open_listener
+from tests.e2e.browser import browser, console_errors, settle, take_screenshot, text_of, wait_for
+from tests.unit.api import fakes
+
+pytestmark = pytest.mark.e2e
+NARROW_PX, WIDE_PX = 400, 1280
+
+
+class Site:
+    """A web server with a feed that the test decides."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.folder = folder
+        self.config = config
+        self.stop = Stop()
+        self.box = fakes.FakeBox(answer=lambda _header: (True, 200, {}))
+        self.source = fakes.FakeSource()
+        self.snapshot: Callable[[int], dict[str, Any]] | None = fakes.snapshot
+        self.start("127.0.0.1:0")
+
+    def start(self, listen: str) -> None:
+        settings = ApiConfig(listen=listen, **self.config)
+        listener = open_listener(listen)
+        self.server = WebServer(settings, self.folder, self.source, self.box, listener, self.stop)
+        self.threads = [
+            threading.Thread(target=target, daemon=True) for target in (self.server.serve, self._feed)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def url(self) -> str:
+        return self.server.address
+
+    def _feed(self) -> None:
+        while True:
+            if self.snapshot is not None:
+                self.server.parts.live.put(self.snapshot(time.time_ns() // 1000))
+            if self.stop.wait(0.5):
+                return
+
+    def close(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(10)
+        self.server.listener.close()
+        assert not any(thread.is_alive() for thread in self.threads)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(fakes.data_dir(tmp_path))
+    yield made
+    made.close()
+    made.box.close()
+
+
+def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
+    WebDriverWait(driver, 20).until(lambda _driver: condition(), what)
+
+
+def text(driver: Chrome, css: str) -> str:
+    return str(driver.find_element(By.CSS_SELECTOR, css).text)
+
+
+def sign_in(driver: Chrome, site: Site) -> None:
+    driver.get(f"{site.url}login?code={site.server.parts.logins.issue()}")
+    wait_for(driver, "[data-throttle]")
+
+
+def ask(site: Site, path: str) -> http.client.HTTPResponse:
+    """One request on a connection of its own, which ends with the answer's close."""
+    connection = http.client.HTTPConnection("127.0.0.1", site.server.port, timeout=10.0)
+    connection.request("GET", path, headers={"Connection": "close"})
+    return connection.getresponse()
+
+
+def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
+    answers = [ask(site, "/api/v1/live/stream") for _ in range(70)]
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status == 503]
+    assert len(served) == site.server.config.live_streams_max == 64
+    assert len(refused) == 6
+    for answer in refused:
+        assert int(answer.headers["Retry-After"]) > 0
+        assert "live?since=" in json.loads(answer.read())["fix"]
+    for _ in range(2 * WORKER_THREADS):
+        assert json.loads(ask(site, "/api/v1/live").read())["mode"] == "enforce"
+    for answer in served:
+        assert answer.readline().startswith(b"retry:")
+        answer.close()
+    end_s = time.monotonic() + 20
+    while site.server.parts.live.streams:
+        assert time.monotonic() < end_s, "places are given back when the pages are gone"
+        time.sleep(0.05)
+    again = ask(site, "/api/v1/live/stream")
+    assert again.status == 200
+    again.close()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (NARROW_PX, False)])
+def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool) -> None:
+    with browser(width, 900, dark=dark) as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-throttle]")
+        wait_for(driver, "[data-volume=erp-db] [data-total]")
+        settle(driver)
+        assert "60,215" in text(driver, "[data-volume=erp-db] [data-total]")
+        assert "kept" in text(driver, "[data-sla='erp-gold/latency']")
+        assert "at risk" in text(driver, "[data-sla='reports/latency']")
+        assert "p95 of erp-gold was 15.1 ms" in text(driver, "[data-throttle]")
+        assert "1 at risk; 1 volume throttled" in text(driver, "#summary")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        sections = driver.find_elements(By.CSS_SELECTOR, "section")
+        wide = [
+            part.get_attribute("aria-labelledby")
+            for part in sections
+            if part.get_property("scrollWidth") > width
+        ]
+        assert wide == []
+        # plotly carries the style of its map charts, which we do not use and do not allow inline
+        complaints = [
+            line
+            for line in console_errors(driver)
+            if "plotly.min.js" not in line or "inline style" not in line
+        ]
+        assert complaints == []
+
+
+def test_a_reader_without_session_can_change_nothing(site: Site) -> None:
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-throttle]")
+        until(driver, lambda: "sla login" in text(driver, "#session"), "the way to sign in is told")
+        assert all(
+            not button.is_enabled() for button in driver.find_elements(By.CSS_SELECTOR, "#mode button")
+        )
+        assert driver.find_elements(By.CSS_SELECTOR, "#volumes button") == []
+
+
+def test_mode_throttle_and_release_by_keyboard(site: Site) -> None:
+    with browser() as driver:
+        sign_in(driver, site)
+        wait_for(driver, "[data-volume=batch] button", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
+        driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
+        wait_for(driver, "#throttle-dialog[open]")
+        driver.find_element(By.NAME, "rate").send_keys("2.5")
+        Select(driver.find_element(By.NAME, "unit")).select_by_value("bytes_per_s")
+        driver.find_element(By.NAME, "reason").send_keys("backup window", Keys.ENTER)
+        until(driver, lambda: len(site.box.posted) == 2, "both changes were asked for")
+        until(
+            driver,
+            lambda: not driver.find_elements(By.CSS_SELECTOR, "#throttle-dialog[open]"),
+            "dialog closed",
+        )
+        driver.find_elements(By.CSS_SELECTOR, "[data-volume=batch] button")[1].send_keys(Keys.ENTER)
+        until(driver, lambda: len(site.box.posted) == 3, "the release was asked for")
+    asked = [(header["op"], header["body"]) for header in site.box.posted]
+    assert asked[0] == ("mode", {"mode": "observe"})
+    expected = {"volume": "batch", "bytes_per_s": 2.5e6, "duration_s": 600.0, "reason": "backup window"}
+    assert asked[1] == ("throttle_set", expected)
+    assert asked[2] == ("throttle_release", {"volume": "batch", "throttle_id": None})
+
+
+def test_a_refused_throttle_says_why_in_the_dialog(site: Site) -> None:
+    site.box.answer = lambda _header: (False, 409, {"error": "below the floor of 500 IOPS"})
+    with browser() as driver:
+        sign_in(driver, site)
+        wait_for(driver, "[data-volume=batch] button", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
+        driver.find_element(By.NAME, "rate").send_keys("1")
+        driver.find_element(By.NAME, "reason").send_keys("try", Keys.ENTER)
+        wait_for(driver, "#throttle-form .problem", visible=True)
+        assert "below the floor" in text(driver, "#throttle-form .problem")
+
+
+def test_focus_stays_where_it_is_while_data_come_in(site: Site) -> None:
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-sla='reports/latency'] button")
+        driver.execute_script("document.querySelector(\"[data-sla='reports/latency'] button\").focus()")
+        at_us = site.server.parts.live.newest().number
+        until(driver, lambda: site.server.parts.live.newest().number > at_us + 3, "three more snapshots")
+        assert driver.switch_to.active_element.text == "reports"
+
+
+def test_names_are_text_never_markup(site: Site) -> None:
+    nasty = "<img src=x onerror=document.title='owned'>"
+    row = {**fakes.snapshot()["throttles"][0], "text": nasty}
+    site.snapshot = lambda at_us: fakes.snapshot(at_us, throttles=[row])
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-throttle] p")
+        assert nasty in text(driver, "[data-throttle]")
+        assert driver.title != "owned"
+
+
+def test_an_empty_server_says_what_to_do_next(site: Site) -> None:
+    site.snapshot = lambda at_us: {"at_us": at_us, "mode": "observe"}
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "#slas .empty")
+        body = text(driver, "body")
+        for words in ("sla apply -f agreement.yaml", "gateway-agent run --config FILE", "sla policy run"):
+            assert words in body
+        assert "Nobody is throttled" in body
+
+
+def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site) -> None:
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-throttle]")
+        site.snapshot = None
+        until(driver, lambda: "No live data for" in text(driver, "#banner"), "silence of services is said")
+        port = site.server.port
+        site.close()
+        until(driver, lambda: "Connection to the server lost" in text(driver, "#banner"), "the loss is said")
+        site.stop, site.snapshot = Stop(), fakes.snapshot
+        site.start(f"127.0.0.1:{port}")
+        until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "live again by itself")
+        assert text(driver, "#feed") == "live"
+
+
+def test_a_page_without_a_place_polls(tmp_path: Path) -> None:
+    site = Site(fakes.data_dir(tmp_path), live_streams_max=1)
+    held = ask(site, "/api/v1/live/stream")
+    try:
+        with browser() as driver:
+            driver.get(site.url)
+            wait_for(driver, "[data-throttle]")
+            assert text(driver, "#feed") == "live (polling)"
+            at = text(driver, "#chart-title")
+            assert at
+    finally:
+        held.close()
+        site.close()
+        site.box.close()
+
+
+def test_helpers_of_other_tests(site: Site, tmp_path: Path) -> None:
+    shot = tmp_path / "page.png"
+    take_screenshot(site.url, shot, WIDE_PX, 1000, "[data-throttle]")
+    assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert text_of(site.url, "[data-volume=batch] [data-total]").split()[0] == "981,230"

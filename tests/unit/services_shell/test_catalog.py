@@ -1,0 +1,118 @@
+"""Agreements in force as a value: versions, threshold sets, and reading them back from their own rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import Loaded, load_documents
+from sla_server.services import catalog as catalogs
+from sla_server.services.catalog import Catalog
+from tests.unit.agreements.documents import simple
+from tests.unit.services_shell.support import START_US, FakeStore
+
+NOW = START_US
+
+
+def docs(*texts: str) -> list[Loaded]:
+    return load_documents("---\n".join(texts), 60)
+
+
+def reread(*changes: catalogs.Change) -> Catalog:
+    """What a restart would see once these changes are in SQL."""
+    store = FakeStore()
+    for change in changes:
+        store.keep(json.loads(json.dumps(change.rows)))
+    catalog, problems = catalogs.from_rows(store.agreements(), store.threshold_set(), [], NOW)
+    assert problems == []
+    return catalog
+
+
+def test_applying_makes_versions_and_a_threshold_set() -> None:
+    change = catalogs.apply(Catalog(), docs(simple("a"), simple("b", value_ms=3)), "ann", NOW)
+    assert change.applied == [
+        {"name": "a", "version": 1, "changed": True},
+        {"name": "b", "version": 1, "changed": True},
+    ]
+    assert change.catalog.threshold_version == 1
+    assert [entry.threshold_us for entry in change.catalog.thresholds] == [3_000, 12_000]
+    assert [table for table, _ in change.rows].count("threshold_sets") == 1
+    assert reread(change) == change.catalog
+
+
+def test_an_equal_document_changes_nothing() -> None:
+    first = catalogs.apply(Catalog(), docs(simple()), "ann", NOW)
+    again = catalogs.apply(first.catalog, docs("# a comment\n" + simple()), "bob", NOW + 5)
+    assert (again.rows, again.catalog) == ([], first.catalog)
+    assert again.applied == [{"name": "gold", "version": 1, "changed": False}]
+
+
+def test_an_edit_ends_the_old_version_where_the_new_one_begins() -> None:
+    first = catalogs.apply(Catalog(), docs(simple()), "ann", NOW)
+    second = catalogs.apply(first.catalog, docs(simple(value_ms=3)), "ann", NOW + 5)
+    (item,), (old,) = second.catalog.items, second.catalog.ended
+    assert (item.version, item.applied_us, old.version, old.ended_us) == (2, NOW + 5, 1, NOW + 5)
+    assert second.catalog.threshold_version == 2
+    assert reread(first, second) == second.catalog
+
+
+def test_an_edit_that_keeps_the_thresholds_keeps_their_version() -> None:
+    first = catalogs.apply(Catalog(), docs(simple()), "ann", NOW)
+    second = catalogs.apply(first.catalog, docs(simple(target=0.95)), "ann", NOW + 5)
+    assert second.catalog.threshold_version == 1
+    assert "threshold_sets" not in [table for table, _ in second.rows]
+
+
+def test_versions_go_on_after_a_deletion() -> None:
+    first = catalogs.apply(Catalog(), docs(simple()), "ann", NOW)
+    gone = catalogs.delete(first.catalog, "gold", "ann", NOW + 5)
+    assert gone is not None
+    assert gone.catalog.items == ()
+    assert gone.catalog.thresholds == ()
+    assert catalogs.delete(gone.catalog, "gold", "ann", NOW + 6) is None
+    back = catalogs.apply(reread(first, gone), docs(simple()), "ann", NOW + 7)
+    assert back.applied == [{"name": "gold", "version": 2, "changed": True}]
+
+
+def test_what_cannot_be_kept_together_is_refused_as_a_whole() -> None:
+    eight = docs(*(simple(f"s{i}", value_ms=1 + i) for i in range(8)))
+    full = catalogs.apply(Catalog(), eight, "ann", NOW).catalog
+    with pytest.raises(AgreementsRefused) as caught:
+        catalogs.apply(full, docs(simple("x", volumes="other"), simple("y", value_ms=77)), "ann", NOW)
+    assert "y" in caught.value.problems[0].document
+    replaced = catalogs.apply(full, docs(simple("s0", value_ms=77)), "ann", NOW)
+    assert len(replaced.catalog.thresholds) == 8
+
+
+def test_volumes_that_appear_fill_patterns() -> None:
+    wide = catalogs.apply(Catalog(), docs(simple(volumes='"db-*"')), "ann", NOW)
+    assert (wide.catalog.thresholds, wide.catalog.threshold_version) == ((), 0)
+    grown = catalogs.with_volumes(wide.catalog, {"db-1"}, NOW)
+    assert ([e.volume for e in grown.catalog.thresholds], grown.catalog.threshold_version) == (["db-1"], 1)
+    assert catalogs.with_volumes(grown.catalog, {"web"}, NOW).rows == []
+
+
+def test_an_agreement_of_another_release_is_reported_and_the_others_hold() -> None:
+    change = catalogs.apply(Catalog(), docs(simple("a"), simple("b")), "ann", NOW)
+    store = FakeStore()
+    store.keep(json.loads(json.dumps(change.rows)))
+    store.tables["agreements"][0]["spec"]["spec"]["new_key"] = 1
+    catalog, problems = catalogs.from_rows(store.agreements(), store.threshold_set(), [], NOW)
+    assert [item.name for item in catalog.items] == ["b"]
+    ((table, row),) = problems
+    assert (table, row["severity"], row["subject"]) == ("events", "critical", "a")
+
+
+def test_warnings_name_what_is_stored_only_and_short_notice() -> None:
+    other = "  - {name: up, indicator: {metric: availability}, outage: 30s, budgeting: {target: 0.9}}\n"
+    change = catalogs.apply(Catalog(), docs(simple() + other), "ann", NOW)
+    assert change.warnings == ["gold: objective up (availability) is stored, not judged in this release"]
+    work = (
+        "  maintenance: {notice: 7d, windows: ["
+        '{start: "2027-01-05T00:00", duration: 1h, reason: r, author: a}, '
+        '{start: "2027-02-05T00:00", duration: 1h, reason: r, author: a}]}\n'
+    )
+    (warning,) = catalogs.apply(Catalog(), docs(simple(extra=work)), "ann", NOW).warnings
+    assert "2027-01-05" in warning

@@ -1,0 +1,263 @@
+"""Judging from SQL: when a slice is due, what it becomes, revisions, restarts, and gaps that are ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sla_server.agreements.compile import InForce
+from sla_server.services.judge import Judge, Judgement
+from tests.unit.agreements.documents import agreement, in_force, simple
+from tests.unit.services_shell.support import GATEWAY, MINUTE_US, START_US, Away, FakeStore
+
+SECOND_US = 1_000_000
+OTHER = "99999999-2222-3333-4444-555555555555"
+
+
+def at(minutes: float) -> int:
+    return START_US + round(minutes * MINUTE_US)
+
+
+class Scene:
+    """A store, an agreement from START_US on, and a judge that may be restarted."""
+
+    def __init__(self, *items: InForce) -> None:
+        self.store = FakeStore()
+        self.store.add_stream()
+        self.items = items or (in_force(simple(), applied_us=START_US),)
+        self.judge = self.restart(0)
+
+    def restart(self, minutes: float) -> Judge:
+        self.judge = Judge(self.store, judge_late_s=30)
+        self.judge.set_agreements(self.items, at(minutes))
+        return self.judge
+
+    def run(self, minutes: float, keep: bool = True) -> Judgement:
+        found = self.judge.run(at(minutes))
+        if keep:
+            self.store.keep(found.rows)
+        return found
+
+    def slices(self, minutes: float, **keys: Any) -> list[tuple[float, str, int]]:
+        """(minute, state, revision) of what one pass judged."""
+        rows = [row for table, row in self.run(minutes, **keys).rows if table == "slices"]
+        return [((row["start_us"] - START_US) / MINUTE_US, row["state"], row["revision"]) for row in rows]
+
+
+def test_a_slice_is_judged_once_when_its_gateway_has_passed_its_end() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), missed=30)
+    scene.store.progress_us[GATEWAY] = at(1) - 1
+    assert scene.slices(1.01) == []
+    scene.store.progress_us[GATEWAY] = at(1)
+    assert scene.slices(1.02) == [(0, "good", 0)]
+    assert scene.slices(1.03) == []
+    assert scene.slices(1.5) == []
+
+
+def test_the_row_says_how_it_was_judged() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), missed=31)
+    found = scene.run(1.1)
+    ((table, row),) = found.rows
+    assert table == "slices"
+    assert row == {
+        "name": "gold", "objective": "latency", "start_us": at(0), "revision": 0, "version": 1,
+        "length_us": MINUTE_US, "state": "bad", "n": 600, "missed": 31, "offered_iops": 10.0,
+        "threshold_us": 12_000, "coverage_ratio": 1.0, "inexact": False, "ours": False, "judged_us": at(1.1),
+    }  # fmt: skip
+    assert found.bad == [(("gold", "latency"), at(0), at(1))]
+    assert found.standings["gold", "latency"].counts.bad == 1
+
+
+def test_the_first_slice_judged_begins_after_the_agreement() -> None:
+    scene = Scene(in_force(simple(), applied_us=at(0.5)))
+    for minute in range(3):
+        scene.store.add_slot(at(minute))
+    assert scene.slices(3.1) == [(1, "good", 0), (2, "good", 0)]
+
+
+def test_a_missing_gateway_is_waited_for_thirty_seconds_and_its_backlog_revises() -> None:
+    scene = Scene()
+    scene.store.add_stream(2, gateway=OTHER)
+    scene.store.add_slot(at(-1), stream_id=2, gateway=OTHER)
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.49) == []
+    assert scene.slices(1.5) == [(0, "no_data", 0)]
+    assert scene.slices(1.6) == []
+    scene.store.add_slot(at(0), missed=100, stream_id=2, gateway=OTHER)
+    assert scene.slices(1.7) == [(0, "bad", 1)]
+    assert scene.slices(1.8) == []
+
+
+def test_late_data_for_a_recent_slice_make_a_revision() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    scene.store.add_stream(2, client="d")
+    scene.store.add_slot(at(0), missed=300, stream_id=2, covered_us=0)
+    assert scene.slices(1.4) == [(0, "bad", 1)]
+    assert scene.slices(2.0 - 0.1) == []
+
+
+def test_after_a_restart_nothing_is_judged_twice_and_revisions_go_on() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    scene.restart(1.2)
+    assert scene.slices(1.2) == []
+    scene.store.add_stream(2, client="d")
+    scene.store.add_slot(at(0), missed=300, stream_id=2, covered_us=0)
+    assert scene.slices(1.5) == [(0, "bad", 1)]
+    scene.restart(1.6)
+    assert scene.slices(1.6) == []
+    assert scene.run(1.7).standings["gold", "latency"].counts.bad == 1
+
+
+def test_a_judgement_lost_in_a_crash_is_made_again_with_the_same_key() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    first = scene.run(1.1, keep=False).rows
+    scene.restart(1.2)
+    again = scene.run(1.1).rows
+    assert again == first
+
+
+def test_after_a_restart_a_gap_that_was_filled_meanwhile_is_revised() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    assert scene.slices(1.5) == [(0, "no_data", 0)]
+    for minute in range(30):
+        scene.store.add_slot(at(minute))
+    scene.restart(30.1)
+    found = scene.slices(30.1)
+    assert found[0] == (0, "good", 1)
+    assert found[1:] == [(minute, "good", 0) for minute in range(1, 30)]
+
+
+@pytest.mark.parametrize(("dropped", "ours"), [(0, False), (3, True)])
+def test_a_gap_is_ours_if_the_agent_lived_through_it(dropped: int, ours: bool) -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    found = scene.run(2.6)
+    assert [row["ours"] for _, row in found.rows] == [False, False]
+    scene.store.add_slot(at(5), gap_cuts=dropped)
+    rows = [row for table, row in scene.run(6.1).rows if table == "slices" and row["start_us"] < at(5)]
+    assert all(row["state"] == "no_data" for row in rows)
+    newest = {row["start_us"]: row for row in rows}
+    revised = newest.get(at(0))
+    assert (revised is not None and revised["revision"] == 1) == ours
+    assert all(row["ours"] == ours for row in rows)
+    good, bad = scene.run(6.2).standings["gold", "latency"].counts.good, ours * 5
+    counts = scene.run(6.3).standings["gold", "latency"].counts
+    assert (counts.no_data, counts.no_data_ours) == (5, bad)
+    assert good == 1
+
+
+def test_an_idle_volume_is_not_applicable_and_a_dead_gateway_leaves_the_scope() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), reads=0)
+    assert scene.slices(1.1) == [(0, "not_applicable", 0)]
+    two_days = 2 * 1440
+    scene.store.add_stream(2, gateway=OTHER)
+    scene.store.add_slot(at(two_days), stream_id=2, gateway=OTHER)
+    found: list[tuple[float, str, int]] = []
+    for step in range(30):
+        found += scene.slices(two_days + 1.1 + step / 100)
+    states = {minute: state for minute, state, _ in found}
+    assert states[1440] == "no_data"
+    assert states[two_days] == "good"
+
+
+def test_before_its_volume_appears_nothing_is_judged() -> None:
+    scene = Scene()
+    scene.store.tables["streams"] = []
+    assert scene.slices(100) == []
+    scene.store.add_stream(first_us=at(100.5))
+    scene.store.add_slot(at(101))
+    assert scene.slices(102.1)[-1] == (101, "good", 0)
+
+
+def test_each_slice_is_judged_by_the_version_of_its_start() -> None:
+    old = InForce(agreement(simple(value_ms=3)), 1, START_US, ended_us=at(1.5))
+    new = InForce(agreement(simple()), 2, at(1.5))
+    scene = Scene(old, new)
+    for minute in range(3):
+        scene.store.add_slot(at(minute), threshold_us=12_000 if minute == 2 else 3_000)
+    rows = [row for _, row in scene.run(3.1).rows]
+    assert [(row["version"], row["threshold_us"]) for row in rows] == [(1, 3_000), (1, 3_000), (2, 12_000)]
+    assert not any(row["inexact"] for row in rows)
+
+
+def test_a_threshold_that_was_not_counted_makes_the_slice_inexact() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), threshold_us=3_000)
+    ((_, row),) = scene.run(1.1).rows
+    assert (row["state"], row["inexact"]) == ("good", True)
+
+
+def test_a_long_absence_is_caught_up_in_order() -> None:
+    scene = Scene()
+    for minute in range(600):
+        scene.store.add_slot(at(minute))
+    found: list[tuple[float, str, int]] = []
+    for step in range(10):
+        found += scene.slices(600.1 + step / 1000)
+    assert found == [(minute, "good", 0) for minute in range(600)]
+
+
+def test_the_database_going_away_loses_no_slice() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    scene.store.away = {"progress"}
+    with pytest.raises(Away):
+        scene.judge.run(at(1.1))
+    scene.store.away = {"slice_inputs"}
+    found = scene.run(1.1)
+    assert (found.rows, type(found.interrupted)) == ([], Away)
+    scene.store.away = set()
+    assert scene.slices(1.2) == [(0, "good", 0)]
+
+
+def test_alerts_are_raised_once_over_restarts_and_end() -> None:
+    scene = Scene()
+    events: list[tuple[float, str, str]] = []
+    for minute in range(40):
+        scene.store.add_slot(at(minute), missed=600 if 5 <= minute < 20 else 0)
+        if minute % 3 == 0:
+            scene.restart(minute + 1.05)
+        rows = scene.run(minute + 1.1).rows
+        events += [(minute, r["kind"], r["details"]["alert"]) for table, r in rows if table == "events"]
+    consecutive = [event for event in events if event[2] == "consecutive"]
+    assert consecutive == [(14, "burn-rate", "consecutive"), (20, "burn-rate-ended", "consecutive")]
+    kinds = [(kind, alert) for _, kind, alert in events]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_a_deleted_agreement_has_no_standing_and_its_last_slices_are_judged() -> None:
+    scene = Scene(InForce(agreement(simple()), 1, START_US, ended_us=at(1.5)))
+    for minute in range(4):
+        scene.store.add_slot(at(minute))
+    found = scene.run(4.1)
+    assert [row["start_us"] for _, row in found.rows] == [at(0), at(1)]
+    assert found.standings == {}
+
+
+def test_a_later_drop_does_not_make_an_earlier_gap_ours() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    scene.run(1.6)
+    scene.store.add_slot(at(1))
+    scene.store.add_slot(at(2), gap_cuts=3, covered_us=MINUTE_US // 2)
+    rows = {row["start_us"]: row for table, row in scene.run(3.1).rows if table == "slices"}
+    assert at(0) not in rows  # still no_data, still not ours: no revision
+    assert (rows[at(1)]["state"], rows[at(2)]["state"], rows[at(2)]["ours"]) == ("good", "no_data", True)
+
+
+def test_a_cut_counted_in_the_slice_before_does_not_make_a_short_slice_no_data() -> None:
+    scene = Scene()
+    for minute, seconds in enumerate((53, 52)):
+        scene.store.add_slot(at(minute), covered_us=seconds * SECOND_US)
+        scene.store.coverage[-1]["cuts"] = seconds
+    assert scene.slices(2.1) == [(0, "good", 0), (1, "no_data", 0)]

@@ -1,0 +1,119 @@
+"""The process with real mailboxes and threads; SQL and dbmanager are played by the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, ensure_private_dir
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.services import process
+from sla_server.services.config import ServicesConfig
+from tests.unit.agreements.documents import simple
+from tests.unit.services_shell.support import FakeStore
+
+LIMIT_S = 20.0
+MIB = 1 << 20
+Row = dict[str, Any]
+
+
+class World:
+    """dbmanager, a pair and appserver around one services process."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        main, app = directory / "main.mbx", directory / "app.mbx"
+        names = ("services", "dbmanager", "pair-0")
+        pairs = [(a, b) for a in names for b in names if "services" in (a, b) and a != b]
+        create_segment(main, Layout(names, tuple(Route(a, b, MIB) for a, b in pairs), 256))
+        routes = (Route("services", "appserver", MIB), Route("appserver", "services", MIB))
+        create_segment(app, Layout(("services", "appserver"), routes, 256))
+        self.dbmanager, self.pair = attach(main, "dbmanager"), attach(main, "pair-0")
+        self.appserver = attach(app, "appserver")
+        self.store = FakeStore()
+        monkeypatch.setattr(process, "open_store", lambda *_: self.store)
+        self.config = SimpleNamespace(
+            runtime_dir=directory,
+            data_dir=directory,
+            database=None,
+            services=ServicesConfig(judge_every_s=0.05),
+        )
+        self.stop = Stop()
+        self.status: list[int] = []
+        self.thread = threading.Thread(
+            target=lambda: self.status.append(process.run(self.config, self.stop)), name="services-test"
+        )
+        self.thread.start()
+
+    def keep_records(self) -> None:
+        for message in self.dbmanager.take():
+            header = frame.decode(message.payload).header
+            self.store.keep([(table, row) for table, row in header["rows"]])
+            answer = {"req": header["req"], "ok": True, "error": ""}
+            self.dbmanager.post("services", frame.encode(Kind.RECORDED, answer))
+
+    def until(self, mailbox: Mailbox, wanted: Callable[[frame.Frame], bool]) -> frame.Frame:
+        """Play dbmanager until a wanted frame arrives."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            self.keep_records()
+            for message in mailbox.take(max_messages=1):
+                found = frame.decode(message.payload)
+                if wanted(found):
+                    return found
+            time.sleep(0.01)
+        raise AssertionError("the frame did not come")
+
+    def close(self) -> None:
+        self.stop.set("test over")
+        self.thread.join(LIMIT_S)
+        assert not self.thread.is_alive()
+        for mailbox in (self.dbmanager, self.pair, self.appserver):
+            mailbox.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    directory = tmp_path / "run"
+    ensure_private_dir(directory)
+    made = World(directory, monkeypatch)
+    yield made
+    made.close()
+
+
+def test_it_starts_leases_answers_and_stops(world: World) -> None:
+    world.until(world.pair, lambda found: found.kind == Kind.LEASE)
+    assert any(row["kind"] == "services-started" for row in world.store.tables["events"])
+    request = {"req": "r1", "op": "apply", "who": "ann", "body": {"documents": simple()}}
+    world.appserver.post("services", frame.encode(Kind.REQUEST, request))
+    answer = world.until(world.appserver, lambda found: found.kind == Kind.RESPONSE)
+    assert answer.header["code"] == 200
+    assert [row["name"] for row in world.store.tables["agreements"]] == ["gold"]
+    world.until(world.pair, lambda found: found.kind == Kind.SET_THRESHOLDS and bool(found.header["entries"]))
+    snapshot = world.until(world.appserver, lambda found: found.kind == Kind.SNAPSHOT)
+    assert snapshot.header["mode"] == "observe"
+    world.close()
+    assert world.status == [0]
+    assert world.store.closed
+
+
+def test_it_waits_for_the_database_and_stops_while_waiting(world: World) -> None:
+    world.store.away = {"*"}
+    world.keep_records()
+    world.close()
+    assert world.status == [0]
+
+
+def test_a_thread_that_dies_stops_the_process_with_a_status(world: World) -> None:
+    world.until(world.pair, lambda found: found.kind == Kind.LEASE)
+    world.store.processes = None  # type: ignore[assignment,method-assign]
+    world.thread.join(LIMIT_S)
+    assert world.status == [1]
+    assert "sv-looker" in world.stop.reason
