@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -21,9 +22,16 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+from pmdaemon.errors import ConfigError
+from pmdaemon.mailbox import attach, create_segment
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.api import process
 from sla_server.api.config import WORKER_THREADS, ApiConfig
 from sla_server.api.web import WebServer, open_listener
+from sla_server.db.config import DatabaseConfig
+from sla_server.topology import app_layout
 from tests.e2e.browser import browser, console_errors, settle, take_screenshot, text_of, wait_for
 from tests.unit.api import fakes
 
@@ -164,6 +172,10 @@ def test_a_reader_without_session_can_change_nothing(site: Site) -> None:
 
 
 def test_mode_throttle_and_release_by_keyboard(site: Site) -> None:
+    manual = {**fakes.snapshot()["throttles"][0], "throttle_id": "t-2", "source": "manual", "victim": ""}
+    site.snapshot = lambda at_us: fakes.snapshot(
+        at_us, throttles=[*fakes.snapshot(at_us)["throttles"], manual]
+    )
     with browser() as driver:
         sign_in(driver, site)
         wait_for(driver, "[data-volume=batch] button", visible=True)
@@ -189,7 +201,11 @@ def test_mode_throttle_and_release_by_keyboard(site: Site) -> None:
 
 
 def test_a_refused_throttle_says_why_in_the_dialog(site: Site) -> None:
-    site.box.answer = lambda _header: (False, 409, {"error": "below the floor of 500 IOPS"})
+    site.box.answer = lambda _header: (
+        False,
+        409,
+        {"errors": [{"line": 0, "problem": "below the floor of 500 IOPS", "fix": "Give more"}]},
+    )
     with browser() as driver:
         sign_in(driver, site)
         wait_for(driver, "[data-volume=batch] button", visible=True)
@@ -197,7 +213,7 @@ def test_a_refused_throttle_says_why_in_the_dialog(site: Site) -> None:
         driver.find_element(By.NAME, "rate").send_keys("1")
         driver.find_element(By.NAME, "reason").send_keys("try", Keys.ENTER)
         wait_for(driver, "#throttle-form .problem", visible=True)
-        assert "below the floor" in text(driver, "#throttle-form .problem")
+        assert text(driver, "#throttle-form .problem") == "below the floor of 500 IOPS. Give more"
 
 
 def test_focus_stays_where_it_is_while_data_come_in(site: Site) -> None:
@@ -268,3 +284,63 @@ def test_helpers_of_other_tests(site: Site, tmp_path: Path) -> None:
     take_screenshot(site.url, shot, WIDE_PX, 1000, "[data-throttle]")
     assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert text_of(site.url, "[data-volume=batch] [data-total]").split()[0] == "981,230"
+
+
+class Config:
+    """What the process takes of the server's configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data_dir = fakes.data_dir(folder)
+        self.runtime_dir = folder / "run"
+        self.runtime_dir.mkdir(mode=0o700)
+        self.database = DatabaseConfig()
+        self.api = ApiConfig(listen="127.0.0.1:0")
+
+
+def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
+    config, stop, status = Config(tmp_path), Stop(), []
+    create_segment(config.runtime_dir / "app.mbx", app_layout())
+    services = attach(config.runtime_dir / "app.mbx", "services")
+    thread = threading.Thread(target=lambda: status.append(process.run(config, stop)), daemon=True)
+    thread.start()
+    port_file, login_file = config.runtime_dir / "api.port", config.runtime_dir / "login.url"
+    end_s = time.monotonic() + 20
+    while not port_file.exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    assert login_file.stat().st_mode & 0o777 == 0o600
+    headers = {"Authorization": f"Bearer {fakes.TOKEN}"}
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers
+        ) as client:
+            assert client.get(login_file.read_text().strip()).status_code == 303
+            services.post("appserver", frame.encode(Kind.SNAPSHOT, fakes.snapshot()))
+            while client.get("/api/v1/live").json()["mode"] is None:
+                assert time.monotonic() < end_s
+            answers: list[httpx.Response] = []
+            change = lambda: answers.append(client.put("/api/v1/mode", json={"mode": "observe"}))  # noqa: E731
+            changing = threading.Thread(target=change, daemon=True)
+            changing.start()
+            assert services.wait(10.0)
+            asked = frame.decode(services.take()[0].payload).header
+            assert (asked["op"], asked["body"]) == ("mode", {"mode": "observe"})
+            reply = {"req": asked["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
+            services.post("appserver", frame.encode(Kind.RESPONSE, reply))
+            changing.join(10)
+            assert answers[0].json() == {"mode": "observe"}
+            volumes = client.get("/api/v1/volumes")
+            assert volumes.status_code == 503, "there is no database yet"
+            assert client.get("/api/v1/health").json()["status"] == "degraded"
+    finally:
+        stop.set()
+        thread.join(15)
+        services.close()
+    assert status == [0]
+    assert not port_file.exists()
+    assert not login_file.exists()
+
+
+def test_an_address_in_use_is_a_configuration_error(site: Site) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        open_listener(f"127.0.0.1:{site.server.port}")

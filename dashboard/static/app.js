@@ -1,0 +1,173 @@
+// The page: takes the live feed, draws it, and sends changes through the REST API.
+
+import {call, read} from "./api.js";
+import {addPoint, drawChart, hasTrend, loadTrend} from "./chart.js";
+import {element, setText} from "./dom.js";
+import {duration, latency, stateOf} from "./format.js";
+import {startFeed} from "./feed.js";
+import * as views from "./views.js";
+
+const $ = (id) => document.getElementById(id);
+const STALE_MS = 5000;
+const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
+const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", selected: null, totals: new Map(),
+  policy: null, signedIn: false, notice: ""};
+
+function draw() {
+  const {snapshot} = page;
+  if (!snapshot) return;
+  views.showSummary(snapshot);
+  views.showSlas(snapshot, page.selected, select);
+  views.showVolumes(snapshot, page.totals, {signedIn: page.signedIn, throttle: openDialog, release});
+  views.showThrottles(snapshot, snapshot.at_us);
+  views.showGateways(snapshot, snapshot.at_us);
+  views.showEvents(snapshot);
+  views.showProcesses(snapshot.processes);
+  views.showPolicy(snapshot, page.policy);
+  for (const button of $("mode").children) {
+    button.setAttribute("aria-pressed", String(button.dataset.mode === snapshot.mode));
+    button.disabled = !page.signedIn;
+  }
+  chart();
+}
+
+function chart() {
+  const row = page.snapshot.slas.find((sla) => views.keyOf(sla) === page.selected);
+  $("chart").hidden = !row || !hasTrend(page.selected);
+  if ($("chart").hidden) return;
+  const title = `${row.name}, p${row.percentile} of the last 15 minutes: measured (line), promised (dashed); now `
+    + `${latency(row.latency_us)} of ${latency(row.threshold_us)}, ${stateOf(row.state)[1].slice(1).trim() || row.state}.`;
+  if ($("chart-title").dataset.shown !== title) {
+    $("chart-title").dataset.shown = title;
+    $("chart-title").replaceChildren(title, element("span", {class: "key"}), "a neighbour is throttled for it");
+  }
+  if (!document.hidden) drawChart($("plot"), page.selected).catch(() => { $("plot").hidden = true; });
+}
+
+function select(key) {
+  page.selected = key;
+  draw();
+}
+
+function onSnapshot(snapshot) {
+  const newPolicy = snapshot.policy?.version !== page.snapshot?.policy?.version;
+  page.snapshot = snapshot;
+  page.takenMs = Date.now();
+  const helped = new Set(snapshot.throttles.filter((row) => ACTIVE.has(row.state)).map((row) => (row.victim || "").split("/")[0]));
+  for (const row of snapshot.slas) addPoint(views.keyOf(row), snapshot.at_us, row, helped.has(row.name));
+  if (!snapshot.slas.some((row) => views.keyOf(row) === page.selected)) {
+    const worst = snapshot.slas.find((row) => row.state === "violating") || snapshot.slas[0];
+    page.selected = worst ? views.keyOf(worst) : null;
+  }
+  if (newPolicy) loadPolicy();
+  draw();
+  showFeed();
+}
+
+function onConnection(connection) {
+  if (page.connection === "lost" && connection !== "lost") loadSlow();
+  page.connection = connection;
+  showFeed();
+}
+
+function showFeed() {
+  const ageMs = Date.now() - page.takenMs;
+  const stale = ageMs > STALE_MS;
+  const lost = page.connection === "lost";
+  const [cls, words] = lost ? ["bad", "connection lost"] : stale ? ["bad", "no live data"]
+    : page.connection === "polling" ? ["ok", "live (polling)"] : page.snapshot ? ["ok", "live"] : ["", "connecting"];
+  $("feed").className = `chip ${cls}`;
+  setText($("feed"), words);
+  const banner = lost ? "Connection to the server lost, retrying. What you see is what was last known."
+    : stale ? `No live data for ${duration(ageMs / 1000)}: the services part does not answer (it is restarted by itself; `
+      + "‘sla-server status’ says more)." : page.notice;
+  $("banner").hidden = !banner;
+  $("banner").classList.toggle("notice", !lost && !stale);
+  setText($("banner"), banner);
+  document.body.classList.toggle("stale", lost || stale);
+}
+
+async function loadPolicy() {
+  const answer = await read("/policies?limit=20");
+  page.policy = answer?.items.find((row) => row.version === page.snapshot?.policy?.version) || null;
+  if (page.snapshot) draw();
+}
+
+async function loadTotals() {
+  const answer = await read("/volumes");
+  if (answer) page.totals = new Map(answer.items.map((row) => [row.volume, row]));
+}
+
+async function loadSession() {
+  const answer = await read("/session");
+  page.signedIn = Boolean(answer?.signed_in);
+  const node = $("session");
+  if (page.signedIn) node.replaceChildren("signed in ", element("button", {type: "button", onclick: signOut}, "Sign out"));
+  else node.replaceChildren("read only; ", element("code", {}, "sla login"), " lets you make changes");
+}
+
+async function loadSlow() {
+  await Promise.all([loadTotals(), loadSession(), read("/live/trend").then((answer) => answer && loadTrend(answer))]);
+  draw();
+}
+
+async function everySoOften() {
+  await loadTotals();
+  if (Date.now() - page.takenMs > STALE_MS) {
+    const answer = await read("/processes");
+    if (answer) views.showProcesses(answer.items);
+  }
+}
+
+function notice(text) {
+  page.notice = text;
+  showFeed();
+  setTimeout(() => { if (page.notice === text) { page.notice = ""; showFeed(); } }, 8000);
+}
+
+async function change(method, path, body) {
+  try {
+    const answer = await call(method, path, body);
+    if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
+  } catch (error) {
+    notice(error.message);
+  }
+}
+
+const release = (volume) => change("DELETE", `/throttles?volume=${encodeURIComponent(volume)}`);
+const signOut = async () => { await change("DELETE", "/session"); await loadSession(); draw(); };
+$("mode").addEventListener("click", (event) => {
+  const {mode} = event.target.dataset;
+  if (mode && mode !== page.snapshot?.mode) change("PUT", "/mode", {mode});
+});
+
+function openDialog(volume) {
+  const form = $("throttle-form");
+  form.reset();
+  form.dataset.volume = volume;
+  setText($("throttle-title"), `Throttle ${volume}`);
+  form.querySelector(".problem").hidden = true;
+  $("throttle-dialog").showModal();
+}
+
+$("throttle-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const form = event.target;
+  const given = Object.fromEntries(new FormData(form));
+  const rate = Number(given.rate) * (given.unit === "bytes_per_s" ? 1e6 : 1);
+  try {
+    await call("POST", "/throttles", {volume: form.dataset.volume, [given.unit]: rate,
+      duration_s: given.duration ? Number(given.duration) : null, reason: given.reason});
+    $("throttle-dialog").close();
+  } catch (error) {
+    form.querySelector(".problem").hidden = false;
+    setText(form.querySelector(".problem"), error.message);
+  }
+});
+$("throttle-form").querySelector("[value=cancel]").addEventListener("click", () => $("throttle-dialog").close());
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+document.addEventListener("visibilitychange", draw);
+setInterval(showFeed, 1000);
+setInterval(everySoOften, 5000);
+loadSlow().then(() => startFeed({onSnapshot, onConnection}));

@@ -1,0 +1,103 @@
+// Latency against promise: a spark line a row, and one large chart (plotly, loaded when first needed).
+//
+// A trend is {at: [ms], latency: [us|null], promise: [us|null], throttled: [bool]}, 15 minutes at one a second.
+
+const KEEP = 900;
+const SVG = "http://www.w3.org/2000/svg";
+const trends = new Map();
+
+function trendOf(key) {
+  if (!trends.has(key)) trends.set(key, {at: [], latency: [], promise: [], throttled: []});
+  return trends.get(key);
+}
+
+export const hasTrend = (key) => (trends.get(key)?.at.length || 0) > 0;
+
+export function loadTrend(answer) {
+  trends.clear();
+  for (const [key, columns] of Object.entries(answer.slas)) {
+    trends.set(key, {at: answer.at_us.map((us) => us / 1000), latency: columns.latency_us,
+      promise: columns.threshold_us, throttled: columns.throttled});
+  }
+}
+
+export function addPoint(key, atUs, row, throttled) {
+  const trend = trendOf(key);
+  if (trend.at.at(-1) >= atUs / 1000) return;
+  trend.at.push(atUs / 1000);
+  trend.latency.push(row.latency_us ?? null);
+  trend.promise.push(row.threshold_us ?? null);
+  trend.throttled.push(throttled);
+  if (trend.at.length > KEEP) for (const column of Object.values(trend)) column.shift();
+}
+
+// Runs of true as [first, last] indices.
+function runs(flags) {
+  const found = [];
+  flags.forEach((flag, index) => {
+    if (!flag) return;
+    const last = found.at(-1);
+    if (last && last[1] === index - 1) last[1] = index;
+    else found.push([index, index]);
+  });
+  return found;
+}
+
+const shape = (tag, attributes) => {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+};
+
+export function drawSpark(svg, key, points = 120) {
+  const full = trendOf(key);
+  const [latency, promise, throttled] = [full.latency, full.promise, full.throttled].map((c) => c.slice(-points));
+  const top = Math.max(1, ...latency.map((v) => v ?? 0), ...promise.map((v) => v ?? 0)) * 1.1;
+  const x = (index) => (index / (points - 1)) * 190;
+  const y = (value) => 37 - (value / top) * 36;
+  const line = (values) => values.reduce((d, value, index) => (value === null ? d
+    : `${d}${index && values[index - 1] !== null ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`), "");
+  svg.replaceChildren(
+    ...runs(throttled).map(([a, b]) => shape("rect", {x: x(a), y: 0, width: Math.max(1, x(b) - x(a)), height: 38})),
+    shape("path", {d: line(promise), class: "promise"}),
+    shape("path", {d: line(latency)}),
+  );
+}
+
+let plotly = null;
+function loadPlotly() {
+  plotly ||= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = "/static/plotly.min.js";
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = reject;
+    document.head.append(script);
+  });
+  return plotly;
+}
+
+export async function drawChart(node, key) {
+  const Plotly = await loadPlotly();
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  const trend = trendOf(key);
+  const at = trend.at.map((ms) => new Date(ms));
+  const ms = (values) => values.map((value) => (value === null ? null : value / 1000));
+  const axis = {gridcolor: colour("line"), linecolor: colour("line"), zeroline: false, fixedrange: true};
+  const end = trend.at.at(-1) || Date.now();
+  const start = Math.min(trend.at[0] || end, end - 120000);
+  const high = Math.max(1, ...ms(trend.latency), ...ms(trend.promise)) * 1.12;
+  await Plotly.react(node, [
+    {x: at, y: ms(trend.promise), name: "promised", mode: "lines", connectgaps: false,
+      line: {color: colour("soft"), width: 1.5, dash: "dash", shape: "hv"}, hovertemplate: "promised %{y:.1f} ms<extra></extra>"},
+    {x: at, y: ms(trend.latency), name: "measured", mode: "lines", connectgaps: false,
+      line: {color: colour("accent"), width: 2}, hovertemplate: "%{x|%H:%M:%S}  %{y:.1f} ms<extra></extra>"},
+  ], {
+    shapes: runs(trend.throttled).map(([a, b]) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1,
+      x0: at[a], x1: at[Math.min(b + 1, at.length - 1)], fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
+    margin: {l: 44, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false,
+    font: {family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colour("soft")}, hovermode: "closest",
+    xaxis: {...axis, type: "date", range: [new Date(start), new Date(end)], tickformat: "%H:%M:%S", nticks: Math.max(3, Math.floor(node.clientWidth / 130)), tickangle: 0, showgrid: false},
+    yaxis: {...axis, range: [0, high], nticks: 5, ticksuffix: " ms"},
+  }, {displayModeBar: false, responsive: true});
+}

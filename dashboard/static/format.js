@@ -1,0 +1,84 @@
+// Numbers, times and states in words. Null and undefined are shown as a dash, never as 0.
+
+export const DASH = "–";
+const number = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
+const missing = (value) => value === null || value === undefined;
+
+export const count = (value) => (missing(value) ? DASH : number.format(value));
+
+export function latency(us) {
+  if (missing(us)) return DASH;
+  if (us < 995) return `${Math.round(us)} µs`;
+  const ms = us / 1000;
+  if (ms < 1000) return `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`;
+  return `${(ms / 1000).toFixed(1)} s`;
+}
+
+export function bytesRate(value) {
+  if (missing(value)) return DASH;
+  return value < 1e6 ? `${(value / 1e3).toFixed(0)} kB/s` : `${(value / 1e6).toFixed(1)} MB/s`;
+}
+
+// Rounded down: 99.996 % must not read as 100 %.
+export function percent(ratio, digits = 1) {
+  if (missing(ratio)) return DASH;
+  const scale = 10 ** digits;
+  return `${(Math.floor(ratio * 100 * scale + 1e-9) / scale).toFixed(digits)} %`;
+}
+
+export function duration(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 90) return `${s} s`;
+  if (s < 5400) return `${Math.round(s / 60)} min`;
+  if (s < 172800) return `${Math.round(s / 3600)} h`;
+  return `${Math.round(s / 86400)} d`;
+}
+
+export const minutes = (value) => (missing(value) ? DASH : duration(value * 60));
+
+// Time of day; with the date in front when it was not today.
+export function clock(us) {
+  if (!us) return DASH;
+  const at = new Date(us / 1000);
+  const time = at.toLocaleTimeString("en-GB");
+  const today = at.toDateString() === new Date().toDateString();
+  return today ? time : `${at.toLocaleDateString("en-GB", {day: "numeric", month: "short"})} ${time}`;
+}
+
+export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
+
+// State of an agreement's objective: [badge class, words, explanation].
+export const SLA_STATES = {
+  ok: ["ok", "✓ kept", "Measured latency is within the promise."],
+  "at-risk": ["warn", "! at risk", "Close to the promise; neighbours are slowed down before it breaks."],
+  violating: ["bad", "✗ violated", "More I/Os than allowed are slower than promised."],
+  "no-data": ["warn", "? no data", "No samples: see the gateways below."],
+  idle: ["", "idle", "Too few I/Os to judge."],
+  "out-of-curve": ["", "above demand", "Demand is above what the agreement covers."],
+};
+export const stateOf = (state) => SLA_STATES[state] || ["", state || "unknown", ""];
+
+export const SEVERITIES = {critical: "bad", error: "bad", warning: "warn"};
+
+const SOURCES = {manual: "set by hand", control: "by the control loop", policy: "by the policy"};
+const THROTTLE_STATES = {
+  observed: "observed only, nobody is slowed down",
+  requested: "asked for",
+  sent: "sent to the gateway",
+  confirmed: "confirmed by the gateway",
+  seen: "confirmed, and seen in the measured rate",
+};
+
+export function throttleWords(row) {
+  const source = SOURCES[row.source] || row.source;
+  const victim = row.victim ? ` to keep ${row.victim}` : "";
+  return `${source}${victim} · ${THROTTLE_STATES[row.state] || row.state}`;
+}
+
+export function capWords(row) {
+  const parts = [];
+  if (row.cost_per_s) parts.push(`${count(row.cost_per_s)} cost/s`);
+  if (row.ops_per_s) parts.push(`${count(row.ops_per_s)} IOPS`);
+  if (row.bytes_per_s) parts.push(bytesRate(row.bytes_per_s));
+  return parts.join(", ") || DASH;
+}

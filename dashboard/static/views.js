@@ -1,0 +1,169 @@
+// What each part of the page shows of a snapshot. Actions are handed in, so this file only draws.
+
+import * as f from "./format.js";
+import {drawSpark} from "./chart.js";
+import {element, fillList, fillTable, setBadge, setPair, setText} from "./dom.js";
+
+const $ = (id) => document.getElementById(id);
+const code = (text) => element("code", {}, text);
+export const keyOf = (sla) => `${sla.name}/${sla.objective}`;
+
+export function showSummary(snapshot) {
+  const tally = (state) => snapshot.slas.filter((row) => row.state === state).length;
+  const states = [["violating", "violated"], ["at-risk", "at risk"], ["no-data", "without data"]]
+    .map(([state, words]) => (tally(state) ? `${tally(state)} ${words}` : "")).filter(Boolean);
+  const promises = snapshot.slas.length === 0 ? "No promises to keep yet"
+    : states.length ? `${f.plural(snapshot.slas.length, "promise")}: ${states.join(", ")}` : "All promises are kept";
+  const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
+  const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
+  setText($("summary"), `${promises}; ${held}.`);
+  document.title = states.length ? `(${states[0]}) Storage SLA` : "Storage SLA";
+}
+
+export function showSlas(snapshot, selected, onSelect) {
+  const columns = [
+    {label: "State", cls: "head", fill: (td, row) => {
+      if (!td.firstChild) td.append(element("span"));
+      setBadge(td.firstChild, ...f.stateOf(row.state));
+    }},
+    {label: "Agreement", cls: "wrap head", fill: (td, row) => {
+      if (!td.firstChild) {
+        td.append(element("button", {type: "button", class: "link", title: "Show in the chart",
+          onclick: () => onSelect(keyOf(row))}, row.name), element("small"));
+      }
+      td.firstChild.setAttribute("aria-pressed", String(keyOf(row) === selected));
+      setText(td.lastChild, `${row.objective} · ${row.priority}`);
+    }},
+    {label: "Measured", cls: "num", text: (row) => [f.latency(row.latency_us), `p${row.percentile}`]},
+    {label: "Promised", cls: "num", text: (row) => [f.latency(row.threshold_us), f.DASH === f.latency(row.threshold_us) ? "" : "at most"]},
+    {label: "Last 2 minutes", cls: "full", fill: (td, row) => {
+      if (!td.firstChild) {
+        const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+        for (const [name, value] of Object.entries({class: "spark", viewBox: "0 0 190 38", preserveAspectRatio: "none",
+          "aria-hidden": "true"})) svg.setAttribute(name, value);
+        td.append(svg);
+      }
+      drawSpark(td.firstChild, keyOf(row));
+    }},
+    {label: "Compliance", cls: "num", title: "Good slices of those judged, with the share of time measured",
+      text: (row) => [f.percent(row.compliance, 2),
+        row.compliance == null ? "no slice judged yet" : `${f.percent(row.coverage, 1)} covered`]},
+    {label: "Error budget left", fill: (td, row) => {
+      if (!td.firstChild) td.append(element("meter", {min: 0, max: 1, low: 0.25, high: 0.5, optimum: 1}), " ",
+        element("span"), element("small"));
+      const left = row.budget_remaining;
+      td.querySelector("meter").hidden = left == null;
+      td.querySelector("meter").value = Math.max(0, left ?? 0);
+      setText(td.querySelector("span"), f.percent(left, 0));
+      setText(td.querySelector("small"), row.budget_minutes_left == null ? "" : `${f.minutes(row.budget_minutes_left)} of bad time`);
+    }},
+    {label: "Slices", text: (row) => {
+      const s = row.slices || {};
+      const rest = (s.not_applicable || 0) + (s.excluded || 0);
+      return [`${f.count(s.good || 0)} good, ${f.count(s.bad || 0)} bad`,
+        [s.no_data ? `${f.count(s.no_data)} no data` : "", rest ? `${f.count(rest)} not judged` : ""].filter(Boolean).join(", ")];
+    }},
+  ];
+  fillTable($("slas"), columns, snapshot.slas, keyOf, () =>
+    ["No agreement yet. Write one in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
+}
+
+export function showVolumes(snapshot, totals, actions) {
+  const manual = new Set(snapshot.throttles.filter((row) => row.source === "manual").map((row) => row.volume));
+  const columns = [
+    {label: "Volume", cls: "wrap head full", text: (row) => [row.volume, `on ${row.backend}`]},
+    {label: "IOPS", cls: "num", text: (row) => [f.count(row.iops), `${f.count(row.read_iops)} r, ${f.count(row.write_iops)} w`]},
+    {label: "Throughput", cls: "num", text: (row) => f.bytesRate(row.bytes_per_s)},
+    {label: "p50", cls: "num", text: (row) => f.latency(row.p50_us)},
+    {label: "p95", cls: "num", text: (row) => f.latency(row.p95_us)},
+    {label: "p99", cls: "num", text: (row) => f.latency(row.p99_us)},
+    {label: "Queue", cls: "num", title: "At the storage, and held back by our throttle",
+      text: (row) => [f.count(row.inflight), row.held ? `${f.count(row.held)} held` : ""]},
+    {label: "Cap", cls: "num", title: "Cost per second: 1 an I/O and 1 per 64 KiB",
+      text: (row) => (row.cap_cost_per_s == null ? "none" : [`${f.count(row.cap_cost_per_s)} /s`, `delays ${f.latency(row.delay_us)}`])},
+    {label: "I/Os in total", cls: "num", fill: (td, row) => {
+      const sum = totals.get(row.volume);
+      td.toggleAttribute("data-total", Boolean(sum));
+      setPair(td, sum ? [f.count(sum.reads + sum.writes), sum.errors ? `${f.count(sum.errors)} errors` : ""] : f.DASH);
+    }},
+    {label: "", cls: "full", fill: (td, row) => {
+      if (!td.firstChild && actions.signedIn) {
+        td.append(element("button", {type: "button", onclick: () => actions.throttle(row.volume)}, "Throttle…"),
+          element("button", {type: "button", onclick: () => actions.release(row.volume)}, "Release"));
+      }
+      if (!actions.signedIn) td.replaceChildren();
+      else td.lastChild.hidden = !manual.has(row.volume);
+    }},
+  ];
+  fillTable($("volumes"), columns, snapshot.volumes, (row) => row.volume, () =>
+    ["No volume seen yet. Start a gateway agent beside the storage: ", code("gateway-agent run --config FILE")]);
+}
+
+export function showThrottles(snapshot, nowUs) {
+  fillList($("throttles"), snapshot.throttles, (row) => row.throttle_id,
+    (row) => element("li", {"data-throttle": row.throttle_id}, element("div", {}, element("strong"), " ", element("span", {class: "soft"})),
+      element("p"), element("p", {class: "soft"})),
+    (li, row) => {
+      setText(li.querySelector("strong"), `${row.volume} at most ${f.capWords(row)}`);
+      const left = row.expires_us ? `, ${f.duration((row.expires_us - nowUs) / 1e6)} left` : "";
+      setText(li.querySelector("span"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
+      const [why, how] = li.querySelectorAll("p");
+      setText(why, row.text || row.reason);
+      setText(how, f.throttleWords(row));
+    },
+    () => ["Nobody is throttled. When a promise is at risk, the reason stands here in words."]);
+}
+
+const GATEWAY_STATES = {up: ["ok", "up"], recovered: ["ok", "up"], stalled: ["warn", "stalled"],
+  lost: ["bad", "lost"], refused: ["bad", "refused"]};
+
+export function showGateways(snapshot, nowUs) {
+  const columns = [
+    {label: "State", cls: "head", fill: (td, row) => {
+      if (!td.firstChild) td.append(element("span"));
+      setBadge(td.firstChild, ...(GATEWAY_STATES[row.state] || ["", row.state]));
+    }},
+    {label: "Gateway", cls: "wrap head", text: (row) => [row.name, row.address || ""]},
+    {label: "Last cut", cls: "num", text: (row) => (row.last_cut_us ? `${f.duration((nowUs - row.last_cut_us) / 1e6)} ago` : f.DASH)},
+    {label: "Exports", cls: "num", text: (row) => f.count(row.exports)},
+    {label: "Streams", cls: "num", text: (row) => f.count(row.streams)},
+  ];
+  fillTable($("gateways"), columns, snapshot.gateways, (row) => row.gateway_id, () =>
+    ["No gateway has connected. Start one: ", code("gateway-agent run --config FILE")]);
+}
+
+export function showEvents(snapshot) {
+  fillList($("events"), snapshot.events, (row) => row.event_id,
+    () => element("li", {}, element("time", {class: "soft"}), element("span"), element("p")),
+    (li, row) => {
+      setText(li.querySelector("time"), f.clock(row.at_us));
+      setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity, row.kind);
+      setText(li.querySelector("p"), row.text || row.kind);
+    },
+    () => ["Nothing has happened yet."]);
+}
+
+export function showProcesses(rows) {
+  const recentUs = (Date.now() - 600000) * 1000; // a restart is news for ten minutes, then only a number
+  fillList($("processes"), rows, (row) => row.name, () => element("li", {class: "chip"}),
+    (li, row) => {
+      const up = row.state === "running";
+      li.className = `chip ${up ? (row.restarts && row.since_us > recentUs ? "warn" : "") : "bad"}`.trim();
+      const restarts = row.restarts ? `, ${f.plural(row.restarts, "restart")}` : "";
+      setText(li, up ? `${row.name}${restarts}` : `${row.name}: ${row.state}${restarts}`);
+      li.title = row.since_us ? `${row.state} since ${f.clock(row.since_us)}` : row.state;
+    }, () => []);
+}
+
+export function showPolicy(snapshot, policy) {
+  const node = $("policy");
+  if (!snapshot.policy) {
+    if (!node.querySelector("code")) {
+      node.replaceChildren("No policy in force. Compute one from what was stored: ", code("sla policy run"));
+    }
+    return;
+  }
+  const when = `in force since ${f.clock(snapshot.policy.applied_us)}`;
+  const rows = policy?.job?.rows ? `, computed from ${f.count(policy.job.rows)} rows` : "";
+  setText(node, `Version ${snapshot.policy.version}, ${when}${rows}.`);
+}

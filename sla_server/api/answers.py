@@ -1,0 +1,111 @@
+"""Parameters in, JSON out: what all handlers share.
+
+Lists are ``{"items": [...], "next": CURSOR or null}``. Every JSON answer to a GET carries an ETag of its
+bytes; a request with the same one in If-None-Match is answered 304 without a body.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flask import Request, Response
+from werkzeug.exceptions import HTTPException
+
+from sla_server.api.errors import ApiError, BadInput
+
+LIMIT_DEFAULT: Final = 100
+LIMIT_MAX: Final = 1000
+MAX_US: Final = 1 << 62
+
+
+def as_json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer; times and counts stay integers."""
+    text = json.dumps(body, separators=(",", ":"), default=str)
+    return Response(text + "\n", status=status, mimetype="application/json", headers=dict(headers or {}))
+
+
+def as_list(rows: Sequence[Any], next_cursor: str | None = None, **more: Any) -> Response:
+    """A page of a list."""
+    return as_json({"items": rows, "next": next_cursor, **more})
+
+
+def as_problem(error: ApiError) -> Response:
+    """An error as ``application/problem+json``."""
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="storage-sla"'
+    response = as_json(error.problem(), error.status, headers)
+    response.mimetype = "application/problem+json"
+    return response
+
+
+def from_http(error: HTTPException) -> ApiError:
+    """Flask's own refusals (no such path, wrong method, body too large) in our form."""
+    told = ApiError(
+        str(error.description or error.name).rstrip("."), "See /api/v1/openapi.json for what exists"
+    )
+    told.status = error.code or 500
+    told.title = error.name
+    told.slug = error.name.lower().replace(" ", "-")
+    return told
+
+
+def finish(request: Request, response: Response) -> Response:
+    """ETag and 304 for a whole JSON answer to a GET; never for streams."""
+    if request.method == "GET" and response.status_code == 200 and response.mimetype == "application/json":
+        response.add_etag()
+        response.make_conditional(request)
+        response.headers.setdefault("Cache-Control", "no-cache")
+    return response
+
+
+def number(request: Request, name: str, default: int, *, least: int = 0, most: int = MAX_US) -> int:
+    """An integer of the query.
+
+    Raises:
+        BadInput: not an integer, or out of range.
+    """
+    text = request.args.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError as exc:
+        raise BadInput(name, f"{text!r} is not an integer") from exc
+    if not least <= value <= most:
+        raise BadInput(name, f"{value} is not within {least} to {most}")
+    return value
+
+
+def limit(request: Request) -> int:
+    """How many rows a page may hold."""
+    return number(request, "limit", LIMIT_DEFAULT, least=1, most=LIMIT_MAX)
+
+
+def flag(request: Request, name: str) -> bool:
+    """A yes-or-no of the query: 1 or true, 0 or false or absent.
+
+    Raises:
+        BadInput: anything else.
+    """
+    text = request.args.get(name, "").lower()
+    if text not in ("", "0", "1", "true", "false"):
+        raise BadInput(name, f"{text!r} is neither 1 nor 0")
+    return text in ("1", "true")
+
+
+def json_body(request: Request) -> dict[str, Any]:
+    """The body, a JSON object.
+
+    Raises:
+        BadInput: anything else.
+    """
+    try:
+        body = json.loads(request.get_data(as_text=True))
+    except ValueError as exc:
+        raise BadInput("body", f"is not JSON ({exc})") from exc
+    if not isinstance(body, dict):
+        raise BadInput("body", "is not a JSON object")
+    return body

@@ -1,0 +1,128 @@
+"""The Flask app: table of routes, rights before the handlers, headers after them, every error as a problem.
+
+Before each request: Host allow-list; for routes that change something also token or session (and ``g.who``
+for the audit log). After each: security headers, ETag, metrics. Errors of ours keep their status; a retryable
+one of another package (a database that is away) becomes 503; anything unforeseen is logged with its traceback
+and told as 500 without details.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, cast
+
+import structlog
+from flask import Flask, Response, g, redirect, request
+from werkzeug.exceptions import HTTPException
+
+from pmdaemon.errors import SlaError
+from sla_server.api import answers, changes, lists, watching
+from sla_server.api.errors import ApiError, Unavailable
+from sla_server.api.parts import Parts
+from sla_server.api.routes import ROUTES, Route
+from sla_server.api.security import HEADERS, session_key, start_session
+
+log = structlog.get_logger("api")
+Handler = Callable[..., Response]
+STREAM: Final = "text/event-stream"
+
+
+def handler_of(route: Route) -> Handler:
+    """The function that answers a route."""
+    for module in (lists, changes, watching):
+        found = vars(module).get(route.operation)
+        if callable(found):
+            return cast(Handler, found)
+    raise LookupError(
+        f"no handler for {route.operation}"
+    )  # a table that names none is our bug, seen at start
+
+
+def create_app(parts: Parts) -> Flask:
+    """The API alone; ``dashboard.create_app`` adds the page."""
+    app = Flask("sla_server.api", static_folder=None)
+    app.config.update(
+        SECRET_KEY=session_key(parts.token),
+        SESSION_COOKIE_NAME=f"sla_session_{parts.port}",  # cookies are shared by all ports of a host
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Strict",
+        PERMANENT_SESSION_LIFETIME=timedelta(hours=parts.config.session_hours),
+        MAX_CONTENT_LENGTH=parts.config.max_body_bytes,
+    )
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    for route in ROUTES:
+        app.add_url_rule(
+            route.rule,
+            route.operation,
+            _bound(route, parts),
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+    app.add_url_rule("/login", "login", _login(parts), methods=["GET"])
+    _wrap(app, parts)
+    _tell_errors(app)
+    return app
+
+
+def _bound(route: Route, parts: Parts) -> Callable[..., Response]:
+    handler = handler_of(route)
+
+    def answer(**path: Any) -> Response:
+        if route.changes:
+            g.who = parts.guard.require_change(request)
+        return handler(parts, request, **path)
+
+    return answer
+
+
+def _login(parts: Parts) -> Callable[[], Any]:
+    def login() -> Any:
+        """Burn a one-time code and sign the browser in."""
+        if not parts.logins.burn(request.args.get("code", "")):
+            text = "This address was used already or is too old.\nRun 'sla login' for a new one.\n"
+            return Response(text, 403, mimetype="text/plain")
+        start_session()
+        return redirect("/", 303)
+
+    return login
+
+
+def _wrap(app: Flask, parts: Parts) -> None:
+    @app.before_request
+    def _before() -> None:
+        g.started_s = time.monotonic()
+        parts.guard.check_host(request)
+
+    @app.after_request
+    def _after(response: Response) -> Response:
+        response = answers.finish(request, response)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        operation = request.endpoint or "none"
+        parts.meters.requests.labels(operation, str(response.status_code)).inc()
+        if response.mimetype != STREAM and "started_s" in g:
+            parts.meters.seconds.observe(time.monotonic() - g.started_s)
+        return response
+
+
+def _tell_errors(app: Flask) -> None:
+    @app.errorhandler(SlaError)
+    def _ours(error: SlaError) -> Response:
+        if isinstance(error, ApiError):
+            return answers.as_problem(error)
+        if error.retryable:
+            return answers.as_problem(Unavailable(str(error)))
+        return _unforeseen(error)
+
+    @app.errorhandler(HTTPException)
+    def _flask(error: HTTPException) -> Response:
+        return answers.as_problem(answers.from_http(error))
+
+    @app.errorhandler(Exception)
+    def _unforeseen(error: Exception) -> Response:
+        log.error("request-failed", path=request.path, exc_info=error)
+        return answers.as_problem(
+            ApiError("this is a fault of the server", "Its log has the details; please report it")
+        )

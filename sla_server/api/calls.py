@@ -1,0 +1,157 @@
+"""Changes are requests to ``services``: post, wait a little, else hand out an operation's address.
+
+State, under ``_lock``: ``_operations`` (id -> Operation, the newest 1,000) and ``_waiting`` (request threads
+that wait now). An Operation is completed once, by the bridge's thread; its event is what the request thread
+waits on. At most 8 threads wait, so that a dead ``services`` cannot hold all 16 worker threads: further
+changes are answered 202 at once.
+
+Failure: a mailbox without room is ``Unavailable`` and nothing was asked. No answer within the wait: 202, the
+request is still in the mailbox and will be carried out when ``services`` is back; the operation's address
+says when. After a restart of this process old operations are unknown; the audit log has them.
+
+Source: DESIGN.md 11; docs/formats/messages.md, REQUEST and RESPONSE.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pmdaemon.errors import FrameTooLarge, MailboxError
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.api.errors import NotFound, ServiceRefused, TooLarge, Unavailable
+
+WAITING_MAX: Final = 8
+KEPT_OPERATIONS: Final = 1000
+
+
+@dataclass
+class Operation:
+    """One request to ``services`` and, once it came, the answer."""
+
+    req: str
+    op: str
+    who: str
+    asked_us: int
+    code: int = 0
+    body: dict[str, Any] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def result(self) -> dict[str, Any]:
+        """The answer's body.
+
+        Raises:
+            ServiceRefused: ``services`` said no.
+        """
+        assert self.done.is_set()  # callers look first
+        if self.code >= 400:
+            raise ServiceRefused(self.code, self.body)
+        return self.body
+
+    def describe(self) -> dict[str, Any]:
+        """What ``GET /operations/ID`` tells."""
+        told: dict[str, Any] = {"id": self.req, "op": self.op, "who": self.who, "asked_us": self.asked_us}
+        if not self.done.is_set():
+            return {**told, "state": "pending"}
+        return {
+            **told,
+            "state": "failed" if self.code >= 400 else "done",
+            "code": self.code,
+            "body": self.body,
+        }
+
+
+class Calls:
+    """Asks ``services``. Thread: ``ask`` and ``find`` from any thread, ``answer`` from the bridge's."""
+
+    def __init__(self, post: Callable[[bytes], None], clock: Clock, *, wait_s: float) -> None:
+        self._post = post
+        self._clock = clock
+        self._wait_s = wait_s
+        self._lock = threading.Lock()  # guards the two below
+        self._operations: OrderedDict[str, Operation] = OrderedDict()
+        self._waiting = 0
+
+    def ask(self, op: str, who: str, body: dict[str, Any]) -> Operation:
+        """Post a request and wait; the operation's ``done`` says whether the answer came in time.
+
+        Raises:
+            TooLarge: the body does not fit into a message's header (64 KB).
+            Unavailable: the mailbox to ``services`` has no room; nothing was asked.
+        """
+        operation = Operation(uuid.uuid4().hex, op, who, self._clock.unix_us())
+        try:
+            message = frame.encode(Kind.REQUEST, {"req": operation.req, "op": op, "who": who, "body": body})
+        except FrameTooLarge as exc:
+            raise TooLarge(str(exc), "Split the file: apply its documents in several calls") from exc
+        with self._lock:
+            self._operations[operation.req] = (
+                operation  # before the post: the answer may be faster than we are
+            )
+            while len(self._operations) > KEPT_OPERATIONS:
+                self._operations.popitem(last=False)
+        try:
+            self._post(message)
+        except MailboxError as exc:
+            with self._lock:
+                self._operations.pop(operation.req, None)
+            raise Unavailable(
+                f"the services part takes no requests ({exc})", "Try again in a moment"
+            ) from exc
+        self._wait(operation)
+        return operation
+
+    def _wait(self, operation: Operation) -> None:
+        with self._lock:
+            if self._waiting >= WAITING_MAX:
+                return
+            self._waiting += 1
+        try:
+            operation.done.wait(self._wait_s)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def answer(self, header: dict[str, Any]) -> bool:
+        """Complete an operation from a RESPONSE's header; False if this process did not ask it."""
+        code, body = header.get("code"), header.get("body")
+        with self._lock:
+            operation = self._operations.get(str(header.get("req")))
+            if operation is None or operation.done.is_set():
+                return False
+        if code == 202:  # services' own "not yet"; the final answer follows under the same id
+            return True
+        accepted = bool(header.get("ok"))
+        operation.code = code if isinstance(code, int) and 200 <= code <= 599 else (200 if accepted else 500)
+        if not accepted and operation.code < 400:
+            operation.code = 500
+        operation.body = body if isinstance(body, dict) else {}
+        operation.done.set()
+        return True
+
+    def find(self, req: str) -> Operation:
+        """The operation of that id.
+
+        Raises:
+            NotFound: never asked by this process, or long ago.
+        """
+        with self._lock:
+            operation = self._operations.get(req)
+        if operation is None:
+            raise NotFound(
+                f"no operation {req!r} since this application server started",
+                "GET /api/v1/audit shows which changes were made",
+            )
+        return operation
+
+    @property
+    def pending(self) -> int:
+        """Requests without an answer yet."""
+        with self._lock:
+            return sum(not operation.done.is_set() for operation in self._operations.values())

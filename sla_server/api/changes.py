@@ -1,0 +1,121 @@
+"""Handlers that change something: each becomes one request to ``services`` (docs/formats/messages.md).
+
+The answer is 200 with what ``services`` said, a problem document when it refused, or 202 with the operation's
+address when it did not answer in time. The app has checked token or session before; ``g.who`` names the
+author.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from flask import Request, Response, g
+
+from sla_server.api import answers
+from sla_server.api.errors import BadInput
+from sla_server.api.parts import Parts
+from sla_server.api.routes import PREFIX
+from sla_server.api.security import end_session
+
+RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
+REASON_MAX: Final = 200
+
+
+def apply_slas(parts: Parts, request: Request) -> Response:
+    """Apply YAML documents."""
+    try:
+        documents = request.get_data().decode()
+    except UnicodeDecodeError as exc:
+        raise BadInput("body", "is not UTF-8 text") from exc
+    if not documents.strip():
+        raise BadInput("body", "is empty", "Send agreement documents in YAML")
+    return _ask(parts, "apply", {"documents": documents, "dry_run": answers.flag(request, "dry_run")})
+
+
+def delete_sla(parts: Parts, _request: Request, name: str) -> Response:
+    """End an agreement."""
+    return _ask(parts, "delete", {"name": name})
+
+
+def set_throttle(parts: Parts, request: Request) -> Response:
+    """Set a manual throttle."""
+    body = answers.json_body(request)
+    rates = {name: _positive(body, name) for name in RATES if body.get(name) is not None}
+    if len(rates) != 1:
+        raise BadInput("body", f"needs exactly one of {', '.join(RATES)}")
+    volume, reason = body.get("volume"), body.get("reason")
+    if not isinstance(volume, str) or not volume:
+        raise BadInput("volume", "is required")
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > REASON_MAX:
+        raise BadInput(
+            "reason", f"is required, {REASON_MAX} characters at most", "Say why: others will read it"
+        )
+    duration_s = None if body.get("duration_s") is None else _positive(body, "duration_s")
+    asked = {"volume": volume, **rates, "duration_s": duration_s, "reason": reason.strip()}
+    return _ask(parts, "throttle_set", asked)
+
+
+def release_volume(parts: Parts, request: Request) -> Response:
+    """Release a volume's throttles."""
+    volume = request.args.get("volume", "")
+    if not volume:
+        raise BadInput("volume", "is required")
+    return _ask(parts, "throttle_release", {"volume": volume, "throttle_id": None})
+
+
+def release_throttle(parts: Parts, _request: Request, throttle_id: str) -> Response:
+    """Release one throttle."""
+    return _ask(parts, "throttle_release", {"volume": None, "throttle_id": throttle_id})
+
+
+def set_mode(parts: Parts, request: Request) -> Response:
+    """Switch between observe and enforce."""
+    mode = answers.json_body(request).get("mode")
+    if mode not in ("observe", "enforce"):
+        raise BadInput("mode", f"{mode!r} is neither 'observe' nor 'enforce'")
+    return _ask(parts, "mode", {"mode": mode})
+
+
+def announce_policies(parts: Parts, _request: Request) -> Response:
+    """Tell ``services`` to look for a new policy version now."""
+    return _ask(parts, "policies_changed", {})
+
+
+def new_login(parts: Parts, request: Request) -> Response:
+    """Make a one-time address."""
+    code = parts.logins.issue()
+    return answers.as_json(
+        {"address": f"{request.host_url}login?code={code}"}, headers={"Cache-Control": "no-store"}
+    )
+
+
+def sign_out(_parts: Parts, _request: Request) -> Response:
+    """Sign this browser out."""
+    end_session()
+    return answers.as_json({"signed_in": False})
+
+
+def _ask(parts: Parts, op: str, body: dict[str, Any]) -> Response:
+    operation = parts.calls.ask(op, g.who, body)
+    if operation.done.is_set():
+        return answers.as_json(operation.result())
+    address = f"{PREFIX}/operations/{operation.req}"
+    told = {
+        **operation.describe(),
+        "detail": "The services part has not answered yet; the request is kept and will be carried out.",
+        "operation": address,
+    }
+    return answers.as_json(told, 202, {"Location": address, "Retry-After": "1"})
+
+
+def _positive(body: dict[str, Any], name: str) -> float:
+    value = body[name]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise BadInput(name, f"{value!r} is not a number above 0")
+    return float(value)

@@ -1,0 +1,166 @@
+"""Every refusal of the API, each told as RFC 9457 ``application/problem+json``.
+
+SlaError (pmdaemon.errors)
+└── ApiError                 status, title, detail, fix (what to do next)
+    ├── BadInput        400  a parameter or body is wrong; names it
+    ├── LoginNeeded     401  a change without token or session
+    ├── OriginRefused   403  another web site tries to change something
+    ├── NotFound        404  no such thing
+    ├── TooLarge        413  body above the limit
+    ├── HostRefused     421  a Host header that is not ours
+    ├── ServiceRefused  4xx  ``services`` said no; its code and words
+    ├── Unavailable     503  a part does not answer; retryable
+    └── TooManyStreams  503  no thread left for another live stream; poll instead
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmdaemon.errors import SlaError
+
+
+class ApiError(SlaError):
+    """Root: becomes one problem document."""
+
+    status = 500
+    slug = "error"
+    title = "Something went wrong"
+    retry_after_s: int | None = None
+
+    def __init__(self, detail: str, fix: str = "") -> None:
+        self.detail = detail
+        self.fix = fix
+        super().__init__(f"{detail}. {fix}" if fix else detail)
+
+    def problem(self) -> dict[str, Any]:
+        """The document's members."""
+        body = {
+            "type": f"urn:storage-sla:problem:{self.slug}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        return {**body, "fix": self.fix} if self.fix else body
+
+
+class BadInput(ApiError):
+    """A parameter or a body is wrong."""
+
+    status = 400
+    slug = "bad-input"
+    title = "The request is not understood"
+
+    def __init__(self, name: str, problem: str, fix: str = "") -> None:
+        self.name = name
+        super().__init__(f"{name}: {problem}", fix)
+
+
+class LoginNeeded(ApiError):
+    """A change without token or session."""
+
+    status = 401
+    slug = "login-needed"
+    title = "Signing in is needed for changes"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Reading is open on this machine; changing needs a session or the bearer token",
+            "Open the one-time address printed by 'sla login', or send 'Authorization: Bearer TOKEN' "
+            "with the token from DATA_DIR/api.token",
+        )
+
+
+class OriginRefused(ApiError):
+    """The Origin header names another site, or a session's change has none."""
+
+    status = 403
+    slug = "origin-refused"
+    title = "Changes are taken from this server's own page only"
+
+    def __init__(self, origin: str | None) -> None:
+        super().__init__(
+            f"the request comes from {origin!r}"
+            if origin
+            else "the request does not say where it comes from",
+            "Use the page of this server, or the bearer token",
+        )
+
+
+class NotFound(ApiError):
+    """No such thing."""
+
+    status = 404
+    slug = "not-found"
+    title = "Not found"
+
+
+class TooLarge(ApiError):
+    """The body is above the limit."""
+
+    status = 413
+    slug = "too-large"
+    title = "The body is too large"
+
+
+class HostRefused(ApiError):
+    """The Host header does not name this server."""
+
+    status = 421
+    slug = "host-refused"
+    title = "This host name is not served"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"the request asks for host {host!r}",
+            "Use http://127.0.0.1, or add the name to api.allowed_hosts in the server's configuration",
+        )
+
+
+class ServiceRefused(ApiError):
+    """``services`` refused the change; carries its code, words and list of errors."""
+
+    slug = "refused"
+    title = "The change was refused"
+
+    def __init__(self, code: int, body: dict[str, Any]) -> None:
+        self.status = code if 400 <= code <= 599 else 500
+        given = body.get("errors")
+        self.errors = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+        words, fix = body.get("detail"), body.get("fix")
+        if len(self.errors) == 1 and not self.errors[0].get("line"):
+            words, fix = self.errors[0].get("problem"), self.errors[0].get("fix")
+        elif self.errors:
+            words = f"{len(self.errors)} problem{'s' if len(self.errors) > 1 else ''} in the documents"
+        super().__init__(str(words or "the services part refused it"), str(fix or ""))
+
+    def problem(self) -> dict[str, Any]:
+        """With ``errors``: one entry a problem (line, field, problem)."""
+        body = super().problem()
+        return {**body, "errors": self.errors} if self.errors else body
+
+
+class Unavailable(ApiError):
+    """A part of the server does not answer just now."""
+
+    status = 503
+    slug = "unavailable"
+    title = "A part of the server does not answer"
+    retryable = True
+    retry_after_s = 2
+
+
+class TooManyStreams(ApiError):
+    """All threads for live streams are taken."""
+
+    status = 503
+    slug = "too-many-live-streams"
+    title = "All live streams are taken"
+    retryable = True
+    retry_after_s = 5
+
+    def __init__(self, streams_max: int) -> None:
+        super().__init__(
+            f"{streams_max} live streams are open, which is the limit",
+            "Poll /api/v1/live?since=AT_US once a second, or raise api.live_streams_max",
+        )

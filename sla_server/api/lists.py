@@ -1,0 +1,174 @@
+"""Handlers that read: SQL for what is kept, the live view for what is now.
+
+Counts of I/Os come from SQL only (exact sums over everything ingested); rates and percentiles from the live
+view only. Each handler has the form ``(parts, request, **path parameters) -> Response``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flask import Request, Response
+
+from sla_server.api import answers
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.parts import Parts
+
+HOUR_US: Final = 3_600_000_000
+SPAN_MAX_US: Final = 31 * 24 * HOUR_US
+
+
+def gateways(parts: Parts, _request: Request) -> Response:
+    """Rows of SQL with the live counts of exports and streams."""
+    return answers.as_list(_with_live(parts, parts.source.gateways(), "gateways", "gateway_id"))
+
+
+def volumes(parts: Parts, _request: Request) -> Response:
+    """Exact counts with the live view; volumes that only the live view knows yet come last."""
+    rows = parts.source.volumes()
+    known = {row["volume"] for row in rows}
+    fresh = [
+        {"volume": row.get("volume"), "backend": row.get("backend"), "live": row}
+        for row in parts.live.newest().snapshot["volumes"]
+        if row.get("volume") not in known
+    ]
+    return answers.as_list(_with_live(parts, rows, "volumes", "volume") + fresh)
+
+
+def volume(parts: Parts, _request: Request, volume: str) -> Response:
+    """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
+    row = _find(_with_live(parts, parts.source.volumes(), "volumes", "volume"), "volume", volume)
+    streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in parts.source.streams(volume)]
+    return answers.as_json({**row, "by_stream": streams})
+
+
+def history(parts: Parts, request: Request, volume: str) -> Response:
+    """Rollups of one volume."""
+    from_us, to_us = _span(parts, request, HOUR_US)
+    return answers.as_list(parts.source.rollup_history(volume, from_us, to_us), from_us=from_us, to_us=to_us)
+
+
+def totals(parts: Parts, _request: Request) -> Response:
+    """Lifetime sums over everything."""
+    return answers.as_json(parts.source.totals())
+
+
+def backends(parts: Parts, _request: Request) -> Response:
+    """Capacity with the live cost rates."""
+    return answers.as_list(_with_live(parts, parts.source.backends(), "backends", "backend"))
+
+
+def slas(parts: Parts, _request: Request) -> Response:
+    """Agreements in force without their documents; ``live`` is a list, one entry an objective."""
+    rows = [
+        {key: value for key, value in row.items() if key not in ("document", "spec")}
+        for row in parts.source.agreements(True)
+    ]
+    return answers.as_list([{**row, "live": _objectives(parts, row["name"])} for row in rows])
+
+
+def sla(parts: Parts, _request: Request, name: str) -> Response:
+    """One agreement whole."""
+    return answers.as_json({**_agreement(parts, name), "live": _objectives(parts, name)})
+
+
+def slices(parts: Parts, request: Request, name: str) -> Response:
+    """Judged slices and their counts by state."""
+    objective = request.args.get("objective") or _first_objective(_agreement(parts, name))
+    from_us, to_us = _span(parts, request, 24 * HOUR_US)
+    return answers.as_list(
+        parts.source.slices(name, objective, from_us, to_us),
+        objective=objective,
+        counts=parts.source.slice_counts(name, objective, from_us, to_us),
+        from_us=from_us,
+        to_us=to_us,
+    )
+
+
+def throttles(parts: Parts, request: Request) -> Response:
+    """Throttles as recorded."""
+    in_force, limit = answers.flag(request, "in_force"), answers.limit(request)
+    return answers.as_list(parts.source.throttles(in_force, limit))
+
+
+def events(parts: Parts, request: Request) -> Response:
+    """A page of events."""
+    return _page(parts.source.events, request)
+
+
+def audit(parts: Parts, request: Request) -> Response:
+    """A page of the audit log."""
+    return _page(parts.source.audit, request)
+
+
+def policies(parts: Parts, request: Request) -> Response:
+    """Policy versions."""
+    return answers.as_list(parts.source.policies(answers.limit(request)))
+
+
+def policy_caps(parts: Parts, request: Request, version: str) -> Response:
+    """Caps of one version."""
+    if not version.isdigit() or len(version) > 9:
+        raise BadInput("version", f"{version!r} is not a policy version", "GET /api/v1/policies lists them")
+    hour = answers.number(request, "hour", -1, least=0, most=167)
+    rows = parts.source.policy_caps(int(version), None if hour < 0 else hour)
+    if not rows:
+        raise NotFound(f"policy version {version} has no caps", "GET /api/v1/policies lists the versions")
+    return answers.as_list(rows)
+
+
+def processes(parts: Parts, _request: Request) -> Response:
+    """The server's own processes."""
+    return answers.as_list(parts.source.processes())
+
+
+def _page(read: Any, request: Request) -> Response:
+    limit = answers.limit(request)
+    try:
+        rows = read(limit, request.args.get("before") or None)
+    except ValueError as exc:
+        raise BadInput("before", str(exc)) from exc
+    return answers.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
+
+
+def _with_live(parts: Parts, rows: list[dict[str, Any]], table: str, key: str) -> list[dict[str, Any]]:
+    """Each row with ``live``: the entry of the snapshot with the same key, or null."""
+    now = {entry.get(key): entry for entry in parts.live.newest().snapshot[table]}
+    return [{**row, "live": now.get(row[key])} for row in rows]
+
+
+def _objectives(parts: Parts, name: str) -> list[dict[str, Any]]:
+    return [entry for entry in parts.live.newest().snapshot["slas"] if entry.get("name") == name]
+
+
+def _agreement(parts: Parts, name: str) -> dict[str, Any]:
+    row = parts.source.agreement(name)
+    if row is None:
+        raise NotFound(f"no agreement {name!r}", "'sla get slas' lists those in force")
+    return row
+
+
+def _first_objective(agreement: dict[str, Any]) -> str:
+    spec = agreement.get("spec") or {}
+    objectives = spec.get("objectives") or (spec.get("spec") or {}).get("objectives") or [{}]
+    return str(objectives[0].get("name", "latency"))
+
+
+def _find(rows: list[dict[str, Any]], key: str, value: str) -> dict[str, Any]:
+    for row in rows:
+        if row[key] == value:
+            return row
+    raise NotFound(f"no {key} {value!r}", f"GET /api/v1/{key}s lists them")
+
+
+def _span(parts: Parts, request: Request, default_us: int) -> tuple[int, int]:
+    """(from_us, to_us) of the query.
+
+    Raises:
+        BadInput: empty, backwards or longer than 31 days.
+    """
+    to_us = answers.number(request, "to_us", parts.clock.unix_us())
+    from_us = answers.number(request, "from_us", max(0, to_us - default_us))
+    if not 0 < to_us - from_us <= SPAN_MAX_US:
+        raise BadInput("from_us", "must lie before to_us, by 31 days at most")
+    return from_us, to_us

@@ -1,0 +1,107 @@
+"""The table of routes as an OpenAPI 3.1 document."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any, Final
+
+from sla_server.api.routes import PREFIX, ROUTES, Route
+
+SCHEMAS: Final[dict[str, Any]] = {
+    "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
+    "Mode": {
+        "type": "object",
+        "required": ["mode"],
+        "properties": {"mode": {"type": "string", "enum": ["observe", "enforce"]}},
+    },
+    "ThrottleSet": {
+        "type": "object",
+        "required": ["volume", "reason"],
+        "description": "Exactly one of iops, bytes_per_s and cost_per_s.",
+        "properties": {
+            "volume": {"type": "string"},
+            "iops": {"type": "number", "exclusiveMinimum": 0},
+            "bytes_per_s": {"type": "number", "exclusiveMinimum": 0},
+            "cost_per_s": {"type": "number", "exclusiveMinimum": 0},
+            "duration_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
+            "reason": {"type": "string", "maxLength": 200},
+        },
+    },
+    "Problem": {
+        "type": "object",
+        "description": "RFC 9457; `fix` says what to do next.",
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "fix": {"type": "string"},
+            "errors": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+}
+_BODY_TYPES: Final = {"Documents": "application/yaml"}
+_PROBLEM: Final = {
+    "description": "Refused; the body says why and what to do",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+_ACCEPTED: Final = {
+    "description": "Asked, no answer yet; Location names the operation",
+    "headers": {"Location": {"schema": {"type": "string"}}},
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(PREFIX + route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Storage SLA server",
+            "version": version("storage-sla-server"),
+            "description": "Times are integers, microseconds UTC. Reading is open on this machine; changes "
+            "need the bearer token or a session.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": "sla_session_PORT"},
+            },
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in route.parameters
+    ] + [
+        {
+            "name": query.name,
+            "in": "query",
+            "required": query.required,
+            "description": query.about,
+            "schema": {"type": query.kind},
+        }
+        for query in route.query
+    ]
+    told: dict[str, Any] = {
+        "operationId": route.operation,
+        "summary": route.about,
+        "parameters": parameters,
+        "responses": {"200": {"description": "Done", "content": {route.answer: {}}}, "default": _PROBLEM},
+    }
+    if route.body:
+        schema = {"schema": {"$ref": f"#/components/schemas/{route.body}"}}
+        told["requestBody"] = {
+            "required": True,
+            "content": {_BODY_TYPES.get(route.body, "application/json"): schema},
+        }
+    if route.changes:
+        told["security"] = [{"token": []}, {"session": []}]
+        told["responses"]["202"] = _ACCEPTED
+    return told

@@ -1,0 +1,59 @@
+"""The application server as a process: configuration in, exit status out.
+
+Files in the runtime directory, each written whole: ``login.url`` (mode 0600, a one-time address), then
+``api.port``, which says that everything answers. Nothing here needs recovery: the next snapshot comes within
+a second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from pmdaemon.mailbox import attach
+from pmdaemon.runtime.stop import Stop
+from sla_server.api.config import ApiConfig
+from sla_server.api.source import open_source
+from sla_server.api.web import WebServer, open_listener
+from sla_server.db.config import DatabaseConfig
+
+
+class AppServerConfig(Protocol):
+    """What is used of the server's configuration."""
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Mailboxes, port and login files."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Token file, SQLite file."""
+
+    @property
+    def database(self) -> DatabaseConfig:
+        """Where SQL is."""
+
+    @property
+    def api(self) -> ApiConfig:
+        """Table ``[api]``."""
+
+
+def run(config: AppServerConfig, stop: Stop) -> int:
+    """Serve until the stop; returns the exit status.
+
+    Raises:
+        ConfigError: the address is taken, or the token file is unusable.
+        MailboxError: the small segment is missing or of another layout.
+    """
+    listener = open_listener(config.api.listen)
+    box = attach(config.runtime_dir / "app.mbx", "appserver")
+    try:
+        source = open_source(config.database, config.data_dir)
+        server = WebServer(config.api, config.data_dir, source, box, listener, stop)
+        server.announce(config.runtime_dir)
+        return server.serve()
+    finally:
+        (config.runtime_dir / "api.port").unlink(missing_ok=True)
+        (config.runtime_dir / "login.url").unlink(missing_ok=True)
+        box.close()
+        listener.close()

@@ -1,0 +1,140 @@
+"""The one table of routes: it makes the URL map, the rights and the OpenAPI document, so they cannot differ.
+
+``changes`` marks what needs token or session. ``operation`` names the handler, a function of that name in
+``lists``, ``changes`` or ``watching``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX: Final = "/api/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One parameter of the query string."""
+
+    name: str
+    kind: str
+    """integer, string or boolean."""
+    about: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    """Below PREFIX, parameters in braces."""
+    operation: str
+    about: str
+    query: tuple[Query, ...] = ()
+    body: str = ""
+    """Name of the body's schema in ``openapi.SCHEMAS``; empty: none."""
+    answer: str = "application/json"
+    changes: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The path in Flask's spelling."""
+        return PREFIX + self.path.replace("{", "<").replace("}", ">")
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names within braces."""
+        return [part.partition("}")[0] for part in self.path.split("{")[1:]]
+
+
+LIMIT = Query("limit", "integer", "Rows a page, 1 to 1000; default 100.")
+BEFORE = Query("before", "string", "The `next` of the page before.")
+FROM = Query(
+    "from_us", "integer", "Start, microseconds UTC; default: one hour (slices: one day) before to_us."
+)
+TO = Query("to_us", "integer", "End, microseconds UTC; default: now.")
+OBJECTIVE = Query("objective", "string", "Which objective of the agreement; default: its first.")
+VOLUME = Query("volume", "string", "Name of the volume.", required=True)
+
+ROUTES: Final = (
+    Route("GET", "/health", "health", "Whether this part and its sources answer."),
+    Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
+    Route("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
+    Route("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
+    Route("GET", "/volumes/{volume}/history", "history", "One row a rollup slot.", (FROM, TO)),
+    Route("GET", "/totals", "totals", "Exact lifetime counts over everything."),
+    Route("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
+    Route("GET", "/slas", "slas", "Agreements in force, and their live state."),
+    Route("GET", "/slas/{name}", "sla", "One agreement: document, version, live state."),
+    Route("GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO)),
+    Route(
+        "POST",
+        "/slas",
+        "apply_slas",
+        "Apply agreement documents (YAML, one or several).",
+        (Query("dry_run", "boolean", "1: check and compare only."),),
+        body="Documents",
+        changes=True,
+    ),
+    Route("DELETE", "/slas/{name}", "delete_sla", "End an agreement.", changes=True),
+    Route(
+        "GET",
+        "/throttles",
+        "throttles",
+        "Throttles, newest first.",
+        (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
+    ),
+    Route("POST", "/throttles", "set_throttle", "Set a manual throttle.", body="ThrottleSet", changes=True),
+    Route(
+        "DELETE",
+        "/throttles",
+        "release_volume",
+        "Release a volume's throttles set by hand.",
+        (VOLUME,),
+        changes=True,
+    ),
+    Route(
+        "DELETE",
+        "/throttles/{throttle_id}",
+        "release_throttle",
+        "Release one throttle set by hand.",
+        changes=True,
+    ),
+    Route("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE)),
+    Route("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE)),
+    Route("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,)),
+    Route(
+        "GET",
+        "/policies/{version}/caps",
+        "policy_caps",
+        "Caps of one policy version.",
+        (Query("hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168."),),
+    ),
+    Route("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
+    Route("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
+    Route("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),
+    Route(
+        "GET",
+        "/live",
+        "live",
+        "The newest snapshot; 204 when none is newer than `since`.",
+        (Query("since", "integer", "The at_us of the snapshot you have."),),
+    ),
+    Route("GET", "/live/trend", "trend", "Latency against promise, the last 15 minutes."),
+    Route(
+        "GET",
+        "/live/stream",
+        "stream",
+        "Snapshots as server-sent events; 503 with Retry-After when all places are taken.",
+        answer="text/event-stream",
+    ),
+    Route("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
+    Route("GET", "/processes", "processes", "The server's own processes."),
+    Route("GET", "/session", "session_state", "Whether this browser is signed in."),
+    Route("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True),
+    Route("POST", "/logins", "new_login", "Make a one-time address that signs a browser in.", changes=True),
+    Route("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
+    Route("GET", "/openapi.json", "openapi", "This document."),
+)

@@ -1,0 +1,141 @@
+"""The commands that change something: apply, delete, throttle, mode, login. Each is in the audit log."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
+
+
+@click.command()
+@click.option("-f", "--file", "path", required=True, help="Agreement documents in YAML; - reads stdin.")
+@click.option("--dry-run", is_flag=True, help="Check and compare only; change nothing.")
+@OUTPUT
+@pass_client
+def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
+    """Put agreements in force, or new versions of them."""
+    documents = read_documents(path)
+    query = {"dry_run": "1"} if dry_run else {}
+    headers = {"Content-Type": "application/yaml"}
+    answer = client.change("POST", "/slas", content=documents, params=query, headers=headers)
+    if output == "json":
+        print_json(answer)
+        return
+    for item in answer.get("applied", []):
+        word = "unchanged" if not item.get("changed") else "would change to" if dry_run else "in force as"
+        click.echo(f"{item['name']}: {word} version {item.get('version')}")
+    for warning in answer.get("warnings", []):
+        click.echo(f"note: {warning}", err=True)
+
+
+def read_documents(path: str) -> bytes:
+    """The file's bytes, or standard input's.
+
+    Raises:
+        BadUsage: cannot be read.
+    """
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise BadUsage(
+            f"{path} cannot be read: {exc.strerror}. Give -f an existing file, or - for stdin"
+        ) from exc
+
+
+@click.group()
+def delete() -> None:
+    """End something."""
+
+
+@delete.command("sla")
+@click.argument("name")
+@pass_client
+def delete_sla(client: Client, name: str) -> None:
+    """End an agreement; what was judged stays stored."""
+    client.change("DELETE", f"/slas/{quote(name, safe='')}")
+    click.echo(f"{name}: ended")
+
+
+@click.group()
+def throttle() -> None:
+    """Set and release throttles by hand."""
+
+
+@throttle.command("set")
+@click.argument("volume")
+@click.option("--iops", type=click.FloatRange(0, min_open=True), help="I/Os a second.")
+@click.option("--mbps", type=click.FloatRange(0, min_open=True), help="MB (10^6 bytes) a second.")
+@click.option(
+    "--cost", type=click.FloatRange(0, min_open=True), help="Cost a second: 1 an I/O, 1 per 64 KiB."
+)
+@click.option("--for", "lasting", help="How long: 90s, 10m, 2h. Default: until released.")
+@click.option("--reason", required=True, help="Why; others will read it.")
+@OUTPUT
+@pass_client
+def throttle_set(
+    client: Client,
+    volume: str,
+    iops: float | None,
+    mbps: float | None,
+    cost: float | None,
+    lasting: str | None,
+    reason: str,
+    output: str,
+) -> None:
+    """Let VOLUME have no more than the given rate (exactly one of --iops, --mbps, --cost)."""
+    rates = {"iops": iops, "bytes_per_s": None if mbps is None else mbps * 1e6, "cost_per_s": cost}
+    given = {name: value for name, value in rates.items() if value is not None}
+    if len(given) != 1:
+        raise BadUsage("give exactly one of --iops, --mbps and --cost")
+    body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
+    body["duration_s"] = duration_s(lasting) if lasting else None
+    answer = client.change("POST", "/throttles", json=body)
+    if output == "json":
+        print_json(answer)
+        return
+    until = f"for {lasting}" if lasting else f"until 'sla throttle release {volume}'"
+    click.echo(f"{volume}: throttled {until} (throttle {answer.get('throttle_id')})")
+
+
+@throttle.command("release")
+@click.argument("volume")
+@OUTPUT
+@pass_client
+def throttle_release(client: Client, volume: str, output: str) -> None:
+    """Release VOLUME's throttles set by hand."""
+    answer = client.change("DELETE", "/throttles", params={"volume": volume})
+    if output == "json":
+        print_json(answer)
+        return
+    released = answer.get("released", [])
+    click.echo(f"{volume}: released {len(released)} throttle{'' if len(released) == 1 else 's'}")
+
+
+@click.command()
+@click.argument(
+    "wanted", metavar="[observe|enforce]", required=False, type=click.Choice(["observe", "enforce"])
+)
+@pass_client
+def mode(client: Client, wanted: str | None) -> None:
+    """Show or switch the mode: observe (decide and log only) or enforce."""
+    if wanted is None:
+        told = client.get("/mode")
+        click.echo(told["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
+        return
+    click.echo(client.change("PUT", "/mode", json={"mode": wanted}).get("mode", wanted))
+
+
+@click.command()
+@pass_client
+def login(client: Client) -> None:
+    """Print an address that signs one browser in; good once, for 15 minutes."""
+    click.echo(client.change("POST", "/logins")["address"])

@@ -1,0 +1,103 @@
+"""Errors of ``sla``, each with what to do next and an exit status a script can tell apart.
+
+SlaError (pmdaemon.errors)
+└── CliError              1
+    ├── ServerDown       69  nobody answers at the address
+    ├── NotAnAnswer      76  something answers that is not this server
+    ├── NoToken          77  a change needs the token, and there is none, or it is wrong
+    ├── Refused           1  the server refused; carries its problem document
+    ├── Pending          75  the server took the change but has not answered yet
+    ├── JobFailed         1  the policy job ended with an error
+    └── BadUsage          2  the command line itself
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmdaemon.errors import SlaError
+
+
+class CliError(SlaError):
+    """Root of the command line's errors."""
+
+
+class ServerDown(CliError):
+    """Nobody answers."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+    retryable = True
+
+    def __init__(self, server: str, reason: str) -> None:
+        self.server = server
+        super().__init__(
+            f"no SLA server answers at {server} ({reason}).\n"
+            "  Start one with:      sla-server start --background\n"
+            "  Or name another one: sla --server URL ..., or set SLA_SERVER"
+        )
+
+
+class NotAnAnswer(CliError):
+    """Something else listens at the address."""
+
+    exit_status = 76  # EX_PROTOCOL
+
+    def __init__(self, server: str, status: int) -> None:
+        super().__init__(
+            f"what answers at {server} (status {status}) is not an SLA server. "
+            "Check --server and SLA_SERVER, and that no proxy stands between"
+        )
+
+
+class NoToken(CliError):
+    """A change needs the token."""
+
+    exit_status = 77  # EX_NOPERM
+
+
+class Refused(CliError):
+    """The server refused; its words, and one line for each error of a document."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        self.status = status
+        self.problem = problem
+        lines = [str(problem.get("detail") or problem.get("title") or f"status {status}")]
+        lines += [f"  {describe_error(item)}" for item in problem.get("errors") or [] if item.get("line")]
+        if problem.get("fix"):
+            lines.append(f"  {problem['fix']}")
+        super().__init__("\n".join(lines))
+
+
+class Pending(CliError):
+    """The change was taken, the answer is still to come."""
+
+    exit_status = 75  # EX_TEMPFAIL
+    retryable = True
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            "the server has taken the change, but its services part has not answered yet; the change will be "
+            f"carried out when it does.\n  See how it went: GET {operation}, and 'sla-server status'"
+        )
+
+
+class JobFailed(CliError):
+    """The policy job ended with an error; it has said why."""
+
+    def __init__(self, status: int) -> None:
+        self.exit_status = status if 0 < status < 126 else 1
+        super().__init__(f"the policy job ended with status {status}; the policy in force stays as it was")
+
+
+class BadUsage(CliError):
+    """The command line itself is wrong."""
+
+    exit_status = 2
+
+
+def describe_error(item: dict[str, Any]) -> str:
+    """One error of a document: line, document, field, problem, fix."""
+    where = f"line {item['line']}: " + (f"{item['document']}: " if item.get("document") else "")
+    field = f"{item['field']}: " if item.get("field") else ""
+    fix = f" ({item['fix']})" if item.get("fix") else ""
+    return f"{where}{field}{item.get('problem', item)}{fix}"

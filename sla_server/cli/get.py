@@ -1,0 +1,34 @@
+"""``sla get``: what the server knows, as tables or JSON."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from sla_server.cli.client import Client
+from sla_server.cli.shared import OUTPUT, console, pass_client, print_json
+from sla_server.cli.tables import KINDS, build, by_objective
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Rows of lists.")
+@OUTPUT
+@pass_client
+def get(client: Client, kind: str, limit: int, output: str) -> None:
+    """List gateways, volumes, slas, throttles, events or policies.
+
+    Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
+    """
+    listed = KINDS[kind]
+    query = {"limit": limit} if kind in ("throttles", "events", "policies") else {}
+    rows = client.get(listed.path, **query)["items"]
+    if output == "json":
+        print_json(rows)
+        return
+    if not rows:
+        click.echo(listed.empty)
+        return
+    shown = by_objective(rows) if kind == "slas" else rows
+    console().print(build(listed.columns, shown, time.time_ns() // 1000))

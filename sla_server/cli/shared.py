@@ -1,0 +1,72 @@
+"""What the commands share: the group that tells errors, the output option, durations, printing.
+
+Every table fits 80 columns; in a wider terminal it takes the room. Without a terminal it is 80 wide.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from pmdaemon.errors import SlaError
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage
+
+OUTPUT = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer.",
+)
+UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+WIDTH: Final = 80
+pass_client = click.pass_obj
+
+
+class Group(click.Group):
+    """Turns our own errors into a line on stderr and their exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See ``click.Group``."""
+        try:
+            return super().invoke(ctx)
+        except SlaError as exc:
+            click.echo(f"sla: {exc}", err=True)
+            raise SystemExit(exc.exit_status) from exc
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None  # 128 + SIGINT, as shells say it
+        finally:
+            if isinstance(ctx.obj, Client):
+                ctx.obj.close()
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, 80 columns without one."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    return Console(width=max(WIDTH, width), highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+def print_json(value: Any) -> None:
+    """For programs."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def duration_s(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
+
+    Raises:
+        BadUsage: anything else, or nothing at all.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise BadUsage(f"{text!r} is not a duration; write for example 90s, 10m, 2h or 1d")
+    return float(match[1]) * UNITS_S[match[2] or "s"]

@@ -1,0 +1,177 @@
+"""What each table shows: a column is a heading, a function of the row, and how it may shrink.
+
+Pure: rows in (as the API gives them), a rich table out. Numbers are never cut; names fold over lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from sla_server.cli import words
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column."""
+
+    title: str
+    value: Callable[[Row, int], str | Text]
+    """(row, now in us) -> cell."""
+    number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of thing that can be listed."""
+
+    path: str
+    columns: tuple[Column, ...]
+    empty: str
+    """What to do next when there is nothing to list."""
+
+
+def _live(row: Row, key: str) -> Any:
+    return (row.get("live") or {}).get(key)
+
+
+def _plain(key: str) -> Callable[[Row, int], str]:
+    return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else words.DASH)
+
+
+def _counted(key: str) -> Column:
+    return Column(key.upper(), lambda row, _now_us: words.count(row.get(key)), number=True)
+
+
+def state_of(state: Any) -> Text:
+    """State of an objective, in words and colour."""
+    text, style = words.STATES.get(str(state), (str(state or "unknown"), ""))
+    return Text(text, style)
+
+
+def severity_of(row: Row) -> Text:
+    """Severity of an event."""
+    return Text(str(row.get("severity", "")), words.SEVERITIES.get(str(row.get("severity")), ""))
+
+
+def gateway_state(row: Row) -> Text:
+    """State of a gateway."""
+    style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN}.get(
+        str(row.get("state")), words.BAD
+    )
+    return Text(str(row.get("state") or words.DASH), style)
+
+
+KINDS: Final = {
+    "gateways": Kind(
+        "/gateways",
+        (
+            Column("NAME", _plain("name")),
+            Column("STATE", lambda row, _now_us: gateway_state(row)),
+            Column("LAST CUT", lambda row, now_us: words.ago(row.get("last_cut_us"), now_us), number=True),
+            Column("STREAMS", lambda row, _now_us: words.count(_live(row, "streams")), number=True),
+            Column("LOST CUTS", lambda row, _now_us: words.count(row.get("dropped_cuts")), number=True),
+            Column("ADDRESS", _plain("address")),
+        ),
+        "No gateway has connected. Start an agent beside the storage: gateway-agent run --config FILE",
+    ),
+    "volumes": Kind(
+        "/volumes",
+        (
+            Column("VOLUME", _plain("volume")),
+            Column("BACKEND", _plain("backend")),
+            Column("IOPS", lambda row, _now_us: words.count(_live(row, "iops")), number=True),
+            Column("P95", lambda row, _now_us: words.latency(_live(row, "p95_us")), number=True),
+            Column("P99", lambda row, _now_us: words.latency(_live(row, "p99_us")), number=True),
+            Column("CAP/s", lambda row, _now_us: words.count(_live(row, "cap_cost_per_s")), number=True),
+            _counted("reads"),
+            _counted("writes"),
+        ),
+        "No volume is known yet. Start an agent beside the storage: gateway-agent run --config FILE",
+    ),
+    "slas": Kind(
+        "/slas",
+        (
+            Column("NAME", _plain("name")),
+            Column("OBJECTIVE", _plain("objective")),
+            Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
+            Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
+            Column("PROMISED", lambda row, _now_us: promise(row), number=True),
+            Column("KEPT", lambda row, _now_us: words.percent(row.get("compliance"), 2), number=True),
+            Column("COVER", lambda row, _now_us: words.percent(row.get("coverage")), number=True),
+            Column("BUDGET", lambda row, _now_us: words.percent(row.get("budget_remaining"), 0), number=True),
+        ),
+        "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
+    ),
+    "throttles": Kind(
+        "/throttles",
+        (
+            Column("VOLUME", _plain("volume")),
+            Column("AT MOST", lambda row, _now_us: words.cap(row)),
+            Column("STATE", _plain("state")),
+            Column("BY", lambda row, _now_us: str(row.get("who") or row.get("source") or words.DASH)),
+            Column("SINCE", lambda row, _now_us: words.when(row.get("requested_us"))),
+            Column("REASON", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
+        ),
+        "No throttle was ever set.",
+    ),
+    "events": Kind(
+        "/events",
+        (
+            Column("TIME", lambda row, _now_us: words.when(row.get("at_us"))),
+            Column("SEVERITY", lambda row, _now_us: severity_of(row)),
+            Column("KIND", _plain("kind")),
+            Column("WHAT", _plain("text")),
+        ),
+        "Nothing has happened yet.",
+    ),
+    "policies": Kind(
+        "/policies",
+        (
+            Column("VERSION", _plain("version"), number=True),
+            Column("STATE", _plain("state")),
+            Column("CREATED", lambda row, _now_us: words.when(row.get("created_us"))),
+            Column("ROWS", lambda row, _now_us: words.count((row.get("job") or {}).get("rows")), number=True),
+            Column("BY", _plain("published_by")),
+        ),
+        "No policy was computed yet: sla policy run",
+    ),
+}
+
+
+def promise(row: Row) -> str:
+    """Percentile and threshold."""
+    if row.get("threshold_us") is None:
+        return words.DASH
+    return f"p{row.get('percentile', 0):g} {words.latency(row['threshold_us'])}"
+
+
+def by_objective(rows: Sequence[Row]) -> list[Row]:
+    """Agreements as the API lists them -> one row an objective; one without live view keeps its name."""
+    spread: list[Row] = []
+    for row in rows:
+        plain = {key: value for key, value in row.items() if key != "live"}
+        spread += [{**plain, **entry} for entry in row.get("live") or [{}]]
+    return spread
+
+
+def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
+    """The table; fits whatever width it is printed at by folding names and texts."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, expand=False)
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.number else "left",
+            no_wrap=column.number,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(column.value(row, now_us) for column in columns))
+    return table

@@ -1,0 +1,157 @@
+"""``sla top``: the live view in a terminal, refreshed each second; q or Ctrl-C ends it.
+
+``frame`` is pure (snapshot in, renderable out); the rest is a loop around it: read /api/v1/live, draw, wait
+for a key. A server that does not answer is said in the frame and asked again; the last values stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sla_server.cli import words
+from sla_server.cli.client import Client
+from sla_server.cli.errors import CliError
+from sla_server.cli.shared import console, pass_client
+from sla_server.cli.tables import Column, Row, build, promise, state_of
+
+SLAS: Final = (
+    Column("AGREEMENT", lambda row, _now_us: f"{row.get('name')}/{row.get('objective')}"),
+    Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
+    Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
+    Column("PROMISED", lambda row, _now_us: promise(row), number=True),
+    Column("KEPT", lambda row, _now_us: words.percent(row.get("compliance"), 2), number=True),
+    Column("BUDGET", lambda row, _now_us: words.percent(row.get("budget_remaining"), 0), number=True),
+)
+VOLUMES: Final = (
+    Column("VOLUME", lambda row, _now_us: str(row.get("volume"))),
+    Column("IOPS", lambda row, _now_us: words.count(row.get("iops")), number=True),
+    Column("RATE", lambda row, _now_us: words.rate(row.get("bytes_per_s")), number=True),
+    Column("P50", lambda row, _now_us: words.latency(row.get("p50_us")), number=True),
+    Column("P95", lambda row, _now_us: words.latency(row.get("p95_us")), number=True),
+    Column("P99", lambda row, _now_us: words.latency(row.get("p99_us")), number=True),
+    Column("HELD", lambda row, _now_us: words.count(row.get("held")), number=True),
+    Column("CAP/s", lambda row, _now_us: words.count(row.get("cap_cost_per_s")), number=True),
+)
+THROTTLES: Final = (
+    Column("THROTTLED", lambda row, _now_us: str(row.get("volume"))),
+    Column("AT MOST", lambda row, _now_us: words.cap(row)),
+    Column("STATE", lambda row, _now_us: str(row.get("state"))),
+    Column("FOR", lambda row, now_us: words.ago(row.get("since_us"), now_us), number=True),
+    Column("WHY", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
+)
+EVENTS: Final = (
+    Column("TIME", lambda row, _now_us: words.when(row.get("at_us"))),
+    Column("EVENT", lambda row, _now_us: str(row.get("text") or row.get("kind"))),
+)
+EVENTS_SHOWN: Final = 5
+_QUIT: Final = frozenset(b"qQ\x04")
+
+
+def frame(snapshot: Row, trouble: str = "") -> RenderableType:
+    """One picture of the live view; ``trouble`` is said above it."""
+    now_us = int(snapshot.get("at_us") or 0)
+    parts: list[RenderableType] = [_headline(snapshot, trouble)]
+    if trouble:
+        parts.append(Text(trouble, words.BAD))
+    sections: tuple[tuple[tuple[Column, ...], list[Row], str], ...] = (
+        (SLAS, snapshot.get("slas", []), "No agreement is in force: sla apply -f agreement.yaml"),
+        (VOLUMES, snapshot.get("volumes", []), "No volume seen: gateway-agent run --config FILE"),
+        (THROTTLES, snapshot.get("throttles", []), "Nobody is throttled."),
+        (EVENTS, snapshot.get("events", [])[:EVENTS_SHOWN], "No events yet."),
+    )
+    for columns, rows, empty in sections:
+        parts.append(Text())
+        parts.append(build(columns, rows, now_us) if rows else Text(empty, "dim"))
+    return Group(*parts)
+
+
+def _headline(snapshot: Row, trouble: str) -> Table:
+    line = Table.grid(expand=True)
+    line.add_column()
+    line.add_column(justify="right", no_wrap=True)
+    up = [row for row in snapshot.get("gateways", []) if row.get("state") in ("up", "recovered")]
+    restarts = sum(int(row.get("restarts") or 0) for row in snapshot.get("processes", []))
+    facts = [
+        f"mode {snapshot.get('mode') or 'unknown'}",
+        f"{len(up)} of {len(snapshot.get('gateways', []))} gateways up",
+        f"{restarts} process restart{'' if restarts == 1 else 's'}",
+    ]
+    policy = snapshot.get("policy") or {}
+    if policy.get("version"):
+        facts.append(f"policy {policy['version']}")
+    stamp = "" if trouble else words.when(snapshot.get("at_us"))
+    line.add_row(Text(" · ".join(facts), "bold"), Text(stamp, "dim"))
+    return line
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one picture and end.")
+@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds.")
+@pass_client
+def top(client: Client, once: bool, interval: float) -> None:
+    """Watch agreements, volumes and throttles live; q ends it."""
+    snapshot: dict[str, Any] = client.get("/live")
+    if once or not sys.stdout.isatty():
+        console().print(frame(snapshot, trouble_of(snapshot)))
+        return
+    trouble = trouble_of(snapshot)
+    with _keys(), Live(frame(snapshot, trouble), console=console(), screen=True, auto_refresh=False) as live:
+        while not _quit_pressed(interval):
+            try:
+                snapshot = client.get("/live")
+                trouble = trouble_of(snapshot)
+            except CliError as exc:
+                trouble = str(exc).splitlines()[0] + " Trying again."
+            live.update(frame(snapshot, trouble), refresh=True)
+
+
+def trouble_of(snapshot: Row) -> str:
+    """What is wrong with the view itself, in words; empty when it is fresh."""
+    server = snapshot.get("server") or {}
+    if not server.get("stale"):
+        return ""
+    if server.get("age_s") is None:
+        return "The services part has not sent a live view yet; 'sla-server status' says more."
+    silent = words.span(server["age_s"])
+    return f"No live data for {silent}: the services part does not answer (sla-server status)."
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Keys are read one by one, and the terminal is as before afterwards."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _quit_pressed(wait_s: float) -> bool:
+    """Wait, and say whether q was pressed meanwhile."""
+    end_s = time.monotonic() + wait_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        if not sys.stdin.isatty():
+            time.sleep(left_s)
+        elif select.select([sys.stdin], [], [], left_s)[0]:
+            keys = os.read(sys.stdin.fileno(), 64)  # past Python's buffer, which select cannot see
+            if not keys or set(keys) & _QUIT:
+                return True
+    return False

@@ -1,0 +1,100 @@
+"""Headless Chromium for tests: one function a question, each with a browser and profile of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import (
+    presence_of_element_located,
+    visibility_of_element_located,
+)
+from selenium.webdriver.support.wait import WebDriverWait
+
+OPTIONS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
+)
+WAIT_S = 20.0
+
+
+@contextmanager
+def browser(width: int = 1280, height: int = 1000, *, dark: bool = False) -> Iterator[Chrome]:
+    """A fresh browser whose page has this size in CSS pixels (also below Chromium's least window)."""
+    folder = tempfile.mkdtemp(prefix="sla-browser-")
+    options = ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for option in (*OPTIONS.split(), f"--user-data-dir={folder}", f"--window-size={width},{height}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    try:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        yield driver
+    finally:
+        driver.quit()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:
+    """Until the page has such an element; TimeoutException after 20 s."""
+    condition = visibility_of_element_located if visible else presence_of_element_located
+    WebDriverWait(driver, WAIT_S).until(
+        condition((By.CSS_SELECTOR, css)), f"no {css!r} on {driver.current_url}"
+    )
+
+
+def console_errors(driver: Chrome) -> list[str]:
+    """What the browser complained of: script errors, refused content, failed requests."""
+    return [
+        entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
+    ]
+
+
+def take_screenshot(
+    url: str,
+    path: Path | str,
+    width: int,
+    height: int,
+    wait_css: str,
+    *,
+    dark: bool = False,
+    whole: bool = False,
+) -> None:
+    """A PNG of the page at ``url`` once ``wait_css`` is there; ``whole``: as high as the page is."""
+    with browser(width, height, dark=dark) as driver:
+        driver.get(url)
+        wait_for(driver, wait_css)
+        settle(driver)
+        if whole:
+            height = int(driver.execute_script("return document.documentElement.scrollHeight"))
+            metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        Path(path).write_bytes(driver.get_screenshot_as_png())
+
+
+def settle(driver: Chrome) -> None:
+    """Until the chart is drawn, if the page shows one."""
+    script = (
+        "const c = document.getElementById('chart'); return !c || c.hidden || !!c.querySelector('.main-svg')"
+    )
+    WebDriverWait(driver, WAIT_S).until(
+        lambda running: running.execute_script(script), "the chart is not drawn"
+    )
+
+
+def text_of(url: str, css: str) -> str:
+    """Text of the first element that matches, once it is there."""
+    with browser() as driver:
+        driver.get(url)
+        wait_for(driver, css)
+        return str(driver.find_element(By.CSS_SELECTOR, css).text)

@@ -1,0 +1,233 @@
+"""Every route through Flask's test client, over the fakes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.api import openapi
+from sla_server.api.app import handler_of
+from sla_server.api.parts import Parts
+from sla_server.api.routes import PREFIX, ROUTES
+from tests.unit.api import fakes
+from tests.unit.api.fakes import NOW_US, snapshot
+
+READS = [
+    route
+    for route in ROUTES
+    if route.method == "GET" and route.answer == "application/json" and "{" not in route.path
+]
+
+
+def items(web: FlaskClient, path: str) -> list[dict[str, Any]]:
+    answer = web.get(f"/api/v1/{path}")
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json["items"]
+    return found
+
+
+def test_the_url_map_and_the_document_are_the_table(web: FlaskClient) -> None:
+    served = {
+        (method, rule.rule.replace("<", "{").replace(">", "}"))
+        for rule in web.application.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        if rule.rule.startswith(PREFIX)
+    }
+    told = web.get("/api/v1/openapi.json").json
+    documented = {(method.upper(), path) for path, methods in told["paths"].items() for method in methods}
+    assert served == documented
+    assert len(served) == len(ROUTES)
+    assert told["openapi"].startswith("3.1")
+
+
+def test_every_route_is_whole() -> None:
+    names = [route.operation for route in ROUTES]
+    assert len(names) == len(set(names))
+    for route in ROUTES:
+        assert handler_of(route).__doc__, route.operation
+        assert not route.body or route.body in openapi.SCHEMAS
+        assert route.changes == (route.method != "GET"), "reading is open, changing is not"
+
+
+@pytest.mark.parametrize("route", READS, ids=lambda route: route.operation)
+def test_reads_carry_an_etag_and_answer_304(web: FlaskClient, parts: Parts, route: Any) -> None:
+    parts.live.put(snapshot())
+    first = web.get(route.rule)
+    assert first.status_code == 200
+    assert first.mimetype == "application/json"
+    again = web.get(route.rule, headers={"If-None-Match": first.headers["ETag"]})
+    assert again.status_code == 304
+    assert again.data == b""
+
+
+@pytest.mark.parametrize(
+    "path", ["gateways", "volumes", "slas", "throttles", "events", "policies", "audit", "totals"]
+)
+def test_a_database_that_is_away_is_said(web: FlaskClient, source: fakes.FakeSource, path: str) -> None:
+    source.away = True
+    answer = web.get(f"/api/v1/{path}")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert "connection refused" in answer.json["detail"]
+    assert web.get("/api/v1/live").status_code == 200, "the live view needs no database"
+
+
+def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, parts: Parts) -> None:
+    fresh = {**snapshot()["volumes"][0], "volume": "new-one"}
+    parts.live.put(snapshot(volumes=[*snapshot()["volumes"], fresh]))
+    rows = {row["volume"]: row for row in items(web, "volumes")}
+    assert rows["erp-db"]["reads"] == 48_211
+    assert rows["erp-db"]["live"]["iops"] == 80.4
+    assert "reads" not in rows["new-one"], "what SQL does not know has no count"
+
+
+def test_one_volume_and_its_streams(web: FlaskClient) -> None:
+    row = web.get("/api/v1/volumes/erp-db").json
+    assert row["live"] is None
+    assert row["by_stream"][0]["stream_id"] == str((1 << 62) + 1)
+    assert web.get("/api/v1/volumes/none").status_code == 404
+
+
+def test_history_takes_the_last_hour_by_default(web: FlaskClient, source: fakes.FakeSource) -> None:
+    rows = items(web, "volumes/erp-db/history")
+    assert source.asked[-1] == ("rollup_history", "erp-db", NOW_US - 3_600_000_000, NOW_US)
+    assert rows[0]["iops"] == 80.0
+    items(web, f"volumes/erp-db/history?from_us={NOW_US - 5}&to_us={NOW_US - 1}")
+    assert source.asked[-1][2:] == (NOW_US - 5, NOW_US - 1)
+
+
+@pytest.mark.parametrize(
+    "query", ["from_us=x", "from_us=5&to_us=5", "from_us=9&to_us=1", "from_us=0", "to_us=-1"]
+)
+def test_spans_that_make_no_sense(web: FlaskClient, query: str) -> None:
+    answer = web.get(f"/api/v1/volumes/erp-db/history?{query}")
+    assert answer.status_code == 400
+    assert "_us" in answer.json["detail"]
+
+
+def test_agreements(web: FlaskClient, parts: Parts) -> None:
+    parts.live.put(snapshot())
+    row = items(web, "slas")[0]
+    assert "document" not in row
+    assert row["live"][0]["state"] == "ok"
+    assert web.get("/api/v1/slas/erp-gold").json["document"].startswith("apiVersion")
+    missing = web.get("/api/v1/slas/none")
+    assert missing.status_code == 404
+    assert "sla get slas" in missing.json["fix"]
+
+
+def test_slices_take_the_first_objective(web: FlaskClient, source: fakes.FakeSource) -> None:
+    answer = web.get("/api/v1/slas/erp-gold/slices").json
+    assert answer["objective"] == "latency"
+    assert answer["counts"] == {"good": 1}
+    assert answer["to_us"] - answer["from_us"] == 24 * 3_600_000_000
+    assert web.get("/api/v1/slas/erp-gold/slices?objective=other").json["objective"] == "other"
+
+
+def test_events_page_through_without_gap_or_double(web: FlaskClient) -> None:
+    seen, cursor = [], None
+    for _ in range(10):
+        page = web.get("/api/v1/events?limit=7" + (f"&before={cursor}" if cursor else "")).json
+        seen += [row["event_id"] for row in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert seen == [f"e{number:04}" for number in range(25)]
+
+
+@pytest.mark.parametrize("query", ["before=nonsense", "limit=0", "limit=1001", "limit=x"])
+def test_bad_paging(web: FlaskClient, query: str) -> None:
+    assert web.get(f"/api/v1/events?{query}").status_code == 400
+
+
+def test_throttles_in_force(web: FlaskClient, source: fakes.FakeSource) -> None:
+    items(web, "throttles?in_force=1&limit=5")
+    assert source.asked[-1] == ("throttles", True, 5)
+    assert web.get("/api/v1/throttles?in_force=maybe").status_code == 400
+
+
+def test_policy_caps(web: FlaskClient, source: fakes.FakeSource) -> None:
+    assert items(web, "policies/3/caps?hour=0")[0]["volume"] == "batch"
+    assert source.asked[-1] == ("policy_caps", 3, 0)
+    items(web, "policies/3/caps")
+    assert source.asked[-1] == ("policy_caps", 3, None)
+    assert web.get("/api/v1/policies/4/caps").status_code == 404
+    assert web.get("/api/v1/policies/x/caps").status_code == 400
+    assert web.get("/api/v1/policies/3/caps?hour=168").status_code == 400
+
+
+def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: Parts, clock: FakeClock) -> None:
+    empty = web.get("/api/v1/live?since=-1").json
+    assert empty["at_us"] == 0
+    assert empty["server"] == {"age_s": None, "stale": True}
+    parts.live.put(snapshot())
+    assert web.get("/api/v1/live").json["server"] == {"age_s": 0.0, "stale": False}
+    assert web.get(f"/api/v1/live?since={NOW_US}").status_code == 204
+    assert web.get(f"/api/v1/live?since={NOW_US - 1}").status_code == 200
+    assert web.get(f"/api/v1/live?since={NOW_US + 9}").status_code == 200, (
+        "a clock stepped back is no dead end"
+    )
+    clock.advance(9.0)
+    assert web.get("/api/v1/live").json["server"]["stale"]
+
+
+def test_a_stream_takes_a_place_and_gives_it_back(web: FlaskClient, parts: Parts) -> None:
+    parts.live.put(snapshot())
+    answer = web.get("/api/v1/live/stream", buffered=False)
+    assert answer.mimetype == "text/event-stream"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert parts.live.streams == 1
+    event = next(iter(answer.response))
+    payload = event.decode() if isinstance(event, bytes) else event
+    assert json.loads(payload.partition("data: ")[2])["mode"] == "enforce"
+    answer.close()
+    assert parts.live.streams == 0
+
+
+def test_a_stream_beyond_the_limit(web: FlaskClient, parts: Parts) -> None:
+    places = [parts.live.take_place() for _ in range(parts.live.streams_max)]
+    answer = web.get("/api/v1/live/stream")
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0
+    assert "live?since=" in answer.json["fix"]
+    assert "sla_api_live_streams_refused_total 1.0" in web.get("/api/v1/metrics").text
+    places[0].release()
+
+
+def test_mode_health_and_processes(web: FlaskClient, parts: Parts, source: fakes.FakeSource) -> None:
+    assert web.get("/api/v1/mode").json == {"mode": None, "stale": True}
+    assert web.get("/api/v1/health").json["status"] == "degraded"
+    parts.live.put(snapshot())
+    assert web.get("/api/v1/mode").json == {"mode": "enforce", "stale": False}
+    assert web.get("/api/v1/health").json["status"] == "ok"
+    assert items(web, "processes")[0]["name"] == "services"
+    source.away = True
+    told = web.get("/api/v1/health").json
+    assert told["status"] == "degraded"
+    assert "connection refused" in told["database"]
+
+
+def test_metrics_count_requests(web: FlaskClient) -> None:
+    web.get("/api/v1/totals")
+    text = web.get("/api/v1/metrics").text
+    assert 'sla_api_requests_total{operation="totals",status="200"} 1.0' in text
+    assert "sla_api_snapshot_age_seconds -1.0" in text
+
+
+def test_unknown_paths_and_methods_are_problems(web: FlaskClient) -> None:
+    for answer, status in ((web.get("/api/v1/none"), 404), (web.post("/api/v1/live"), 405)):
+        assert answer.status_code == status
+        assert answer.mimetype == "application/problem+json"
+        assert answer.json["status"] == status
+        assert answer.json["fix"]
+
+
+def test_a_fault_of_ours_tells_no_details(web: FlaskClient, source: fakes.FakeSource) -> None:
+    source.totals = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    answer = web.get("/api/v1/totals")
+    assert answer.status_code == 500
+    assert "division" not in answer.text

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sla_server.cli import client as client_module
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.shared import duration_s
+from tests.unit.cli.conftest import Terminal
+
+APPLIED = {
+    "applied": [
+        {"name": "erp-gold", "version": 3, "changed": True},
+        {"name": "b", "version": 1, "changed": False},
+    ]
+}
+
+
+def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
+    sla.box.answer = lambda _header: (True, 200, APPLIED)
+    path = tmp_path / "agreement.yaml"
+    path.write_text("kind: SLA\n")
+    done = sla("apply", "-f", str(path))
+    assert done.output == "erp-gold: in force as version 3\nb: unchanged version 1\n"
+    assert sla.asked == [("apply", {"documents": "kind: SLA\n", "dry_run": False})]
+
+
+def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
+    sla.box.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
+    done = sla("apply", "-f", "-", "--dry-run", text="kind: SLA\n")
+    assert "would change to version 3" in done.stdout
+    assert "not judged" in done.stderr
+    assert sla.asked[0][1]["dry_run"] is True
+
+
+def test_errors_of_a_document_are_listed_with_their_lines(sla: Terminal) -> None:
+    errors = [{"line": 7, "field": "spec.priority", "problem": "'golden' is unknown", "fix": "use gold"}]
+    sla.box.answer = lambda _header: (False, 422, {"errors": errors})
+    done = sla("apply", "-f", "-", text="kind: SLA")
+    assert done.exit_code == 1
+    assert "line 7: spec.priority: 'golden' is unknown (use gold)" in done.stderr
+
+
+def test_a_missing_file(sla: Terminal) -> None:
+    done = sla("apply", "-f", "none.yaml")
+    assert done.exit_code == 2
+    assert "none.yaml cannot be read" in done.stderr
+    assert sla.asked == []
+
+
+def test_delete(sla: Terminal) -> None:
+    assert sla("delete", "sla", "erp-gold").exit_code == 0
+    assert sla.asked[-1] == ("delete", {"name": "erp-gold"})
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        (["--iops", "100"], {"iops": 100.0}),
+        (["--mbps", "2.5"], {"bytes_per_s": 2.5e6}),
+        (["--cost", "50"], {"cost_per_s": 50.0}),
+    ],
+)
+def test_throttle_set(sla: Terminal, options: list[str], rate: dict[str, float]) -> None:
+    sla.box.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    done = sla("throttle", "set", "batch", *options, "--for", "10m", "--reason", "backup")
+    assert done.output == "batch: throttled for 10m (throttle t-9)\n"
+    assert sla.asked == [
+        ("throttle_set", {"volume": "batch", **rate, "reason": "backup", "duration_s": 600.0})
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--reason", "x"],
+        ["--iops", "1", "--cost", "1", "--reason", "x"],
+        ["--iops", "0", "--reason", "x"],
+        ["--iops", "1"],
+        ["--iops", "1", "--reason", "x", "--for", "soon"],
+    ],
+)
+def test_throttles_that_make_no_sense(sla: Terminal, options: list[str]) -> None:
+    assert sla("throttle", "set", "batch", *options).exit_code == 2
+    assert sla.asked == []
+
+
+def test_throttle_release(sla: Terminal) -> None:
+    sla.box.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"
+    assert sla.asked == [("throttle_release", {"volume": "batch", "throttle_id": None})]
+    sla.box.answer = lambda _header: (
+        False,
+        404,
+        {"errors": [{"line": 0, "field": "", "problem": "batch has no throttle", "fix": "See x"}]},
+    )
+    done = sla("throttle", "release", "batch")
+    assert done.exit_code == 1
+    assert done.stderr == "sla: batch has no throttle\n  See x\n"
+
+
+def test_mode(sla: Terminal) -> None:
+    assert sla("mode").output == "enforce\n"
+    sla.box.answer = lambda header: (True, 200, header["body"])
+    assert sla("mode", "observe").output == "observe\n"
+    assert sla("mode", "off").exit_code == 2
+
+
+def test_login_prints_an_address(sla: Terminal) -> None:
+    assert sla("login").output.startswith("http://127.0.0.1:8411/login?code=")
+
+
+def test_a_change_that_is_answered_late(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    sla.box.answer = None
+
+    def services_comes_back(_seconds: float) -> None:
+        header = {"req": sla.box.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
+        sla.parts.calls.answer(header)
+
+    monkeypatch.setattr(client_module.time, "sleep", services_comes_back)
+    assert sla("mode", "observe").output == "observe\n"
+
+
+def test_a_change_that_is_never_answered(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    sla.box.answer = None
+    monkeypatch.setattr(client_module, "PENDING_LIMIT_S", 0.0)
+    done = sla("mode", "observe")
+    assert done.exit_code == 75
+    assert "/api/v1/operations/" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172_800)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "m", "10 minutes", "-5m", "1w"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(BadUsage):
+        duration_s(text)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sla_server.cli import words
+from sla_server.cli.tables import KINDS, build, by_objective
+from tests.unit.api.fakes import NOW_US
+from tests.unit.cli.conftest import Terminal
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tables_fit_eighty_columns(sla: Terminal, kind: str) -> None:
+    done = sla("get", kind)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert len(lines) >= 3
+    assert max(len(line) for line in lines) <= 80
+    assert KINDS[kind].columns[0].title in lines[0]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
+    rows = json.loads(sla("get", kind, "-o", "json").output)
+    assert isinstance(rows, list)
+    assert rows
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    name = {"slas": "agreements"}.get(kind, kind)
+    monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
+    sla.parts.live.put({"at_us": NOW_US})
+    assert sla("get", kind).output.strip() == KINDS[kind].empty
+
+
+def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
+    row = next(line for line in sla("get", "volumes").output.splitlines() if line.startswith("erp-db"))
+    assert row.split() == ["erp-db", "disk-0", "80", "9.20ms", "14.7ms", "-", "48,211", "12,004"]
+
+
+def test_slas_show_one_row_an_objective(sla: Terminal) -> None:
+    row = next(line for line in sla("get", "slas").output.splitlines() if line.startswith("erp-gold"))
+    assert row.split() == ["erp-gold", "latency", "kept", "9.20ms", "p95", "12.0ms", "99.21%", "99.8%", "63%"]
+    assert by_objective([{"name": "a", "live": []}]) == [{"name": "a"}]
+    two = by_objective([{"name": "a", "live": [{"objective": "x"}, {"objective": "y"}]}])
+    assert [row["objective"] for row in two] == ["x", "y"]
+
+
+def test_long_names_fold_and_numbers_are_never_cut() -> None:
+    row: dict[str, Any] = {
+        "volume": "a-very-long-volume-name-that-someone-chose-because-they-could",
+        "backend": "another-long-name",
+        "reads": 123_456_789_012,
+        "writes": 123_456_789_012,
+        "live": {"iops": 123_456, "p95_us": 123_456, "p99_us": 1_234_567, "cap_cost_per_s": 99_999},
+    }
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        console.print(build(KINDS["volumes"].columns, [row], NOW_US))
+    text = captured.get()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert text.count("123,456,789,012") == 2
+    assert "…" not in text
+
+
+def test_missing_values_are_dashes() -> None:
+    for columns in (kind.columns for kind in KINDS.values()):
+        for column in columns:
+            assert str(column.value({}, NOW_US)) in ("-", "", "unknown"), column.title
+
+
+def test_limit(sla: Terminal) -> None:
+    assert len(json.loads(sla("get", "events", "--limit", "3", "-o", "json").output)) == 3
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (None, "-"),
+        (0, "0us"),
+        (994, "994us"),
+        (995, "0.99ms"),
+        (9_200, "9.20ms"),
+        (15_100, "15.1ms"),
+        (2_500_000, "2.5s"),
+    ],
+)
+def test_latencies(us: int | None, text: str) -> None:
+    assert words.latency(us) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "digits", "text"),
+    [(1.0, 2, "100.00%"), (0.99996, 2, "99.99%"), (0.57, 0, "57%"), (None, 1, "-")],
+)
+def test_ratios_are_rounded_down(ratio: float | None, digits: int, text: str) -> None:
+    assert words.percent(ratio, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0s"), (89, "89s"), (90, "2m"), (7200, "2h"), (200_000, "2d")]
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert words.span(seconds) == text

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from rich.console import Console
+
+from sla_server.cli.top import frame, trouble_of
+from tests.unit.api import fakes
+from tests.unit.cli.conftest import Terminal
+
+
+def draw(snapshot: dict[str, object], trouble: str = "") -> str:
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(frame(snapshot, trouble))
+    return captured.get()
+
+
+def test_one_picture_holds_everything_in_eighty_columns() -> None:
+    text = draw(fakes.snapshot())
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert "mode enforce · 2 of 2 gateways up · 1 process restart · policy 3" in text.replace("\n", " ")
+    for words in (
+        "erp-gold/latency",
+        "kept",
+        "AT RISK",
+        "p95 12.0ms",
+        "batch",
+        "290 cost/s",
+        "event number 0",
+    ):
+        assert words in text
+    assert "event number 5" not in text
+
+
+def test_an_empty_view_says_what_to_do() -> None:
+    text = draw({"at_us": 0})
+    assert "mode unknown" in text
+    assert "sla apply -f agreement.yaml" in text
+    assert "gateway-agent run" in text
+
+
+def test_trouble_is_said() -> None:
+    assert trouble_of({"server": {"stale": False, "age_s": 0.1}}) == ""
+    assert "yet" in trouble_of({"server": {"stale": True, "age_s": None}})
+    assert "No live data for 12s" in trouble_of({"server": {"stale": True, "age_s": 12.0}})
+    assert "the link is down" in draw(fakes.snapshot(), "the link is down")
+
+
+def test_once(sla: Terminal) -> None:
+    done = sla("top", "--once")
+    assert done.exit_code == 0
+    assert "erp-gold/latency" in done.output
+    assert "\x1b" not in done.output
