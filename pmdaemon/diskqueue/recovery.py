@@ -121,7 +121,7 @@ def recover(data: memoryview, index: memoryview, file: FileHeader) -> Recovered:
         report.index_whole and header and header.synced_seq + 1 == header.next_seq == next_seq
     )
     _damage(found, ring, file, floor, header, held, report)
-    if not report.clean:
+    if not report.clean and (header or found.intact or found.broken):
         # A record so damaged that nothing shows it may have borne the next numbers: leave them unused.
         next_seq += 1 + len(found.broken)
     entries.sort(key=lambda entry: (entry.offset - write) % file.ring_bytes)

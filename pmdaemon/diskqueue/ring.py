@@ -77,9 +77,10 @@ class Ring:
         """Move as few old records as needed from the head to the tail; none if that does not help."""
         entry = self.head
         for count in range(1, MOST_SKIPS + 1):
-            if entry is None or entry.next is None or not entry.durable:
+            if self.head is None or entry is None or not entry.durable:
                 return -1
-            write, read = entry.end % self.ring_bytes, entry.next.offset
+            # Behind the last entry the list begins anew: all moved once is none moved, only W draws back.
+            write, read = entry.end % self.ring_bytes, (entry.next or self.head).offset
             # read == write: nothing between the two, which fit() takes as no room (read - write = 0).
             offset = fit(write, read, size, self.ring_bytes, reserve)
             if offset >= 0:

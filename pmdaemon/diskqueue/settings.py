@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pmdaemon.runtime.config import StrictModel
 
@@ -43,6 +43,15 @@ class QueueSettings(StrictModel):
     """Period of the index sync: what a crash may bring back was deleted within it."""
     retry_limit: int = Field(default=10, ge=0)
     """A record retried more often leaves the queue, for the secondary queue if there is one."""
+
+    @model_validator(mode="after")
+    def _reserves_fit(self) -> Self:
+        """A queue must have room beside what it keeps back."""
+        if self.reserve_entries >= self.entries:
+            raise ValueError("reserve_entries must be smaller than entries")
+        if self.reserve_bytes > self.data_bytes // 2:
+            raise ValueError("reserve_bytes must be at most half of data_bytes")
+        return self
 
     @property
     def resolved_index_path(self) -> Path:
