@@ -59,8 +59,9 @@ class Entry:
                  "slot", "work")  # fmt: skip
 
     def __init__(
-        self, seq: int, offset: int, end: int, length: int, kind: int, destination: bytes, crc: int, slot: int
-    ) -> None:
+        self, seq: int, offset: int, end: int, length: int, kind: int, destination: bytes, crc: int,
+        slot: int, prev: Entry | None = None,
+    ) -> None:  # fmt: skip
         self.seq = seq
         self.offset = offset
         self.end = end
@@ -71,7 +72,7 @@ class Entry:
         self.slot = slot
         self.durable = False
         self.work: Work | None = None
-        self.prev: Entry | None = None
+        self.prev = prev
         self.next: Entry | None = None
 
     def working(self) -> Work:

@@ -50,7 +50,7 @@ class Index:
         self.used = 0
         self.free_head = NONE
         self.in_use = 0
-        self.dirty: set[int] = set()
+        self.dirty: list[int] = []  # with repetitions; thinned out when it grows
         self._storage = storage
         self._seed = seed
         self._lock = lock
@@ -74,7 +74,11 @@ class Index:
         self.slots[slot] = self.free_head
         self.free_head = slot
         self.in_use -= 1
-        self.dirty.add(slot)
+        self.dirty.append(slot)
+        if (
+            len(self.dirty) > 8 * self.capacity
+        ):  # a full turn of the queue between two syncs adds about four each
+            self.dirty[:] = set(self.dirty)
 
     def sync(self, note: Callable[[], dict[str, int]], lists: Callable[[], dict[str, int]]) -> int:
         """Write what changed; returns the number of slots written.
@@ -89,8 +93,8 @@ class Index:
         with self._syncing:
             with self._lock:
                 noted = note()
-                dirty, self.dirty = self.dirty, set()
-            slots = sorted(dirty)
+                dirty, self.dirty = self.dirty, []
+            slots = sorted(set(dirty))
             for first in range(0, len(slots), CHUNK_SLOTS):
                 self._write(slots[first : first + CHUNK_SLOTS])
             if slots:
@@ -122,6 +126,6 @@ class Index:
             if entry.durable:
                 return pack_entry(entry, self._seed)
             # Its record is not on disk yet: the slot reads as free until the next sync.
-            self.dirty.add(slot)
+            self.dirty.append(slot)
             entry = None
         return pack_free(slot, NONE if entry is None else entry, self._seed)

@@ -150,7 +150,7 @@ class DiskQueue(Core):
                     self._ready.add_again(seq, entry.destination)
                     break
                 entry.working().owner = owner
-                self._index.dirty.add(entry.slot)
+                self._index.dirty.append(entry.slot)
                 messages.append(self._message(entry))
                 most_bytes -= entry.length
         return messages
@@ -332,7 +332,7 @@ class DiskQueue(Core):
     def _unlock(self, entry: Entry, delay_s: float) -> None:
         work = entry.working()
         work.owner = None
-        self._index.dirty.add(entry.slot)
+        self._index.dirty.append(entry.slot)
         if delay_s > 0:
             work.not_before_ns = self._clock.monotonic_ns() + round(delay_s * 1e9)
             self._ready.delay(entry.seq, entry.destination, work.not_before_ns)
