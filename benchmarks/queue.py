@@ -29,7 +29,7 @@ from pmdaemon.diskqueue.storage import FileStorage
 RECORD = b"x" * 200
 BATCH = [RECORD] * 100
 SAMPLES = 5
-SINGLE, THREADS, EACH, BATCHES, SLOW_BATCHES = 800, 64, 40, 80, 4
+SINGLE, THREADS, EACH, BATCHES, SLOW_BATCHES, FILL_BATCHES = 1000, 64, 100, 80, 4, 900
 
 
 def rate(count: int, work: Callable[[], None]) -> float:
@@ -116,8 +116,12 @@ def persist_queue(path: Path) -> Any:
 def one_sample(folder: Path, rates: dict[str, list[float]]) -> None:
     """Every variant once."""
     settings = QueueSettings(data_path=folder / "queue", data_bytes=32 << 20, entries=100_000)
-    with closing(DiskQueue(settings)) as queue, closing(sqlite3.connect(":memory:")):
-        plain, table, peer = PlainFile(folder / "plain"), Sqlite(folder / "table"), persist_queue(folder / "pq")
+    with closing(DiskQueue(settings)) as queue:
+        plain, table, peer = (
+            PlainFile(folder / "plain"),
+            Sqlite(folder / "table"),
+            persist_queue(folder / "pq"),
+        )
 
         def note(name: str, count: int, work: Callable[[], None]) -> None:
             rates.setdefault(name, []).append(rate(count, work))
@@ -133,16 +137,22 @@ def one_sample(folder: Path, rates: dict[str, list[float]]) -> None:
         note("ours batch", BATCHES * 100, repeated(BATCHES, lambda: queue.put_many(BATCH)))
         note("sqlite batch", BATCHES * 100, repeated(BATCHES, table.put_many))
         if peer is not None:
-            note("persist-queue batch", SLOW_BATCHES * 100, repeated(SLOW_BATCHES * 100, lambda: peer.put(RECORD)))
+            note(
+                "persist-queue batch",
+                SLOW_BATCHES * 100,
+                repeated(SLOW_BATCHES * 100, lambda: peer.put(RECORD)),
+            )
         os.close(plain.fd)
         table.db.close()
-    reopened = time.perf_counter()
-    queue = DiskQueue(settings)
-    rates.setdefault("open, records/s", []).append(
-        queue.stat()["records"] / (time.perf_counter() - reopened)
-    )
+    filled = QueueSettings(data_path=folder / "filled", data_bytes=24 << 20, entries=100_000)
+    with closing(DiskQueue(filled)) as queue:
+        for _ in range(FILL_BATCHES):
+            queue.put_many(BATCH)
+    rates.setdefault("scan", []).append(scanned(filled.data_path))
+    began_s = time.perf_counter()
+    queue = DiskQueue(filled)
+    rates.setdefault("open", []).append(FILL_BATCHES * 100 / (time.perf_counter() - began_s))
     queue.close()
-    rates.setdefault("scan", []).append(scanned(settings.data_path))
 
 
 def scanned(path: Path) -> float:

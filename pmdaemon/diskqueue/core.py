@@ -96,7 +96,8 @@ class Core:
         self._work = threading.Event()
         self._stopping = False
         self._commit = Commit(
-            self._data, settings, self._lock, self._clock, self._now_durable, self._poisoned,
+            self._data, settings, self._lock, self._clock, self._now_durable,
+            self._one_durable, self._poisoned,
             self._work.set if helper else None,
         )  # fmt: skip
         if helper:
@@ -125,6 +126,29 @@ class Core:
         self.dropped_bytes = header.dropped_bytes
 
     # adding
+
+    def _put_alone(self, data: bytes, kind: int, destination: bytes, reserved: bool) -> int:
+        """Add one record and commit it inline, if nothing else is going on; 0 if something is.
+
+        Raises:
+            QueueFull, RecordTooLarge: it was not added. QueuePoisoned, QueueClosed.
+        """
+        size = HEADER_BYTES + len(destination) + len(data)
+        span = size + -size % UNIT_BYTES
+        with self._lock:
+            self._refuse()
+            limit = self._index.capacity - (0 if reserved else self.settings.reserve_entries)
+            if not self._commit.lead_alone():
+                return 0
+            try:
+                offset = self._place_one(span, limit, reserved)
+                entries: list[Entry] = []
+                run = self._fill(offset, (data,), (span,), kind, destination, entries)
+            except BaseException:
+                self._commit.give_up()
+                raise
+        self._commit.solo(run, entries[0])
+        return entries[0].seq
 
     def _reserve(self, payloads: Sequence[bytes], kind: int, destination: bytes, reserved: bool) -> Request:
         """Entries, space and packed bytes for all payloads, or nothing. Lock held.
@@ -178,7 +202,7 @@ class Core:
                 raise QueueFull(self.name, "bytes in one piece", size, ring.free_bytes())
 
     def _fill(
-        self, begin: int, payloads: Sequence[bytes], spans: list[int], kind: int, destination: bytes,
+        self, begin: int, payloads: Sequence[bytes], spans: Sequence[int], kind: int, destination: bytes,
         entries: list[Entry],
     ) -> Run:  # fmt: skip
         """Pack records one behind another from ``begin`` on; append their entries. Lock held.
@@ -237,6 +261,14 @@ class Core:
                 entry.durable = True
             self._ready.add_new(request.first_seq, request.count, request.entries[0].destination)
         self._durable_seq = batch[-1].last_seq
+        if self._consumers_waiting:
+            self._durable.notify_all()
+
+    def _one_durable(self, entry: Entry) -> None:
+        """The same for the record of a single waiter. Lock held."""
+        entry.durable = True
+        self._ready.add_new(entry.seq, 1, entry.destination)
+        self._durable_seq = entry.seq
         if self._consumers_waiting:
             self._durable.notify_all()
 

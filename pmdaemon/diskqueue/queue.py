@@ -57,6 +57,10 @@ class DiskQueue(Core):
         Raises:
             QueueFull, RecordTooLarge: it was not added. QueuePoisoned, QueueClosed: the queue refuses.
         """
+        if len(destination) <= MOST_DESTINATION_BYTES:
+            seq = self._put_alone(data, kind, destination, reserved)
+            if seq:
+                return seq
         request = self._submit((data,), kind, destination, reserved, None, waits=True)
         request.wait()
         return request.first_seq

@@ -115,9 +115,11 @@ class FileStorage:
 
     def write(self, offset: int, buffers: Sequence[bytes]) -> None:
         """See ``Storage``. Raises OSError; then it is unknown which part was written."""
-        size_bytes = sum(map(len, buffers))
-        if len(buffers) > 1 and size_bytes <= JOIN_BYTES:
-            buffers = [b"".join(buffers)]
+        if len(buffers) > 1 and sum(map(len, buffers)) <= JOIN_BYTES:
+            data = b"".join(buffers)
+            if os.pwrite(self._fd, data, offset) == len(data):
+                return
+            buffers = [data]  # cut short: from the beginning, by the careful way
         for first in range(0, len(buffers), IOV_MAX):
             some = buffers[first : first + IOV_MAX]
             wanted = sum(map(len, some))

@@ -17,7 +17,8 @@ from sla_server.cli.main import cli
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     queue = DiskQueue(
-        QueueSettings(data_path=tmp_path / "q", data_bytes=1 << 16, entries=64, reserve_entries=4), helper=False
+        QueueSettings(data_path=tmp_path / "q", data_bytes=1 << 16, entries=64, reserve_entries=4),
+        helper=False,
     )
     queue.put(b"first", destination=b"mail", kind=5)
     queue.put(b"second")
@@ -32,7 +33,12 @@ def run(*arguments: object) -> Result:
 
 def test_stat(path: Path) -> None:
     figures = json.loads(run("stat", path, "-o", "json").stdout)
-    assert (figures["records"], figures["oldest_seq"], figures["next_seq"], figures["retried"]) == (2, 1, 3, 1)
+    assert (figures["records"], figures["oldest_seq"], figures["next_seq"], figures["retried"]) == (
+        2,
+        1,
+        3,
+        1,
+    )
     assert figures["closed_cleanly"]
     assert "records            2" in run("stat", path).stdout
 
