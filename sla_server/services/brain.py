@@ -260,7 +260,7 @@ class Brain:
         before: tuple[Key, npt.NDArray[np.bool_], Piece] | None = None
         for scope in self.scopes.at(taken.cut.gateway_id):
             rows = scope.rows_of(taken)
-            # As a rule a promise has one backend, and its two scopes the same streams: the sums are made once.
+            # As a rule a promise has one backend and its two scopes the same streams: sum up once.
             if before is None or before[0] != scope.promise.key or not np.array_equal(before[1], rows):
                 before = scope.promise.key, rows, piece_of(taken.cut, rows, scope.promise)
             piece = before[2]

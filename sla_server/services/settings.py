@@ -66,7 +66,7 @@ class ControlSettings(StrictModel):
     """Share of the distance to the parking place that one increase covers. See ADR 0002."""
     park_ratio: float = Field(default=0.93, gt=0, le=1)
     """Park this far below the C at which risk was last met. See ADR 0002."""
-    park_r: float = Field(default=0.50, gt=0)
+    park_r: float = Field(default=0.55, gt=0)
     """No step up from here on: near saturation 10 % more load doubles a latency percentile. See ADR 0002."""
     probe_after_s: float = Field(default=30.0, gt=0)
     """Parked and clear for so long, the ceiling may be old: probe upwards by one step."""

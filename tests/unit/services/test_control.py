@@ -126,7 +126,7 @@ def test_it_parks_below_the_ceiling_and_near_saturation(control):
     assert control.allowed <= 0.93 * 400
     before = control.allowed
     for second in range(25, 60):
-        control.step([clear(r=0.52)], biting, (103 + second) * S)
+        control.step([clear(r=0.57)], biting, (103 + second) * S)
     assert control.allowed == before  # clear, but too close to the bend
 
 
