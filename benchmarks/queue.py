@@ -1,9 +1,10 @@
 """The disk queue against plain files, SQLite and persist-queue; every variant durable, 200-byte records.
 
-All variants of a sample run one after another on the same file system, in turn, five samples; the values are
-ratios of medians. SQLite: WAL, synchronous=FULL, one connection behind a lock for 64 threads (the fastest
-way found: separate connections starve each other). persist-queue is a peer of this benchmark only: when it is not installed its row reads
-"missing" (``pip install persist-queue``). The index sync period stays at its default and the checksums on.
+All variants of a sample run one after another on the same file system, in turn, five samples; the values
+are ratios of medians. SQLite: WAL, synchronous=FULL, one connection behind a lock for 64 threads (the
+fastest way found: separate connections starve each other). persist-queue is a peer of this benchmark only:
+when it is not installed its row reads "missing" (``pip install persist-queue``). The index sync period
+stays at its default and the checksums on.
 """
 
 from __future__ import annotations

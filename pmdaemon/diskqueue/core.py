@@ -163,9 +163,8 @@ class Core:
         runs: list[Run] = []
         try:
             for first, last, offset in self._places(spans, reserved):
-                runs.append(
-                    self._fill(offset, payloads[first:last], spans[first:last], kind, destination, entries)
-                )
+                some = payloads[first:last]
+                runs.append(self._fill(offset, some, spans[first:last], kind, destination, entries))
         except DiskQueueError:
             self._ring.undo(mark, entries)
             for entry in entries:
@@ -176,7 +175,7 @@ class Core:
         return Request(self._commit, entries[0].seq, entries, runs)
 
     def _places(self, spans: list[int], reserved: bool) -> Iterator[tuple[int, int, int]]:
-        """(first, last, offset) of the pieces that go to the ring: all in one if that fits, else one by one."""
+        """(first, last, offset) of the pieces: all in one if that fits, else record by record."""
         index, size = self._index, sum(spans)
         keep = 0 if reserved else self.settings.reserve_entries
         if size <= self._ring.largest_bytes() and index.in_use + len(spans) <= index.capacity - keep:

@@ -299,6 +299,28 @@ class DiskQueue(Core):
                         break
         return messages
 
+    @property
+    def queue_id(self) -> str:
+        """16 hex digits, drawn when the queue was made."""
+        return self._file.queue_id.hex()
+
+    @property
+    def durable_seq(self) -> int:
+        """The newest durable record's number; none beyond it can be read."""
+        return self._durable_seq
+
+    @property
+    def oldest_seq(self) -> int:
+        """The oldest record held; one more than the newest given when there is none."""
+        with self._lock:
+            return self._lower_bound()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes from the oldest record to the newest, holes included."""
+        with self._lock:
+            return self._ring.ring_bytes - self._ring.free_bytes()
+
     def stat(self) -> dict[str, Any]:
         """Figures for meters and tools."""
         with self._lock:

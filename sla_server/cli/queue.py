@@ -1,8 +1,8 @@
-"""``sla queue``: look into a disk queue's files, beside a living owner or without one. Nothing is ever written.
+"""``sla queue``: look into a disk queue's files, beside a living owner or without one. It writes nothing.
 
     sla queue stat FILE                  sizes, numbers, what is in use
     sla queue dump FILE                  one line a live record; --data for their contents
-    sla queue recover --dry-run FILE     what recovery would find: damage with offset and size, records restored
+    sla queue recover --dry-run FILE     what recovery would find: damage, records restored
 
 These commands open no connection to the server. Beside a living owner they see a moment that may be torn:
 a record just being written can show up as damage; look twice.

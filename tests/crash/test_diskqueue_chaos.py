@@ -30,7 +30,8 @@ from pathlib import Path
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueFull
 out = sys.stdout.fileno()
-queue = DiskQueue(QueueSettings(data_path=Path(sys.argv[1]), data_bytes=1 << 20, entries=2048, index_sync_s=0.02))
+settings = QueueSettings(data_path=Path(sys.argv[1]), data_bytes=1 << 20, entries=2048, index_sync_s=0.02)
+queue = DiskQueue(settings)
 def produce(producer, number=0):
     while True:
         number += 1

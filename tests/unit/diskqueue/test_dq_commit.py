@@ -165,7 +165,7 @@ def test_failed_write_or_sync_poisons_until_opened_anew(operation: int) -> None:
     with pytest.raises(QueuePoisoned, match="restart"):
         queue.put(b"unknown")
     syncs = disk.syncs
-    for act in (lambda: queue.put(b"x"), lambda: queue.lock(), lambda: queue.sync_index(), queue.flush,
+    for act in (lambda: queue.put(b"x"), queue.lock, queue.sync_index, queue.flush,
                 lambda: queue.read(1), lambda: queue.submit([b"x"])):  # fmt: skip
         with pytest.raises(QueuePoisoned):
             act()

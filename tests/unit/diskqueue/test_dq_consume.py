@@ -173,11 +173,11 @@ def test_drop_oldest_leaves_what_is_being_processed(clock: FakeClock) -> None:
 
 
 def test_full_says_so_and_drains(queue: DiskQueue) -> None:
-    added = 0
+    added = 7  # two units each of sixteen: the eighth would make W meet R
+    for _ in range(added):
+        queue.put(b"x" * 400)
     with pytest.raises(QueueFull, match="Nothing was added") as caught:
-        while True:
-            queue.put(b"x" * 400)
-            added += 1
+        queue.put(b"x" * 400)
     assert caught.value.retryable
     assert len(drain(queue)) == added
     queue.put(b"x" * 400)
@@ -219,6 +219,6 @@ def test_ready_list_does_not_grow_without_lockers(clock: FakeClock) -> None:
 def test_a_closed_queue_says_so(queue: DiskQueue) -> None:
     queue.close()
     queue.close()
-    for act in (lambda: queue.put(b""), lambda: queue.lock(), lambda: queue.read(1), queue.sync_index):
+    for act in (lambda: queue.put(b""), queue.lock, lambda: queue.read(1), queue.sync_index):
         with pytest.raises(QueueClosed):
             act()

@@ -1,7 +1,8 @@
 """Death at every storage operation of making, adding, wrapping, deleting, index sync, recovery and closing.
 
 A history is run once to count its operations, then again for each of them with the crash there, and the
-disk is found with random sectors of what was not synced. Then recovery itself is killed at each of *its* operations.
+disk is found with random sectors of what was not synced. Then recovery itself is killed at each of *its*
+operations.
 """
 
 from __future__ import annotations

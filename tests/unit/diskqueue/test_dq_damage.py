@@ -1,4 +1,4 @@
-"""A bit flipped at every byte, a cut at every length: the others survive, the damage is named, nothing invented."""
+"""A bit flipped at every byte, a cut at every length: others survive, damage is named, nothing invented."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _other_index() -> bytes:
 
 
 def test_a_queued_copy_of_the_file_is_not_taken_for_records() -> None:
-    """The search steps through the bytes of a damaged record, which holds intact records of this very file."""
+    """The search steps through a damaged record, which holds intact records of this very file."""
     disk = FaultDisk()
     queue = open_queue(disk)
     queue.put(b"inner" * 20)

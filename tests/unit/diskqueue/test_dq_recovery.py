@@ -1,4 +1,4 @@
-"""Decisions of recovery that no ordinary crash shows: lists with loops, entries filed wrongly, floors, sync order."""
+"""Decisions of recovery that no ordinary crash shows: loops, wrong lists, floors, order of syncs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real file: zero-filled and reserved, locked by its owner, mapped for readers; and FaultStorage's own faults."""
+"""The real file: zero-filled, locked by its owner, mapped for readers; and FaultStorage's faults."""
 
 from __future__ import annotations
 
