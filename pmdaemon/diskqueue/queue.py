@@ -89,18 +89,20 @@ class DiskQueue(Core):
         destination: bytes = b"",
         reserved: bool = False,
         on_durable: OnDurable | None = None,
+        wake_helper: bool = True,
     ) -> Request:
         """Add a batch without waiting; the handle's ``wait`` blocks until durable.
 
         ``on_durable`` is called from the thread that synced, for each request once it is on disk; it must be
         short and must not raise. It is not called when the commit fails: look at ``Request.error``.
+        ``wake_helper`` False: the caller waits itself, soon; without it the helper starts a round at once.
 
         Raises:
             As ``put``; ValueError for no payloads.
         """
         if not payloads:
             raise ValueError("nothing to submit")
-        return self._submit(payloads, kind, destination, reserved, on_durable, waits=False)
+        return self._submit(payloads, kind, destination, reserved, on_durable, waits=not wake_helper)
 
     def _submit(
         self,

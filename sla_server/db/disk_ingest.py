@@ -1,9 +1,9 @@
 """The ingest queue on a disk queue: what ``ingest_queue.DurableQueue`` asks for, over ``pmdaemon.diskqueue``.
 
-One appends, one reads with a cursor and deletes; nothing is locked. The errors of the disk queue become those of the
-database manager at this door. Numbers rise but, after a crash, not without holes: nothing here or in the
-writer relies on that. Unlike the plain files the queue has a fixed size: ``QueueFull`` comes as QueuePoisoned would,
-as an error of the thread that appends, so the limit of ``[database] queue_limit_bytes`` must be below that size.
+One appends, one reads with a cursor and deletes; nothing is locked. The errors of the disk queue become
+those of the database manager at this door. Numbers rise but, after a crash, not without holes: nothing here
+or in the writer relies on that. Unlike the plain files the queue has a fixed size, and ``QueueFull`` ends the
+thread that appends: ``[database] queue_limit_bytes`` must be below that size by more than one sync's batch.
 Source: DESIGN.md 4.3, 4.4; Q3, Q8.
 """
 
@@ -28,7 +28,7 @@ class DiskIngestQueue:
     Args:
         directory: made if missing, with mode 0700; holds ``ingest`` and ``ingest.index``.
         data_bytes: size of the data file when it is made.
-        probe: called at "appended" (reserved, not yet synced) and "synced"; crash tests kill the process there.
+        probe: called at "appended" (reserved, not synced) and "synced"; crash tests kill the process there.
 
     Raises:
         pmdaemon.diskqueue.errors.DiskQueueError: it cannot be opened.
@@ -76,7 +76,7 @@ class DiskIngestQueue:
         if not payloads:
             return self.synced_seq
         try:
-            request = self._queue.submit(payloads)
+            request = self._queue.submit(payloads, wake_helper=False)
             self._probe("appended")
             request.wait()
         except (disk.QueuePoisoned, disk.QueueClosed) as exc:
