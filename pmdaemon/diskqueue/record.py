@@ -50,12 +50,6 @@ PADDING: Final = tuple(bytes(count) for count in range(UNIT_BYTES))
 _FILE: Final = struct.Struct("<8sIIQ16s8sq")
 _CRC: Final = struct.Struct("<I")
 
-_HEAD: Final = np.dtype(
-    [("signature", "<u4"), ("crc", "<u4"), ("seq", "<u8"), ("offset", "<u8"), ("floor", "<u8"),
-     ("date", "<i8"), ("length", "<u4"), ("lap", "<u4"), ("kind", "<u2"), ("named", "<u2"), ("flags", "<u4")]
-)  # fmt: skip
-assert _HEAD.itemsize == HEADER_BYTES  # the same layout as WHOLE
-
 # signature, crc, seq, offset, floor, date_us, length, lap, kind, destination length, flags
 Found = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
@@ -136,33 +130,30 @@ class Scan:
 def scan(ring: memoryview, seed: int) -> Scan:
     """Find every intact record: steps of 256 bytes, an intact record's length is skipped.
 
-    Headers are picked and judged by numpy (an empty GB in 0.1 s); only checksums are taken one by one.
+    Only blocks that begin with the signature are looked at; numpy finds them (an empty GB in 0.1 s). Taking
+    the other fields by columns as well was measured to be slower than one unpack a record.
     Source: Q7.
     """
-    blocks = max(0, (len(ring) - HEADER_BYTES) // UNIT_BYTES + 1)
-    every = np.ndarray((blocks,), _HEAD, ring, 0, (UNIT_BYTES,))
-    numbers = np.flatnonzero(every["signature"] == _SIGNATURE_WORD)
-    heads = every[numbers]
-    del every  # it would keep the mapping exported
-    offsets = numbers * UNIT_BYTES
-    ends = offsets + HEADER_BYTES + heads["length"].astype(np.int64) + heads["named"]
-    sane = (heads["offset"] == offsets.astype(np.uint64)) & (ends <= len(ring))
-    good: list[int] = []
+    words = np.frombuffer(ring[: len(ring) // 4 * 4], dtype="<u4")[:: UNIT_BYTES // 4]
+    places = np.flatnonzero(words == _SIGNATURE_WORD) * UNIT_BYTES
+    del words  # it would keep the mapping exported
+    intact: list[Found] = []
     broken: list[int] = []
-    behind, crc32 = 0, zlib.crc32
-    columns = zip(offsets.tolist(), ends.tolist(), heads["crc"].tolist(), sane.tolist(), strict=True)
-    for number, (offset, end, crc, is_sane) in enumerate(columns):
+    behind = 0
+    last, size, unpack, crc32 = len(ring) - HEADER_BYTES, len(ring), WHOLE.unpack_from, zlib.crc32
+    for offset in places.tolist():
         if offset < behind:
             continue
-        if is_sane and crc32(ring[offset + 8 : end], seed) == crc:
-            good.append(number)
+        if offset > last:  # a header cut off by the file's end
+            broken.append(offset)
+            continue
+        found: Found = unpack(ring, offset)
+        end = offset + HEADER_BYTES + found[6] + found[9]
+        if found[3] == offset and end <= size and crc32(ring[offset + 8 : end], seed) == found[1]:
+            intact.append(found)
             behind = end
         else:
             broken.append(offset)
-    rest = blocks * UNIT_BYTES
-    if behind <= rest and bytes(ring[rest : rest + 4]) == SIGNATURE:  # a header cut off by the file's end
-        broken.append(rest)
-    intact: list[Found] = heads[good].tolist()
     return Scan(intact, broken)
 
 
