@@ -149,6 +149,8 @@ def one_sample(folder: Path, rates: dict[str, list[float]]) -> None:
     with closing(DiskQueue(filled)) as queue:
         for _ in range(FILL_BATCHES):
             queue.put_many(BATCH)
+    del queue  # its entries would be walked by the garbage collector; a recovery begins without them
+    gc.collect()
     rates.setdefault("scan", []).append(scanned(filled.data_path))
     began_s = time.perf_counter()
     queue = DiskQueue(filled)

@@ -28,6 +28,8 @@ class DiskIngestQueue:
     Args:
         directory: made if missing, with mode 0700; holds ``ingest`` and ``ingest.index``.
         data_bytes: size of the data file when it is made.
+        keep_bytes: deletion waits until more is in use, so that a database restored from a backup finds the
+            newest records again; at most half of ``data_bytes``.
         probe: called at "appended" (reserved, not synced) and "synced"; crash tests kill the process there.
 
     Raises:
@@ -35,11 +37,16 @@ class DiskIngestQueue:
     """
 
     def __init__(
-        self, directory: Path, data_bytes: int = 64 << 20, probe: Callable[[str], None] = _no_probe
+        self,
+        directory: Path,
+        data_bytes: int = 64 << 20,
+        probe: Callable[[str], None] = _no_probe,
+        keep_bytes: int = 16 << 20,
     ) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory / "ingest"
         self._probe = probe
+        self._keep_bytes = min(keep_bytes, data_bytes // 2)
         # A record is one mailbox batch, rarely below 4 KB: so many entries are never the limit.
         entries = max(1024, data_bytes // 4096)
         self._queue = DiskQueue(QueueSettings(data_path=self._path, data_bytes=data_bytes, entries=entries))
@@ -94,7 +101,8 @@ class DiskIngestQueue:
         Durability: a deletion that a crash undoes is done again later; nothing depends on it.
         """
         try:
-            self._queue.delete_through(queue_seq)
+            if self._keep_bytes == 0 or self._queue.used_bytes > self._keep_bytes:
+                self._queue.delete_through(queue_seq)
         except (disk.QueuePoisoned, disk.QueueClosed) as exc:
             raise QueuePoisoned(self._path, str(exc)) from exc
 

@@ -15,7 +15,7 @@ SIZE_BYTES = 1 << 20
 
 
 def test_appends_reads_in_order_and_deletes(tmp_path: Path) -> None:
-    queue: DurableQueue = DiskIngestQueue(tmp_path / "q", SIZE_BYTES)
+    queue: DurableQueue = DiskIngestQueue(tmp_path / "q", SIZE_BYTES, keep_bytes=0)
     assert (queue.synced_seq, queue.oldest_seq, queue.waiting_bytes) == (0, 1, 0)
     assert queue.append_many([b"1", b"2"]) == 2
     assert queue.append_many([]) == 2
@@ -30,6 +30,17 @@ def test_appends_reads_in_order_and_deletes(tmp_path: Path) -> None:
     assert queue.waiting_bytes == 256
     queue.close()  # type: ignore[attr-defined]
     assert (tmp_path / "q").stat().st_mode & 0o777 == 0o700
+
+
+def test_deletion_is_late(tmp_path: Path) -> None:
+    queue = DiskIngestQueue(tmp_path / "q", SIZE_BYTES, keep_bytes=1024)
+    queue.append_many([b"1", b"2", b"3"])
+    queue.delete_through(3)
+    assert queue.oldest_seq == 1
+    queue.append_many([b"4" * 900])
+    queue.delete_through(3)
+    assert queue.oldest_seq == 4
+    queue.close()
 
 
 def test_number_and_identity_go_on_after_reopening(tmp_path: Path) -> None:
@@ -54,7 +65,7 @@ def test_probes_stand_before_and_after_the_sync(tmp_path: Path) -> None:
 
 
 def test_errors_are_those_of_the_database_manager(tmp_path: Path) -> None:
-    queue = DiskIngestQueue(tmp_path / "q", SIZE_BYTES)
+    queue = DiskIngestQueue(tmp_path / "q", SIZE_BYTES, keep_bytes=0)
     queue.append_many([b"rots"])
     with (tmp_path / "q" / "ingest").open("r+b") as file:
         file.seek(DATA_START + 57)
