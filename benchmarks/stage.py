@@ -132,6 +132,7 @@ class Stage:
             f'[pmdaemon]\nlisten = "127.0.0.1:{pm_port}"\ninterval_s = {self.interval_s}\n'
             f'[services]\nmode = "{self.mode}"\n'
             f'[database]\nurl = "{self.database_url}"\nrollup_s = {self.slice_s}\n'
+            f"queue_bytes = {32 << 20}\n"
             f'[api]\nlisten = "127.0.0.1:{self.api_port}"\n{self.extra_toml}'
         )
         self._pm_port = pm_port

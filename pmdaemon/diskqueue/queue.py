@@ -240,6 +240,16 @@ class DiskQueue(Core):
             self._ready.trim(len(self._live), self._live.__contains__)
             return len(doomed)
 
+    def discard(self, seqs: Iterable[int]) -> int:
+        """Delete these durable records, locked or not; returns how many there were."""
+        with self._lock:
+            self._refuse()
+            found = [entry for seq in seqs if (entry := self._live.get(seq)) is not None and entry.durable]
+            for entry in found:
+                self._remove(entry)
+            self._ready.trim(len(self._live), self._live.__contains__)
+            return len(found)
+
     def release_dead(self) -> int:
         """Unlock what processes hold that are gone, retry count raised; returns how many."""
         with self._lock:
@@ -322,6 +332,30 @@ class DiskQueue(Core):
         """Bytes from the oldest record to the newest, holes included."""
         with self._lock:
             return self._ring.ring_bytes - self._ring.free_bytes()
+
+    @property
+    def ring_bytes(self) -> int:
+        """Size of the ring: what was asked for when the queue was made."""
+        return self._ring.ring_bytes
+
+    @property
+    def fullness_ratio(self) -> float:
+        """Share of the ring, or of the entries if that is more, in use: 0 to 1."""
+        with self._lock:
+            ring, index = self._ring, self._index
+            return max(1 - ring.free_bytes() / ring.ring_bytes, index.in_use / index.capacity)
+
+    def has_room(self, size_bytes: int, records: int) -> bool:
+        """Whether so many bytes (overhead included) and entries are free beside the reserves.
+
+        Free bytes may lie in two pieces; who needs one piece of n bytes for certain asks for 2 n.
+        """
+        settings = self.settings
+        with self._lock:
+            return (
+                self._ring.free_bytes() > size_bytes + settings.reserve_bytes
+                and self._index.in_use + records <= self._index.capacity - settings.reserve_entries
+            )
 
     def stat(self) -> dict[str, Any]:
         """Figures for meters and tools."""

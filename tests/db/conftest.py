@@ -160,7 +160,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     else:
         server: PostgresServer = request.getfixturevalue("postgres")
         url = server.create(f"t{next(_NUMBER)}", request.getfixturevalue("migrated_template"))
-    return Database(DatabaseConfig(url=url, queue_segment_bytes=64 << 10), tmp_path, request.param)
+    return Database(DatabaseConfig(url=url, queue_bytes=16 << 20), tmp_path, request.param)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.db)])
