@@ -45,7 +45,9 @@ BODY: Final = struct.Struct("<QQQqIIHHI")
 WHOLE: Final = struct.Struct("<IIQQQqIIHHI")
 HEADER_BYTES: Final = WHOLE.size
 assert HEADER_BYTES == 56  # the format's
-RECORD_OVERHEAD_BYTES: Final = HEADER_BYTES + UNIT_BYTES  # most that a record takes beside destination and data
+RECORD_OVERHEAD_BYTES: Final = (
+    HEADER_BYTES + UNIT_BYTES
+)  # most that a record takes beside destination and data
 PADDING: Final = tuple(bytes(count) for count in range(UNIT_BYTES))
 
 _FILE: Final = struct.Struct("<8sIIQ16s8sq")

@@ -131,7 +131,7 @@ class OldQueueFiles(QueueError):
 
     def __init__(self, directory: Path, files: int) -> None:
         super().__init__(
-            f"[database] queue_dir {directory} holds {files} files *.seg of an earlier version's ingest queue. "
-            "Start that version once more and stop it in order, so that it writes everything to the database; "
+            f"[database] queue_dir {directory} holds {files} files *.seg of an earlier version's ingest "
+            "queue. Start that version once more and stop it in order, so that it writes everything out; "
             "then move the files `*.seg` and `id` away. Or set queue_dir to another directory"
         )

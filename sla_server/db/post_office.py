@@ -31,7 +31,9 @@ from sla_server.db.intake import Incoming, Intake, Notice
 log = structlog.get_logger("db-intake")
 TAKE_MESSAGES: Final = 256
 TAKE_BYTES: Final = 1 << 20  # four CUTS batches of a pair for one sync
-ROUND_BYTES: Final = 2 * TAKE_BYTES  # a message larger than TAKE_BYTES comes alone, and no frame is twice that
+ROUND_BYTES: Final = (
+    2 * TAKE_BYTES
+)  # a message larger than TAKE_BYTES comes alone, and no frame is twice that
 MAX_WAITING_NOTICES: Final = 1000
 BACKSTOP_S: Final = 0.05
 FULL_PAUSE_S: Final = 0.25

@@ -59,7 +59,9 @@ def test_number_and_identity_go_on_after_reopening(tmp_path: Path) -> None:
 
 def test_probes_stand_before_and_after_the_sync(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
-    queue = IngestQueue(tmp_path / "q", SIZE_BYTES, probe=lambda point: seen.append((point, queue.synced_seq)))
+    queue = IngestQueue(
+        tmp_path / "q", SIZE_BYTES, probe=lambda point: seen.append((point, queue.synced_seq))
+    )
     queue.append_many([b"1"])
     assert [point for point, _seq in seen] == ["appended", "synced"]
     assert seen[1][1] == 1
@@ -149,7 +151,9 @@ def test_against_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list[tu
             queue.close()
             queue = IngestQueue(directory, 64 << 10, keep_bytes=2048)
         kept = queue.reader(0).read(1 << 20)
-        assert [(seq, payload) for seq, payload in kept] == list(enumerate(model, 1))[len(model) - len(kept) :]
+        assert [(seq, payload) for seq, payload in kept] == list(enumerate(model, 1))[
+            len(model) - len(kept) :
+        ]
         assert len(model) - len(kept) <= deleted, "nothing goes that was not consumed"
         assert queue.oldest_seq == len(model) - len(kept) + 1
         behind = queue.reader(deleted).read(1 << 20)
