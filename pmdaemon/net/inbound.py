@@ -173,6 +173,7 @@ class Inbound:
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
+            self._on_sweep(now_ns)
 
     def _timeout_s(self) -> float:
         now_ns = self._clock.monotonic_ns()
