@@ -72,6 +72,10 @@ class PostOffice:
         queue: keeps.
         on_urgent: called when a RECORD was appended.
         probe: called at "noticed"; crash tests die there.
+        tick: called once a round; tells how full everything is.
+
+    Attributes:
+        pauses: how often the queue became too full to take from the mailboxes.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class PostOffice:
         queue: DurableQueue,
         on_urgent: Callable[[], None],
         probe: Callable[[str], None] = lambda _point: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._boxes = boxes
         self._intake = intake
@@ -88,7 +93,9 @@ class PostOffice:
         self._on_urgent = on_urgent
         self._probe = probe
         self._waiting: dict[tuple[int, str], deque[bytes]] = {}
+        self._tick = tick
         self._is_full = False
+        self.pauses = 0
 
     def greet(self) -> None:
         """Post WATERMARKS to every pair."""
@@ -123,6 +130,7 @@ class PostOffice:
         """Rounds until ``stop``, then until the mailboxes are empty (2 s at most)."""
         self.greet()
         while not stop.is_set():
+            self._tick()
             if not self.round():
                 self._sleep(stop)
         deadline = Deadline(DRAIN_S)
@@ -142,6 +150,7 @@ class PostOffice:
         is_full = not self._queue.has_room(ROUND_BYTES, TAKE_MESSAGES)
         if is_full != self._is_full:
             self._is_full = is_full
+            self.pauses += is_full
             log.warning("queue-full" if is_full else "queue-has-room", queue_bytes=self._queue.waiting_bytes)
         return is_full
 

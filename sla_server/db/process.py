@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import attach
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -93,7 +94,13 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         boxes = [
             stack.enter_context(attach(config.runtime_dir / name, NAME)) for name in ("main.mbx", "app.mbx")
         ]
-        office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake)
+        teller = Teller(
+            boxes[0],
+            SystemClock(),
+            lambda: {"ingest-queue": manager.queue.fullness_ratio},
+            lambda: {"queue_full_pauses": office.pauses},
+        )
+        office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
         failed = _run_threads(office, manager, stop)
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 1 if failed else 0

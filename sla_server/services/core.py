@@ -18,7 +18,7 @@ import structlog
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut as cuts
-from pmdaemon.wire import frame
+from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
 from sla_server.agreements.standing import Standing
@@ -33,6 +33,7 @@ from sla_server.services.journal import Journal
 from sla_server.services.looker import Found
 from sla_server.services.outbox import Outbox
 from sla_server.services.policies import PolicyInForce
+from sla_server.services.pressure import Pressures
 from sla_server.services.protocols import Controller, Eyes
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row
@@ -75,6 +76,7 @@ class Services:
         self._episodes = Episodes(start.episodes, now_us)
         self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
         self._shown = Shown(start.events)
+        self._pressures = Pressures()
         self._standings: dict[tuple[str, str], Standing] = {}
         self._rows: Rows = list(start.rows)
         self._pair_of: dict[str, str] = {}
@@ -88,6 +90,7 @@ class Services:
             Kind.STREAMS_SEEN: self._streams_seen,
             Kind.CAPS_STATE: self._caps_state,
             Kind.GATEWAY_ALERT: self._gateway_alert,
+            Kind.PRESSURE: self._pressure,
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
         }
@@ -144,6 +147,7 @@ class Services:
         if header["state"] == "up":
             exports = header.get("exports", [])
             self.brain.gateway_up(header["gw"], header["name"], exports, now_ns)
+            self.brain.cuts_dropped(header["gw"], header.get("dropped", 0))
             self._learn(export["volume"] for export in exports)
             # A pair that was restarted, or a new one, does not have the set yet.
             self._thresholds_due = True
@@ -163,6 +167,10 @@ class Services:
         severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
         details = header.get("details") or {}
         self._note(event_row(kind, severity, "gateway", header["gw"], str(header["text"]), at_us, details))
+
+    def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+        for row in self._pressures.add(pressure.parse(message.header), now_ns):
+            self._note(row)
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
@@ -220,7 +228,7 @@ class Services:
         self._requests.tick(now_ns)
         if now_ns - self._second_ns >= SECOND_NS:
             self._second_ns = now_ns
-            self._each_second(now_us)
+            self._each_second(now_ns, now_us)
         if self._thresholds_due:
             self._thresholds_due = False
             self._post_thresholds()
@@ -274,13 +282,15 @@ class Services:
         self._rows += rows
         self._shown.add(row for table, row in rows if table == "events")
 
-    def _each_second(self, now_us: int) -> None:
+    def _each_second(self, now_ns: int, now_us: int) -> None:
         for pair in sorted(self._pairs):
             self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
         view = self.brain.snapshot(now_us)
         states = {(row["name"], row["objective"]): row for row in view["slas"]}
         self._note(*self._episodes.look(states, now_us))
         header = self._shown.compose(view, self.mode, self._standings, self._policy.shown(), now_us)
+        for row in header["processes"]:
+            row["pressure"] = self._pressures.of(row["name"], now_ns)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _post_caps(self, caps: SetCaps) -> None:
