@@ -223,6 +223,7 @@ class Spool:
         self._newest_raw, self.marks = raw, dict(marks)
         self._queue.discard(done)
         self._sync_index_if_due()
+        log.debug("cut-spooled", epoch=epoch, seq=seq)
         return self.dropped - before
 
     def _put(self, key: Key, raw: bytes) -> Place:
@@ -280,15 +281,18 @@ class Spool:
         when all others are dropped or forgotten.
         """
         lost, told, gaps, heir = 0, 0, dict(self._gaps), None
+        doomed: list[str] = []
         for epoch, held in self._epochs.items():
             count = bisect_right(held.places, through, key=lambda place: place.number)
             lost += count
+            doomed += [f"{epoch}:{held.seqs[0]}-{held.seqs[count - 1]}"] if count else []
             told += sum(gaps.pop((epoch, seq), 0) for seq in held.seqs[:count])
             if heir is None and count < len(held.seqs):
                 heir = (epoch, held.seqs[count])
         heir = heir or coming
         assert heir is not None  # at recovery more than one epoch is held
         gaps[heir] = gaps.get(heir, 0) + lost + told
+        log.debug("dropping-cuts", cuts=",".join(doomed))
         data = spool_record.pack(through, 0, Account(self.dropped + lost, gaps))
         self._confirmed = self._queue.put(data, kind=spool_record.NOTE, reserved=True)
         self._queue.discard(self._notes)
