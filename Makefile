@@ -5,7 +5,7 @@ ARGS ?=
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help demo test setup fmt lint types check unit bench docs clean
+.PHONY: help demo test setup fmt lint types check unit chaos bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ unit: setup
 	@$(PY) -m pytest -q tests/unit
 
 check: lint types unit ## what every commit passes
+
+chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; ARGS="--seed 2 --for 60"
+	@$(PY) -m benchmarks.chaos $(ARGS)
 
 bench: bench-demo bench-gateway ## all benchmarks of this release
 

@@ -38,6 +38,7 @@ from pmdaemon.diskqueue.record import BODY, FRONT, HEADER_BYTES, PADDING, SIGNAT
 from pmdaemon.diskqueue.recovery import Recovered, Report
 from pmdaemon.diskqueue.ring import Ring
 from pmdaemon.diskqueue.settings import QueueSettings
+from pmdaemon.diskqueue.span import open_data
 from pmdaemon.diskqueue.storage import FileStorage, Storage
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.threads import ThreadGroup
@@ -72,7 +73,7 @@ class Core:
         self.settings = settings
         self.name = str(settings.data_path)
         self._clock = clock or SystemClock()
-        self._data = data or FileStorage(settings.data_path)
+        self._data = data or open_data(settings)
         self._index_storage: Storage | None = index
         try:
             self._index_storage = index or FileStorage(settings.resolved_index_path)

@@ -15,6 +15,9 @@ class QueueSettings(StrictModel):
 
     data_path: Path
     """Data file; a partition of its own is advised."""
+    more_paths: tuple[Path, ...] = ()
+    """Further data files, perhaps on other disks; the ring is spread evenly over all, in this order. Fixed
+    when the queue is made."""
     index_path: Path | None = None
     """Index file, perhaps on another disk; without it, beside the data file as NAME.index."""
     data_bytes: int = Field(default=64 << 20, ge=4096, le=1 << 40, multiple_of=256)

@@ -142,6 +142,10 @@ class FileStorage:
             os.close(self._fd)
             self._fd = -1
 
+    def fileno(self) -> int:
+        """The descriptor: for who maps it himself."""
+        return self._fd
+
     def _remap(self) -> None:
         self._unmap()
         size_bytes = os.fstat(self._fd).st_size

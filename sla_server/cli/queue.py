@@ -25,6 +25,7 @@ from pmdaemon.diskqueue.opening import identify
 from pmdaemon.diskqueue.record import DATA_START, FileHeader, check, content
 from pmdaemon.diskqueue.recovery import Recovered, recover
 from pmdaemon.diskqueue.settings import QueueSettings
+from pmdaemon.diskqueue.span import open_data
 from pmdaemon.diskqueue.storage import FileStorage
 from sla_server.cli.errors import BadUsage
 
@@ -38,14 +39,14 @@ class Look(NamedTuple):
 
 
 @contextmanager
-def looked(path: Path, index: Path | None) -> Iterator[Look]:
+def looked(path: Path, index: Path | None, parts: tuple[Path, ...] = ()) -> Iterator[Look]:
     """Map both files for reading and let recovery judge them.
 
     Raises:
         QueueUnreadable: not a disk queue, or not there.
     """
-    settings = QueueSettings(data_path=path, index_path=index)
-    data = FileStorage(path, read_only=True)
+    settings = QueueSettings(data_path=path, index_path=index, more_paths=parts)
+    data = open_data(settings, read_only=True)
     entries = settings.resolved_index_path
     index_file = FileStorage(entries, read_only=True) if entries.exists() else None
     index_view = index_file.view() if index_file else memoryview(b"")
@@ -64,6 +65,10 @@ def looked(path: Path, index: Path | None) -> Iterator[Look]:
 
 FILE = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 INDEX = click.option("--index", type=click.Path(path_type=Path), help="Index file [FILE.index].")
+PART = click.option(
+    "--part", "parts", type=click.Path(path_type=Path, exists=True), multiple=True,
+    help="Further data file of a queue that spans several, in order; repeat.",
+)  # fmt: skip
 JSON = click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form.")
 
 
@@ -109,22 +114,26 @@ def _show(figures: dict[str, Any], output: str) -> None:
 @queue.command()
 @FILE
 @INDEX
+@PART
 @JSON
-def stat(file: Path, index: Path | None, output: str) -> None:
+def stat(file: Path, index: Path | None, parts: tuple[Path, ...], output: str) -> None:
     """Show a queue's figures."""
-    with looked(file, index) as look:
+    with looked(file, index, parts) as look:
         _show(_figures(look), output)
 
 
 @queue.command()
 @FILE
 @INDEX
+@PART
 @JSON
 @click.option("--data", "with_data", is_flag=True, help="Show the contents too, in hex.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Records shown.")
-def dump(file: Path, index: Path | None, output: str, with_data: bool, limit: int) -> None:
+def dump(
+    file: Path, index: Path | None, parts: tuple[Path, ...], output: str, with_data: bool, limit: int
+) -> None:
     """List the live records, oldest first."""
-    with looked(file, index) as look:
+    with looked(file, index, parts) as look:
         entries = sorted(look.recovered.entries, key=lambda entry: entry.seq)
         for entry in entries[:limit]:
             found = check(look.ring, look.file.seed, entry.offset)
@@ -151,13 +160,16 @@ def dump(file: Path, index: Path | None, output: str, with_data: bool, limit: in
 @queue.command("recover")
 @FILE
 @INDEX
+@PART
 @JSON
 @click.option("--dry-run", is_flag=True, help="Only say what would be done (required).")
-def recover_command(file: Path, index: Path | None, output: str, dry_run: bool) -> None:
+def recover_command(
+    file: Path, index: Path | None, parts: tuple[Path, ...], output: str, dry_run: bool
+) -> None:
     """Say what recovery would find; exit status 1 if records are damaged."""
     if not dry_run:
         raise BadUsage("give --dry-run: recovery itself runs whenever the queue's owner opens it")
-    with looked(file, index) as look:
+    with looked(file, index, parts) as look:
         report = asdict(look.recovered.report)
         extents = look.recovered.report.extents
         report["extents"] = [extent._asdict() for extent in extents]
