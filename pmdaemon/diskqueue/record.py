@@ -27,6 +27,7 @@ everything that still stands in the ring. Source: Q1, Q7; docs/formats/diskqueue
 
 from __future__ import annotations
 
+import gc
 import struct
 import zlib
 from dataclasses import dataclass
@@ -134,17 +135,30 @@ def scan(ring: memoryview, seed: int) -> Scan:
     """Find every intact record: steps of 256 bytes, an intact record's length is skipped.
 
     Only blocks that begin with the signature are looked at; numpy finds them (an empty GB in 0.1 s). Taking
-    the other fields by columns as well was measured to be slower than one unpack a record.
-    Source: Q7.
+    the other fields by columns, or copying the headers together to unpack them in one C loop, was measured to
+    be slower than one unpack a record. The garbage collector rests meanwhile: it would walk all headers found
+    so far, again and again (a tenth of the time). Source: Q7.
     """
     words = np.frombuffer(ring[: len(ring) // 4 * 4], dtype="<u4")[:: UNIT_BYTES // 4]
     places = np.flatnonzero(words == _SIGNATURE_WORD) * UNIT_BYTES
     del words  # it would keep the mapping exported
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _checked(ring, seed, places.tolist())
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _checked(ring: memoryview, seed: int, places: list[int]) -> Scan:
+    """Which of the blocks that begin with a signature begin a record."""
     intact: list[Found] = []
     broken: list[int] = []
     behind = 0
     last, size, unpack, crc32 = len(ring) - HEADER_BYTES, len(ring), WHOLE.unpack_from, zlib.crc32
-    for offset in places.tolist():
+    found_one = intact.append
+    for offset in places:
         if offset < behind:
             continue
         if offset > last:  # a header cut off by the file's end
@@ -153,7 +167,7 @@ def scan(ring: memoryview, seed: int) -> Scan:
         found: Found = unpack(ring, offset)
         end = offset + HEADER_BYTES + found[6] + found[9]
         if found[3] == offset and end <= size and crc32(ring[offset + 8 : end], seed) == found[1]:
-            intact.append(found)
+            found_one(found)
             behind = end
         else:
             broken.append(offset)
