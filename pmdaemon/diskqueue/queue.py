@@ -57,13 +57,9 @@ class DiskQueue(Core):
         Raises:
             QueueFull, RecordTooLarge: it was not added. QueuePoisoned, QueueClosed: the queue refuses.
         """
-        if len(destination) <= MOST_DESTINATION_BYTES:
-            seq = self._put_alone(data, kind, destination, reserved)
-            if seq:
-                return seq
-        request = self._submit((data,), kind, destination, reserved, None, waits=True)
-        request.wait()
-        return request.first_seq
+        if len(destination) > MOST_DESTINATION_BYTES:
+            raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
+        return self._put_one(data, kind, destination, reserved)
 
     def put_many(
         self, payloads: Sequence[bytes], *, kind: int = 0, destination: bytes = b"", reserved: bool = False
