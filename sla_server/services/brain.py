@@ -190,9 +190,11 @@ class Brain:
             )
         )
 
-    def manual_release(self, volume: str | None = None, throttle_id: str | None = None) -> list[str]:
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
         """Release operators' throttles of a volume, or one by id; returns the ids released."""
-        return self.policy.manual_release(volume, throttle_id)
+        return self.policy.manual_release(volume, throttle_id, who)
 
     def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
         """The Spark policy's caps of the current hour, complete; None is no cap."""

@@ -59,8 +59,10 @@ class Controller(Protocol):
     ) -> None:
         """An operator's throttle."""
 
-    def manual_release(self, volume: str | None = None, throttle_id: str | None = None) -> list[str]:
-        """Release an operator's throttles; the ids released."""
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
+        """Release operators' throttles; the ids released."""
 
     def set_policy_caps(self, version: int, caps: Mapping[str, float | None]) -> None:
         """Caps of the current hour."""

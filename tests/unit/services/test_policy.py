@@ -57,6 +57,21 @@ def test_its_life_until_release():
     assert made.brain.manual_release(throttle_id="t1") == []
 
 
+def test_how_an_operators_throttle_ended_is_added_to_why_it_was_set():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120, who="ann", reason="nightly copy")
+    busy(made)
+    made.brain.manual_release(volume="v", who="bob")
+    found = busy(made)
+    (ended,) = rows_of(found)
+    assert (ended["reason"], ended["text"]) == ("manual", "nightly copy; released by bob")
+    (event,) = events_of(found)
+    assert (event.text, event.details["ended"]) == (ended["text"], "manual-release")
+    made.brain.manual_set("t2", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000, reason="short")
+    busy(made)
+    assert rows_of(busy(made))[-1]["text"] == "short; its time is over"
+
+
 def test_release_by_id_leaves_the_others():
     made = desk()
     made.brain.manual_set("t1", "v", cost_per_s=120)

@@ -265,6 +265,7 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     bench.request("throttle_release", {"volume": "vol-1", "throttle_id": None}, "r2")
     bench.confirm()
     assert bench.answers()[0]["body"] == {"released": [throttle_id]}
+    assert bench.brain.last("manual_release") == ("vol-1", None, "ann")
 
 
 def test_the_mode_is_switched_and_recorded() -> None:
