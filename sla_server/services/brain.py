@@ -154,9 +154,9 @@ class Brain:
         self.policy.cut(table, cut.duration_us, recv_us)
         self._feed(taken, now_ns)
 
-    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, now_ns: int) -> None:
-        """A SET_CAPS was sent, confirmed or refused."""
-        self.policy.caps_state(gateway_id, gen, state, reason, self._unix_us)
+    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
+        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
+        self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
 

@@ -153,9 +153,10 @@ class Services:
         self.brain.add_streams(header["gw"], header["streams"])
         self._learn(stream["volume"] for stream in header["streams"])
 
-    def _caps_state(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+    def _caps_state(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         header = message.header
-        self.brain.caps_state(header["gw"], header["gen"], header["state"], header.get("reason", ""), now_ns)
+        reason, at_us = header.get("reason", ""), header.get("at_us", now_us)
+        self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         header = message.header

@@ -36,8 +36,8 @@ class Controller(Protocol):
     def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
         """Statistics."""
 
-    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, now_ns: int) -> None:
-        """What became of SetCaps."""
+    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
+        """What became of SetCaps, and when."""
 
     def set_mode(self, mode: str) -> None:
         """Switch between observe and enforce."""
