@@ -76,7 +76,7 @@ def what_of(row: Row) -> str:
 
 def gateway_state(row: Row) -> Text:
     """State of a gateway."""
-    style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN}.get(
+    style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN, "detached": words.WARN}.get(
         str(row.get("state")), words.BAD
     )
     return Text(str(row.get("state") or words.DASH), style)

@@ -127,6 +127,15 @@ def test_an_empty_database_gives_the_configured_mode() -> None:
     assert read_start(FakeStore(), "enforce", START_US) == Start(mode="enforce")
 
 
+def test_every_gateway_that_was_not_lost_is_awaited() -> None:
+    store = FakeStore()
+    states = ("up", "stalled", "detached", "lost")
+    store.tables["gateways"] = [{"gateway_id": s, "name": f"host-{s}", "state": s} for s in states]
+    start = read_start(store, "observe", START_US)
+    assert start.awaited == {s: f"host-{s}" for s in states[:3]}
+    assert [known.name for known in start.gateways] == ["host-up"]
+
+
 def test_the_marker_is_each_processs_own() -> None:
     clock = FakeClock()
     assert marker_event("a", clock) == marker_event("a", clock)
