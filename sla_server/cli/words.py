@@ -76,3 +76,9 @@ def cap(row: dict[str, Any]) -> str:
     if row.get("bytes_per_s") is not None:
         parts.append(rate(row["bytes_per_s"]))
     return ", ".join(parts) or DASH
+
+
+def sentence(text: Any) -> str:
+    """An error's text as a sentence; "" for none."""
+    told = str(text or "").strip().rstrip(".")
+    return f"{told[0].upper()}{told[1:]}." if told else ""

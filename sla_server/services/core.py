@@ -288,7 +288,8 @@ class Services:
         view = self.brain.snapshot(now_us)
         states = {(row["name"], row["objective"]): row for row in view["slas"]}
         self._note(*self._episodes.look(states, now_us))
-        header = self._shown.compose(view, self.mode, self._standings, self._policy.shown(), now_us)
+        policy, trouble = self._policy.shown(), self.looker.trouble
+        header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _post_caps(self, caps: SetCaps) -> None:

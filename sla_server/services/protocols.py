@@ -85,5 +85,9 @@ class Eyes(Protocol):
     def set_catalog(self, catalog: Catalog) -> None:
         """Judge by these agreements."""
 
+    @property
+    def trouble(self) -> str:
+        """Why the database cannot be read; "" while it can."""
+
     def look_for_policy(self) -> None:
         """Look for a policy now."""

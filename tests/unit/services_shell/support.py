@@ -259,6 +259,7 @@ class FakeLooker:
         self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
         self.catalog: Catalog | None = None
         self.wanted = 0
+        self.trouble = ""
 
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog

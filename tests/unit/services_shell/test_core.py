@@ -299,6 +299,18 @@ def test_the_mode_is_switched_and_recorded() -> None:
     assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["mode"] == "enforce"
 
 
+def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> None:
+    bench = Bench()
+    bench.tick(1)
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["database"] == ""
+    bench.brain.slas = [{"name": "gold", "objective": "latency", "state": "ok"}]
+    bench.looker.trouble = "the database cannot be used"
+    bench.tick(1)
+    shown = bench.app.take_posted(Kind.SNAPSHOT)[-1][1]
+    assert shown["database"] == "the database cannot be used"
+    assert [row["name"] for row in shown["slas"]] == ["gold"]
+
+
 def policy(version: int = 3, hour: int = 96, **keys: Any) -> Found:
     look = PolicyLook(version, published=True, hour_of_week=hour, caps={"vol-1": 50.0, "vol-2": None})
     return Found(policy_looked=True, policy=look, **keys)

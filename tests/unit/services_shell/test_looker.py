@@ -83,6 +83,23 @@ def test_a_database_that_goes_away_loses_neither_agreements_nor_slices(method: s
     assert [row["state"] for table, row in found.judgement.rows if table == "slices"] == ["good"]
 
 
+@pytest.mark.parametrize("method", ["*", "slices"])
+def test_it_says_why_the_database_cannot_be_read_until_it_can(method: str) -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    assert scene.looker.trouble == ""
+    scene.store.away = {method}
+    scene.look(61)
+    assert scene.looker.trouble
+    scene.look(1)
+    assert scene.looker.trouble
+    scene.store.away = set()
+    scene.look(1)
+    assert scene.looker.trouble == ""
+
+
 def test_an_error_that_is_not_the_databases_stops_the_thread() -> None:
     scene = Scene()
     scene.store.away = {"*"}
