@@ -167,11 +167,23 @@ def promise(row: Row) -> str:
 
 
 def by_objective(rows: Sequence[Row]) -> list[Row]:
-    """Agreements as the API lists them -> one row an objective; one without live view keeps its name."""
+    """Agreements as the API lists them -> one row an objective.
+
+    An objective that is not judged, and an agreement without any, have a row that says so.
+    """
     spread: list[Row] = []
     for row in rows:
-        plain = {key: value for key, value in row.items() if key != "live"}
-        spread += [{**plain, **entry} for entry in row.get("live") or [{}]]
+        plain = {key: value for key, value in row.items() if key not in ("live", "objectives")}
+        live = row.get("live") or []
+        judged = {entry.get("objective") for entry in live}
+        others = [one for one in row.get("objectives") or [] if one["name"] not in judged]
+        spread += [{**plain, **entry} for entry in live]
+        spread += [
+            {**plain, "objective": one["name"], "state": None if one["metric"] == "latency" else "not-judged"}
+            for one in others
+        ]
+        if not live and not others:
+            spread.append({**plain, "state": "no-objective" if row.get("objectives") == [] else None})
     return spread
 
 

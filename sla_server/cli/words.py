@@ -14,6 +14,8 @@ STATES: Final = {
     "no-data": ("no data", WARN),
     "idle": ("idle", "dim"),
     "out-of-curve": ("above demand", "dim"),
+    "no-objective": ("no objective", "dim"),
+    "not-judged": ("not judged", "dim"),
 }
 SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 

@@ -44,9 +44,21 @@ def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
 def test_slas_show_one_row_an_objective(sla: Terminal) -> None:
     row = next(line for line in sla("get", "slas").output.splitlines() if line.startswith("erp-gold"))
     assert row.split() == ["erp-gold", "latency", "kept", "9.20ms", "p95", "12.0ms", "99.21%", "99.8%", "63%"]
-    assert by_objective([{"name": "a", "live": []}]) == [{"name": "a"}]
+    assert by_objective([{"name": "a", "live": []}]) == [{"name": "a", "state": None}]
     two = by_objective([{"name": "a", "live": [{"objective": "x"}, {"objective": "y"}]}])
     assert [row["objective"] for row in two] == ["x", "y"]
+
+
+def test_what_is_not_judged_says_what_it_is(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed = {"neighbour": [], "fast": [{"name": "rate", "indicator": {"metric": "iops"}}]}
+    rows = [{"name": name, "spec": {"spec": {"objectives": list_}}} for name, list_ in agreed.items()]
+    latency = [{"name": "latency", "indicator": {"metric": "latency"}}]
+    rows.append({"name": "unseen", "spec": {"spec": {"objectives": latency}}})
+    monkeypatch.setattr(sla.source, "agreements", lambda *_: rows)
+    lines = {line.split()[0]: line.split()[1:4] for line in sla("get", "slas").output.splitlines()[2:]}
+    assert lines["neighbour"] == ["-", "no", "objective"]
+    assert lines["fast"] == ["rate", "not", "judged"]
+    assert lines["unseen"][:2] == ["latency", "unknown"]  # services have not said yet
 
 
 def test_long_names_fold_and_numbers_are_never_cut() -> None:
