@@ -281,6 +281,7 @@ class Brain:
         control = self._control(backend)
         if not control.active and not any(v.need is Need.AT_RISK for v in victims):
             self._observed.pop(backend, None)
+            control.helpless_since_ns = None
             return []
         neighbours = self.around.neighbours(backend, scopes, self._control_caps())
         if self.policy.mode == "observe":
@@ -336,9 +337,10 @@ class Brain:
         at_risk = {v.key for v in victims if v.need is Need.AT_RISK}
         if at_risk <= self._observed.get(backend, set()):
             return []
-        self._observed[backend] = at_risk | self._observed.get(backend, set())
         control = self._control(backend)
         step = control.step(victims, neighbours, now_ns)
+        if step.changed or step.notice:  # else the view has not settled yet
+            self._observed[backend] = at_risk | self._observed.get(backend, set())
         decisions: list[Decision] = _notices(backend, step)
         if step.changed and control.active and step.reason is not None:
             lead = control.lead
@@ -374,7 +376,7 @@ class Brain:
 def _notices(backend: str, step: Step) -> list[Decision]:
     if not step.notice:
         return []
-    severity = "warning" if step.notice == "control-oscillation" else "critical"
+    severity = "critical" if step.violated else "warning"  # at risk is not broken yet
     return [RaiseEvent(step.notice, severity, "backend", backend, step.notice_text, {"backend": backend})]
 
 
