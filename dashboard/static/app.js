@@ -1,7 +1,7 @@
 // The page: takes the live feed, draws it, and sends changes through the REST API.
 
 import {call, read} from "./api.js";
-import {addPoint, drawChart, hasTrend, loadTrend} from "./chart.js";
+import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
 import {duration, latency, sentence, stateOf} from "./format.js";
 import {startFeed} from "./feed.js";
@@ -35,7 +35,8 @@ function chart() {
   const row = page.snapshot.slas.find((sla) => views.keyOf(sla) === page.selected);
   $("chart").hidden = !row || !hasTrend(page.selected);
   if ($("chart").hidden) return;
-  const title = `${row.name}, p${row.percentile} of the last 15 minutes: measured (line), promised (dashed); now `
+  const [startMs, endMs] = spanMs(page.selected);
+  const title = `${row.name}, p${row.percentile} of the last ${duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
     + `${latency(row.latency_us)} of ${latency(row.threshold_us)}, ${stateOf(row.state)[1].slice(1).trim() || row.state}.`;
   if ($("chart-title").dataset.shown !== title) {
     $("chart-title").dataset.shown = title;
