@@ -103,7 +103,7 @@ export async function drawChart(node, key) {
   ], {
     shapes: runs(trend.throttled).map(([a, b]) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1,
       x0: at[a], x1: at[Math.min(b + 1, at.length - 1)], fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
-    margin: {l: 44, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false,
+    margin: {l: 54, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false,
     font: {family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colour("soft")}, hovermode: "closest",
     xaxis: {...axis, type: "date", range: [new Date(start), new Date(end)], tickformat: "%H:%M:%S", nticks: Math.max(3, Math.floor(node.clientWidth / 130)), tickangle: 0, showgrid: false},
     yaxis: {...axis, range: [0, high], nticks: 5, ticksuffix: " ms"},

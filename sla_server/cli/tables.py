@@ -112,8 +112,7 @@ KINDS: Final = {
     "slas": Kind(
         "/slas",
         (
-            Column("NAME", _plain("name")),
-            Column("OBJECTIVE", _plain("objective")),
+            Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
             Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
             Column("PROMISED", lambda row, _now_us: promise(row), number=True),
@@ -157,6 +156,11 @@ KINDS: Final = {
         "No policy was computed yet: sla policy run",
     ),
 }
+
+
+def objective_of(row: Row) -> str:
+    """agreement/objective, or the agreement alone if it has none."""
+    return "/".join(str(row[key]) for key in ("name", "objective") if row.get(key)) or words.DASH
 
 
 def promise(row: Row) -> str:

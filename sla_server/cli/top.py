@@ -26,10 +26,10 @@ from sla_server.cli import words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
 from sla_server.cli.shared import console, pass_client
-from sla_server.cli.tables import Column, Row, build, promise, state_of, what_of
+from sla_server.cli.tables import Column, Row, build, objective_of, promise, state_of, what_of
 
 SLAS: Final = (
-    Column("AGREEMENT", lambda row, _now_us: f"{row.get('name')}/{row.get('objective')}"),
+    Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
     Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
     Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
     Column("PROMISED", lambda row, _now_us: promise(row), number=True),
