@@ -31,7 +31,7 @@ def open_listener(setting: str, host: str, port: int) -> socket.socket:
         raise ConfigError(
             setting,
             f"cannot listen on {host}:{port}: {exc.strerror}",
-            f"Stop what uses the port (another server? see sla-server status), or set {setting} to another "
-            "one; 0 takes any that is free",
+            "Stop what uses the port (another server? sla-server status tells), or choose another port for "
+            f"{setting}; 0 takes a free one",
         ) from exc
     return listener
