@@ -102,11 +102,11 @@ class Negotiation:
     def _open(self, export: str) -> None:
         try:
             self._volume, client = self._exports.find(export, self._address_name)
+            uri = self._volume.export.upstream
+            facts = self._exports.file_facts(self._volume) if uri is None else None
             self._stream = (
                 self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None
             )
-            uri = self._volume.export.upstream
-            facts = self._exports.file_facts(self._volume) if uri is None else None
         except ExportRefused as exc:
             self._refuse(exc.code, str(exc))
             return
