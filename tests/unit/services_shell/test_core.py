@@ -56,21 +56,6 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     assert bench.core.bad_frames == 0
 
 
-def test_a_gateway_detached_by_a_restart_of_ours_is_lost_only_if_it_stays_away() -> None:
-    bench = Bench(Start(awaited={"g-2": "host-2"}))
-    bench.message(Kind.GATEWAY, gateway())
-    bench.message(Kind.GATEWAY, gateway("detached"))
-    assert bench.brain.last("gateway_lost")[0] == GATEWAY  # control does not reckon with it meanwhile
-    bench.tick(50)
-    bench.message(Kind.GATEWAY, gateway())
-    bench.confirm()
-    bench.tick(11)
-    (event,) = [row for table, row in bench.confirm() if table == "events"]
-    assert (event["kind"], event["severity"], event["subject"]) == ("gateway-lost", "critical", "host-2")
-    bench.tick(100)
-    assert bench.records() == []
-
-
 @pytest.mark.parametrize(
     ("kind", "header", "blob"),
     [
