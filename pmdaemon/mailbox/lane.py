@@ -1,10 +1,10 @@
-"""A lane as its sender sees it: the linked list it alone writes.
+"""The posting side: slots, rings and links of one sender. This class is the form `lanes`.
 
 Form `lanes`: every sender has a list of its own, so linking needs no lock; what is given up is the total
-order between senders (M1). The form `shared` (one list for all, linked under a robust mutex) would replace
-``_link`` and ``_unlink`` and keep slots, rings and takers as they are.
+order between senders (M1). The form `shared` (module ``shared``) replaces how a chain is linked, unlinked and
+walked; slots, rings, quotas and takers are the same.
 
-**Post.** Slots for all recipients are filled and chained among themselves; then *one* store, the
+**Post.** Slots for all copies are filled and chained among themselves; then *one* store, the
 predecessor's NEXT, makes the whole chain visible. x86-64 keeps stores in order, so whoever sees that store
 sees the slots. An urgent chain goes behind the last urgent slot still linked, so urgent slots always form
 the front of the list; FRONT is counted up to tell takers to look there.
@@ -26,6 +26,7 @@ Thread: one, the posting thread.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -52,7 +53,9 @@ from pmdaemon.mailbox.layout import (
     TAKEN,
     Layout,
 )
-from pmdaemon.mailbox.ring import Outlet
+from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, checksum
+
+Copy = tuple[Outlet, bytes | memoryview]
 
 RECLAIM_BATCH: Final = 64
 """Look for taken slots once in so many posts of a route: the look is amortised, and the list that a taker
@@ -60,15 +63,18 @@ walks after a reset holds at most that many dead slots a route."""
 
 
 class LaneWriter:
-    """The list of one sender.
+    """One sender's slots, and in the form `lanes` the list they stand in.
 
     Attributes:
         posts, bytes_posted: copies linked, and their payload bytes. full: copies refused.
-        linked, reclaimed: slots since attach.
+        reclaimed: slots freed since attach. busy: posts refused because the list was locked (`shared`).
     """
+
+    _first_reference = 1  # of slot 0 in its generation 0
 
     def __init__(
         self,
+        memory: mmap.mmap,
         words: memoryview,
         layout: Layout,
         sender: int,
@@ -77,6 +83,7 @@ class LaneWriter:
         where: str,
     ) -> None:
         control = layout.control_word(sender)
+        self._memory = memory
         self._words = words
         self._where = where
         self._sender = layout.participants[sender]
@@ -93,7 +100,7 @@ class LaneWriter:
         self._state_word = [self._first_word + slot * SLOT_WORDS + S_STATE for slot in range(self._slots)]
         self._next_word = [word + S_NEXT for word in self._state_word]
         self._next_word.append(self._head_word)
-        self.posts = self.bytes_posted = self.full = self.reclaimed = 0
+        self.posts = self.bytes_posted = self.full = self.reclaimed = self.busy = 0
         self.adopt()
 
     def adopt(self) -> None:
@@ -101,18 +108,15 @@ class LaneWriter:
 
         Raises:
             MailboxCorrupt: the chain is damaged in a way that no crash of ours can cause.
+            MailboxBusy: the list is locked by a process that is stopped.
         """
         self._interrupted = True
-        # The mirror is a circle of slots closed by ``root``, which stands for HEAD and for the end.
         root = self._slots
         self._refs = [0] * (root + 1)  # each slot's reference in its present use
         self._starts = [0] * root  # position of its payload
-        self._next, self._previous = [root] * (root + 1), [root] * (root + 1)
         self._free: list[int] = []
-        self._parked = self._last_urgent = root
-        chain = self._walk()
-        for before, slot in zip([root, *chain], [*chain, root], strict=True):
-            self._next[before], self._previous[slot] = slot, before
+        self._parked: list[int] = []  # taken, but still linked: the tail
+        chain = self._adopt_links()
         linked = set(chain)
         for slot in range(root - 1, -1, -1):  # downwards, so that slot 0 is used first
             if slot not in linked:
@@ -122,9 +126,20 @@ class LaneWriter:
         if self._sequence >= COUNT_LIMIT:
             raise MailboxCorrupt(self._where, f"sequence {self._sequence:#x} is impossible")
         self._adopt_routes(chain)
+        self._interrupted = False
+
+    def _adopt_links(self) -> list[int]:
+        """Rebuild the mirror of the list; returns our linked slots in order."""
+        # The mirror is a circle of slots closed by ``root``, which stands for HEAD and for the end.
+        root = self._slots
+        self._next, self._previous = [root] * (root + 1), [root] * (root + 1)
+        self._last_urgent = root
+        chain = self._walk()
+        for before, slot in zip([root, *chain], [*chain, root], strict=True):
+            self._next[before], self._previous[slot] = slot, before
         if self._last_urgent != root:
             self._announce_urgent()  # we may have died between an urgent link and its announcement
-        self._interrupted = False
+        return chain
 
     def _walk(self) -> list[int]:
         """Slots reachable from HEAD, in order, each checked; notes the last urgent one."""
@@ -156,7 +171,7 @@ class LaneWriter:
         if state & 0xFF != FREE:
             generation = generation + 1 & MASK32
             self._words[word] = generation << 8 | FREE
-        return generation << 32 | slot + 1
+        return generation << 32 | slot + self._first_reference
 
     def _adopt_routes(self, chain: Iterable[int]) -> None:
         """Rebuild every route's pending slots and ring positions from the linked slots."""
@@ -194,6 +209,7 @@ class LaneWriter:
 
         Raises:
             MessageTooLarge: it can never fit one of the rings; nothing was posted.
+            MailboxBusy: the list is locked by a process that is stopped; nothing was posted.
             MailboxCorrupt: a stranger wrote into this lane.
         """
         if self._interrupted:
@@ -214,59 +230,121 @@ class LaneWriter:
             outlets = [outlet for outlet in outlets if outlet not in full]
             if not outlets:
                 return full
-        self._link(outlets, payload, need, urgent)
+        self._interrupted = True
+        self._link([(outlet, payload) for outlet in outlets], 0, urgent)
+        self._interrupted = False
         # Race: our link must be visible before we load SLEEP, as the sleeper's SLEEP is before it looks once
         # more; else each could miss the other's store. A lock's acquire is a full fence on x86-64.
         self._fence_in()
         self._fence_out()
-        words = self._words
         for outlet in outlets:
-            if words[outlet.sleep_word]:
-                # Cleared before the ring: cleared after it, we might wipe out the *next* sleep's word.
-                words[outlet.sleep_word] = 0
-                self._ringer.ring(outlet.recipient)
+            if self._words[outlet.sleep_word]:
+                self._wake(outlet)
         return full
 
-    def _link(self, outlets: Sequence[Outlet], payload: bytes | memoryview, need: int, urgent: bool) -> None:
-        """Fill one slot for each outlet, last one first, and make the chain visible by one store."""
-        words, refs, after, before = self._words, self._refs, self._next, self._previous
-        length = len(payload)
-        check = crc32(payload) | (FLAG_URGENT if urgent else 0)
-        self._interrupted = True
-        self._sequence = sequence = self._sequence + 1
+    def post_many(self, outlet: Outlet, payloads: Sequence[bytes | memoryview], urgent: bool) -> int:
+        """Link the first payloads that find room as one chain; returns their number.
+
+        Raises:
+            MessageTooLarge, MailboxBusy, MailboxCorrupt: as ``post``; nothing was posted.
+        """
+        if self._interrupted:
+            self.adopt()
+        needs = [len(payload) + 7 & -8 for payload in payloads]
+        longest = max(map(len, payloads), default=0)
+        if longest >= outlet.size:
+            raise MessageTooLarge(self._sender, outlet.recipient, longest, outlet.size)
+        count = len(payloads)
+        total = sum(needs)
+        if (
+            len(outlet.pending) + count > outlet.reclaim_at
+            or total > outlet.size - outlet.written + outlet.freed
+        ):
+            self._reclaim(outlet)
+            room = outlet.size - outlet.written + outlet.freed
+            count = min(count, outlet.quota - len(outlet.pending))
+            while count and sum(needs[:count]) > room:
+                count -= 1
+            self.full += len(payloads) - count
+        if count:
+            self._interrupted = True
+            self._link([(outlet, payload) for payload in payloads[:count]], 1, urgent)
+            self._interrupted = False
+            self._fence_in()  # as in ``post``
+            self._fence_out()
+            if self._words[outlet.sleep_word]:
+                self._wake(outlet)
+        return count
+
+    def _wake(self, outlet: Outlet) -> None:
+        # Cleared before the ring: cleared after it, we might wipe out the *next* sleep's word.
+        self._words[outlet.sleep_word] = 0
+        self._ringer.ring(outlet.recipient)
+
+    def _fill(self, copies: Sequence[Copy], step: int, behind: int) -> list[int]:
+        """Fill a slot for each copy and chain them; the last one's NEXT becomes ``behind``.
+
+        Their sequence is the next one, plus ``step`` for each after the first.
+        """
+        words, refs, free, memory = self._words, self._refs, self._free, self._memory
+        sequence = self._sequence + 1
+        self._sequence = sequence + step * (len(copies) - 1)
         # Stored before the link: a number may be lost in a crash, never used twice.
-        words[self._sequence_word] = sequence
-        left = self._last_urgent if urgent else before[self._slots]
-        following = right = after[left]
-        reference = refs[right]
-        for outlet in reversed(outlets):
-            slot = self._free.pop()  # cannot fail: the quotas add up to less than the slots
+        words[self._sequence_word] = self._sequence
+        chain = []
+        left = len(copies)
+        before: bytes | memoryview | None = None
+        for outlet, payload in copies:
+            slot = free.pop()  # cannot fail: the quotas add up to less than the slots
+            left -= 1
+            if payload is not before:
+                before = payload
+                length = len(payload)
+                check = checksum(payload) if length > CRC_BYTES else crc32(payload)
             position = outlet.written
-            if length:
+            start = outlet.start + position % outlet.size
+            if start + length <= outlet.end:
+                memory[start : start + length] = payload
+            else:
                 outlet.ring.write(position, payload, length)
             word = self._state_word[slot]
-            words[word + S_NEXT] = reference
-            words[word + S_ADDRESS] = length << 32 | outlet.address
-            words[word + S_POSITION] = position
-            words[word + S_CHECK] = check
-            words[word + S_SEQUENCE] = sequence
-            reference = refs[slot]
-            words[word] = reference >> 32 << 8 | READY
+            words[word + 1] = refs[free[-1]] if left else behind
+            words[word + 2] = length << 32 | outlet.address
+            words[word + 3] = position
+            words[word + 4] = check
+            words[word + 5] = sequence
+            words[word] = refs[slot] >> 32 << 8 | READY
             self._starts[slot] = position
-            after[slot] = following
-            before[following] = slot
-            following = slot
-            outlet.written = position + need
+            outlet.written = position + (length + 7 & -8)
             outlet.pending.append(slot)
-        words[self._next_word[left]] = reference  # the commit
-        after[left] = following
-        before[following] = left
+            chain.append(slot)
+            sequence += step
+            self.bytes_posted += length
+        self.posts += len(chain)
+        return chain
+
+    def _link(self, copies: Sequence[Copy], step: int, urgent: bool) -> None:
+        """Fill a chain and make it visible by one store."""
+        after, before, root = self._next, self._previous, self._slots
+        left = self._last_urgent if urgent else before[root]
+        right = after[left]
+        chain = self._fill(copies, step, self._refs[right])
         if urgent:
-            self._last_urgent = before[right]
+            self._flag_urgent(chain)
+        self._words[self._next_word[left]] = self._refs[chain[0]]  # the commit
+        for slot in chain:
+            after[left] = slot
+            before[slot] = left
+            left = slot
+        after[left] = right
+        before[right] = left
+        if urgent:
+            self._last_urgent = left
             self._announce_urgent()
-        self._interrupted = False
-        self.posts += len(outlets)
-        self.bytes_posted += length * len(outlets)
+
+    def _flag_urgent(self, chain: Sequence[int]) -> None:
+        for slot in chain:
+            self._words[self._state_word[slot] + S_CHECK] |= FLAG_URGENT
 
     def _announce_urgent(self) -> None:
         """Tell takers to look at the head. Without it their own resets (M5) find the chain, later."""
@@ -277,14 +355,11 @@ class LaneWriter:
 
         Raises:
             MailboxCorrupt: a pending slot is in a state that neither we nor its recipient store.
+            MailboxBusy: the list is locked by a process that is stopped.
         """
-        words, root = self._words, self._slots
-        tail = self._previous[root]
+        words, pending = self._words, outlet.pending
         self._interrupted = True
-        if self._parked not in (root, tail):
-            self._unlink(self._parked)
-            self._parked = root
-        pending = outlet.pending
+        done, self._parked = self._parked, []
         while pending:
             slot = pending[0]
             ready = self._refs[slot] >> 32 << 8 | READY
@@ -293,29 +368,36 @@ class LaneWriter:
                 break
             if state != ready - READY + TAKEN:
                 raise MailboxCorrupt(self._where, f"slot {slot} turned from {ready:#x} into {state:#x}")
-            pending.popleft()
-            if slot == tail:
-                self._parked = slot
-            else:
-                self._unlink(slot)
+            done.append(pending.popleft())
         outlet.freed = self._starts[pending[0]] if pending else outlet.written
+        if done:
+            self._unlink(done)
         outlet.reclaim_at = min(outlet.quota, len(pending) + RECLAIM_BATCH)
         self._interrupted = False
 
-    def _unlink(self, slot: int) -> None:
-        """Take a slot that is not the tail out of the list, then free it."""
+    def _unlink(self, slots: Sequence[int]) -> None:
+        """Take slots out of the list and free them; the tail is parked."""
         words, after, before = self._words, self._next, self._previous
-        left, right = before[slot], after[slot]
-        words[self._next_word[left]] = self._refs[right]
+        tail = before[self._slots]
+        for slot in slots:
+            if slot == tail:
+                self._parked.append(slot)
+                continue
+            left, right = before[slot], after[slot]
+            words[self._next_word[left]] = self._refs[right]
+            self._free_slot(slot)
+            after[left] = right
+            before[right] = left
+            if slot == self._last_urgent:  # what stands before an urgent slot is urgent, or the head
+                self._last_urgent = left
+
+    def _free_slot(self, slot: int) -> None:
+        """Free a slot that was just unlinked; its present references are void from here on."""
         generation = (self._refs[slot] >> 32) + 1 & MASK32
-        words[self._state_word[slot]] = generation << 8 | FREE
-        after[left] = right
-        before[right] = left
-        self._refs[slot] = generation << 32 | slot + 1
+        self._words[self._state_word[slot]] = generation << 8 | FREE
+        self._refs[slot] = generation << 32 | slot + self._first_reference
         self._free.append(slot)
         self.reclaimed += 1
-        if slot == self._last_urgent:  # what stands before an urgent slot is urgent, or the head
-            self._last_urgent = left
 
     def fill_ratio(self, outlet: Outlet) -> float:
         """Share of the outlet's ring that holds payloads not taken yet, 0 to 1. Any thread; approximate."""

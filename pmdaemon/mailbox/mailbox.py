@@ -14,14 +14,17 @@ owns this participant's lane, its rings and the ringer; the taker owns look-ahea
 in the lanes of others. The shared words have one writer at a time, and SLEEP may be cleared twice.
 ``stats`` may be called from any thread; ``close`` when both have stopped.
 
-Delivery: a message is in shared memory when ``post`` returns, and survives the death of both sides until it
-is taken. A sender that dies within ``post`` cannot know whether it was posted; a recipient that dies within
-``take`` may get the messages it was about to return again, or (those marked already) not at all: what must
-not be lost is acknowledged by messages (DESIGN.md 4). Source: P8, M1-M9.
+Delivery is at least once. A message is in shared memory when ``post`` returns, and survives the death of
+both sides until it is *released*. The messages of one ``take`` are a *batch in hand*: they are released by
+the next ``take`` or ``prepare_sleep`` (``wait``), by ``release``, or by ``close``; leaving a ``with`` block
+by an exception does not release. Who dies with a batch in hand is given it again, in order, at its next
+attach; a living recipient never gets a message twice, unless it gave it back. A sender that dies in ``post``
+cannot know whether it was posted. Source: P8, M1-M9.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -37,21 +40,52 @@ from pmdaemon.mailbox.errors import (
     MailboxCorrupt,
     MailboxFull,
     NoRoute,
+    NotInHand,
     ParticipantBusy,
+    PayloadInUse,
     UnknownParticipant,
 )
 from pmdaemon.mailbox.lane import LaneWriter
-from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP, C_START, COUNT_LIMIT
+from pmdaemon.mailbox.layout import (
+    C_BUSY,
+    C_DISCARDED,
+    C_FRONT,
+    C_FULL,
+    C_HEAD,
+    C_HELD,
+    C_INCARNATION,
+    C_INSPECTED,
+    C_PID,
+    C_POSTED_BYTES,
+    C_POSTS,
+    C_RECLAIMED,
+    C_RESETS,
+    C_RINGS,
+    C_SCANS,
+    C_SLEEP,
+    C_START,
+    C_TAKEN_BYTES,
+    C_TAKES,
+    C_THRESHOLD,
+    COUNT_LIMIT,
+    L_FRONT,
+    L_HEAD,
+    MASK32,
+    S_ADDRESS,
+    S_SEQUENCE,
+)
 from pmdaemon.mailbox.liveness import is_alive, start_ticks
-from pmdaemon.mailbox.lookahead import LaneReader, Message
+from pmdaemon.mailbox.lookahead import LaneReader, LookAhead, Message, Place, View
 from pmdaemon.mailbox.ring import Outlet, Ring
 from pmdaemon.mailbox.segment import Segment
+from pmdaemon.mailbox.shared import SharedWriter
 from pmdaemon.runtime.clock import Deadline
 
 Buffer = bytes | bytearray | memoryview
+_PUBLISH_EVERY = 64  # takes of a recipient that never sleeps
 
 
-def attach(path: Path, name: str) -> Mailbox:
+def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbox:
     """Join a segment as participant ``name``, repairing what an earlier process of that name left half done.
 
     Messages that were posted to it and not taken are still there; its own sequence goes on. A process may
@@ -62,7 +96,8 @@ def attach(path: Path, name: str) -> Mailbox:
         LayoutMismatch, SegmentUnsafe, SegmentUnusable, MachineUnsupported: this file cannot be used.
         UnknownParticipant: the layout has no such name.
         ParticipantBusy: another living process holds the name.
-        MailboxCorrupt: the participant's own lane is damaged.
+        MailboxCorrupt: the participant's own lane (`shared`: the list) is damaged.
+        MailboxBusy: form `shared`, a stopped process holds the list's lock.
     """
     segment = Segment(path)
     try:
@@ -71,7 +106,7 @@ def attach(path: Path, name: str) -> Mailbox:
         index = segment.layout.index(name)
         _claim(segment, index, name)
         try:
-            return Mailbox(segment, index)
+            return Mailbox(segment, index, look_ahead or LookAhead())
         except BaseException:
             segment.words[segment.layout.control_word(index) + C_PID] = 0
             raise
@@ -105,7 +140,7 @@ class Mailbox:
         time.
     """
 
-    def __init__(self, segment: Segment, index: int) -> None:
+    def __init__(self, segment: Segment, index: int, look_ahead: LookAhead) -> None:
         layout = segment.layout
         control = layout.control_word(index)
         self.name = layout.participants[index]
@@ -118,12 +153,20 @@ class Mailbox:
         self._ringer = Ringer(segment.path)
         outlets = _make_outlets(segment, self.name, index)
         self._outlets: dict[str, tuple[Outlet, ...]] = {outlet.recipient: (outlet,) for outlet in outlets}
-        where = f"{segment.path}, lane of {self.name}"
-        self._writer = LaneWriter(segment.words, layout, index, outlets, self._ringer, where)
-        self._readers = _make_readers(segment, self.name, index)
+        shared = layout.form == "shared"
+        where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
+        writer = SharedWriter if shared else LaneWriter
+        self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        self._held: dict[int, int] = {}  # in hand: word of the slot -> its state when released
+        self._views: list[memoryview] = []
+        self._control = control
+        self._readers = [
+            LaneReader(segment.words, place, self._held, look_ahead) for place in places(segment, index)
+        ]
         # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
         self._turn = 0
+        self._takes_unpublished = 0
         self._fence = threading.Lock()
         self._bell = Bell(bell_path(segment.path, self.name))
 
@@ -163,32 +206,142 @@ class Mailbox:
             if full:
                 raise MailboxFull(self.name, tuple(outlet.recipient for outlet in full))
 
-    def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Message]:
-        """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each lane in order.
+    def post_many(self, recipient: str, payloads: Sequence[Buffer], *, urgent: bool = False) -> None:
+        """Post several messages to one recipient; they become visible together. Never blocks.
 
-        Never blocks. A message above ``max_bytes`` comes alone; nothing is ever too large to be taken. The
-        limit in bytes keeps the copies within the CPU's cache and the allocator's reach.
+        Raises:
+            MailboxFull: the first ``posted`` of them were posted, the others found no room.
+            MessageTooLarge, NoRoute, MailboxCorrupt, MailboxBusy: nothing was posted.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        outlet = self._outlets.get(recipient)
+        if outlet is None:
+            raise NoRoute(self.name, recipient, self.recipients)
+        flat = [payload if type(payload) is bytes else _flatten(payload) for payload in payloads]
+        posted = self._writer.post_many(outlet[0], flat, urgent)
+        if posted < len(flat):
+            raise MailboxFull(self.name, (recipient,), posted=posted)
+
+    def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Message]:
+        """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each list in order.
+
+        Releases the batch before, and never blocks. A message above ``max_bytes`` comes alone; nothing is
+        ever too large to be taken. The limit in bytes keeps the copies within the CPU's cache and the allocator's
+        reach.
 
         Raises:
             MailboxCorrupt: a lane is damaged, or a message was (and is discarded). The other
                 lanes are served by the next calls.
         """
+        taken: list[Message] = []
+        self._collect(taken, max_messages, max_bytes, False)
+        return taken
+
+    def take_views(self, max_messages: int = 64, max_bytes: int = 4_194_304) -> list[View]:
+        """As ``take``, without a copy: payloads are views of shared memory.
+
+        Only a payload that meets the end of its ring is copied. A view is valid until its batch is released,
+        and raises ``ValueError`` afterwards. Slices and arrays made of it must be gone by then.
+
+        Raises:
+            PayloadInUse: one of the batch before is not; that batch stays in hand.
+            MailboxCorrupt: as ``take``.
+        """
+        taken: list[View] = []
+        self._collect(taken, max_messages, max_bytes, True)
+        self._views = [view.payload for view in taken]
+        return taken
+
+    def _collect(
+        self, taken: list[Message] | list[View], max_messages: int, max_bytes: int, views: bool
+    ) -> None:
         if self._closed:
             raise MailboxClosed(self.name)
-        taken: list[Message] = []
+        if self._held:
+            self.release()
         order = self._orders[self._turn]
         self._turn = (self._turn + 1) % len(self._orders)
         room_bytes = max_bytes
         for reader in order:
             try:
-                room_bytes = reader.collect(taken, max_messages, room_bytes)
+                room_bytes = reader.collect(taken, max_messages, room_bytes, views)
             except MailboxCorrupt:
                 if taken:
                     break  # never lose what is in hand; the damage is met again
                 raise
             if (room_bytes <= 0 and taken) or len(taken) >= max_messages:
                 break
-        return taken
+        self._takes_unpublished += 1
+        if self._takes_unpublished >= _PUBLISH_EVERY:
+            self._publish()
+
+    def release(self) -> None:
+        """Done with the batch in hand: its messages are gone for good, its views void.
+
+        Raises:
+            PayloadInUse: a view of it is still in use; the batch stays in hand.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        if self._views:
+            self._drop_views()
+        words = self._words
+        for word, state in self._held.items():
+            words[word] = state
+        self._held.clear()
+
+    def give_back(self, messages: Sequence[Message | View]) -> None:
+        """Put messages of the batch in hand back where they stood; the next takes bring them again, in order.
+
+        Raises:
+            NotInHand: one is not in hand; none was given back.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        words = self._words
+        names = self._segment.layout.participants
+        in_hand = {
+            (names[words[word + S_ADDRESS] >> 16 & 0xFFFF], words[word + S_SEQUENCE]): word
+            for word in self._held
+        }
+        for message in messages:
+            if in_hand.get((message.sender, message.sequence)) is None:
+                raise NotInHand(message.sender, message.sequence)
+        for message in messages:
+            self._held.pop(in_hand[message.sender, message.sequence], None)
+        for reader in self._readers:
+            reader.look_back()
+
+    def _drop_views(self) -> None:
+        while self._views:
+            try:
+                self._views[-1].release()
+            except BufferError:
+                raise PayloadInUse(self.name) from None
+            self._views.pop()
+
+    def _publish(self) -> None:
+        """Show our figures to onlookers (``describe``)."""
+        self._takes_unpublished = 0
+        words, control, writer, readers = self._words, self._control, self._writer, self._readers
+        for word, value in (
+            (C_POSTS, writer.posts),
+            (C_POSTED_BYTES, writer.bytes_posted),
+            (C_FULL, writer.full),
+            (C_RECLAIMED, writer.reclaimed),
+            (C_RINGS, self._ringer.rings),
+            (C_BUSY, writer.busy),
+            (C_TAKES, sum(reader.takes for reader in readers)),
+            (C_TAKEN_BYTES, sum(reader.bytes_taken for reader in readers)),
+            (C_SCANS, sum(reader.scans for reader in readers)),
+            (C_INSPECTED, sum(reader.inspected for reader in readers)),
+            (C_RESETS, sum(sum(reader.resets.values()) for reader in readers)),
+            (C_DISCARDED, sum(reader.discarded for reader in readers)),
+            (C_THRESHOLD, min((reader.threshold for reader in readers), default=0)),
+            (C_HELD, len(self._held)),
+        ):
+            words[control + word] = value
 
     def fileno(self) -> int:
         """Doorbell, readable when something was posted after ``prepare_sleep``; for selectors."""
@@ -197,13 +350,16 @@ class Mailbox:
     def prepare_sleep(self) -> bool:
         """Ask to be rung. Returns False if something is waiting (take it), True if sleep is right.
 
-        Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
+        Releases the batch in hand. Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
 
         Raises:
-            MailboxCorrupt: as ``take``.
+            MailboxCorrupt, PayloadInUse: as ``take``.
         """
         if self._closed:
             raise MailboxClosed(self.name)
+        if self._held:
+            self.release()
+        self._publish()
         self._words[self._sleep_word] = 1
         # Our SLEEP must be visible before we look once more; see LaneWriter.post for the other half.
         self._fence.acquire()
@@ -245,6 +401,8 @@ class Mailbox:
             "bytes_posted": writer.bytes_posted,
             "full": writer.full,
             "reclaimed": writer.reclaimed,
+            "busy": writer.busy,
+            "repairs": getattr(writer, "repairs", 0),
             "rings": self._ringer.rings,
             "rings_missed": self._ringer.missed,
             "takes": sum(reader.takes for reader in readers),
@@ -254,15 +412,29 @@ class Mailbox:
             "slots_inspected": sum(reader.inspected for reader in readers),
             "resets": {
                 cause: sum(reader.resets[cause] for reader in readers)
-                for cause in ("invalid", "scans", "idle", "urgent")
+                for cause in ("invalid", "scans", "idle", "urgent", "returned")
             },
+            "threshold": [reader.threshold for reader in readers],
+            "scans_since_reset": [reader.scans_since_reset for reader in readers],
+            "scans_since_met": [reader.scans_since_met for reader in readers],
+            "in_hand": len(self._held),
             "ring_fill_ratio": {name: writer.fill_ratio(outlet) for name, (outlet,) in self._outlets.items()},
         }
 
     def close(self) -> None:
-        """Leave the segment; messages stay. Call it when its threads have stopped; twice is fine."""
+        """Release the batch and leave the segment. Call it when its threads have stopped; twice is fine.
+
+        What still uses a view of the batch keeps the mapping; the batch is then left to the next attach.
+        """
+        self._leave(release=True)
+
+    def _leave(self, release: bool) -> None:
         if self._closed:
             return
+        if release:
+            with contextlib.suppress(PayloadInUse):
+                self.release()
+        self._publish()
         self._closed = True
         self._words[self._sleep_word] = 0
         self._words[self._pid_word] = 0
@@ -274,9 +446,9 @@ class Mailbox:
         return self
 
     def __exit__(
-        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+        self, type_: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._leave(release=type_ is None)
 
 
 def _flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
@@ -297,18 +469,32 @@ def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
     outlets = []
     for route in layout.routes_of(name):
         recipient = layout.index(route.recipient)
-        ring = Ring(segment.memory, *layout.ring_at_bytes(name, route.recipient))
+        ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(name, route.recipient))
         sleep_word = layout.control_word(recipient) + C_SLEEP
         outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
     return outlets
 
 
-def _make_readers(segment: Segment, name: str, index: int) -> list[LaneReader]:
+def places(segment: Segment, index: int) -> list[Place]:
+    """Where messages to participant ``index`` may stand: a place for each lane, or the one shared list."""
     layout = segment.layout
-    readers = []
+    rings: dict[int, tuple[str, Ring]] = {}
     for route in layout.routes:
-        if route.recipient == name:
-            ring = Ring(segment.memory, *layout.ring_at_bytes(route.sender, name))
-            where = f"{segment.path}, lane of {route.sender}"
-            readers.append(LaneReader(segment.words, layout, layout.index(route.sender), index, ring, where))
-    return readers
+        if route.recipient == layout.participants[index]:
+            ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(route.sender, route.recipient))
+            rings[layout.index(route.sender)] = (route.sender, ring)
+    slots, count = layout.slots_per_sender, len(layout.participants)
+    if layout.form == "shared":
+        base = layout.list_word
+        where = f"{segment.path}, the shared list"
+        return [
+            Place(layout.slots_word(0), slots * count, base + L_HEAD, base + L_FRONT,
+                  index, 0xFFFF, 0, slots, count, rings, where)
+        ]  # fmt: skip
+    return [
+        Place(layout.slots_word(sender), slots,
+              layout.control_word(sender) + C_HEAD, layout.control_word(sender) + C_FRONT,
+              sender << 16 | index, MASK32, sender, slots, count, {sender: (name, ring)},
+              f"{segment.path}, lane of {name}")
+        for sender, (name, ring) in rings.items()
+    ]  # fmt: skip

@@ -1,9 +1,13 @@
-"""Payload ring of one route: where the bytes lie, and who has room.
+"""Payload ring of one route: where the bytes lie, who has room, and the checksum of what lies there.
 
 Positions count bytes since the segment was made and never wrap; the place in the ring is the position
 modulo its size, and a payload that meets the ring's end goes on at its beginning. The sender alone moves
 both ends: ``written`` when it posts, ``freed`` when it sees that a slot was TAKEN. Neither stands in shared
 memory: after a crash both follow from the slots still linked.
+
+Checksum: crc32 up to ``CRC_BYTES``; above it, where crc32 would cost more than both copies together, the
+exclusive or of all 8-byte words, folded to 32 bits, and the crc32 of the rest. Either notices any single
+overwritten word. It guards against stray stores and stale positions, not against an attacker.
 
 Invariant: 0 <= written - freed <= size; every payload of a READY slot lies within [freed, written).
 
@@ -14,37 +18,66 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+
+CRC_BYTES: Final = 4096
+"""Both ways cost 1.1 us here; at 100 KB it is 24 us against 2."""
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """Checksum (32 bits) of a payload that lies in one piece."""
+    length = len(data)
+    if length <= CRC_BYTES:
+        return crc32(data)
+    folded = int(np.bitwise_xor.reduce(np.frombuffer(data, np.uint64, length >> 3)))
+    return crc32(data[length & -8 :], (folded ^ folded >> 32) & 0xFFFFFFFF)
 
 
 class Ring:
-    """Copies payloads into and out of one ring. ``size`` in bytes, a multiple of 64."""
+    """Copies payloads into and out of one ring. ``size`` in bytes, a multiple of 64.
 
-    __slots__ = ("_end", "_map", "_start", "size")
+    Attributes:
+        start, end: offsets of the ring in the segment, in bytes.
+    """
 
-    def __init__(self, memory: mmap.mmap, at_bytes: int, size: int) -> None:
+    __slots__ = ("_map", "_view", "end", "size", "start")
+
+    def __init__(self, memory: mmap.mmap, view: memoryview, at_bytes: int, size: int) -> None:
         self._map = memory
-        self._start = at_bytes
-        self._end = at_bytes + size
+        self._view = view
+        self.start = at_bytes
+        self.end = at_bytes + size
         self.size = size
 
     def write(self, position: int, payload: bytes | memoryview, length: int) -> None:
         """Copy ``payload`` (``length`` bytes, at most ``size``) to ``position``."""
-        start = self._start + position % self.size
+        start = self.start + position % self.size
         end = start + length
-        if end <= self._end:
+        if end <= self.end:
             self._map[start:end] = payload
         else:
-            first = self._end - start
-            self._map[start : self._end] = payload[:first]
-            self._map[self._start : end - self.size] = payload[first:]
+            first = self.end - start
+            self._map[start : self.end] = payload[:first]
+            self._map[self.start : end - self.size] = payload[first:]
 
     def read(self, position: int, length: int) -> bytes:
         """Copy out ``length`` bytes (at most ``size``, checked by the caller)."""
-        start = self._start + position % self.size
+        start = self.start + position % self.size
         end = start + length
-        if end <= self._end:
+        if end <= self.end:
             return self._map[start:end]
-        return self._map[start : self._end] + self._map[self._start : end - self.size]
+        return self._map[start : self.end] + self._map[self.start : end - self.size]
+
+    def view(self, position: int, length: int) -> memoryview:
+        """The bytes where they lie, read-only; a copy if they meet the ring's end."""
+        start = self.start + position % self.size
+        end = start + length
+        if end <= self.end:
+            return self._view[start:end].toreadonly()
+        return memoryview(self.read(position, length))
 
 
 class Outlet:
@@ -56,12 +89,13 @@ class Outlet:
         quota: slots this route may hold at once.
         written, freed: ring positions, see the module.
         pending: slots of this route not freed yet, in the order of their payloads.
-        size: of the ring, in bytes.
+        size, start, end: of the ring, in bytes.
         reclaim_at: number of pending slots at which to look for taken ones.
     """
 
     __slots__ = (
         "address",
+        "end",
         "freed",
         "pending",
         "quota",
@@ -70,6 +104,7 @@ class Outlet:
         "ring",
         "size",
         "sleep_word",
+        "start",
         "written",
     )
 
@@ -78,6 +113,8 @@ class Outlet:
         self.address = address
         self.ring = ring
         self.size = ring.size
+        self.start = ring.start
+        self.end = ring.end
         self.sleep_word = sleep_word
         self.quota = quota
         self.written = 0

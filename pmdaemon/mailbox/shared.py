@@ -1,0 +1,222 @@
+"""The form `shared`: one list for all senders, in order of arrival, linked under a robust mutex (M1, M8).
+
+Slots, rings and quotas stay as in ``lane``: each sender fills and frees its own. Only linking and unlinking
+touch what others touch too, NEXT, PREVIOUS and the list block; they alone are locked, takers never are.
+
+    link     DIRTY = all; PREVIOUS of the chain; *NEXT of the predecessor* (the commit); PREVIOUS of the
+             successor, or TAIL; URGENT and FRONT if urgent; DIRTY = 0
+    unlink   DIRTY = slot; *NEXT of the predecessor*; PREVIOUS of the successor; URGENT; STATE = free; ...
+             the next slot; DIRTY = 0
+
+**Repair.** The forward chain is valid after every store, everything else follows from it. Whoever gets the
+lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the slot that DIRTY names
+if it is linked no more, announces the front, and clears DIRTY last: a death during repair leaves DIRTY, and
+the next one repeats it. A slot unlinked by a dead process is thus freed before anything else is unlinked;
+takers rely on that.
+
+What a dead sender has filled but not linked is freed when its name is attached again; until then it costs
+nobody else anything. Messages it had linked are taken as usual.
+
+Thread: one, the posting thread; other processes exclude each other by the mutex.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from pmdaemon.mailbox.doorbell import Ringer
+from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
+from pmdaemon.mailbox.lane import Copy, LaneWriter
+from pmdaemon.mailbox.layout import (
+    FLAG_URGENT,
+    FREE,
+    L_DIRTY,
+    L_FRONT,
+    L_HEAD,
+    L_MUTEX,
+    L_TAIL,
+    L_URGENT,
+    MASK32,
+    READY,
+    S_CHECK,
+    S_NEXT,
+    S_PREVIOUS,
+    SLOT_WORDS,
+    TAKEN,
+    Layout,
+)
+from pmdaemon.mailbox.mutex import RobustMutex
+from pmdaemon.mailbox.ring import Outlet
+
+_ALL: Final = (1 << 64) - 1  # DIRTY while a chain is linked: no slot needs to be freed
+
+
+class SharedWriter(LaneWriter):
+    """One sender's slots in the list of all.
+
+    Attributes:
+        repairs: of the list after the death of a process, made by this one.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        words: memoryview,
+        layout: Layout,
+        sender: int,
+        outlets: Sequence[Outlet],
+        ringer: Ringer,
+        where: str,
+    ) -> None:
+        base = layout.list_word
+        self._mutex = RobustMutex(memory, words, (base + L_MUTEX) * 8, where)
+        self._list_head, self._list_tail, self._list_urgent = base + L_HEAD, base + L_TAIL, base + L_URGENT
+        self._dirty_word, self._list_front = base + L_DIRTY, base + L_FRONT
+        self._all_slots = layout.slots_per_sender * len(layout.participants)
+        self._all_words = layout.slots_word(0)
+        self._first_reference = sender * layout.slots_per_sender + 1
+        self.repairs = 0
+        super().__init__(memory, words, layout, sender, outlets, ringer, where)
+        self._front_word = self._list_front
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the mutex, over a list that is in order."""
+        self._lock()
+        try:
+            yield
+        finally:
+            self._mutex.release()
+
+    def _lock(self) -> None:
+        if not self._mutex.acquire():
+            self.busy += 1
+            raise MailboxBusy(self._sender, tuple(outlet.recipient for outlet in self._outlets))
+        if self._words[self._dirty_word]:
+            try:
+                self._repair()
+            except BaseException:
+                self._mutex.release()
+                raise
+
+    def _adopt_links(self) -> list[int]:
+        with self._locked():
+            walked = list(self._walk_all())
+        first, end = self._first_reference, self._first_reference + self._slots
+        chain = []
+        for reference in walked:
+            if first <= reference & MASK32 < end:
+                slot = (reference & MASK32) - first
+                self._refs[slot] = reference
+                chain.append(slot)
+        return chain
+
+    def _walk_all(self) -> Iterator[int]:
+        """References of all linked slots in order, each checked."""
+        words, count = self._words, self._all_slots
+        seen = bytearray(count)
+        reference = words[self._list_head]
+        while reference:
+            slot = (reference & MASK32) - 1
+            if not 0 <= slot < count or seen[slot]:
+                raise MailboxCorrupt(self._where, f"link {reference:#x} leads outside the list or back")
+            word = self._all_words + slot * SLOT_WORDS
+            state = words[word]
+            if state >> 8 != reference >> 32 or state & 0xFF not in (READY, TAKEN):
+                raise MailboxCorrupt(self._where, f"slot {slot} is linked in state {state:#x}")
+            seen[slot] = 1
+            yield reference
+            reference = words[word + S_NEXT]
+
+    def _repair(self) -> None:
+        """Rebuild what follows from the forward chain. Called with the mutex held."""
+        words, base = self._words, self._all_words
+        self.repairs += 1
+        tail = urgent = 0
+        doomed = words[self._dirty_word]
+        for reference in self._walk_all():
+            number = reference & MASK32
+            word = base + (number - 1) * SLOT_WORDS
+            if words[word + S_PREVIOUS] != tail:
+                words[word + S_PREVIOUS] = tail
+            if words[word + S_CHECK] & FLAG_URGENT:
+                urgent = number
+            if number == doomed:
+                doomed = 0  # its unlinking had not begun
+            tail = number
+        words[self._list_tail] = tail
+        words[self._list_urgent] = urgent
+        if 0 < doomed <= self._all_slots:
+            word = base + (doomed - 1) * SLOT_WORDS
+            state = words[word]
+            if state & 0xFF != FREE:
+                words[word] = ((state >> 8) + 1 & MASK32) << 8 | FREE
+        if urgent:
+            words[self._list_front] = words[self._list_front] + 1 & MASK32
+        words[self._dirty_word] = 0
+
+    def _next_word_of(self, number: int) -> int:
+        """Index of the NEXT word of a slot named by index + 1; of the list's HEAD for 0."""
+        if number > self._all_slots:
+            raise MailboxCorrupt(self._where, f"slot {number} is named, there are {self._all_slots}")
+        return self._all_words + (number - 1) * SLOT_WORDS + S_NEXT if number else self._list_head
+
+    def _link(self, copies: Sequence[Copy], step: int, urgent: bool) -> None:
+        words = self._words
+        chain = self._fill(copies, step, 0)
+        first = self._refs[chain[0]]
+        last = chain[-1] + self._first_reference
+        if urgent:
+            self._flag_urgent(chain)
+        self._lock()
+        try:
+            left = words[self._list_urgent if urgent else self._list_tail]
+            left_next = self._next_word_of(left)
+            behind = words[left_next]
+            behind_previous = self._next_word_of(behind & MASK32) - S_NEXT + S_PREVIOUS
+            words[self._dirty_word] = _ALL
+            number = left
+            for slot in chain:
+                words[self._state_word[slot] + S_PREVIOUS] = number
+                number = slot + self._first_reference
+            if behind:
+                words[self._state_word[chain[-1]] + S_NEXT] = behind
+            words[left_next] = first  # the commit
+            words[behind_previous if behind else self._list_tail] = last
+            if urgent:
+                words[self._list_urgent] = last
+                self._announce_urgent()
+            words[self._dirty_word] = 0
+        finally:
+            self._mutex.release()
+
+    def _unlink(self, slots: Sequence[int]) -> None:
+        words = self._words
+        with self._locked():
+            for slot in slots:
+                word = self._state_word[slot]
+                behind = words[word + S_NEXT]
+                if not behind:
+                    self._parked.append(slot)
+                    continue
+                left = words[word + S_PREVIOUS]
+                left_next = self._next_word_of(left)
+                if words[left_next] != self._refs[slot]:
+                    raise MailboxCorrupt(self._where, f"slot {slot} is not where its neighbour points")
+                right_previous = self._next_word_of(behind & MASK32) - S_NEXT + S_PREVIOUS
+                number = slot + self._first_reference
+                words[self._dirty_word] = number
+                words[left_next] = behind
+                words[right_previous] = left
+                if words[self._list_urgent] == number:
+                    words[self._list_urgent] = left
+                self._free_slot(slot)
+            words[self._dirty_word] = 0
+
+    def fill_list(self) -> int:
+        """Slots linked by anybody just now. For tests and tools; takes the lock."""
+        with self._locked():
+            return sum(1 for _ in self._walk_all())
