@@ -227,8 +227,8 @@ class Mailbox:
         """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each list in order.
 
         Releases the batch before, and never blocks. A message above ``max_bytes`` comes alone; nothing is
-        ever too large to be taken. The limit in bytes keeps the copies within the CPU's cache and the allocator's
-        reach.
+        ever too large to be taken. The limit in bytes keeps the copies within the CPU's cache and the
+        allocator's reach.
 
         Raises:
             MailboxCorrupt: a lane is damaged, or a message was (and is discarded). The other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 from pmdaemon.mailbox import Layout, Mailbox, Route, create_segment
 from pmdaemon.mailbox.layout import MASK32, S_PREVIOUS
 from pmdaemon.mailbox.shared import SharedWriter
-
 
 FORM = "lanes"  # set by the fixture ``form`` (conftest) for the modules that run in both forms
 
@@ -38,6 +38,28 @@ def drain(box: Mailbox) -> list[bytes]:
 
 class Crash(Exception):
     """The process is thought to die here."""
+
+
+def run_mortal(action: Callable[[], object]) -> bool:
+    """Run ``action`` in a thread that may die by ``Crash``; whether it lived.
+
+    A thread of its own, because the kernel gives a robust mutex up when the thread that holds it ends.
+    """
+    ended: list[BaseException | None] = []
+
+    def body() -> None:
+        try:
+            action()
+            ended.append(None)
+        except BaseException as exc:  # noqa: BLE001 - told to the caller below
+            ended.append(exc.with_traceback(None) if isinstance(exc, Crash) else exc)
+
+    thread = threading.Thread(target=body, name="mortal")
+    thread.start()
+    thread.join()
+    if ended[0] is not None and not isinstance(ended[0], Crash):
+        raise ended[0]
+    return ended[0] is None
 
 
 class FailingStores:

@@ -30,7 +30,7 @@ def test_foreign_messages_are_inspected_once(path: Path) -> None:
             a.post("b", b"%d" % number)
             assert drain(b) == [b"%d" % number]
         assert reader_of(b).inspected == 1100
-        assert b.stats()["resets"] == {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0}
+        assert b.stats()["resets"] == {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0, "returned": 0}
 
 
 def test_an_empty_look_inspects_nothing(path: Path) -> None:
@@ -114,7 +114,7 @@ def test_nothing_linked_in_front_of_the_look_ahead_is_passed_over_for_good(path:
             looks += 1
             assert looks <= THRESHOLD_FIRST
         assert got[0].payload == b"in front"
-        assert reader.resets == {"invalid": 0, "scans": 0, "idle": 1, "urgent": 0}
+        assert reader.resets == {"invalid": 0, "scans": 0, "idle": 1, "urgent": 0, "returned": 0}
         assert reader.threshold == THRESHOLD_FIRST // 2  # skipping happens here: look more often
 
 
