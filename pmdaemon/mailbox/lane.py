@@ -27,6 +27,7 @@ Thread: one, the posting thread.
 from __future__ import annotations
 
 import mmap
+import struct
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -55,6 +56,8 @@ from pmdaemon.mailbox.layout import (
 )
 from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, checksum
 
+_FILL: Final = struct.Struct("=6Q")  # STATE to SEQUENCE of a slot that nobody can reach yet
+_pack: Final = _FILL.pack
 Copy = tuple[Outlet, bytes | memoryview]
 
 RECLAIM_BATCH: Final = 64
@@ -98,6 +101,7 @@ class LaneWriter:
         fence = threading.Lock()
         self._fence_in, self._fence_out = fence.acquire, fence.release
         self._state_word = [self._first_word + slot * SLOT_WORDS + S_STATE for slot in range(self._slots)]
+        self._at_bytes = [word * 8 for word in self._state_word]
         self._next_word = [word + S_NEXT for word in self._state_word]
         self._next_word.append(self._head_word)
         self.posts = self.bytes_posted = self.full = self.reclaimed = self.busy = 0
@@ -281,8 +285,70 @@ class LaneWriter:
         self._words[outlet.sleep_word] = 0
         self._ringer.ring(outlet.recipient)
 
+    def post_one(self, outlet: Outlet, payload: bytes) -> bool:
+        """``post`` of one copy, not urgent: the usual case, laid out flat. False if there was no room.
+
+        Raises:
+            MessageTooLarge, MailboxBusy, MailboxCorrupt: as ``post``.
+        """
+        length = len(payload)
+        position = outlet.written
+        written = position + (length + 7 & -8)
+        pending = outlet.pending
+        if (
+            self._interrupted
+            or len(pending) >= outlet.reclaim_at
+            or written - outlet.freed > outlet.size
+            or length >= outlet.size
+        ):
+            return not self.post((outlet,), payload, False)
+        words, memory = self._words, self._memory
+        self._interrupted = True
+        self._sequence = sequence = self._sequence + 1
+        words[self._sequence_word] = sequence
+        slot = self._free.pop()
+        start = outlet.start + position % outlet.size
+        if start + length <= outlet.end:
+            memory[start : start + length] = payload
+        else:
+            outlet.ring.write(position, payload, length)
+        at_bytes = self._at_bytes[slot]
+        reference = self._refs[slot]
+        memory[at_bytes : at_bytes + 48] = _pack(
+            reference >> 32 << 8 | READY,
+            0,
+            length << 32 | outlet.address,
+            position,
+            crc32(payload) if length <= CRC_BYTES else checksum(payload),
+            sequence,
+        )
+        self._starts[slot] = position
+        outlet.written = written
+        pending.append(slot)
+        self._append(slot, reference)
+        self._interrupted = False
+        self.posts += 1
+        self.bytes_posted += length
+        self._fence_in()  # as in ``post``
+        self._fence_out()
+        if words[outlet.sleep_word]:
+            self._wake(outlet)
+        return True
+
+    def _append(self, slot: int, reference: int) -> None:
+        """Link one filled slot, whose NEXT is 0, at the end."""
+        after, before, root = self._next, self._previous, self._slots
+        tail = before[root]
+        self._words[self._next_word[tail]] = reference  # the commit
+        after[tail] = before[root] = slot
+        before[slot] = tail
+        after[slot] = root
+
     def _fill(self, copies: Sequence[Copy], step: int, behind: int) -> list[int]:
         """Fill a slot for each copy and chain them; the last one's NEXT becomes ``behind``.
+
+        A slot is filled by one copy, in no order of its words: nobody can reach it yet, and a stale
+        look-ahead knows it by its new generation, which it got when it was freed.
 
         Their sequence is the next one, plus ``step`` for each after the first.
         """
@@ -307,13 +373,15 @@ class LaneWriter:
                 memory[start : start + length] = payload
             else:
                 outlet.ring.write(position, payload, length)
-            word = self._state_word[slot]
-            words[word + 1] = refs[free[-1]] if left else behind
-            words[word + 2] = length << 32 | outlet.address
-            words[word + 3] = position
-            words[word + 4] = check
-            words[word + 5] = sequence
-            words[word] = refs[slot] >> 32 << 8 | READY
+            at_bytes = self._at_bytes[slot]
+            memory[at_bytes : at_bytes + _FILL.size] = _FILL.pack(
+                refs[slot] >> 32 << 8 | READY,
+                refs[free[-1]] if left else behind,
+                length << 32 | outlet.address,
+                position,
+                check,
+                sequence,
+            )
             self._starts[slot] = position
             outlet.written = position + (length + 7 & -8)
             outlet.pending.append(slot)

@@ -28,7 +28,7 @@ Thread: one, the taking thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 from zlib import crc32
 
 from pmdaemon.mailbox.errors import MailboxCorrupt
@@ -40,6 +40,7 @@ from pmdaemon.mailbox.layout import (
     S_SEQUENCE,
     SLOT_WORDS,
     TAKEN,
+    Layout,
 )
 from pmdaemon.mailbox.ring import CRC_BYTES, Ring, checksum
 
@@ -48,6 +49,7 @@ THRESHOLD_MAX: Final = 65_536
 THRESHOLD_FIRST: Final = 1_024  # urgent posts announce themselves, so skipping is not expected
 _NEVER: Final = 1 << 62
 _HEAD: Final = -1
+_new: Final[Any] = tuple.__new__  # half the time of calling the class of a NamedTuple
 _FIRST_LAP: Final = 16  # slots walked before the search for circles begins
 
 
@@ -92,21 +94,17 @@ class Place:
     """Where a list stands and what in it is ours.
 
     Attributes:
-        first_word, slots: of its slots. head_word, front_word: see the layout.
-        address, mask: a slot is ours if its ADDRESS, so masked, is ``address``.
-        first_sender, slots_per_sender: whose slots they are, to check what is met.
-        rings: by sender, with the sender's name. where: for errors.
+        first_sender, senders: whose slots stand in it: one sender's, or those of all.
+        head_word, front_word: see the layout. recipient: our number.
+        rings: by ADDRESS (sender << 16 | recipient), with the sender's name. where: for errors.
     """
 
-    first_word: int
-    slots: int
+    layout: Layout
+    first_sender: int
+    senders: int
     head_word: int
     front_word: int
-    address: int
-    mask: int
-    first_sender: int
-    slots_per_sender: int
-    participants: int
+    recipient: int
     rings: dict[int, tuple[str, Ring]]
     where: str
 
@@ -124,15 +122,21 @@ class LaneReader:
 
     def __init__(self, words: memoryview, place: Place, held: dict[int, int], look: LookAhead) -> None:
         self._words = words
-        self._place = place
+        self._first_sender = place.first_sender
         self._held = held
         self._adaptive = look.adaptive
         self._enabled = look.enabled
         self._where = place.where
-        self._mine, self._mask = place.address, place.mask
-        self._slots = place.slots
+        if place.senders == 1:  # every slot there has the same sender: compare it, too
+            self._mine, self._mask = place.first_sender << 16 | place.recipient, MASK32
+        else:
+            self._mine, self._mask = place.recipient, 0xFFFF
+        self._per_sender = place.layout.slots_per_sender
+        self._participants = len(place.layout.participants)
+        self._slots = self._per_sender * place.senders
         self._step_limit = 4 * self._slots + 64  # enough for the mark below to close any circle
-        self._first_word = place.first_word
+        self._first_word = place.layout.slots_word(place.first_sender)
+        self._rings = place.rings
         self._head_word, self._front_word = place.head_word, place.front_word
         self._front = words[self._front_word]
         self._at = _HEAD  # look-ahead: word index of the slot, and its generation
@@ -222,9 +226,8 @@ class LaneReader:
 
     def _check_slot(self, slot: int, address: int, state: int) -> None:
         """A slot that we pass by must at least be possible."""
-        place = self._place
-        sender = place.first_sender + slot // place.slots_per_sender
-        if address >> 16 & 0xFFFF != sender or address & 0xFFFF >= place.participants:
+        sender = self._first_sender + slot // self._per_sender
+        if address >> 16 & 0xFFFF != sender or address & 0xFFFF >= self._participants:
             raise MailboxCorrupt(self._where, f"slot {slot} is addressed {address:#x}")
         if state & 0xFF not in (READY, TAKEN):
             raise MailboxCorrupt(self._where, f"slot {slot} is linked in state {state:#x}")
@@ -293,16 +296,21 @@ class LaneReader:
             MailboxCorrupt: the list is damaged; or the first message's checksum is wrong, and it was
             discarded.
         """
-        words = self._words
+        words, held, rings, kind = self._words, self._held, self._rings, View if views else Message
         while len(taken) < max_messages:
-            found = self.find()
+            found = self._glance()
             if found < 0:
-                break
+                found = self.find()
+                if found < 0:
+                    break
             address = words[found + 2]
             length = address >> 32
             if length > room_bytes and taken:
                 return -1
-            sender, ring = self._ring(found, address, length)
+            entry = rings.get(address & MASK32)
+            if entry is None or length > entry[1].size:
+                self._refuse(address, entry)
+            sender, ring = entry
             position = words[found + 3]
             payload = ring.view(position, length) if views else ring.read(position, length)
             check = crc32(payload) if length <= CRC_BYTES else checksum(payload)
@@ -311,23 +319,40 @@ class LaneReader:
                     return -1  # hand out what is good first; the next take meets it again
                 self._discard(found)
             state = words[found]
-            self._held[found] = state + 1  # TAKEN
+            held[found] = state + 1  # TAKEN
             self._at, self._generation = found, state >> 8
             self.takes += 1
             self.bytes_taken += length
             room_bytes -= length
-            taken.append((View if views else Message)(sender, payload, words[found + 5]))  # type: ignore[arg-type]
+            taken.append(_new(kind, (sender, payload, words[found + 5])))
         return room_bytes
 
-    def _ring(self, found: int, address: int, length: int) -> tuple[str, Ring]:
-        """The ring that a message of ours lies in, and its sender's name."""
-        self._check_slot((found - self._first_word) // SLOT_WORDS, address, READY)
-        entry = self._place.rings.get(address >> 16 & 0xFFFF)
+    def _glance(self) -> int:
+        """The usual case of ``find``: the slot behind the look-ahead is ours. -1: ask ``find``."""
+        at, words = self._at, self._words
+        if at < 0 or self.scans >= self._due or self._seeking or words[self._front_word] != self._front:
+            return -1
+        reference = words[at + 1]
+        slot = (reference & MASK32) - 1
+        if not 0 <= slot < self._slots or words[at] >> 8 != self._generation:
+            return -1
+        found = self._first_word + slot * SLOT_WORDS
+        address = words[found + 2]  # before STATE, as in ``find``
+        if (
+            words[found] != reference >> 32 << 8 | READY
+            or address & self._mask != self._mine
+            or found in self._held
+        ):
+            return -1
+        self.scans += 1
+        self.inspected += 1
+        self._met_at = self.scans
+        return found
+
+    def _refuse(self, address: int, entry: tuple[str, Ring] | None) -> NoReturn:
         if entry is None:
             raise MailboxCorrupt(self._where, f"a message is addressed {address:#x}, which is no route")
-        if length > entry[1].size:
-            raise MailboxCorrupt(self._where, f"a message of {length} bytes in a ring of {entry[1].size}")
-        return entry
+        raise MailboxCorrupt(self._where, f"a message of {address >> 32} bytes in a ring of {entry[1].size}")
 
     def _discard(self, found: int) -> NoReturn:
         state = self._words[found]

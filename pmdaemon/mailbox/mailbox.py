@@ -70,7 +70,6 @@ from pmdaemon.mailbox.layout import (
     COUNT_LIMIT,
     L_FRONT,
     L_HEAD,
-    MASK32,
     S_ADDRESS,
     S_SEQUENCE,
 )
@@ -192,6 +191,12 @@ class Mailbox:
         """
         if self._closed:
             raise MailboxClosed(self.name)
+        if type(payload) is bytes and not urgent and isinstance(recipients, str):
+            one = self._outlets.get(recipients)
+            if one and self._writer.post_one(one[0], payload):
+                return
+            if one:
+                raise MailboxFull(self.name, (recipients,))
         if type(payload) is not bytes:
             payload = _flatten(payload)
         try:
@@ -482,19 +487,15 @@ def places(segment: Segment, index: int) -> list[Place]:
     for route in layout.routes:
         if route.recipient == layout.participants[index]:
             ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(route.sender, route.recipient))
-            rings[layout.index(route.sender)] = (route.sender, ring)
-    slots, count = layout.slots_per_sender, len(layout.participants)
+            rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
     if layout.form == "shared":
-        base = layout.list_word
-        where = f"{segment.path}, the shared list"
+        base, where = layout.list_word, f"{segment.path}, the shared list"
         return [
-            Place(layout.slots_word(0), slots * count, base + L_HEAD, base + L_FRONT,
-                  index, 0xFFFF, 0, slots, count, rings, where)
-        ]  # fmt: skip
-    return [
-        Place(layout.slots_word(sender), slots,
-              layout.control_word(sender) + C_HEAD, layout.control_word(sender) + C_FRONT,
-              sender << 16 | index, MASK32, sender, slots, count, {sender: (name, ring)},
-              f"{segment.path}, lane of {name}")
-        for sender, (name, ring) in rings.items()
-    ]  # fmt: skip
+            Place(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
+        ]
+    found = []
+    for address, (name, _) in rings.items():
+        sender = address >> 16
+        control, where = layout.control_word(sender), f"{segment.path}, lane of {name}"
+        found.append(Place(layout, sender, 1, control + C_HEAD, control + C_FRONT, index, rings, where))
+    return found

@@ -193,6 +193,20 @@ class SharedWriter(LaneWriter):
         finally:
             self._mutex.release()
 
+    def _append(self, slot: int, reference: int) -> None:
+        words, tail_word, dirty_word = self._words, self._list_tail, self._dirty_word
+        self._lock()
+        try:
+            tail = words[tail_word]
+            tail_next = self._next_word_of(tail)
+            words[dirty_word] = _ALL
+            words[self._state_word[slot] + S_PREVIOUS] = tail
+            words[tail_next] = reference  # the commit
+            words[tail_word] = slot + self._first_reference
+            words[dirty_word] = 0
+        finally:
+            self._mutex.release()
+
     def _unlink(self, slots: Sequence[int]) -> None:
         words = self._words
         with self._locked():
