@@ -56,8 +56,7 @@ from pmdaemon.mailbox.layout import (
 )
 from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, checksum
 
-_FILL: Final = struct.Struct("=6Q")  # STATE to SEQUENCE of a slot that nobody can reach yet
-_pack: Final = _FILL.pack
+_pack: Final = struct.Struct("=6Q").pack  # STATE to SEQUENCE of a slot that nobody can reach yet
 Copy = tuple[Outlet, bytes | memoryview]
 
 RECLAIM_BATCH: Final = 64
@@ -314,6 +313,7 @@ class LaneWriter:
             outlet.ring.write(position, payload, length)
         at_bytes = self._at_bytes[slot]
         reference = self._refs[slot]
+        # Filled by one copy, see ``_fill``.
         memory[at_bytes : at_bytes + 48] = _pack(
             reference >> 32 << 8 | READY,
             0,
@@ -347,48 +347,57 @@ class LaneWriter:
     def _fill(self, copies: Sequence[Copy], step: int, behind: int) -> list[int]:
         """Fill a slot for each copy and chain them; the last one's NEXT becomes ``behind``.
 
-        A slot is filled by one copy, in no order of its words: nobody can reach it yet, and a stale
-        look-ahead knows it by its new generation, which it got when it was freed.
-
-        Their sequence is the next one, plus ``step`` for each after the first.
+        Their sequence is the next one, plus ``step`` for each after the first. A slot is filled by one copy,
+        in no order of its words: nobody can reach it yet, and a stale look-ahead knows it by its new
+        generation, which it got when it was freed. (Many copies at once: hence the local names.)
         """
-        words, refs, free, memory = self._words, self._refs, self._free, self._memory
+        refs, free, memory, at_bytes_of, starts = (
+            self._refs,
+            self._free,
+            self._memory,
+            self._at_bytes,
+            self._starts,
+        )
         sequence = self._sequence + 1
         self._sequence = sequence + step * (len(copies) - 1)
         # Stored before the link: a number may be lost in a crash, never used twice.
-        words[self._sequence_word] = self._sequence
+        self._words[self._sequence_word] = self._sequence
         chain = []
+        slot = free.pop()  # cannot fail: the quotas add up to less than the slots
         left = len(copies)
+        total = 0
         before: bytes | memoryview | None = None
         for outlet, payload in copies:
-            slot = free.pop()  # cannot fail: the quotas add up to less than the slots
             left -= 1
+            following = free.pop() if left else -1
             if payload is not before:
                 before = payload
                 length = len(payload)
-                check = checksum(payload) if length > CRC_BYTES else crc32(payload)
+                check = crc32(payload) if length <= CRC_BYTES else checksum(payload)
             position = outlet.written
             start = outlet.start + position % outlet.size
             if start + length <= outlet.end:
                 memory[start : start + length] = payload
             else:
                 outlet.ring.write(position, payload, length)
-            at_bytes = self._at_bytes[slot]
-            memory[at_bytes : at_bytes + _FILL.size] = _FILL.pack(
+            at_bytes = at_bytes_of[slot]
+            memory[at_bytes : at_bytes + 48] = _pack(
                 refs[slot] >> 32 << 8 | READY,
-                refs[free[-1]] if left else behind,
+                refs[following] if left else behind,
                 length << 32 | outlet.address,
                 position,
                 check,
                 sequence,
             )
-            self._starts[slot] = position
+            starts[slot] = position
             outlet.written = position + (length + 7 & -8)
             outlet.pending.append(slot)
             chain.append(slot)
+            slot = following
             sequence += step
-            self.bytes_posted += length
+            total += length
         self.posts += len(chain)
+        self.bytes_posted += total
         return chain
 
     def _link(self, copies: Sequence[Copy], step: int, urgent: bool) -> None:

@@ -156,11 +156,13 @@ class Mailbox:
         where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
         writer = SharedWriter if shared else LaneWriter
         self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        self._post_one = self._writer.post_one
         self._held: dict[int, int] = {}  # in hand: word of the slot -> its state when released
         self._views: list[memoryview] = []
         self._control = control
         self._readers = [
-            LaneReader(segment.words, place, self._held, look_ahead) for place in places(segment, index)
+            LaneReader(segment.memory, segment.words, place, self._held, look_ahead)
+            for place in places(segment, index)
         ]
         # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
@@ -189,14 +191,14 @@ class Mailbox:
             MessageTooLarge, NoRoute: nothing was posted.
             MailboxCorrupt: this participant's lane was overwritten by a stranger.
         """
+        if type(payload) is bytes and type(recipients) is str and not urgent:
+            one = self._outlets.get(recipients)  # empty when closed
+            if one:
+                if self._post_one(one[0], payload):
+                    return
+                raise MailboxFull(self.name, (recipients,))
         if self._closed:
             raise MailboxClosed(self.name)
-        if type(payload) is bytes and not urgent and isinstance(recipients, str):
-            one = self._outlets.get(recipients)
-            if one and self._writer.post_one(one[0], payload):
-                return
-            if one:
-                raise MailboxFull(self.name, (recipients,))
         if type(payload) is not bytes:
             payload = _flatten(payload)
         try:
@@ -441,6 +443,7 @@ class Mailbox:
                 self.release()
         self._publish()
         self._closed = True
+        self._outlets = {}
         self._words[self._sleep_word] = 0
         self._words[self._pid_word] = 0
         self._bell.close()
@@ -494,8 +497,12 @@ def places(segment: Segment, index: int) -> list[Place]:
             Place(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
         ]
     found = []
-    for address, (name, _) in rings.items():
+    for address, (name, ring) in rings.items():
         sender = address >> 16
         control, where = layout.control_word(sender), f"{segment.path}, lane of {name}"
-        found.append(Place(layout, sender, 1, control + C_HEAD, control + C_FRONT, index, rings, where))
+        found.append(
+            Place(
+                layout, sender, 1, control + C_HEAD, control + C_FRONT, index, {address: (name, ring)}, where
+            )
+        )
     return found

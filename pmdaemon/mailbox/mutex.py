@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import time
+from collections.abc import Callable
 from typing import Final
 
 from pmdaemon.mailbox.errors import MailboxCorrupt
@@ -63,6 +65,9 @@ def make(memory: mmap.mmap, at_bytes: int) -> None:
 class RobustMutex:
     """A mutex made by ``make``, as one process sees it. ``where`` names the segment in errors.
 
+    Attributes:
+        release: unlocks. waits: times that somebody else held it.
+
     Guards: NEXT, PREVIOUS and the list block of the form `shared`.
     Thread: one, the posting thread (attach excepted, which comes before).
     """
@@ -70,11 +75,13 @@ class RobustMutex:
     def __init__(self, memory: mmap.mmap, words: memoryview, at_bytes: int, where: str) -> None:
         self._words = words
         self._word = at_bytes // 8
+        self._kind_word = self._word + _KIND_WORD
         self._where = where
         # The address outlives the ctypes object: the mapping does not move until it is closed.
         self._address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory, at_bytes)))
         self._trylock = _libc.pthread_mutex_trylock
-        self._unlock = _libc.pthread_mutex_unlock
+        unlock = _libc.pthread_mutex_unlock
+        self.release: Callable[[], int] = functools.partial(unlock, self._address)
         self.waits = 0
 
     def acquire(self) -> bool:
@@ -83,9 +90,21 @@ class RobustMutex:
         Raises:
             MailboxCorrupt: the mutex was overwritten, or a repair has failed before.
         """
-        if self._words[self._word + _KIND_WORD] & 0xFFFFFFFF != _KIND:
+        code = self.attempt()
+        return not code or self.settle(code)
+
+    def attempt(self) -> int:
+        """Try to lock; 0 if that was all, else ``settle`` must be asked.
+
+        Raises:
+            MailboxCorrupt: the mutex was overwritten.
+        """
+        if self._words[self._kind_word] & 0xFFFFFFFF != _KIND:
             raise MailboxCorrupt(self._where, "the mutex was overwritten")
-        code = self._trylock(self._address)
+        return self._trylock(self._address)  # type: ignore[no-any-return]
+
+    def settle(self, code: int) -> bool:
+        """What follows an ``attempt`` that was not 0: wait, or take over from the dead; see ``acquire``."""
         if code == errno.EBUSY:
             code = self._wait()
             if code == errno.EBUSY:
@@ -120,7 +139,3 @@ class RobustMutex:
         holder = self._words[self._word] & _TID_MASK
         if not os.path.exists(f"/proc/{holder}") and self._words[self._word] & _TID_MASK == holder:
             raise MailboxCorrupt(self._where, f"the mutex names a holder, {holder}, that does not exist")
-
-    def release(self) -> None:
-        """Unlock."""
-        self._unlock(self._address)

@@ -74,9 +74,12 @@ class SharedWriter(LaneWriter):
         base = layout.list_word
         self._mutex = RobustMutex(memory, words, (base + L_MUTEX) * 8, where)
         self._list_head, self._list_tail, self._list_urgent = base + L_HEAD, base + L_TAIL, base + L_URGENT
+        self._release = self._mutex.release
+        self._attempt = self._mutex.attempt
         self._dirty_word, self._list_front = base + L_DIRTY, base + L_FRONT
         self._all_slots = layout.slots_per_sender * len(layout.participants)
         self._all_words = layout.slots_word(0)
+        self._before_words = self._all_words - SLOT_WORDS + S_NEXT  # plus index + 1 slots: a NEXT word
         self._first_reference = sender * layout.slots_per_sender + 1
         self.repairs = 0
         super().__init__(memory, words, layout, sender, outlets, ringer, where)
@@ -92,7 +95,8 @@ class SharedWriter(LaneWriter):
             self._mutex.release()
 
     def _lock(self) -> None:
-        if not self._mutex.acquire():
+        code = self._attempt()
+        if code and not self._mutex.settle(code):
             self.busy += 1
             raise MailboxBusy(self._sender, tuple(outlet.recipient for outlet in self._outlets))
         if self._words[self._dirty_word]:
@@ -198,14 +202,17 @@ class SharedWriter(LaneWriter):
         self._lock()
         try:
             tail = words[tail_word]
-            tail_next = self._next_word_of(tail)
+            if 0 < tail <= self._all_slots:
+                tail_next = self._before_words + tail * SLOT_WORDS
+            else:
+                tail_next = self._next_word_of(tail)
             words[dirty_word] = _ALL
             words[self._state_word[slot] + S_PREVIOUS] = tail
             words[tail_next] = reference  # the commit
             words[tail_word] = slot + self._first_reference
             words[dirty_word] = 0
         finally:
-            self._mutex.release()
+            self._release()
 
     def _unlink(self, slots: Sequence[int]) -> None:
         words = self._words
