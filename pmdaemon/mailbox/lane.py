@@ -11,9 +11,9 @@ the front of the list; FRONT is counted up to tell takers to look there.
 
 **Reclaim.** Only a recipient marks a slot TAKEN, only the sender frees it, later, when it posts. Per route,
 from the oldest payload on: ring space is free as soon as the slot is TAKEN; the slot is unlinked (one
-store), then freed (one store: generation + 1). The list's tail is never unlinked: it is *parked* and goes
-when another has become the tail. A slot is freed before the next one is unlinked; takers rely on that
-(``lookahead``).
+store for a run of neighbours), then freed (one store each: generation + 1). The list's tail is never
+unlinked: it is *parked* and goes when another has become the tail. A run is freed entirely before the next
+one is unlinked; takers rely on that (``lookahead``).
 
 **What a crash can leave.** After every single store the chain from HEAD is valid. Slots may be filled but
 not linked, or unlinked but not freed: ``adopt`` frees whatever is not reachable. It only repeats such
@@ -56,6 +56,7 @@ from pmdaemon.mailbox.layout import (
 )
 from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, checksum
 
+_NEXT_GENERATION: Final = 1 << 32
 _pack: Final = struct.Struct("=6Q").pack  # STATE to SEQUENCE of a slot that nobody can reach yet
 Copy = tuple[Outlet, bytes | memoryview]
 
@@ -434,17 +435,16 @@ class LaneWriter:
             MailboxCorrupt: a pending slot is in a state that neither we nor its recipient store.
             MailboxBusy: the list is locked by a process that is stopped.
         """
-        words, pending = self._words, outlet.pending
+        words, pending, refs, state_word = self._words, outlet.pending, self._refs, self._state_word
         self._interrupted = True
         done, self._parked = self._parked, []
         while pending:
             slot = pending[0]
-            ready = self._refs[slot] >> 32 << 8 | READY
-            state = words[self._state_word[slot]]
-            if state == ready:
+            state = words[state_word[slot]]
+            if state != refs[slot] >> 32 << 8 | TAKEN:
+                if state != refs[slot] >> 32 << 8 | READY:
+                    raise MailboxCorrupt(self._where, f"slot {slot} turned into {state:#x}")
                 break
-            if state != ready - READY + TAKEN:
-                raise MailboxCorrupt(self._where, f"slot {slot} turned from {ready:#x} into {state:#x}")
             done.append(pending.popleft())
         outlet.freed = self._starts[pending[0]] if pending else outlet.written
         if done:
@@ -453,28 +453,40 @@ class LaneWriter:
         self._interrupted = False
 
     def _unlink(self, slots: Sequence[int]) -> None:
-        """Take slots out of the list and free them; the tail is parked."""
-        words, after, before = self._words, self._next, self._previous
+        """Take slots out of the list, runs of neighbours at once, and free them; the tail is parked."""
+        after, before, count = self._next, self._previous, len(slots)
         tail = before[self._slots]
-        for slot in slots:
+        at = 0
+        while at < count:
+            begin, slot = at, slots[at]
+            at += 1
             if slot == tail:
                 self._parked.append(slot)
                 continue
-            left, right = before[slot], after[slot]
-            words[self._next_word[left]] = self._refs[right]
-            self._free_slot(slot)
+            right = after[slot]
+            while at < count and slots[at] == right and right != tail:
+                right = after[right]
+                at += 1
+            left = before[slot]
+            self._words[self._next_word[left]] = self._refs[right]
             after[left] = right
             before[right] = left
-            if slot == self._last_urgent:  # what stands before an urgent slot is urgent, or the head
+            run = slots[begin:at]
+            if self._last_urgent in run:  # what stands before an urgent slot is urgent, or the head
                 self._last_urgent = left
+            self._free_run(run)
 
-    def _free_slot(self, slot: int) -> None:
-        """Free a slot that was just unlinked; its present references are void from here on."""
-        generation = (self._refs[slot] >> 32) + 1 & MASK32
-        self._words[self._state_word[slot]] = generation << 8 | FREE
-        self._refs[slot] = generation << 32 | slot + self._first_reference
-        self._free.append(slot)
-        self.reclaimed += 1
+    def _free_run(self, run: Sequence[int]) -> None:
+        """Free slots that were just unlinked; what refers to their present use is void from here on."""
+        words, refs, state_word = self._words, self._refs, self._state_word
+        for slot in run:
+            reference = refs[slot] + _NEXT_GENERATION
+            if reference >> 64:
+                reference -= 1 << 64
+            words[state_word[slot]] = reference >> 32 << 8 | FREE
+            refs[slot] = reference
+        self._free.extend(run)
+        self.reclaimed += len(run)
 
     def fill_ratio(self, outlet: Outlet) -> float:
         """Share of the outlet's ring that holds payloads not taken yet, 0 to 1. Any thread; approximate."""

@@ -344,7 +344,8 @@ class LaneReader:
         words, at = self._words, self._at
         if at < 0 or self._seeking or words[self._front_word] != self._front:
             return room_bytes
-        if words[at] >> 8 != self._generation:
+        reference = words[at + 1]
+        if words[at] >> 8 != self._generation:  # after NEXT, as in ``find``
             return room_bytes
         memory, held, rings, kind = self._memory, self._held, self._rings, View if views else Message
         first, end = self._first_word, self._end_word
@@ -352,12 +353,10 @@ class LaneReader:
         most = min(max_messages - count, self._due - self.scans)
         before_bytes = room_bytes
         while most > 0:
-            # From the second slot on ``at`` is in our hand, so that nobody can free it under our feet.
-            reference = words[at + 1]
             found = first + ((reference & MASK32) - 1) * SLOT_WORDS
             if not first <= found < end:
                 break
-            _, _, address, position, check, sequence = _unpack(memory, found * 8)
+            _, behind, address, position, check, sequence = _unpack(memory, found * 8)
             # STATE after ADDRESS, as in ``find``; compared as a whole: right generation, and READY.
             state = words[found]
             entry = rings.get(address & MASK32)
@@ -377,7 +376,8 @@ class LaneReader:
             if (crc32(payload) if length <= CRC_BYTES else checksum(payload)) != check & MASK32:
                 break
             held[found] = state + 1  # TAKEN
-            at = found
+            # In our hand nobody can free it under our feet; a link changed since is met by ``find``.
+            reference = behind
             self._at, self._generation = found, state >> 8
             room_bytes -= length
             taken.append(_new(kind, (sender, payload, sequence)))

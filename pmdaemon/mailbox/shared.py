@@ -5,14 +5,14 @@ touch what others touch too, NEXT, PREVIOUS and the list block; they alone are l
 
     link     DIRTY = all; PREVIOUS of the chain; *NEXT of the predecessor* (the commit); PREVIOUS of the
              successor, or TAIL; URGENT and FRONT if urgent; DIRTY = 0
-    unlink   DIRTY = slot; *NEXT of the predecessor*; PREVIOUS of the successor; URGENT; STATE = free; ...
-             the next slot; DIRTY = 0
+    unlink   a run of neighbours: DIRTY = its first slot; *NEXT of the predecessor*; PREVIOUS of the
+             successor; URGENT; STATE = free of each; the next run; at last DIRTY = 0
 
 **Repair.** The forward chain is valid after every store, everything else follows from it. Whoever gets the
-lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the slot that DIRTY names
-if it is linked no more, announces the front, and clears DIRTY last: a death during repair leaves DIRTY, and
-the next one repeats it. A slot unlinked by a dead process is thus freed before anything else is unlinked;
-takers rely on that.
+lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the run that DIRTY names
+if it is linked no more (its slots still name each other), announces the front, and clears DIRTY last: a
+death during repair leaves DIRTY, and the next one repeats it. What a dead process unlinked is thus freed
+before anything else is unlinked; takers rely on that.
 
 What a dead sender has filled but not linked is freed when its name is attached again; until then it costs
 nobody else anything. Messages it had linked are taken as usual.
@@ -140,7 +140,7 @@ class SharedWriter(LaneWriter):
         words, base = self._words, self._all_words
         self.repairs += 1
         tail = urgent = 0
-        doomed = words[self._dirty_word]
+        linked = bytearray(self._all_slots + 1)
         for reference in self._walk_all():
             number = reference & MASK32
             word = base + (number - 1) * SLOT_WORDS
@@ -148,19 +148,25 @@ class SharedWriter(LaneWriter):
                 words[word + S_PREVIOUS] = tail
             if words[word + S_CHECK] & FLAG_URGENT:
                 urgent = number
-            if number == doomed:
-                doomed = 0  # its unlinking had not begun
+            linked[number] = 1
             tail = number
         words[self._list_tail] = tail
         words[self._list_urgent] = urgent
-        if 0 < doomed <= self._all_slots:
-            word = base + (doomed - 1) * SLOT_WORDS
-            state = words[word]
-            if state & 0xFF != FREE:
-                words[word] = ((state >> 8) + 1 & MASK32) << 8 | FREE
+        self._free_limbo(words[self._dirty_word], linked)
         if urgent:
             words[self._list_front] = words[self._list_front] + 1 & MASK32
         words[self._dirty_word] = 0
+
+    def _free_limbo(self, number: int, linked: bytearray) -> None:
+        """Free the run that begins with slot ``number`` (index + 1), as far as it is linked no more."""
+        words = self._words
+        while 0 < number <= self._all_slots and not linked[number]:
+            word = self._all_words + (number - 1) * SLOT_WORDS
+            state = words[word]
+            if state & 0xFF != FREE:
+                words[word] = ((state >> 8) + 1 & MASK32) << 8 | FREE
+            linked[number] = 1  # never twice, whatever stands there
+            number = words[word + S_NEXT] & MASK32
 
     def _next_word_of(self, number: int) -> int:
         """Index of the NEXT word of a slot named by index + 1; of the list's HEAD for 0."""
@@ -215,27 +221,38 @@ class SharedWriter(LaneWriter):
             self._release()
 
     def _unlink(self, slots: Sequence[int]) -> None:
-        words = self._words
+        words, refs, state_word, count = self._words, self._refs, self._state_word, len(slots)
+        at = 0
         with self._locked():
-            for slot in slots:
-                word = self._state_word[slot]
+            while at < count:
+                begin, word = at, state_word[slots[at]]
+                at += 1
                 behind = words[word + S_NEXT]
+                while at < count and behind == refs[slots[at]]:
+                    beyond = words[state_word[slots[at]] + S_NEXT]
+                    if not beyond:
+                        break  # the tail: parked in the next round
+                    behind = beyond
+                    at += 1
                 if not behind:
-                    self._parked.append(slot)
+                    self._parked.append(slots[begin])
                     continue
-                left = words[word + S_PREVIOUS]
-                left_next = self._next_word_of(left)
-                if words[left_next] != self._refs[slot]:
-                    raise MailboxCorrupt(self._where, f"slot {slot} is not where its neighbour points")
-                right_previous = self._next_word_of(behind & MASK32) - S_NEXT + S_PREVIOUS
-                number = slot + self._first_reference
-                words[self._dirty_word] = number
-                words[left_next] = behind
-                words[right_previous] = left
-                if words[self._list_urgent] == number:
-                    words[self._list_urgent] = left
-                self._free_slot(slot)
+                self._unlink_run(slots[begin:at], words[word + S_PREVIOUS], behind)
             words[self._dirty_word] = 0
+
+    def _unlink_run(self, run: Sequence[int], left: int, behind: int) -> None:
+        """Unlink neighbours between the slot ``left`` (index + 1) and the one that ``behind`` refers to."""
+        words = self._words
+        left_next = self._next_word_of(left)
+        if words[left_next] != self._refs[run[0]]:
+            raise MailboxCorrupt(self._where, f"slot {run[0]} is not where its neighbour points")
+        right_previous = self._next_word_of(behind & MASK32) - S_NEXT + S_PREVIOUS
+        words[self._dirty_word] = run[0] + self._first_reference
+        words[left_next] = behind
+        words[right_previous] = left
+        if words[self._list_urgent] - self._first_reference in run:
+            words[self._list_urgent] = left
+        self._free_run(run)
 
     def fill_list(self) -> int:
         """Slots linked by anybody just now. For tests and tools; takes the lock."""

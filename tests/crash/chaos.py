@@ -1,7 +1,7 @@
 """Chaos: senders and a recipient are killed at random instants, two at a time now and then, and restarted.
 
 Beside them live a recipient and a sender that are never restarted. What was acknowledged stands in memory
-that outlives its writer. Used by ``test_chaos`` (bounded), ``make crash`` (longer) and ``make bench-mailbox``.
+that outlives its writer. Used by ``test_chaos`` (bounded), ``make crash`` (longer) and the benchmark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST = 1 << 22  # numbers a sender may use; memory is touched only as far as the
 
 
 class Ledger:
-    """What outlives its writers: one byte for each number of each sender, and the number each sender began."""
+    """What outlives its writers: one byte for each number of each sender, and the one each sender began."""
 
     def __init__(self) -> None:
         names = (*SENDERS, CALM)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pmdaemon.mailbox import lookahead as lookahead_module
 from pmdaemon.mailbox import mailbox as mailbox_module
 from pmdaemon.mailbox import shared as shared_module
 from pmdaemon.mailbox.mutex import RobustMutex
@@ -78,6 +80,10 @@ def mortal(fate: Fate) -> None:
     def mutex(memory: Any, words: Any, at_bytes: int, where: str) -> RobustMutex:
         return RobustMutex(getattr(memory, "target", memory), words, at_bytes, where)
 
+    def unpack(memory: Any, at_bytes: int) -> tuple[int, ...]:
+        return struct.unpack_from("=6Q", memory.target, at_bytes)
+
+    lookahead_module._unpack = unpack  # type: ignore[misc,assignment]
     mailbox_module.Segment = DeadlySegment  # type: ignore[misc]
     shared_module.RobustMutex = mutex  # type: ignore[assignment,misc]
 
@@ -94,7 +100,7 @@ class Journal:
 
 @contextmanager
 def child(action: Callable[[Fate, Journal], None], kill_at: int) -> Iterator[tuple[list[Any], bool]]:
-    """Run ``action`` in a child that dies at store ``kill_at``; yields its journal and whether it was killed."""
+    """Run ``action`` in a child that dies at store ``kill_at``; yields its journal and whether it died."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -201,7 +201,7 @@ def test_a_slot_overwritten_by_a_stranger_is_noticed_when_it_is_reclaimed(path: 
     with attach(path, "a") as a:
         a.post("b", b"x" * 60)
         a._words[a._writer._first_word] = 12345
-        with pytest.raises(MailboxCorrupt, match="slot 0"):
+        with pytest.raises(MailboxCorrupt, match="slot 0 turned"):
             a.post("b", b"y" * 60)
 
 
