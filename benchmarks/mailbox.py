@@ -7,7 +7,7 @@ are their own; the mailbox's consumer sleeps on its doorbell, its producers yiel
 Variants of the mailbox: ``lanes`` and ``shared`` (post, take), ``*_many`` (post_many of 64, take of 64) and
 ``*_views`` (post_many of up to 8, take_views: payloads are used where they lie). Peers: multiprocessing Queue,
 SimpleQueue and Pipe (with a lock, as several producers need), faster-fifo as it comes (pickle) and in its
-fastest form (raw bytes, batches of 64 both ways), pyzmq PUSH/PULL over ipc.
+fastest form (raw bytes, batches of 64 both ways), pyzmq PUSH/PULL over ipc (one producer only).
 
 Also: slots inspected per take behind 10,000 foreign messages, kills with everything acknowledged accounted
 for (tests/crash/chaos.py), and the round trip of two sleeping processes.
@@ -38,7 +38,7 @@ from pmdaemon.mailbox.errors import MailboxFull
 from tests.crash import chaos
 
 ROUNDS = 5
-MESSAGES = {100: 30_000, 4096: 18_000, 102_400: 2_400}  # a variant and round; about 0.2 s
+MESSAGES = {100: 45_000, 4096: 30_000, 102_400: 3_000}  # a variant and round; about 0.2 s
 BATCH = 64
 KILLS = 1_050
 FOREIGN = 10_000
@@ -51,7 +51,7 @@ def payloads(size: int) -> list[bytes]:
 
 
 class Transport:
-    """One way to carry bytes. ``open_sender`` runs in the producer."""
+    """One way to carry bytes: opened before the producers are forked, then on both sides, then timed."""
 
     def __init__(self, folder: Path, producers: int, size: int) -> None:
         self.folder, self.producers, self.size = folder, producers, size
@@ -60,8 +60,14 @@ class Transport:
     def open(self) -> None:
         """Make what both sides share, before the producers are forked."""
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
-        """Producer ``number``: send ``count`` messages."""
+    def open_sender(self, number: int) -> None:
+        """Producer ``number``, before the start signal."""
+
+    def open_receiver(self) -> None:
+        """Consumer, after the producers were forked."""
+
+    def send_all(self, count: int, data: list[bytes]) -> None:
+        """Producer: send ``count`` messages."""
         raise NotImplementedError
 
     def receive(self) -> int:
@@ -83,12 +89,14 @@ class Box(Transport):
         self.box = attach(self.folder / "segment", "consumer")
         self.take: Callable[[], list[Any]] = self.box.take_views if self.views else self.box.take
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
-        box = attach(self.folder / "segment", f"p{number}")
+    def open_sender(self, number: int) -> None:
+        self.box = attach(self.folder / "segment", f"p{number}")
+
+    def send_all(self, count: int, data: list[bytes]) -> None:
         if self.batch > 1:
-            self.send_batches(box, count, data[: self.batch])
+            self.send_batches(self.box, count, data[: self.batch])
             return
-        post, length = box.post, len(data)
+        post, length = self.box.post, len(data)
         for index in range(count):
             while True:
                 try:
@@ -135,7 +143,7 @@ class MpQueue(Transport):
     def open(self) -> None:
         self.queue: Any = _context.Queue()
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
+    def send_all(self, count: int, data: list[bytes]) -> None:
         length = len(data)
         for index in range(count):
             self.queue.put(data[index % length])
@@ -154,7 +162,7 @@ class SimpleQueue(Transport):
     def open(self) -> None:
         self.queue = _context.SimpleQueue()
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
+    def send_all(self, count: int, data: list[bytes]) -> None:
         for index in range(count):
             self.queue.put(data[index % len(data)])
 
@@ -171,7 +179,7 @@ class Pipe(Transport):
         self.readable, self.writable = _context.Pipe(False)
         self.lock = _context.Lock()
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
+    def send_all(self, count: int, data: list[bytes]) -> None:
         for index in range(count):
             with self.lock:
                 self.writable.send_bytes(data[index % len(data)])
@@ -195,7 +203,7 @@ class Fifo(Transport):
         dumps = (lambda data: data) if self.raw else pickle.dumps
         self.queue = FasterFifo(max_size_bytes=4 << 20, loads=plain, dumps=dumps)
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
+    def send_all(self, count: int, data: list[bytes]) -> None:
         for index in range(count):
             self.put(self.queue.put, data[index % len(data)])
 
@@ -220,7 +228,7 @@ class FifoMany(Fifo):
 
     raw = True
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
+    def send_all(self, count: int, data: list[bytes]) -> None:
         while count:
             self.put(self.queue.put_many, data[:count])
             count -= len(data[:count])
@@ -231,20 +239,27 @@ class FifoMany(Fifo):
 
 class Zmq(Transport):
     def open(self) -> None:
+        self.addresses = [f"ipc://{self.folder}/zmq{number}" for number in range(self.producers)]
+
+    def open_receiver(self) -> None:
+        # Not before the fork: a context does not survive one.
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.PULL)
-        self.address = f"ipc://{self.folder}/zmq"
-        self.socket.bind(self.address)
         self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 1)
+        for address in self.addresses:
+            self.socket.connect(address)
 
-    def send_all(self, number: int, count: int, data: list[bytes]) -> None:
-        context = zmq.Context()
-        socket = context.socket(zmq.PUSH)
-        socket.connect(self.address)
+    def open_sender(self, number: int) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PUSH)
+        self.socket.setsockopt(zmq.LINGER, 60_000)
+        self.socket.bind(self.addresses[number])
+
+    def send_all(self, count: int, data: list[bytes]) -> None:
         for index in range(count):
-            socket.send(data[index % len(data)])
-        socket.close(linger=60_000)
-        context.term()
+            self.socket.send(data[index % len(data)])
+        self.close()
 
     def receive(self) -> int:
         self.socket.recv()
@@ -292,13 +307,15 @@ def cell(kind: type[Transport], size: int, producers: int) -> float:
                 status = 1
                 try:
                     os.close(writable)
+                    transport.open_sender(number)
                     os.write(tell, b"!")
                     os.read(readable, 1)  # end of file is the start signal
-                    transport.send_all(number, count, data)
+                    transport.send_all(count, data)
                     status = 0
                 finally:
                     os._exit(status)
             pids.append(pid)
+        transport.open_receiver()
         for _ in pids:
             os.read(ready, 1)
         for fd in (readable, ready, tell):
@@ -378,6 +395,8 @@ def measure() -> harness.Sample:
         for size in MESSAGES:
             for producers in (1, 3):
                 for name, kind in VARIANTS.items():
+                    if name == "zmq_ipc" and producers > 1:
+                        continue  # its receiver stalled with three producers of 100 B, whoever bound
                     rows.setdefault(f"{name}.{size}.{producers}", []).append(cell(kind, size, producers))
     values = goals(rows)
     no_resets = LookAhead(threshold=None)
