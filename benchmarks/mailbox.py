@@ -5,8 +5,8 @@ round, and a ratio is the median of the ratios within the rounds. Sizes 100 B, 4
 are their own; the mailbox's consumer sleeps on its doorbell, its producers yield when it is full.
 
 Variants of the mailbox: ``lanes`` and ``shared`` (post, take), ``*_many`` (post_many of 64, take of 64) and
-``*_views`` (post_many of up to 8, take_views: payloads are used where they lie). Peers: multiprocessing Queue,
-SimpleQueue and Pipe (with a lock, as several producers need), faster-fifo as it comes (pickle) and in its
+``*_views`` (post_many of up to 8, take_views: payloads are used where they lie). Peers: multiprocessing's
+Queue, SimpleQueue and Pipe (with a lock, as several producers need), faster-fifo as it comes (pickle) and in its
 fastest form (raw bytes, batches of 64 both ways), pyzmq PUSH/PULL over ipc (one producer only).
 
 Also: slots inspected per take behind 10,000 foreign messages, kills with everything acknowledged accounted
@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from benchmarks import harness
 from faster_fifo import Queue as FasterFifo
+
+from benchmarks import harness
 from pmdaemon.mailbox import Layout, LookAhead, Mailbox, Route, attach, create_segment
 from pmdaemon.mailbox.errors import MailboxFull
 from tests.crash import chaos
@@ -199,7 +200,7 @@ class Fifo(Transport):
     raw = False
 
     def open(self) -> None:
-        plain = (lambda data: bytes(data)) if self.raw else pickle.loads
+        plain = bytes if self.raw else pickle.loads
         dumps = (lambda data: data) if self.raw else pickle.dumps
         self.queue = FasterFifo(max_size_bytes=4 << 20, loads=plain, dumps=dumps)
 
