@@ -6,8 +6,8 @@ are their own; the mailbox's consumer sleeps on its doorbell, its producers yiel
 
 Variants of the mailbox: ``lanes`` and ``shared`` (post, take), ``*_many`` (post_many of 64, take of 64) and
 ``*_views`` (post_many of up to 8, take_views: payloads are used where they lie). Peers: multiprocessing's
-Queue, SimpleQueue and Pipe (with a lock, as several producers need), faster-fifo as it comes (pickle) and in its
-fastest form (raw bytes, batches of 64 both ways), pyzmq PUSH/PULL over ipc (one producer only).
+Queue, SimpleQueue and Pipe (with a lock, as several producers need), faster-fifo as it comes (pickle) and in
+its fastest form (raw bytes, batches of 64 both ways), pyzmq PUSH/PULL over ipc (one producer only).
 
 Also: slots inspected per take behind 10,000 foreign messages, kills with everything acknowledged accounted
 for (tests/crash/chaos.py), and the round trip of two sleeping processes.

@@ -250,10 +250,11 @@ class Mailbox:
         """As ``take``, without a copy: payloads are views of shared memory.
 
         Only a payload that meets the end of its ring is copied. A view is valid until its batch is released,
-        and raises ``ValueError`` afterwards. Slices and arrays made of it must be gone by then.
+        and raises ``ValueError`` afterwards. Slices and arrays made of it must be gone by then: Python cannot
+        tell us of all of them.
 
         Raises:
-            PayloadInUse: one of the batch before is not; that batch stays in hand.
+            PayloadInUse: a buffer taken of one is in use still; that batch stays in hand.
             MailboxCorrupt: as ``take``.
         """
         taken: list[View] = []
