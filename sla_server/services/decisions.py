@@ -1,0 +1,83 @@
+"""What the brain decides: three kinds of value, and the reasons as an enum.
+
+    Decision
+    ├── SetCaps         complete set of caps of one gateway; posted to its pair
+    ├── RecordThrottle  a row of table ``throttles`` (docs/formats/sql.md), upserted by throttle_id
+    └── RaiseEvent      one event; the shell gives it an identity and records it
+
+Pure data, no behaviour beyond defaults. The order of a list of decisions is the order in which to act.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+
+class Reason(StrEnum):
+    """Why a throttle was set, changed or released."""
+
+    # set or changed
+    PROMISE_VIOLATED = "promise-violated"
+    PROMISE_AT_RISK = "promise-at-risk"
+    RECOVERY = "recovery-step"
+    FAIR_SHARE = "fair-share"
+    MANUAL = "manual"
+    POLICY = "policy"
+    AGREED_CAP = "agreed-cap"
+    # released
+    DEMAND_FITS = "demand-fits"
+    VICTIM_IDLE = "victim-idle"
+    VICTIM_OUT_OF_CURVE = "victim-out-of-curve"
+    VICTIM_GONE = "victim-gone"
+    UNATTRIBUTED = "unattributed"
+    MODE_OBSERVE = "mode-observe"
+    MANUAL_RELEASE = "manual-release"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class SetCaps:
+    """Complete set of caps of one gateway (message SET_CAPS).
+
+    Attributes:
+        caps: [{volume, ops_per_s, bytes_per_s, cost_per_s}], None where a rate is free.
+    """
+
+    gateway_id: str
+    gen: int
+    lease_us: int
+    caps: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordThrottle:
+    """One row of table ``throttles``, complete."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseEvent:
+    """One event.
+
+    Attributes:
+        kind: violation-opened, violation-closed, throttle-set, throttle-released, throttle-not-effective,
+            unattributed, infeasible or control-oscillation.
+        severity: info, warning or critical.
+        element: what it is about: "sla", "volume", "backend" or "gateway".
+        subject: its name; an agreement's objective is "agreement/objective".
+        details: figures for machines.
+    """
+
+    kind: str
+    severity: str
+    element: str
+    subject: str
+    text: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+Decision: TypeAlias = SetCaps | RecordThrottle | RaiseEvent

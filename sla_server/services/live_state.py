@@ -1,0 +1,93 @@
+"""The live state of a promise, with hysteresis, and the episodes it opens and closes.
+
+    no-data       no cut for ``stale_intervals`` polls, or none yet
+    idle          no I/O for ``idle_release_s``
+    out-of-curve  demand above the curve: nothing is promised
+    violating     2 of 3 windows with u > 1 open it; it closes when no window has u > 1 and all together are
+    below
+                  ``at_risk_u``, or the promise goes idle or out of its curve
+    at-risk       2 of 3 windows at risk
+    ok            otherwise
+
+It looks at all windows, also those that ran under older caps: it says what customers see, not what the loop
+may learn. No data neither opens nor closes an episode. The shell persists the episodes (``episodes``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sla_server.agreements.promise import Promise
+from sla_server.services.decisions import RaiseEvent
+from sla_server.services.settings import ControlSettings
+from sla_server.services.windows import NOTHING, Signal, WindowTracker
+
+
+@dataclass(slots=True)
+class LiveState:
+    """State of one promise; ``tracker`` holds its last windows over all backends."""
+
+    settings: ControlSettings
+    promise: Promise
+    tracker: WindowTracker
+    state: str = "no-data"
+    violating: bool = False
+    signal: Signal = NOTHING
+
+    @property
+    def name(self) -> str:
+        """agreement/objective."""
+        return "/".join(self.promise.key)
+
+    def update(self, r_on: float, now_ns: int) -> RaiseEvent | None:
+        """Look at the windows; returns the event of a violation that opened or closed."""
+        self.signal = self.tracker.signal(r_on)
+        state = self._measured(now_ns)
+        opened = state == "violating" and not self.violating
+        closed = self.violating and state not in ("violating", "no-data")
+        self.state = state
+        if opened:
+            self.violating = True
+            return self._event("violation-opened", "critical", "is violated")
+        if closed:
+            self.violating = False
+            return self._event("violation-closed", "info", f"is no longer violated ({state})")
+        return None
+
+    def _measured(self, now_ns: int) -> str:
+        last_ns = self.tracker.last_piece_ns
+        limit_s = max(self.settings.stale_s, self.settings.poll_interval_s * 3)
+        if last_ns is None or now_ns - last_ns > limit_s * 1e9:
+            return "no-data"
+        if self.tracker.idle:
+            self.tracker.reset()
+            return "idle"
+        signal = self.signal
+        if not signal.windows:
+            return "violating" if self.violating else "no-data"
+        if signal.threshold_us is None:
+            return "out-of-curve"
+        enough = self.settings.at_risk_windows
+        if signal.over >= enough:
+            return "violating"
+        if self.violating and (signal.over or signal.u >= self.settings.at_risk_u):
+            return "violating"
+        return "at-risk" if signal.risky >= enough else "ok"
+
+    def _event(self, kind: str, severity: str, what: str) -> RaiseEvent:
+        signal = self.signal
+        limit_ms = (signal.threshold_us or 0) / 1000
+        text = (
+            f"{self.name} {what}: p{self.promise.percentile:g} {signal.latency_us / 1000:.1f} ms "
+            f"of {limit_ms:g} ms allowed, {signal.u:.2f} of the misses allowed, "
+            f"{signal.offered_iops:.0f} I/O/s offered"
+        )
+        details = {
+            "sla": self.promise.sla,
+            "objective": self.promise.objective,
+            "u": round(signal.u, 4),
+            "latency_us": round(signal.latency_us),
+            "threshold_us": signal.threshold_us,
+            "offered_iops": round(signal.offered_iops, 1),
+        }
+        return RaiseEvent(kind, severity, "sla", self.name, text, details)

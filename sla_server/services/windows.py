@@ -1,0 +1,256 @@
+"""From cuts to the signal: pieces, windows, u and r.
+
+A *piece* is what one cut says of one promise: the sums over the streams in its scope. A *window* merges
+pieces until it holds ``window_min_ios`` I/Os and every gateway in scope has spoken, at most ``window_max_s``.
+The tracker keeps the last three windows. For control it is emptied when caps change and fed again only with
+cuts that began under them, so that what it says is always about the caps in force (SLA-MODEL.md 3, "Signal").
+
+Misses are exact where the cut counted them for the threshold; where it did not (a threshold set of another
+version) they are taken from histogram edges, pessimistically, and the window is ``inexact``.
+
+Pure: no clock; times are the caller's monotonic nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.cut import IO_KINDS, Cut
+from pmdaemon.wire.histogram import BUCKETS, TOTAL_READ, TOTAL_WRITE, missed_upper, percentile_us
+from sla_server.agreements.promise import Promise
+from sla_server.services.settings import ControlSettings
+
+Hist = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Piece:
+    """Sums over the streams in scope.
+
+    Attributes:
+        offered: I/Os of the promise's kind that arrived, also those held back.
+        done: of them completed.
+        missed: for each threshold of the curve (us), how many took longer.
+        hist: latency histogram, shape (99,).
+        waiting: gauge, I/Os held or under way when the cut ended.
+    """
+
+    gateway_id: str
+    duration_us: int
+    offered: float
+    done: int
+    missed: dict[int, int]
+    hist: Hist
+    waiting: int
+    inexact: bool
+
+
+def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Piece:
+    """What ``cut`` says of ``promise``.
+
+    Args:
+        cut: a decoded cut.
+        in_scope: shape (cut.rows,), which of its rows belong to the promise.
+        promise: gives io kind and thresholds.
+    """
+    done_all = (cut.column("reads") + cut.column("writes"))[in_scope].sum()
+    if promise.io == "any":
+        done = int(done_all)
+    else:
+        done = int(cut.column("reads" if promise.io == "read" else "writes")[in_scope].sum())
+    arrived = int(cut.column("arrived")[in_scope].sum())
+    # Arrivals are not counted by kind: assume the mix of what completed.
+    offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
+    hist = _hist(cut, in_scope, promise.io)
+    missed, inexact = _missed(cut, in_scope, promise, done, hist)
+    waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
+    return Piece(cut.gateway_id, cut.duration_us, offered, done, missed, hist, waiting, inexact)
+
+
+def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> Hist:
+    bucket = cut.hist["bucket"].astype(np.int64)
+    chosen = in_scope[cut.hist["row"]] & (bucket < TOTAL_WRITE + BUCKETS)
+    if io == "read":
+        chosen &= bucket < TOTAL_WRITE
+    elif io == "write":
+        chosen &= bucket >= TOTAL_WRITE
+    folded = bucket[chosen] - np.where(bucket[chosen] >= TOTAL_WRITE, TOTAL_WRITE, TOTAL_READ)
+    return np.bincount(folded, weights=cut.hist["count"][chosen], minlength=BUCKETS).astype(np.int64)
+
+
+def _missed(
+    cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise, done: int, hist: Hist
+) -> tuple[dict[int, int], bool]:
+    entries = cut.missed[in_scope[cut.missed["row"]] & (cut.missed["io"] == IO_KINDS[promise.io])]
+    missed: dict[int, int] = {}
+    inexact = False
+    for step in promise.curve:
+        chosen = entries[entries["threshold_us"] == step.threshold_us]
+        if int(chosen["counted"].sum()) == done:
+            missed[step.threshold_us] = int(chosen["missed"].sum())
+        else:
+            missed[step.threshold_us] = missed_upper(hist, step.threshold_us)
+            inexact = True
+    return missed, inexact
+
+
+@dataclass(slots=True)
+class Window:
+    """Pieces merged. ``covered_us`` and ``offered`` are per gateway, since gateways run side by side."""
+
+    covered_us: dict[str, int] = field(default_factory=dict)
+    offered: dict[str, float] = field(default_factory=dict)
+    done: int = 0
+    missed: dict[int, int] = field(default_factory=dict)
+    hist: Hist = field(default_factory=lambda: np.zeros(BUCKETS, dtype=np.int64))
+    inexact: bool = False
+
+    def add(self, piece: Piece) -> None:
+        """Merge one piece."""
+        self.covered_us[piece.gateway_id] = self.covered_us.get(piece.gateway_id, 0) + piece.duration_us
+        self.offered[piece.gateway_id] = self.offered.get(piece.gateway_id, 0.0) + piece.offered
+        self.done += piece.done
+        for threshold_us, count in piece.missed.items():
+            self.missed[threshold_us] = self.missed.get(threshold_us, 0) + count
+        self.hist = self.hist + piece.hist
+        self.inexact |= piece.inexact
+
+    @property
+    def offered_iops(self) -> float:
+        """Rate at which I/Os arrived, all gateways together."""
+        return sum(self.offered[g] * 1e6 / us for g, us in self.covered_us.items() if us > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What the last windows say; ``windows`` 0 means nothing is known.
+
+    Attributes:
+        threshold_us: of the curve at the offered rate, None outside the curve.
+        u: misses / misses allowed over all windows.
+        r: interpolated percentile / threshold over all windows.
+        latency_us: that percentile, interpolated.
+        risky: windows at risk; over: windows with u > 1.
+    """
+
+    windows: int
+    offered_iops: float
+    threshold_us: int | None
+    u: float
+    r: float
+    latency_us: float
+    risky: int
+    over: int
+    inexact: bool
+
+
+NOTHING = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
+
+
+class WindowTracker:
+    """The last windows of one promise (on one backend, or all of them).
+
+    State: ``windows`` (closed, at most ``signal_windows``), ``_open`` (still filling), and when the first
+    piece, the last one, and the last one with I/O came; the times survive ``reset``.
+    """
+
+    def __init__(self, settings: ControlSettings, promise: Promise) -> None:
+        self._settings = settings
+        self.promise = promise
+        self.windows: deque[Window] = deque(maxlen=settings.signal_windows)
+        self._open = Window()
+        self._said: tuple[float, Signal] | None = None
+        self.first_piece_ns: int | None = None
+        self.last_active_ns: int | None = None
+        self.last_piece_ns: int | None = None
+
+    @property
+    def stale_ns(self) -> float:
+        """A gateway silent for so long is not waited for."""
+        return self._settings.stale_s * 1e9
+
+    def add(self, piece: Piece, needed: frozenset[str], now_ns: int) -> bool:
+        """Take one piece; returns whether a window was closed.
+
+        Args:
+            piece: sums of one cut.
+            needed: gateways (up, with streams in scope) that must have spoken before a window closes.
+            now_ns: monotonic.
+        """
+        self.note(piece, now_ns)
+        self._open.add(piece)
+        longest_us = max(self._open.covered_us.values())
+        complete = self._open.done >= self._settings.window_min_ios and needed <= self._open.covered_us.keys()
+        if not complete and longest_us < self._settings.window_max_s * 1e6:
+            return False
+        if self._open.done:
+            self.windows.append(self._open)
+            self._said = None
+        self._open = Window()
+        return True
+
+    def note(self, piece: Piece, now_ns: int) -> None:
+        """Remember only that there was, or was no, I/O: what a cut outside the gate may still say."""
+        self.last_piece_ns = now_ns
+        if self.first_piece_ns is None:
+            self.first_piece_ns = now_ns
+        if piece.offered > 0 or piece.done or piece.waiting:
+            self.last_active_ns = now_ns
+
+    def reset(self) -> None:
+        """Forget all windows: caps have changed."""
+        self.windows.clear()
+        self._open, self._said = Window(), None
+
+    @property
+    def idle(self) -> bool:
+        """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness."""
+        if self.first_piece_ns is None or self.last_piece_ns is None:
+            return False
+        since_ns = self.first_piece_ns if self.last_active_ns is None else self.last_active_ns
+        return self.last_piece_ns - since_ns >= self._settings.idle_release_s * 1e9
+
+    def signal(self, r_on: float) -> Signal:
+        """What the closed windows say, with ``r_on`` the entry threshold of r; worked out once a window."""
+        if not self.windows:
+            return NOTHING
+        if self._said is None or self._said[0] != r_on:
+            self._said = (r_on, self._work_out(r_on))
+        return self._said[1]
+
+    def _work_out(self, r_on: float) -> Signal:
+        windows = list(self.windows)
+        offered = sum(w.offered_iops for w in windows) / len(windows)
+        threshold_us = self.promise.threshold_us(offered)
+        if threshold_us is None:
+            return Signal(len(windows), offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+        hist = np.sum([w.hist for w in windows], axis=0)
+        done = sum(w.done for w in windows)
+        latency_us = percentile_us(hist, self.promise.percentile) or 0.0
+        risky = over = 0
+        for window in windows:
+            u, r = self._ratios(window, threshold_us)
+            risky += u >= self._settings.at_risk_u or r >= r_on
+            over += u > 1
+        u = sum(w.missed[threshold_us] for w in windows) / done / self.promise.allowed_miss_ratio
+        inexact = any(w.inexact for w in windows)
+        return Signal(
+            len(windows),
+            offered,
+            threshold_us,
+            u,
+            latency_us / threshold_us,
+            latency_us,
+            risky,
+            over,
+            inexact,
+        )
+
+    def _ratios(self, window: Window, threshold_us: int) -> tuple[float, float]:
+        latency_us = percentile_us(window.hist, self.promise.percentile) or 0.0
+        u = window.missed[threshold_us] / window.done / self.promise.allowed_miss_ratio
+        return u, latency_us / threshold_us

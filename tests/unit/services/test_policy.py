@@ -1,0 +1,264 @@
+"""The policy manager through the brain's door: what is issued, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from sla_server.agreements.promise import Priority
+from sla_server.services.decisions import SetCaps
+
+from .worlds import A, B, Desk, brain, caps_of, events_of, rows_of, volume_class
+
+
+def desk(mode="enforce", classes=(), volumes=("v",), **settings) -> Desk:
+    return Desk(brain((), classes, mode, **settings), (A, volumes))
+
+
+def busy(second_desk: Desk, gen: int = 0, iops: int = 100, volume: str = "v"):
+    return second_desk.step((A, {volume: (iops, 1)}, gen))
+
+
+def test_a_manual_throttle_is_issued_recorded_and_told_in_both_modes():
+    for mode in ("observe", "enforce"):
+        made = desk(mode)
+        busy(made)
+        made.brain.manual_set("t1", "v", ops_per_s=200, who="ann", reason="test")
+        found = busy(made)
+        caps = caps_of(found, A)
+        assert caps.caps == [{"volume": "v", "ops_per_s": 200, "bytes_per_s": None, "cost_per_s": None}]
+        assert caps.lease_us == 30_000_000
+        (row,) = rows_of(found)
+        assert (row["throttle_id"], row["state"], row["gen"], row["who"]) == (
+            "t1",
+            "requested",
+            caps.gen,
+            "ann",
+        )
+        assert row["requested_us"] == made.unix_us
+        assert [e.kind for e in events_of(found)] == ["throttle-set"]
+        assert busy(made) == []
+
+
+def test_its_life_until_release():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    made.brain.caps_state(A, gen, "sent", "", made.now_ns)
+    assert rows_of(busy(made, 0))[0]["state"] == "sent"
+    assert busy(made, -1) == []
+    (row,) = rows_of(busy(made, gen))
+    assert row["state"] == "seen"  # confirmed by the generation and within the cap in the same cut
+    assert made.brain.manual_release(volume="v") == ["t1"]
+    found = busy(made, gen)
+    assert caps_of(found, A).caps == []
+    assert rows_of(found)[0]["state"] == "released"
+    assert rows_of(found)[0]["released_us"] == made.unix_us
+    assert [e.kind for e in events_of(found)] == ["throttle-released"]
+    assert made.brain.manual_release(throttle_id="t1") == []
+
+
+def test_release_by_id_leaves_the_others():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made.brain.manual_set("t2", "v", cost_per_s=80)
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 80
+    assert made.brain.manual_release(throttle_id="t2") == ["t2"]
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 120
+
+
+def test_a_manual_throttle_expires():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000)
+    busy(made)
+    found = busy(made)
+    assert caps_of(found, A).caps == []
+    assert rows_of(found)[0]["state"] == "expired"
+
+
+def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
+    made = desk("observe")
+    made.brain.set_policy_caps(3, {"v": 90.0, "w": None})
+    assert busy(made) == []
+    made.brain.set_mode("enforce")
+    found = busy(made)
+    assert caps_of(found, A).caps[0]["cost_per_s"] == 90
+    assert rows_of(found)[0]["source"] == "policy"
+    assert "version 3" in rows_of(found)[0]["text"]
+    made.brain.manual_set("t1", "v", cost_per_s=150)
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 150
+    made.brain.manual_release(throttle_id="t1")
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 90
+    made.brain.set_policy_caps(4, {"v": None})
+    found = busy(made)
+    assert caps_of(found, A).caps == []
+    assert rows_of(found)[0]["reason"] == "withdrawn"
+
+
+def test_back_to_observe_releases_all_but_the_operators():
+    made = desk(volumes=("v", "w"))
+    made.brain.set_policy_caps(3, {"v": 90.0})
+    made.brain.manual_set("t1", "w", ops_per_s=500)
+    assert [c["volume"] for c in caps_of(busy(made), A).caps] == ["v", "w"]
+    made.brain.set_mode("observe")
+    found = busy(made)
+    assert [c["volume"] for c in caps_of(found, A).caps] == ["w"]
+    assert [r["reason"] for r in rows_of(found) if r["state"] == "released"] == ["mode-observe"]
+
+
+def test_floors_hold_against_policies_and_agreed_ones_against_operators_too():
+    made = desk(classes=[volume_class("v", Priority.BRONZE, floor_iops=300.0)])
+    made.brain.set_policy_caps(1, {"v": 10.0})
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == pytest.approx(300 * 1.0625)
+    made.brain.manual_set("t1", "v", ops_per_s=5)
+    assert caps_of(busy(made), A).caps[0]["ops_per_s"] == 300
+
+
+def test_the_courtesy_floor_does_not_bind_an_operator_and_nothing_is_ever_zero():
+    made = desk()
+    made.brain.manual_set("t1", "v", ops_per_s=5, cost_per_s=0)
+    caps = caps_of(busy(made), A).caps[0]
+    assert (caps["ops_per_s"], caps["cost_per_s"]) == (5, 1.0)
+
+
+def test_the_cap_of_an_agreement_is_kept_in_enforce():
+    made = desk(classes=[volume_class("v", Priority.BRONZE, cap_iops=700.0)])
+    found = busy(made)
+    assert caps_of(found, A).caps[0]["ops_per_s"] == 700
+    assert rows_of(found)[0]["reason"] == "agreed-cap"
+
+
+def test_a_volume_on_two_gateways_is_split_by_use_and_equally():
+    made = Desk(brain(()), (A, ("v",)), (B, ("v",)))
+    for _ in range(12):
+        made.step((A, {"v": (300, 1)}, 0), (B, {"v": (100, 1)}, 0))
+    made.brain.manual_set("t1", "v", cost_per_s=100)
+    found = made.step()
+    shares = {g: caps_of(found, g).caps[0]["cost_per_s"] for g in (A, B)}
+    assert shares == pytest.approx({A: 70, B: 30}, rel=0.01)
+    assert caps_of(found, A).gen == caps_of(found, B).gen
+
+
+def test_a_refused_cap_is_told_once_and_sent_again():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=100)
+    first = caps_of(busy(made), A).gen
+    made.brain.caps_state(A, first, "refused", "no such volume", made.now_ns)
+    found = busy(made)
+    assert rows_of(found)[0]["state"] == "refused"
+    (event,) = events_of(found, "throttle-not-effective")
+    assert "no such volume" in event.text
+    later = [d for _ in range(3) for d in busy(made)]
+    assert [d.gen for d in later if isinstance(d, SetCaps)] == [first + 1]
+    made.brain.caps_state(A, first + 1, "refused", "no such volume", made.now_ns)
+    assert events_of(busy(made), "throttle-not-effective") == []
+
+
+def test_a_cap_without_effect_is_told():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=50)
+    gen = caps_of(busy(made), A).gen
+    found = [d for _ in range(6) for d in busy(made, gen)]
+    (event,) = events_of(found, "throttle-not-effective")
+    assert event.subject == "v"
+    assert "measured above the cap" in event.text
+    assert "seen" not in {r["state"] for r in rows_of(found)}
+
+
+def test_a_gateway_that_came_back_without_caps_gets_them_again():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    busy(made, gen)
+    made.brain.gateway_lost(A, "connection closed", made.now_ns)
+    assert made.step() == []
+    made.brain.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
+    found = [d for _ in range(4) for d in busy(made, 0)]
+    (again,) = [d for d in found if isinstance(d, SetCaps)]
+    assert again.gen > gen
+    assert again.caps[0]["cost_per_s"] == 120
+
+
+def test_a_throttle_changed_while_its_gateway_was_away_is_sent_when_it_is_back():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    busy(made, gen)
+    made.brain.gateway_lost(A, "connection closed", made.now_ns)
+    made.brain.manual_release(volume="v")
+    assert not any(isinstance(d, SetCaps) for d in made.step())
+    made.brain.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
+    assert caps_of(made.step(), A).caps == []
+
+
+def test_a_stalled_gateway_is_up_again_with_its_first_cut():
+    made = desk()
+    busy(made)
+    made.brain.gateway_lost(A, "stalled", made.now_ns)
+    busy(made)
+    assert made.brain.tables[A].state == "up"
+
+
+def test_caps_nobody_knows_of_are_cleared():
+    made = desk()
+    found = [d for _ in range(5) for d in busy(made, 41)]
+    (clear,) = [d for d in found if isinstance(d, SetCaps)]
+    assert (clear.caps, clear.gen) == ([], 42)
+
+
+def row(**over):
+    base = {
+        "throttle_id": "t-old",
+        "volume": "v",
+        "backend": "disk",
+        "source": "manual",
+        "cost_per_s": 77.0,
+        "ops_per_s": None,
+        "bytes_per_s": None,
+        "reason": "manual",
+        "text": "",
+        "victim": "",
+        "who": "ann",
+        "state": "seen",
+        "gen": 12,
+        "requested_us": 5,
+        "confirmed_us": 6,
+        "seen_us": 7,
+        "released_us": None,
+        "expires_us": None,
+    }
+    return {**base, **over}
+
+
+def restored(**over) -> Desk:
+    made = brain(())
+    made.restore([row(**over)])
+    return Desk(made, (A, ("v",)))
+
+
+def test_after_a_restart_nothing_is_issued_and_the_cut_confirms():
+    made = restored()
+    found = [d for _ in range(8) for d in busy(made, 12, iops=60)]
+    assert not any(isinstance(d, SetCaps) for d in found)
+    assert made.brain.policy.ports[A].gen == 12
+    assert made.brain.snapshot(made.unix_us)["throttles"][0]["cost_per_s"] == 77
+    made.brain.manual_release(throttle_id="t-old")
+    assert caps_of(busy(made, 12), A).gen == 13
+
+
+def test_after_a_restart_caps_that_are_gone_are_issued_again():
+    made = restored()
+    found = [d for _ in range(5) for d in busy(made, 0)]
+    (again,) = [d for d in found if isinstance(d, SetCaps)]
+    assert (again.gen, again.caps[0]["cost_per_s"]) == (13, 77)
+
+
+def test_after_a_restart_caps_that_never_arrived_are_issued_again():
+    made = restored(state="requested")
+    found = [d for _ in range(5) for d in busy(made, 11)]
+    assert [d.gen for d in found if isinstance(d, SetCaps)] == [13]
+
+
+def test_released_rows_are_not_restored():
+    made = brain(())
+    made.restore([row(released_us=9, state="released"), row(throttle_id="o", state="observed")])
+    assert made.policy.throttles() == []
