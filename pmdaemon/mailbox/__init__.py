@@ -3,7 +3,7 @@
 Two steps, neither of which waits: a sender posts, a recipient takes later. Read in this order: ``layout``
 (the byte map), ``segment`` (the file), ``ring`` (payloads), ``lane`` (posting, and the list of one sender),
 ``shared`` and ``mutex`` (the one list of all), ``lookahead`` (the recipient's search), ``doorbell`` (sleep),
-``mailbox`` (what others use), ``dump`` (an outsider's view), ``errors``.
+``mailbox`` (what others use; ``wiring`` is what it is made of), ``dump`` (an outsider's view), ``errors``.
 
 Imports of ours: ``pmdaemon.errors`` and ``pmdaemon.runtime`` only. Payloads are opaque bytes here.
 """

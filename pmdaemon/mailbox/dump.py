@@ -120,7 +120,7 @@ def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any
 
 def _figures(words: memoryview, control: int) -> dict[str, Any]:
     """What the participant published about itself: when it last fell asleep, or some takes ago."""
-    figures = {name: words[control + word] for name, word in _PUBLISHED}
+    figures: dict[str, Any] = {name: words[control + word] for name, word in _PUBLISHED}
     takes = figures["takes"]
     figures["inspected_per_take"] = figures["slots_inspected"] / takes if takes else None
     return figures

@@ -49,9 +49,7 @@ from pmdaemon.mailbox.lane import LaneWriter
 from pmdaemon.mailbox.layout import (
     C_BUSY,
     C_DISCARDED,
-    C_FRONT,
     C_FULL,
-    C_HEAD,
     C_HELD,
     C_INCARNATION,
     C_INSPECTED,
@@ -68,19 +66,17 @@ from pmdaemon.mailbox.layout import (
     C_TAKES,
     C_THRESHOLD,
     COUNT_LIMIT,
-    L_FRONT,
-    L_HEAD,
     S_ADDRESS,
     S_SEQUENCE,
 )
 from pmdaemon.mailbox.liveness import is_alive, start_ticks
-from pmdaemon.mailbox.lookahead import LaneReader, LookAhead, Message, Place, View
-from pmdaemon.mailbox.ring import Outlet, Ring
+from pmdaemon.mailbox.lookahead import LaneReader, LookAhead, Message, View
+from pmdaemon.mailbox.ring import Outlet
 from pmdaemon.mailbox.segment import Segment
 from pmdaemon.mailbox.shared import SharedWriter
+from pmdaemon.mailbox.wiring import Buffer, flatten, make_outlets, places
 from pmdaemon.runtime.clock import Deadline
 
-Buffer = bytes | bytearray | memoryview
 _LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
 _PUBLISH_EVERY = 64  # takes of a recipient that never sleeps
 
@@ -151,7 +147,7 @@ class Mailbox:
         self._sleep_word = control + C_SLEEP
         self._closed = False
         self._ringer = Ringer(segment.path)
-        outlets = _make_outlets(segment, self.name, index)
+        outlets = make_outlets(segment, self.name, index)
         self._outlets: dict[str, tuple[Outlet, ...]] = {outlet.recipient: (outlet,) for outlet in outlets}
         shared = layout.form == "shared"
         where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
@@ -201,7 +197,7 @@ class Mailbox:
         if self._closed:
             raise MailboxClosed(self.name)
         if type(payload) is not bytes:
-            payload = _flatten(payload)
+            payload = flatten(payload)
         try:
             if isinstance(recipients, str):
                 outlets = self._outlets[recipients]
@@ -226,7 +222,7 @@ class Mailbox:
         outlet = self._outlets.get(recipient)
         if outlet is None:
             raise NoRoute(self.name, recipient, self.recipients)
-        flat = [payload if type(payload) is bytes else _flatten(payload) for payload in payloads]
+        flat = [payload if type(payload) is bytes else flatten(payload) for payload in payloads]
         posted = self._writer.post_many(outlet[0], flat, urgent)
         if posted < len(flat):
             raise MailboxFull(self.name, (recipient,), posted=posted)
@@ -469,52 +465,3 @@ class Mailbox:
         self, type_: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._leave(release=type_ is None)
-
-
-def _flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
-    """The payload as one run of bytes; copies only what is not one already."""
-    if isinstance(payload, memoryview):
-        return (
-            payload
-            if payload.c_contiguous and payload.format == "B" and payload.ndim == 1
-            else payload.tobytes()
-        )
-    if isinstance(payload, bytes | bytearray):
-        return bytes(payload)
-    return b"".join(payload)
-
-
-def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
-    layout = segment.layout
-    outlets = []
-    for route in layout.routes_of(name):
-        recipient = layout.index(route.recipient)
-        ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(name, route.recipient))
-        sleep_word = layout.control_word(recipient) + C_SLEEP
-        outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
-    return outlets
-
-
-def places(segment: Segment, index: int) -> list[Place]:
-    """Where messages to participant ``index`` may stand: a place for each lane, or the one shared list."""
-    layout = segment.layout
-    rings: dict[int, tuple[str, Ring]] = {}
-    for route in layout.routes:
-        if route.recipient == layout.participants[index]:
-            ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(route.sender, route.recipient))
-            rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
-    if layout.form == "shared":
-        base, where = layout.list_word, f"{segment.path}, the shared list"
-        return [
-            Place(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
-        ]
-    found = []
-    for address, (name, ring) in rings.items():
-        sender = address >> 16
-        control, where = layout.control_word(sender), f"{segment.path}, lane of {name}"
-        found.append(
-            Place(
-                layout, sender, 1, control + C_HEAD, control + C_FRONT, index, {address: (name, ring)}, where
-            )
-        )
-    return found
