@@ -147,10 +147,12 @@ class World:
 
     def check(self) -> None:
         """Survivors first, without any restart; then the new incarnations."""
+        self.drain("d", self.living["d"])  # its look-ahead may now stand in what the dead left
         for name in TAKERS:
             self.living["s"].post(name, b"after")
             self.acknowledged[name].append("after")
         self.drain("d", self.living["d"])
+        assert self.got["d"][-1] == "after"
         boxes = dict(self.living)
         for name in "abc":
             boxes[name] = attach(self.path, name)

@@ -1,6 +1,7 @@
 """The form `shared`: order of arrival, repair by whoever comes next, hostile segments."""
 
 import contextlib
+import functools
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,24 @@ def test_whatever_stands_in_the_segment_the_answer_is_an_error_of_ours(
     for name in "abc":
         with contextlib.suppress(MailboxError):
             attach(path, name).close()
+
+
+def test_a_look_ahead_in_a_slot_that_a_dead_process_unlinked_finds_its_way(tmp_path: Path) -> None:
+    deaths = 0
+    for fail_at in range(12):
+        path = make_mesh(tmp_path / f"{fail_at}", "a", "b", "c", "d")
+        boxes = a, b, c, d = tuple(attach(path, name) for name in "abcd")
+        a.post("c", b"x")
+        assert d.take() == []  # the look-ahead of d is the slot of a
+        b.post("c", b"y")
+        assert drain(c) == [b"x", b"y"]
+        fail_stores(a, fail_at)
+        deaths += not run_mortal(functools.partial(a._writer._reclaim, a._outlets["c"][0]))
+        for _ in range(3):  # the neighbour of that slot is unlinked, freed and used again by another sender
+            b.post("c", b"z")
+            assert drain(c) == [b"z"]
+            b._writer._reclaim(b._outlets["c"][0])
+        b.post("d", b"for d")
+        assert drain(d) == [b"for d"]
+        support.abandon(*boxes)
+    assert deaths >= 5
