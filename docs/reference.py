@@ -16,8 +16,9 @@ HEAD = """\
 # Configuration reference
 
 Generated from the models by `make docs`; do not edit. Files are TOML; unknown keys are errors.
-`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file. `--show-config` prints the
-values in force, `--check-config` only checks.
+`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file, `SLA_AGENT__...` of the
+agent's.
+`--show-config` prints the values in force, `--check-config` only checks.
 """
 
 

@@ -30,7 +30,7 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the agent in the foreground: its data planes and its link to the SLA server."""
     try:
         logs.configure("gateway-agent")
-        config = configuration.load(AgentConfig, path)
+        config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
         if show_config:
             click.echo(configuration.show(config), nl=False)
         elif check_config:

@@ -63,7 +63,9 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
 @_config_option
 @click.option("--index", type=click.IntRange(0, 255), required=True, help="Number of the pair.")
 @click.option("--control-fd", type=int, required=True, help="Inherited end of the control socket.")
-def pair(path: Path | None, index: int, control_fd: int) -> None:
+@click.option("--restarts", type=int, default=0, help="How often this pair was started again.")
+@click.option("--reason", default="", help="How the one before it ended.")
+def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: str) -> None:
     """Run one pair; started by ``pmdaemon run``."""
     try:
         config = configuration.load(path)
@@ -72,7 +74,7 @@ def pair(path: Path | None, index: int, control_fd: int) -> None:
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
-        status = pair_process.run(config, index, control_fd, stop)
+        status = pair_process.run(config, index, control_fd, stop, restarts, reason)
     except SlaError as exc:
         click.echo(f"pmdaemon pair {index}: {exc}", err=True)
         status = exc.exit_status

@@ -58,6 +58,10 @@ def resolve(config: ServerConfig) -> ResolvedConfig:
     if runtime_dir is None:
         tag = hashlib.blake2b(str(data_dir).encode(), digest_size=4).hexdigest()
         runtime_dir = default_runtime_dir() / f"server-{tag}"
+    control = config.services.control
+    if "poll_interval_s" not in control.model_fields_set:
+        # The loop counts ages in polls: one number for both parts, unless somebody sets the other on purpose.
+        control.poll_interval_s = config.pmdaemon.interval_s
     values = dict(config)
     values.update(data_dir=data_dir, runtime_dir=runtime_dir.expanduser().absolute())
     return ResolvedConfig.model_construct(**values)

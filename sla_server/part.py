@@ -16,6 +16,7 @@ import click
 import structlog
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
@@ -29,13 +30,27 @@ MODULES: Final = {
 log = structlog.get_logger("part")
 
 
+def _tell_config(path: Path | None, show: bool) -> None:
+    try:
+        config = configuration.load(path)
+    except SlaError as exc:
+        click.echo(f"sla-server: {exc}", err=True)
+        raise SystemExit(exc.exit_status) from exc
+    click.echo(files.show(config) if show else "configuration is good", nl=not show)
+
+
 @click.command()
 @click.argument("name", type=click.Choice(sorted(MODULES)))
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
 )
-def main(name: str, path: Path | None) -> None:
+@click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
+@click.option("--check-config", is_flag=True, help="Check the file and exit.")
+def main(name: str, path: Path | None, show_config: bool, check_config: bool) -> None:
     """Run one part of the server in the foreground until SIGTERM."""
+    if show_config or check_config:
+        _tell_config(path, show_config)
+        return
     logs.configure(name)
     set_os_thread_name(f"sla-{name}")
     stop = Stop()

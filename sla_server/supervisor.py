@@ -153,8 +153,9 @@ class Supervisor:
                 self._died(part, now_s)
             elif part.process is None and now_s >= part.start_at_s:
                 part.restarts += 1
+                why = part.reason  # starting clears it
                 self._start(part)
-                self._event(part)
+                self._event(part, why)
         self._drain()
 
     def _died(self, part: Part, now_s: float) -> None:
@@ -179,7 +180,7 @@ class Supervisor:
         self._pending.append(["processes", row])
         self._drain()
 
-    def _event(self, part: Part) -> None:
+    def _event(self, part: Part, why: str) -> None:
         at_us = self._clock.unix_us()
         row = {
             "event_id": str(uuid.uuid5(_NAMESPACE, f"restart/{part.name}/{at_us}")),
@@ -188,7 +189,7 @@ class Supervisor:
             "severity": "warning",
             "element": "supervisor",
             "subject": part.name,
-            "text": f"{part.name} was restarted: {part.reason or 'it ended'}; restart {part.restarts}",
+            "text": f"{part.name} was restarted: {why or 'it ended'}; restart {part.restarts}",
             "details": {"restarts": part.restarts},
         }
         self._pending.append(["events", row])

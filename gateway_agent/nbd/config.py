@@ -177,8 +177,8 @@ class PlaneConfig(StrictModel):
             is_local = address.host == "localhost"
         if not is_local:
             raise ValueError(
-                f"{address} would serve plain NBD to other hosts; listen on 127.0.0.1 or a Unix socket, "
-                "or set allow_remote_plaintext = true on a network that you trust"
+                f"{address} would serve plain NBD to other hosts; which needs TLS and "
+                "enrolment, and this release has neither; listen on 127.0.0.1 or a Unix socket"
             )
 
 

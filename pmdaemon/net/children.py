@@ -56,6 +56,7 @@ class Child:
         self.last = handoff.Report(0, 0, 0.0)
         self.offered = 0
         self.restarts = -1
+        self._ended = ""
         self._config_path = config_path
         self._pipe = pipe
         self._clock = clock
@@ -78,6 +79,7 @@ class Child:
         with child_end:
             command = [sys.executable, "-m", "pmdaemon", "pair", "--index", str(self.index)]
             command += ["--control-fd", str(child_end.fileno())]
+            command += ["--restarts", str(self.restarts + 1), "--reason", self._ended]
             if self._config_path is not None:
                 command += ["--config", str(self._config_path)]
             self.process = subprocess.Popen(
@@ -122,6 +124,7 @@ class Child:
         now_ns = self._clock.monotonic_ns()
         self._backoff_s = next_backoff_s(self._backoff_s, (now_ns - self._started_ns) / 1e9)
         self.start_at_ns = now_ns + round(self._backoff_s * 1e9)
+        self._ended = f"ended with status {status}"
         log.warning("pair-died", pair=self.index, status=status, restart_in_s=round(self._backoff_s, 1))
 
     def stop(self) -> None:

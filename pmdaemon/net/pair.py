@@ -14,7 +14,9 @@ agents' spools and in dbmanager, nothing is lost with it.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import uuid
 from collections import Counter
 from typing import Final
 
@@ -23,7 +25,7 @@ import structlog
 from pmdaemon.config import PmFile
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
-from pmdaemon.errors import SlaError
+from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import Mailbox, attach
@@ -35,6 +37,8 @@ from pmdaemon.net.outbound import Outbound
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
 
 ATTACH_S: Final = (
     10.0  # the supervisor makes the segment before it starts us; alone, the order is the operator's
@@ -153,8 +157,41 @@ class Pair:
         }
 
 
-def run(config: PmFile, index: int, control_fd: int, stop: Stop) -> int:
-    """The process: attach, serve, detach."""
+def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
+    """Let people see this process: its row, and an event if it is not the first of its name.
+
+    Thread: the main thread, before the threads start (one poster a mailbox).
+    """
+    at_us, name = SystemClock().unix_us(), f"pair-{index}"
+    row = {
+        "name": name,
+        "state": "running",
+        "pid": os.getpid(),
+        "restarts": restarts,
+        "since_us": at_us,
+        "reason": reason,
+    }
+    rows: list[list[object]] = [["processes", row]]
+    if restarts:
+        event = {
+            "event_id": str(uuid.uuid4()),
+            "at_us": at_us,
+            "kind": "process-restarted",
+            "severity": "warning",
+            "element": "pmdaemon",
+            "subject": name,
+            "text": f"{name} was restarted: {reason}; restart {restarts}",
+            "details": {"restarts": restarts},
+        }
+        rows.append(["events", event])
+    try:
+        mailbox.post("dbmanager", frame.encode(Kind.RECORD, {"rows": rows, "req": None, "from": name}))
+    except MailboxError as exc:
+        log.warning("not-announced", error=str(exc))
+
+
+def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int = 0, reason: str = "") -> int:
+    """The process: attach, say so, serve, detach."""
     with socket.socket(fileno=control_fd) as control:
         control.setblocking(False)
         control.set_inheritable(False)
@@ -163,6 +200,7 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop) -> int:
         except SlaError as exc:
             log.error("no-mailbox", error=str(exc))
             return exc.exit_status
+        announce(mailbox, index, restarts, reason)
         try:
             return Pair(config, index, mailbox, control).run(stop)
         finally:

@@ -1,7 +1,8 @@
 """Configuration files: TOML read into pydantic models; unknown keys are errors; the environment overrides.
 
-``SLA__SECTION__KEY=value`` overrides ``[section] key`` of any of our files (the value is read as TOML, else
-as a string). Every command has ``--show-config`` (the values in force, as TOML) and ``--check-config``.
+``SLA__SECTION__KEY=value`` overrides ``[section] key`` of the server's file, ``SLA_AGENT__...`` of the
+agent's (the value is read as TOML, else as a string). Every command has ``--show-config`` (the values in
+force, as TOML) and ``--check-config``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pmdaemon.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 ENV_PREFIX = "SLA__"
+AGENT_ENV_PREFIX = "SLA_AGENT__"
 
 
 class StrictModel(BaseModel):
@@ -26,12 +28,12 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENV_PREFIX):
+        if not variable.startswith(prefix):
             continue
-        *sections, key = variable[len(ENV_PREFIX) :].lower().split("__")
+        *sections, key = variable[len(prefix) :].lower().split("__")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
@@ -75,6 +77,7 @@ def load(
     path: Path | None,
     *,
     environment: Mapping[str, str] | None = None,
+    prefix: str = ENV_PREFIX,
     overrides: dict[str, Any] | None = None,
 ) -> Model:
     """Read ``path`` (or nothing), apply the environment and then ``overrides``, and validate.
@@ -82,7 +85,8 @@ def load(
     Raises:
         ConfigError: names the file, the key, the value and what is expected.
     """
-    tree = _merge(read_toml(path), _from_environment(os.environ if environment is None else environment))
+    variables = os.environ if environment is None else environment
+    tree = _merge(read_toml(path), _from_environment(variables, prefix))
     tree = _merge(tree, overrides or {})
     try:
         return model.model_validate(tree)
@@ -100,7 +104,12 @@ def describe(error: ValidationError) -> str:
         elif item["type"] == "missing":
             parts.append(f"{key}: is required")
         else:
-            parts.append(f"{key}: {item['msg']} (value: {item['input']!r})")
+            message = item["msg"].removeprefix("Value error, ").removeprefix("(whole file): ")
+            # A whole table as "value" would bury the message; the message names what is wrong in it.
+            shown = (
+                "" if isinstance(item["input"], dict | list | BaseModel) else f" (value: {item['input']!r})"
+            )
+            parts.append(f"{key}: {message}{shown}")
     return "; ".join(parts)
 
 

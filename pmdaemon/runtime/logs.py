@@ -34,7 +34,8 @@ def configure(process: str) -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "process", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write a line: processes share one stderr, and print() would write the line's end apart.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()

@@ -131,12 +131,20 @@ def status(path: Path | None, output: str) -> None:
     pid = running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir)
-    with contextlib.closing(open_reader(config.database, config.data_dir)) as reader:
-        processes = reader.processes()
+    processes: list[dict[str, Any]] = []
+    trouble = ""
+    try:
+        with contextlib.closing(open_reader(config.database, config.data_dir)) as reader:
+            processes = reader.processes()
+    except SlaError as exc:  # the server does run: that is the first thing to say
+        trouble = str(exc)
     if output == "json":
-        click.echo(json.dumps({"pid": pid, "page": _page(config), "processes": processes}))
+        told = {"pid": pid, "page": _page(config), "processes": processes, "trouble": trouble}
+        click.echo(json.dumps(told))
         return
     click.echo(f"running, pid {pid}, page {_page(config)}")
+    if trouble:
+        click.echo(f"  states of the processes are unknown: {trouble}")
     for row in processes:
         line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
         click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))

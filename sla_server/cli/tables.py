@@ -61,6 +61,19 @@ def severity_of(row: Row) -> Text:
     return Text(str(row.get("severity", "")), words.SEVERITIES.get(str(row.get("severity")), ""))
 
 
+def rollups_of(row: Row) -> str:
+    """How many rollups a policy was computed from."""
+    return words.count((row.get("job") or {}).get("rollups"))
+
+
+def what_of(row: Row) -> str:
+    """Text of an event, with its subject before it where the text does not name it."""
+    subject, text = str(row.get("subject") or ""), str(row.get("text") or "")
+    if not text:
+        return subject or words.DASH
+    return text if not subject or subject in text else f"{subject}: {text}"
+
+
 def gateway_state(row: Row) -> Text:
     """State of a gateway."""
     style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN}.get(
@@ -128,7 +141,7 @@ KINDS: Final = {
             Column("TIME", lambda row, _now_us: words.when(row.get("at_us"))),
             Column("SEVERITY", lambda row, _now_us: severity_of(row)),
             Column("KIND", _plain("kind")),
-            Column("WHAT", _plain("text")),
+            Column("WHAT", lambda row, _now_us: what_of(row)),
         ),
         "Nothing has happened yet.",
     ),
@@ -138,7 +151,7 @@ KINDS: Final = {
             Column("VERSION", _plain("version"), number=True),
             Column("STATE", _plain("state")),
             Column("CREATED", lambda row, _now_us: words.when(row.get("created_us"))),
-            Column("ROWS", lambda row, _now_us: words.count((row.get("job") or {}).get("rows")), number=True),
+            Column("ROLLUPS", lambda row, _now_us: rollups_of(row), number=True),
             Column("BY", _plain("published_by")),
         ),
         "No policy was computed yet: sla policy run",
@@ -164,11 +177,12 @@ def by_objective(rows: Sequence[Row]) -> list[Row]:
 
 def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
     """The table; fits whatever width it is printed at by folding names and texts."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, expand=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
     for column in columns:
         table.add_column(
             column.title,
             justify="right" if column.number else "left",
+            min_width=len(column.title),  # a folded heading is unreadable
             no_wrap=column.number,
             overflow="fold",
         )

@@ -26,7 +26,7 @@ from sla_server.cli import words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
 from sla_server.cli.shared import console, pass_client
-from sla_server.cli.tables import Column, Row, build, promise, state_of
+from sla_server.cli.tables import Column, Row, build, promise, state_of, what_of
 
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: f"{row.get('name')}/{row.get('objective')}"),
@@ -55,7 +55,7 @@ THROTTLES: Final = (
 )
 EVENTS: Final = (
     Column("TIME", lambda row, _now_us: words.when(row.get("at_us"))),
-    Column("EVENT", lambda row, _now_us: str(row.get("text") or row.get("kind"))),
+    Column("EVENT", lambda row, _now_us: what_of(row) if row.get("text") else str(row.get("kind"))),
 )
 EVENTS_SHOWN: Final = 5
 _QUIT: Final = frozenset(b"qQ\x04")

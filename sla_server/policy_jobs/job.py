@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from sla_server import config as configuration
 from sla_server.db.policies import open_policies
@@ -127,11 +128,17 @@ def describe(result: dict[str, Any]) -> str:
 @click.option(
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
-def main(path: Path | None, output: str) -> None:
+@click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
+@click.option("--check-config", is_flag=True, help="Check the file and exit.")
+def main(path: Path | None, output: str, show_config: bool, check_config: bool) -> None:
     """Compute a throttling policy from the stored statistics and publish it."""
     logs.configure("policy-job")
     try:
-        result = run(configuration.load(path), who=os.environ.get("USER", "policy-job"))
+        config = configuration.load(path)
+        if show_config or check_config:
+            click.echo(files.show(config) if show_config else "configuration is good")
+            return
+        result = run(config, who=os.environ.get("USER", "policy-job"))
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(exc.exit_status) from exc

@@ -50,7 +50,7 @@ class ControlSettings(StrictModel):
     """How long the victim must be clear before a step up: giving back is less urgent than protecting."""
     hold_up_max_s: float = Field(default=60.0, ge=0)
     """Where the doubling of hold_up on oscillation ends."""
-    far_clear_r: float = Field(default=0.45, gt=0)
+    far_clear_r: float = Field(default=0.5, gt=0)
     """Below this (and far_clear_u) the last decrease overshot: recover after hold_up_far_s. See ADR 0002."""
     far_clear_u: float = Field(default=0.15, ge=0)
     """Used with far_clear_r."""
@@ -66,7 +66,7 @@ class ControlSettings(StrictModel):
     """Share of the distance to the parking place that one increase covers. See ADR 0002."""
     park_ratio: float = Field(default=0.93, gt=0, le=1)
     """Park this far below the C at which risk was last met. See ADR 0002."""
-    park_r: float = Field(default=0.55, gt=0)
+    park_r: float = Field(default=0.6, gt=0)
     """No step up from here on: near saturation 10 % more load doubles a latency percentile. See ADR 0002."""
     probe_after_s: float = Field(default=30.0, gt=0)
     """Parked and clear for so long, the ceiling may be old: probe upwards by one step."""

@@ -278,7 +278,7 @@ def upgrade() -> None:
         sa.Column("victim", sa.Text(), server_default=sa.text("''"), nullable=False),
         sa.Column("who", sa.Text(), server_default=sa.text("''"), nullable=False),
         sa.Column("state", sa.Text(), server_default=sa.text("''"), nullable=False),
-        sa.Column("gen", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
+        sa.Column("gen", sa.BigInteger(), nullable=True),
         sa.Column("requested_us", sa.BigInteger(), nullable=True),
         sa.Column("confirmed_us", sa.BigInteger(), nullable=True),
         sa.Column("seen_us", sa.BigInteger(), nullable=True),

@@ -54,6 +54,10 @@ def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
     assert not gold.errors
     assert not greedy.errors
 
+    # The live view is ahead of the database by up to a flush.
+    stage.wait(
+        lambda: "throttle-released" in {event["kind"] for event in events(stage)}, "the release stored"
+    )
     kinds = [event["kind"] for event in events(stage)]
     for kind in ("gateway-up", "violation-opened", "throttle-set", "violation-closed", "throttle-released"):
         assert kind in kinds, f"event {kind} is missing in {kinds}"
@@ -83,8 +87,10 @@ def test_a_manual_throttle_is_set_and_released_from_the_command_line(stage: Stag
     stage.sla("throttle", "release", "batch")
     stage.wait(lambda: not stage.live()["throttles"], "the throttle released")
     driver.stop(greedy)
-    audit = stage.get("audit")["items"]
-    assert {"throttle-set", "throttle-release"} <= {entry["action"] for entry in audit}
+    wanted = {"throttle-set", "throttle-release"}
+    stage.wait(
+        lambda: wanted <= {entry["action"] for entry in stage.get("audit")["items"]}, "the audit's entries"
+    )
 
 
 def test_the_agreements_are_judged_and_stored(stage: Stage) -> None:

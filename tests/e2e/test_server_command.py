@@ -60,7 +60,7 @@ def test_start_status_stop(operator: Operator) -> None:
 
     status = json.loads(operator.run("status", "-o", "json").stdout)
     assert {row["name"]: row["state"] for row in status["processes"]} == dict.fromkeys(
-        ("appserver", "dbmanager", "pmdaemon", "services"), "running"
+        ("appserver", "dbmanager", "pair-0", "pmdaemon", "services"), "running"
     )
     text = operator.run("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 110

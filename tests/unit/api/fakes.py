@@ -203,7 +203,13 @@ class FakeSource:
     def policies(self, limit: int = 20) -> list[dict[str, Any]]:
         self._row("policies", limit)
         return [
-            {"version": 3, "created_us": NOW_US, "state": "in-force", "job": {"rows": 84_000}, "report": {}}
+            {
+                "version": 3,
+                "created_us": NOW_US,
+                "state": "in-force",
+                "job": {"rollups": 84_000},
+                "report": {},
+            }
         ]
 
     def policy_caps(self, version: int, hour_of_week: int | None = None) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -152,4 +153,7 @@ def test_the_bridge_ends_with_the_stop(box: FakeBox, clock: FakeClock) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
     bridge = Bridge(box, live, Calls(Poster(box), clock, wait_s=0.0), stop)
     stop.set()
-    bridge.run()
+    thread = threading.Thread(target=bridge.run, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()

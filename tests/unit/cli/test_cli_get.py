@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sla_server.cli import words
-from sla_server.cli.tables import KINDS, build, by_objective
+from sla_server.cli.tables import KINDS, build, by_objective, what_of
 from tests.unit.api.fakes import NOW_US
 from tests.unit.cli.conftest import Terminal
 
@@ -107,3 +107,20 @@ def test_ratios_are_rounded_down(ratio: float | None, digits: int, text: str) ->
 )
 def test_spans(seconds: float, text: str) -> None:
     assert words.span(seconds) == text
+
+
+def test_events_name_their_subject_once() -> None:
+    assert what_of({"subject": "batch", "text": "month end"}) == "batch: month end"
+    assert what_of({"subject": "batch", "text": "batch from 451 to 225"}) == "batch from 451 to 225"
+    assert what_of({"subject": "batch"}) == "batch"
+
+
+def test_headings_are_never_folded() -> None:
+    rows = [{"name": "batch-best-effort"}, {"name": "erp-gold", "objective": "latency", "state": "violating"}]
+    from rich.console import Console
+
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(build(KINDS["slas"].columns, rows, NOW_US))
+    heading = captured.get().splitlines()[0].split()
+    assert heading == [column.title for column in KINDS["slas"].columns]

@@ -79,3 +79,9 @@ def test_clean_text_can_be_stored_anywhere(text):
     cleaned = clean(text + "\0\ud800")
     assert "\0" not in cleaned
     cleaned.encode()
+
+
+def test_a_throttle_that_was_only_observed_has_no_generation():
+    # The control loop in observe mode stores what it would have done; no gateway was told, so none has a gen.
+    row = {"throttle_id": "t", "volume": "batch", "source": "control", "state": "observed", "gen": None}
+    assert check_row("throttles", row)[1]["gen"] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config
@@ -66,3 +66,28 @@ def test_what_is_shown_can_be_read_back_and_hides_secrets(tmp_path: Path) -> Non
     again = config.load(Whole, write(tmp_path, shown), environment={})
     assert again.name == 'with "quotes"'
     assert again.part.interval_s == 1.0
+
+
+def test_the_agent_has_an_environment_of_its_own(tmp_path: Path) -> None:
+    environment = {"SLA__NAME": "server", "SLA_AGENT__NAME": "agent"}
+    assert config.load(Whole, None, environment=environment).name == "server"
+    assert config.load(Whole, None, environment=environment, prefix=config.AGENT_ENV_PREFIX).name == "agent"
+
+
+def test_a_wrong_table_is_told_without_repeating_the_table() -> None:
+    class Table(config.StrictModel):
+        low: int = 0
+        high: int = 0
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Table:
+            if self.low > self.high:
+                raise ValueError("low must not exceed high")
+            return self
+
+    with pytest.raises(ValidationError) as caught:
+        Table.model_validate({"low": 2})
+    assert config.describe(caught.value) == "(whole file): low must not exceed high"
+    with pytest.raises(ValidationError) as caught:
+        Table.model_validate({"low": "x"})
+    assert "(value: 'x')" in config.describe(caught.value)

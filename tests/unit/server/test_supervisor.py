@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from pmdaemon.runtime.stop import Stop
+from sla_server import config as configuration
 from sla_server.errors import ServerRunning
 from sla_server.supervisor import (
     BACKOFF_FIRST_S,
     BACKOFF_MOST_S,
     STABLE_S,
+    Part,
+    Supervisor,
     describe_status,
     lock_data_dir,
     next_backoff,
@@ -44,3 +49,23 @@ def test_a_second_server_is_refused_and_told_who_holds_the_directory(tmp_path: P
 
 def test_no_directory_no_server(tmp_path: Path) -> None:
     assert running_pid(tmp_path / "never") is None
+
+
+def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    part = Part("services", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    supervisor.parts["services"] = part
+    supervisor._start(part)
+    assert part.process is not None
+    part.process.wait(20)
+    supervisor._look()
+    assert part.reason == "killed by SIGKILL"
+    part.start_at_s = 0.0
+    part.command = [sys.executable, "-c", ""]
+    supervisor._look()
+    assert part.process is not None
+    part.process.wait(20)
+    supervisor._pipe.close()
+    event = next(row for table, row in supervisor._pending if table == "events")
+    assert event["text"] == "services was restarted: killed by SIGKILL; restart 1"
