@@ -9,8 +9,8 @@ All words are 8 bytes, aligned, native order (x86-64: little-endian).
     (to 64)
     CONTROL        n * 320     control blocks, five cache lines a participant
     LIST           128         mutex and ends of the one list; used by the form `shared` only
-    SLOTS          n * s * 64  slots, s a participant; written by it alone but for READY -> TAKEN, and in the
-                               form `shared` for NEXT and PREVIOUS, written under the mutex
+    SLOTS          n * s * 64  slots, s a participant; written by it alone but for READY -> TAKEN and DONE
+                               (and in the form `shared` NEXT and PREVIOUS, written under the mutex)
     RINGS          sum of ring_bytes                              one ring a route, in the table's order
 
 Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
@@ -39,10 +39,13 @@ Slot:
     1     NEXT      reference of the next slot, 0 at the end
     2     ADDRESS   length << 32 | sender << 16 | recipient
     3     POSITION  of the payload in its ring, counted since the ring was made; modulo its size: the place
-    4     CHECK     flags << 32 | checksum of the payload (module ``ring``)
+    4     CHECK     messages << 40 | urgent << 32 | checksum of the payload (module ``ring``)
     5     SEQUENCE  of the sender's post; copies of one post share it
     6     PREVIOUS  form `shared`: index + 1 of the slot before, 0 at the head
-    7               zero
+    7     DONE      of a bundle: bit i, message i was released; written by the recipient
+
+A slot carries one message, or, if the ``messages`` of its CHECK are not 0, a *bundle* of as many (module
+``bundle``). SEQUENCE is then that of the first.
 
 A reference is generation << 32 | (index + 1); in the form `lanes` the index counts within the sender's lane,
 in the form `shared` over all slots. A generation (32 bits) grows by one each time the slot is
@@ -61,7 +64,7 @@ from typing import Final
 from pmdaemon.mailbox.errors import LayoutInvalid
 
 MAGIC: Final = int.from_bytes(b"SLAMBOX\n", "little")
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 MACHINE_X86_64: Final = 62  # EM_X86_64 of the ELF specification
 
 # Header words
@@ -80,11 +83,12 @@ L_MUTEX: Final = 0
 L_HEAD, L_TAIL, L_URGENT, L_FRONT, L_DIRTY = range(8, 13)
 
 # Slot words, relative to the slot's first word
-S_STATE, S_NEXT, S_ADDRESS, S_POSITION, S_CHECK, S_SEQUENCE, S_PREVIOUS = range(7)
+S_STATE, S_NEXT, S_ADDRESS, S_POSITION, S_CHECK, S_SEQUENCE, S_PREVIOUS, S_DONE = range(8)
 SLOT_WORDS: Final = 8
 
 FREE, READY, TAKEN = 0, 1, 2  # TAKEN must be READY + 1: the taker adds one
 FLAG_URGENT: Final = 1 << 32  # within CHECK
+BUNDLE_SHIFT: Final = 40  # within CHECK: number of messages, 0 for a plain slot
 MASK32: Final = 0xFFFFFFFF
 COUNT_LIMIT: Final = 1 << 62  # no sequence or position gets there; a larger one is damage
 

@@ -14,8 +14,7 @@ front; `returned`, we gave a message back. An adaptive threshold is halved after
 `idle` that found a message of ours in front of the old look-ahead (something had been passed over), doubled
 after one that did not (``LookAhead``).
 
-**In hand.** A message taken stays READY, and in ``held``, until its batch is released; only then is it marked
-TAKEN. Whoever dies before that is given it again. A search passes by what is in hand.
+What is found is taken by ``taking``. A search passes by what is in hand.
 
 **Damage.** Nothing read here is trusted: a link outside the lane, a linked slot in an impossible state, a
 foreign sender, the same slot use met twice in one walk, or a stale link that its holder has not changed (a
@@ -28,10 +27,7 @@ Thread: one, the taking thread.
 from __future__ import annotations
 
 import mmap
-import struct
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn
-from zlib import crc32
+from typing import Final
 
 from pmdaemon.mailbox.errors import MailboxCorrupt
 from pmdaemon.mailbox.layout import (
@@ -39,87 +35,24 @@ from pmdaemon.mailbox.layout import (
     READY,
     S_ADDRESS,
     S_NEXT,
-    S_SEQUENCE,
     SLOT_WORDS,
     TAKEN,
-    Layout,
 )
-from pmdaemon.mailbox.ring import CRC_BYTES, Ring, checksum
+from pmdaemon.mailbox.message import LookAhead, Place
 
 THRESHOLD_MIN: Final = 64
 THRESHOLD_MAX: Final = 65_536
-THRESHOLD_FIRST: Final = 1_024  # urgent posts announce themselves, so skipping is not expected
 _NEVER: Final = 1 << 62
 _HEAD: Final = -1
-_unpack: Final = struct.Struct("=6Q").unpack_from  # a slot's words, one load each
-_new: Final[Any] = tuple.__new__  # half the time of calling the class of a NamedTuple
 _FIRST_LAP: Final = 16  # slots walked before the search for circles begins
 
 
-class Message(NamedTuple):
-    """A message taken.
-
-    Attributes:
-        sequence: of the sender's posts to anybody: it rises, and goes on over restarts of the sender.
-    """
-
-    sender: str
-    payload: bytes
-    sequence: int
-
-
-class View(NamedTuple):
-    """A message taken without a copy: ``payload`` is valid until its batch is released, then raises."""
-
-    sender: str
-    payload: memoryview
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class LookAhead:
-    """How a recipient searches (M5).
-
-    Attributes:
-        threshold: scans between two resets at first, and always unless ``adaptive``; None for no such resets
-            (then only `invalid`, `urgent` and `returned` remain). A quarter of it is the idle interval.
-        adaptive: let it move between THRESHOLD_MIN and THRESHOLD_MAX.
-        enabled: False to search from the head each time, for comparison.
-    """
-
-    threshold: int | None = THRESHOLD_FIRST
-    adaptive: bool = True
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a list stands and what in it is ours.
-
-    Attributes:
-        first_sender, senders: whose slots stand in it: one sender's, or those of all.
-        head_word, front_word: see the layout. recipient: our number.
-        rings: by ADDRESS (sender << 16 | recipient), with the sender's name. where: for errors.
-    """
-
-    layout: Layout
-    first_sender: int
-    senders: int
-    head_word: int
-    front_word: int
-    recipient: int
-    rings: dict[int, tuple[str, Ring]]
-    where: str
-
-
-class LaneReader:
+class Search:
     """Search in one list for messages to one recipient.
 
     Attributes:
-        takes, bytes_taken: messages taken and their payload.
         scans, inspected: searches, and slots met in them.
         resets: by cause.
-        discarded: messages with a wrong checksum.
         threshold: scans between two resets, adaptive.
     """
 
@@ -154,7 +87,7 @@ class LaneReader:
         self._due = _NEVER if look.threshold is None else 0
         if not look.enabled:
             self._due = -1
-        self.takes = self.bytes_taken = self.scans = self.inspected = self.discarded = 0
+        self.scans = self.inspected = 0
         self.resets = {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0, "returned": 0}
 
     @property
@@ -290,116 +223,3 @@ class LaneReader:
         self._seeking = 0
         if self._adaptive:
             self.threshold = min(THRESHOLD_MAX, self.threshold * 2)
-
-    def collect(
-        self, taken: list[Message] | list[View], max_messages: int, room_bytes: int, views: bool = False
-    ) -> int:
-        """Append messages to ``taken`` until it has ``max_messages``; returns what is left of ``room_bytes``.
-
-        Each is in ``held`` from here on. A payload above ``room_bytes`` is taken only as the first of all;
-        otherwise it stays and -1 is returned.
-
-        Raises:
-            MailboxCorrupt: the list is damaged; or the first message's checksum is wrong, and it was
-            discarded.
-        """
-        words, held, kind = self._words, self._held, View if views else Message
-        while len(taken) < max_messages:
-            room_bytes = self._rush(taken, max_messages, room_bytes, views)
-            if len(taken) >= max_messages:
-                break
-            found = self.find()
-            if found < 0:
-                break
-            address = words[found + 2]
-            length = address >> 32
-            if length > room_bytes and taken:
-                return -1
-            entry = self._rings.get(address & MASK32)
-            if entry is None or length > entry[1].size:
-                self._refuse(address, entry)
-            sender, ring = entry
-            position = words[found + 3]
-            payload = ring.view(position, length) if views else ring.read(position, length)
-            if checksum(payload) != words[found + 4] & MASK32:
-                if taken:
-                    return -1  # hand out what is good first; the next take meets it again
-                self._discard(found)
-            state = words[found]
-            held[found] = state + 1  # TAKEN
-            self._at, self._generation = found, state >> 8
-            self.takes += 1
-            self.bytes_taken += length
-            room_bytes -= length
-            taken.append(_new(kind, (sender, payload, words[found + 5])))
-        return room_bytes
-
-    def _rush(
-        self, taken: list[Message] | list[View], max_messages: int, room_bytes: int, views: bool
-    ) -> int:
-        """The usual case of ``find`` and ``collect``: slot after slot is ours. Stops at whatever is unusual.
-
-        Laid out flat, with local names: this is where a busy recipient spends its time.
-        """
-        words, at = self._words, self._at
-        if at < 0 or self._seeking or words[self._front_word] != self._front:
-            return room_bytes
-        reference = words[at + 1]
-        if words[at] >> 8 != self._generation:  # after NEXT, as in ``find``
-            return room_bytes
-        memory, held, rings, kind = self._memory, self._held, self._rings, View if views else Message
-        first, end = self._first_word, self._end_word
-        count = len(taken)
-        most = min(max_messages - count, self._due - self.scans)
-        before_bytes = room_bytes
-        while most > 0:
-            found = first + ((reference & MASK32) - 1) * SLOT_WORDS
-            if not first <= found < end:
-                break
-            _, behind, address, position, check, sequence = _unpack(memory, found * 8)
-            # STATE after ADDRESS, as in ``find``; compared as a whole: right generation, and READY.
-            state = words[found]
-            entry = rings.get(address & MASK32)
-            length = address >> 32
-            if entry is None or state != reference >> 32 << 8 | READY or length > room_bytes or found in held:
-                break
-            sender, ring = entry
-            start = ring.start + position % ring.size
-            if start + length > ring.end or views:
-                if length > ring.size:
-                    break
-                payload: bytes | memoryview = (
-                    ring.view(position, length) if views else ring.read(position, length)
-                )
-            else:
-                payload = memory[start : start + length]
-            if (crc32(payload) if length <= CRC_BYTES else checksum(payload)) != check & MASK32:
-                break
-            held[found] = state + 1  # TAKEN
-            # In our hand nobody can free it under our feet; a link changed since is met by ``find``.
-            reference = behind
-            self._at, self._generation = found, state >> 8
-            room_bytes -= length
-            taken.append(_new(kind, (sender, payload, sequence)))
-            most -= 1
-        done = len(taken) - count
-        self.scans += done
-        self.inspected += done
-        self.takes += done
-        self.bytes_taken += before_bytes - room_bytes
-        if done:
-            self._met_at = self.scans
-        return room_bytes
-
-    def _refuse(self, address: int, entry: tuple[str, Ring] | None) -> NoReturn:
-        if entry is None:
-            raise MailboxCorrupt(self._where, f"a message is addressed {address:#x}, which is no route")
-        raise MailboxCorrupt(self._where, f"a message of {address >> 32} bytes in a ring of {entry[1].size}")
-
-    def _discard(self, found: int) -> NoReturn:
-        state = self._words[found]
-        self._words[found] = state - READY + TAKEN
-        self._at, self._generation = found, state >> 8
-        self.discarded += 1
-        sequence = self._words[found + S_SEQUENCE]
-        raise MailboxCorrupt(self._where, f"message {sequence} has a wrong checksum and was discarded")

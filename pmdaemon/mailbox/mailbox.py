@@ -25,7 +25,6 @@ cannot know whether it was posted. Source: P8, M1-M9.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import threading
@@ -34,46 +33,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pmdaemon.mailbox.claim import claim
 from pmdaemon.mailbox.doorbell import BACKSTOP_S, Bell, Ringer, bell_path
 from pmdaemon.mailbox.errors import (
     MailboxClosed,
     MailboxCorrupt,
     MailboxFull,
     NoRoute,
-    NotInHand,
-    ParticipantBusy,
     PayloadInUse,
     UnknownParticipant,
 )
+from pmdaemon.mailbox.figures import Sources, metrics, publish, stats
+from pmdaemon.mailbox.hand import Hand
 from pmdaemon.mailbox.lane import LaneWriter
-from pmdaemon.mailbox.layout import (
-    C_BUSY,
-    C_DISCARDED,
-    C_FULL,
-    C_HELD,
-    C_INCARNATION,
-    C_INSPECTED,
-    C_PID,
-    C_POSTED_BYTES,
-    C_POSTS,
-    C_RECLAIMED,
-    C_RESETS,
-    C_RINGS,
-    C_SCANS,
-    C_SLEEP,
-    C_START,
-    C_TAKEN_BYTES,
-    C_TAKES,
-    C_THRESHOLD,
-    COUNT_LIMIT,
-    S_ADDRESS,
-    S_SEQUENCE,
-)
-from pmdaemon.mailbox.liveness import is_alive, start_ticks
-from pmdaemon.mailbox.lookahead import LaneReader, LookAhead, Message, View
+from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP
+from pmdaemon.mailbox.message import LookAhead, Message, View
 from pmdaemon.mailbox.ring import Outlet
 from pmdaemon.mailbox.segment import Segment
 from pmdaemon.mailbox.shared import SharedWriter
+from pmdaemon.mailbox.taking import LaneReader
 from pmdaemon.mailbox.wiring import Buffer, flatten, make_outlets, places
 from pmdaemon.runtime.clock import Deadline
 
@@ -100,7 +78,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
         if name not in segment.layout.participants:
             raise UnknownParticipant(name, segment.layout.participants)
         index = segment.layout.index(name)
-        _claim(segment, index, name)
+        claim(segment, index, name)
         try:
             return Mailbox(segment, index, look_ahead or LookAhead())
         except BaseException:
@@ -109,23 +87,6 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
     except BaseException:
         segment.close()
         raise
-
-
-def _claim(segment: Segment, index: int, name: str) -> None:
-    """Write our process into the participant's control block, unless another living one stands there."""
-    words, control = segment.words, segment.layout.control_word(index)
-    # Race: two processes of one name starting at once. The kernel drops this lock if we die here.
-    fcntl.flock(segment.fd, fcntl.LOCK_EX)
-    try:
-        pid = words[control + C_PID]
-        if pid != os.getpid() and is_alive(pid, words[control + C_START]):
-            raise ParticipantBusy(name, pid)
-        words[control + C_START] = start_ticks(os.getpid()) or 0
-        words[control + C_PID] = os.getpid()
-        words[control + C_INCARNATION] = (words[control + C_INCARNATION] + 1) % COUNT_LIMIT
-        words[control + C_SLEEP] = 0
-    finally:
-        fcntl.flock(segment.fd, fcntl.LOCK_UN)
 
 
 class Mailbox:
@@ -154,13 +115,14 @@ class Mailbox:
         writer = SharedWriter if shared else LaneWriter
         self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
         self._post_one = self._writer.post_one
-        self._held: dict[int, int] = {}  # in hand: word of the slot -> its state when released
-        self._views: list[memoryview] = []
+        self._hand = Hand(segment.words, layout, self.name)
+        self._held = self._hand.held
         self._control = control
         self._readers = [
             LaneReader(segment.memory, segment.words, place, self._held, look_ahead)
             for place in places(segment, index)
         ]
+        self._sources = Sources(self._writer, self._ringer, self._readers, self._hand)
         # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
         self._turn = 0
@@ -255,7 +217,7 @@ class Mailbox:
         """
         taken: list[View] = []
         self._collect(taken, max_messages, max_bytes, True)
-        self._views = [view.payload for view in taken]
+        self._hand.views = [view.payload for view in taken]
         return taken
 
     def _collect(
@@ -289,12 +251,7 @@ class Mailbox:
         """
         if self._closed:
             raise MailboxClosed(self.name)
-        if self._views:
-            self._drop_views()
-        words = self._words
-        for word, state in self._held.items():
-            words[word] = state
-        self._held.clear()
+        self._hand.release()
 
     def give_back(self, messages: Sequence[Message | View]) -> None:
         """Put messages of the batch in hand back where they stood; the next takes bring them again, in order.
@@ -304,49 +261,14 @@ class Mailbox:
         """
         if self._closed:
             raise MailboxClosed(self.name)
-        words = self._words
-        names = self._segment.layout.participants
-        in_hand = {
-            (names[words[word + S_ADDRESS] >> 16 & 0xFFFF], words[word + S_SEQUENCE]): word
-            for word in self._held
-        }
-        for message in messages:
-            if in_hand.get((message.sender, message.sequence)) is None:
-                raise NotInHand(message.sender, message.sequence)
-        for message in messages:
-            self._held.pop(in_hand[message.sender, message.sequence], None)
+        self._hand.give_back(messages)
         for reader in self._readers:
             reader.look_back()
-
-    def _drop_views(self) -> None:
-        while self._views:
-            try:
-                self._views[-1].release()
-            except BufferError:
-                raise PayloadInUse(self.name) from None
-            self._views.pop()
 
     def _publish(self) -> None:
         """Show our figures to onlookers (``describe``)."""
         self._takes_unpublished = 0
-        words, control, writer, readers = self._words, self._control, self._writer, self._readers
-        for word, value in (
-            (C_POSTS, writer.posts),
-            (C_POSTED_BYTES, writer.bytes_posted),
-            (C_FULL, writer.full),
-            (C_RECLAIMED, writer.reclaimed),
-            (C_RINGS, self._ringer.rings),
-            (C_BUSY, writer.busy),
-            (C_TAKES, sum(reader.takes for reader in readers)),
-            (C_TAKEN_BYTES, sum(reader.bytes_taken for reader in readers)),
-            (C_SCANS, sum(reader.scans for reader in readers)),
-            (C_INSPECTED, sum(reader.inspected for reader in readers)),
-            (C_RESETS, sum(sum(reader.resets.values()) for reader in readers)),
-            (C_DISCARDED, sum(reader.discarded for reader in readers)),
-            (C_THRESHOLD, min((reader.threshold for reader in readers), default=0)),
-            (C_HELD, len(self._held)),
-        ):
-            words[control + word] = value
+        publish(self._words, self._control, self._sources)
 
     def fileno(self) -> int:
         """Doorbell, readable when something was posted after ``prepare_sleep``; for selectors."""
@@ -410,31 +332,11 @@ class Mailbox:
         """Counters since ``attach`` and the present fill of the rings to each recipient (0 to 1)."""
         if self._closed:
             raise MailboxClosed(self.name)
-        readers, writer = self._readers, self._writer
-        return {
-            "posts": writer.posts,
-            "bytes_posted": writer.bytes_posted,
-            "full": writer.full,
-            "reclaimed": writer.reclaimed,
-            "busy": writer.busy,
-            "repairs": getattr(writer, "repairs", 0),
-            "rings": self._ringer.rings,
-            "rings_missed": self._ringer.missed,
-            "takes": sum(reader.takes for reader in readers),
-            "bytes_taken": sum(reader.bytes_taken for reader in readers),
-            "discarded": sum(reader.discarded for reader in readers),
-            "scans": sum(reader.scans for reader in readers),
-            "slots_inspected": sum(reader.inspected for reader in readers),
-            "resets": {
-                cause: sum(reader.resets[cause] for reader in readers)
-                for cause in ("invalid", "scans", "idle", "urgent", "returned")
-            },
-            "threshold": [reader.threshold for reader in readers],
-            "scans_since_reset": [reader.scans_since_reset for reader in readers],
-            "scans_since_met": [reader.scans_since_met for reader in readers],
-            "in_hand": len(self._held),
-            "ring_fill_ratio": {name: writer.fill_ratio(outlet) for name, (outlet,) in self._outlets.items()},
-        }
+        return stats(self._sources)
+
+    def metrics(self) -> dict[str, float]:
+        """The same for a collector: by name and labels, as ``figures.METRICS`` declares them."""
+        return metrics(self.name, self.stats())
 
     def close(self) -> None:
         """Release the batch and leave the segment. Call it when its threads have stopped; twice is fine.

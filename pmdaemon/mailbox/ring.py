@@ -18,11 +18,15 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
 import numpy as np
 
+IN_PLACE_BYTES: Final = 65_536
+"""Larger bundles are written, checked and read payload by payload, without a copy of the whole on the way:
+the allocator takes blocks from 128 KiB on from the system, and a page fault costs more than the copy."""
 CRC_BYTES: Final = 4096
 """Both ways cost 1.1 us here; at 100 KB it is 24 us against 2."""
 
@@ -63,6 +67,19 @@ class Ring:
             self._map[start : self.end] = payload[:first]
             self._map[self.start : end - self.size] = payload[first:]
 
+    def write_parts(self, position: int, parts: Sequence[bytes | memoryview], length: int) -> int:
+        """Copy ``parts`` (``length`` bytes together) to ``position``, one after the other; their checksum."""
+        start = self.start + position % self.size
+        if length <= IN_PLACE_BYTES or start + length > self.end:
+            data = b"".join(parts)
+            self.write(position, data, length)
+            return checksum(data)
+        for part in parts:
+            end = start + len(part)
+            self._map[start:end] = part
+            start = end
+        return checksum(self._view[end - length : end])
+
     def read(self, position: int, length: int) -> bytes:
         """Copy out ``length`` bytes (at most ``size``, checked by the caller)."""
         start = self.start + position % self.size
@@ -87,7 +104,7 @@ class Outlet:
         address: sender << 16 | recipient, as in a slot's ADDRESS word.
         sleep_word: index of the recipient's SLEEP word.
         quota: slots this route may hold at once.
-        written, freed: ring positions, see the module.
+        written, limit: ring positions, see the module; ``limit`` is freed + size, where writing must end.
         pending: slots of this route not freed yet, in the order of their payloads.
         size, start, end: of the ring, in bytes.
         reclaim_at: number of pending slots at which to look for taken ones.
@@ -96,7 +113,7 @@ class Outlet:
     __slots__ = (
         "address",
         "end",
-        "freed",
+        "limit",
         "pending",
         "quota",
         "recipient",
@@ -118,6 +135,24 @@ class Outlet:
         self.sleep_word = sleep_word
         self.quota = quota
         self.written = 0
-        self.freed = 0
+        self.limit = ring.size
         self.pending: deque[int] = deque()
         self.reclaim_at = 0
+
+    def settle(self, written: int, freed: int) -> None:
+        """Set both ends, after a look at the slots."""
+        self.written, self.limit = written, freed + self.size
+
+    def free_up_to(self, position: int) -> None:
+        """Everything before ``position`` may be overwritten."""
+        self.limit = position + self.size
+
+    def place(self, position: int, length: int) -> int:
+        """Where a bundle of ``length`` bytes goes that may start at ``position``: on, or at the ring's start.
+
+        The rest of the ring is left out if there is room for that, so that a bundle lies in one piece.
+        """
+        rest = self.size - position % self.size
+        if length <= rest or position + rest + length > self.limit:
+            return position
+        return position + rest

@@ -174,13 +174,11 @@ class SharedWriter(LaneWriter):
             raise MailboxCorrupt(self._where, f"slot {number} is named, there are {self._all_slots}")
         return self._all_words + (number - 1) * SLOT_WORDS + S_NEXT if number else self._list_head
 
-    def _link(self, copies: Sequence[Copy], step: int, urgent: bool) -> None:
+    def _link(self, chain: Sequence[int], copies: Sequence[Copy], urgent: bool) -> None:
         words = self._words
-        chain = self._fill(copies, step, 0)
+        self._fill(chain, copies, 0, urgent)
         first = self._refs[chain[0]]
         last = chain[-1] + self._first_reference
-        if urgent:
-            self._flag_urgent(chain)
         self._lock()
         try:
             left = words[self._list_urgent if urgent else self._list_tail]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_SLEEP, L_FRONT, L_HEAD
-from pmdaemon.mailbox.lookahead import Place
+from pmdaemon.mailbox.message import Place
 from pmdaemon.mailbox.ring import Outlet, Ring
 from pmdaemon.mailbox.segment import Segment
 

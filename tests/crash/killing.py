@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pmdaemon.mailbox import lookahead as lookahead_module
 from pmdaemon.mailbox import mailbox as mailbox_module
 from pmdaemon.mailbox import shared as shared_module
+from pmdaemon.mailbox import taking as taking_module
 from pmdaemon.mailbox.mutex import RobustMutex
 from pmdaemon.mailbox.segment import Segment
 
@@ -81,9 +81,9 @@ def mortal(fate: Fate) -> None:
         return RobustMutex(getattr(memory, "target", memory), words, at_bytes, where)
 
     def unpack(memory: Any, at_bytes: int) -> tuple[int, ...]:
-        return struct.unpack_from("=6Q", memory.target, at_bytes)
+        return struct.unpack_from("=8x7Q", memory.target, at_bytes)
 
-    lookahead_module._unpack = unpack  # type: ignore[misc,assignment]
+    taking_module._unpack = unpack  # type: ignore[misc,assignment]
     mailbox_module.Segment = DeadlySegment  # type: ignore[misc]
     shared_module.RobustMutex = mutex  # type: ignore[assignment,misc]
 

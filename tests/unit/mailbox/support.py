@@ -112,6 +112,13 @@ def fail_stores(box: Mailbox, fail_at: int) -> FailingStores:
     return counter
 
 
+def revive(box: Mailbox, words: Any, memory: Any) -> None:
+    """Undo ``fail_stores``: the words and the memory of before."""
+    box._writer._words, box._writer._memory = words, memory
+    for outlet in box._writer._outlets:
+        outlet.ring._map = memory
+
+
 def audit(box: Mailbox) -> None:
     """No slot of this sender is lost: each is either free or linked, none is both."""
     writer = box._writer

@@ -119,9 +119,9 @@ def test_a_batch_of_posts_is_visible_at_once_and_tells_how_many_fitted(path: Pat
     make_mesh(path, "a", "b", ring_bytes=1024, slots=8)
     with attach(path, "a") as a, attach(path, "b") as b:
         with pytest.raises(MailboxFull) as caught:
-            a.post_many("b", [b"%d" % number for number in range(10)])
-        assert caught.value.posted == 7
-        assert [(m.payload, m.sequence) for m in b.take()] == [(b"%d" % n, n + 1) for n in range(7)]
+            a.post_many("b", [b"%d" % number * 100 for number in range(15)])
+        assert caught.value.posted == 9  # 104 bytes each, with the length in the directory
+        assert [(m.payload, m.sequence) for m in b.take()] == [(b"%d" % n * 100, n + 1) for n in range(9)]
         b.release()
         a.post_many("b", [b"u", b"v"], urgent=True)
         assert drain(b) == [b"u", b"v"]

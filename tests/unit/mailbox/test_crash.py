@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.mailbox import lookahead as lookahead_module
+from pmdaemon.mailbox import taking as taking_module
 from pmdaemon.mailbox.errors import MailboxFull
 from tests.unit.mailbox.support import (
     Crash,
@@ -160,7 +160,7 @@ def test_a_recipient_that_dies_before_its_mark_gets_the_message_again(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(lookahead_module, "crc32", die)
+        patch.setattr(taking_module, "crc32", die)
         with pytest.raises(Crash):
             b.take()
     again: Mailbox = attach(path, "b")

@@ -7,10 +7,19 @@ import pytest
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull
-from pmdaemon.mailbox.lane import RECLAIM_BATCH
 from pmdaemon.mailbox.layout import Layout, Route
 from pmdaemon.mailbox.segment import create_segment
-from tests.unit.mailbox.support import abandon, audit, drain, fail_stores, linked_slots, make_mesh, run_mortal
+from pmdaemon.mailbox.slots import RECLAIM_BATCH
+from tests.unit.mailbox.support import (
+    abandon,
+    audit,
+    drain,
+    fail_stores,
+    linked_slots,
+    make_mesh,
+    revive,
+    run_mortal,
+)
 
 
 def post_until_full(box: Mailbox, recipient: str, payload: bytes) -> int:
@@ -104,9 +113,7 @@ def test_a_post_interrupted_by_an_exception_is_repaired_by_the_next(path: Path) 
         words, memory = a._writer._words, a._writer._memory
         fail_stores(a, 7)
         assert not run_mortal(lambda: a.post(("b", "c"), b"lost"))
-        a._writer._words, a._writer._memory = words, memory
-        for outlet in a._writer._outlets:
-            outlet.ring._map = memory
+        revive(a, words, memory)
         a.post(("b", "c"), b"second")
         assert drain(b) == drain(c) == [b"first", b"second"]
         audit(a)

@@ -11,7 +11,9 @@ from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.errors import MailboxCorrupt
-from pmdaemon.mailbox.lookahead import THRESHOLD_FIRST, THRESHOLD_MAX, LaneReader
+from pmdaemon.mailbox.lookahead import THRESHOLD_MAX
+from pmdaemon.mailbox.message import THRESHOLD_FIRST
+from pmdaemon.mailbox.taking import LaneReader
 from tests.unit.mailbox.support import drain, make_mesh
 
 

@@ -55,16 +55,27 @@ class Entry(NamedTuple):
 
 
 class RouteModel:
-    """One (sender, recipient): what is outstanding in the order of posting, and what was taken of it."""
+    """One (sender, recipient): what is outstanding in the order of posting, and what was taken of it.
+
+    ``slots`` are (position in the ring, newest sequence) from the oldest slot not released on; ``written`` is
+    where the ring goes on.
+    """
 
     def __init__(self) -> None:
-        self.posted: list[Entry] = []  # from the oldest entry not released on
+        self.posted: list[Entry] = []  # from the oldest slot not released on
+        self.slots: list[tuple[int, int]] = []
+        self.written = 0
         self.in_hand: set[int] = set()
         self.released: set[int] = set()
 
     def has_room(self, size: int) -> bool:
-        used = sum(-(-len(entry.payload) // 8) * 8 for entry in self.posted)
-        return len(self.posted) < QUOTA and used + -(-size // 8) * 8 <= RING_BYTES
+        used = self.written - self.slots[0][0] if self.slots else 0
+        return len(self.slots) < QUOTA and used + -(-size // 8) * 8 <= RING_BYTES
+
+    def how_many_fit(self, sizes: list[int]) -> int:
+        """A single payload is a message like any other, several are a bundle with a directory."""
+        fitting = [n for n in range(2, len(sizes) + 1) if self.has_room(4 * n + sum(sizes[:n]))]
+        return max(fitting, default=int(self.has_room(sizes[0])))
 
     def due(self) -> list[Entry]:
         return [entry for entry in self.posted if entry.sequence not in self.in_hand | self.released]
@@ -72,8 +83,10 @@ class RouteModel:
     def release(self) -> None:
         self.released |= self.in_hand
         self.in_hand.clear()
-        while self.posted and self.posted[0].sequence in self.released:
-            self.posted.pop(0)
+        waiting = [entry.sequence for entry in self.posted if entry.sequence not in self.released]
+        while self.slots and (not waiting or self.slots[0][1] < waiting[0]):
+            _, newest = self.slots.pop(0)
+            self.posted = [entry for entry in self.posted if entry.sequence > newest]
 
 
 class World:
@@ -102,6 +115,16 @@ class World:
             self.sequence[sender] += 1
         for name in served:
             self.note(sender, name, payload, urgent)
+            self.note_slot(sender, name, size)
+
+    def note_slot(self, sender: str, recipient: str, span: int) -> None:
+        """A slot was filled; only the mailbox knows whether a bundle left the ring's end out."""
+        route = self.routes[sender, recipient]
+        real = self.boxes[sender]._outlets[recipient][0].written
+        position = real - -(-span // 8) * 8
+        assert position == route.written or position % RING_BYTES == 0
+        route.slots.append((position, self.sequence[sender]))
+        route.written = real
 
     def note(self, sender: str, recipient: str, payload: bytes, urgent: bool) -> None:
         self.posts += 1
@@ -112,19 +135,18 @@ class World:
         if sender == recipient:
             return
         payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
-        posted = 0
-        for payload in payloads:
-            if not self.routes[sender, recipient].has_room(len(payload)):
-                break
-            self.sequence[sender] += 1
-            self.note(sender, recipient, payload, urgent)
-            posted += 1
+        posted = self.routes[sender, recipient].how_many_fit(sizes)
         if posted < len(payloads):
             with pytest.raises(MailboxFull) as caught:
                 self.boxes[sender].post_many(recipient, payloads, urgent=urgent)
             assert caught.value.posted == posted
         else:
             self.boxes[sender].post_many(recipient, payloads, urgent=urgent)
+        for payload in payloads[:posted]:
+            self.sequence[sender] += 1
+            self.note(sender, recipient, payload, urgent)
+        if posted:
+            self.note_slot(sender, recipient, sum(sizes[:posted]) + (4 * posted if posted > 1 else 0))
 
     def mine(self, name: str) -> list[RouteModel]:
         return [route for (_, to), route in self.routes.items() if to == name]
@@ -205,6 +227,9 @@ class World:
         self.batch[name] = []
         old, self.boxes[name] = self.boxes[name], attach(self.path, name)
         assert self.boxes[name].incarnation == old.incarnation + 1
+        for (sender, recipient), route in self.routes.items():
+            if sender == name:  # counted anew when nothing is linked
+                route.written = self.boxes[name]._outlets[recipient][0].written
         if not orderly:
             abandon(old)
 

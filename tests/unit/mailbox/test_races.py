@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pmdaemon.mailbox import Mailbox, attach, lookahead
+from pmdaemon.mailbox import Mailbox, attach, taking
 from tests.unit.mailbox.support import abandon, drain, make_mesh
 
 Boxes = dict[str, Mailbox]
@@ -45,8 +45,8 @@ def hooked_unpack(hooked: HookedLoads, mine: Any) -> Callable[[Any, int], tuple[
 
     def unpack(memory: Any, at_bytes: int) -> tuple[Any, ...]:
         if memory is not mine:
-            return tuple(struct.unpack_from("=6Q", memory, at_bytes))
-        return tuple(hooked[at_bytes // 8 + word] for word in range(6))
+            return tuple(struct.unpack_from("=8x7Q", memory, at_bytes))
+        return tuple(hooked[at_bytes // 8 + word] for word in range(1, 8))
 
     return unpack
 
@@ -114,7 +114,7 @@ def run(
     hooked = HookedLoads(reader._words, load, lambda: action(boxes), again)
     reader._words = hooked
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookahead, "_unpack", hooked_unpack(hooked, reader._memory))
+        patch.setattr(taking, "_unpack", hooked_unpack(hooked, reader._memory))
         got = drain(boxes["b"])
     reader._words = boxes["b"]._words
     loads = hooked.loads

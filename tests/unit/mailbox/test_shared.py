@@ -14,7 +14,7 @@ from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox import mutex as mutex_module
 from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
 from tests.unit.mailbox import support
-from tests.unit.mailbox.support import audit, drain, fail_stores, make_mesh, run_mortal
+from tests.unit.mailbox.support import audit, drain, fail_stores, make_mesh, revive, run_mortal
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_the_next_sender_repairs_what_a_dead_one_left_locked(path: Path) -> None
         words, memory = a._writer._words, a._writer._memory
         fail_stores(a, fail_at)
         run_mortal(lambda: a.post("c", b"mortal"))
-        a._writer._words, a._writer._memory = words, memory
+        revive(a, words, memory)
         b.post("c", b"after")
         assert drain(c)[-1] == b"after"
         audit(b)
