@@ -10,27 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from pmdaemon.mailbox.bundle import BUNDLE_MESSAGES, all_done, messages_in
+from pmdaemon.mailbox.figures import PUBLISHED, metrics
 from pmdaemon.mailbox.layout import (
-    C_BUSY,
-    C_DISCARDED,
-    C_FULL,
     C_HEAD,
-    C_HELD,
     C_INCARNATION,
-    C_INSPECTED,
     C_PID,
-    C_POSTED_BYTES,
-    C_POSTS,
-    C_RECLAIMED,
-    C_RESETS,
-    C_RINGS,
-    C_SCANS,
     C_SEQUENCE,
     C_SLEEP,
     C_START,
-    C_TAKEN_BYTES,
-    C_TAKES,
-    C_THRESHOLD,
     FREE,
     H_CREATED_US,
     H_OWNER_PID,
@@ -41,6 +29,8 @@ from pmdaemon.mailbox.layout import (
     MASK32,
     READY,
     S_ADDRESS,
+    S_CHECK,
+    S_DONE,
     S_NEXT,
     SLOT_WORDS,
     TAKEN,
@@ -50,22 +40,6 @@ from pmdaemon.mailbox.liveness import is_alive
 from pmdaemon.mailbox.segment import Segment
 
 _ATTEMPTS: Final = 5
-_PUBLISHED: Final = (
-    ("posts", C_POSTS),
-    ("bytes_posted", C_POSTED_BYTES),
-    ("full", C_FULL),
-    ("reclaimed", C_RECLAIMED),
-    ("rings", C_RINGS),
-    ("busy", C_BUSY),
-    ("takes", C_TAKES),
-    ("bytes_taken", C_TAKEN_BYTES),
-    ("scans", C_SCANS),
-    ("slots_inspected", C_INSPECTED),
-    ("resets", C_RESETS),
-    ("discarded", C_DISCARDED),
-    ("threshold", C_THRESHOLD),
-    ("in_hand", C_HELD),
-)
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -78,29 +52,44 @@ def describe(path: Path) -> dict[str, Any]:
     try:
         words, layout = segment.words, segment.layout
         lanes = _lanes(words, layout)
+        people = [_participant(words, layout, index) for index in range(len(layout.participants))]
+        routes = [
+            {
+                "sender": route.sender,
+                "recipient": route.recipient,
+                "ring_bytes": route.ring_bytes,
+                **_waiting(lanes[layout.index(route.sender)], route.recipient, route.ring_bytes),
+            }
+            for route in layout.routes
+        ]
         return {
             "path": str(path),
             "layout_version": LAYOUT_VERSION,
             "form": layout.form,
+            "checksum": layout.checksum,
             "repair_pending": bool(words[layout.list_word + L_DIRTY]),
             "total_bytes": layout.total_bytes,
             "slots_per_sender": layout.slots_per_sender,
             "created_unix_us": words[H_CREATED_US],
             "owner": {"pid": words[H_OWNER_PID], "alive": is_alive(words[H_OWNER_PID], words[H_OWNER_START])},
-            "participants": [_participant(words, layout, index) for index in range(len(layout.participants))],
+            "participants": people,
             "lanes": lanes,
-            "routes": [
-                {
-                    "sender": route.sender,
-                    "recipient": route.recipient,
-                    "ring_bytes": route.ring_bytes,
-                    **_waiting(lanes[layout.index(route.sender)], route.recipient, route.ring_bytes),
-                }
-                for route in layout.routes
-            ],
+            "routes": routes,
+            "metrics": _metrics(people, routes),
         }
     finally:
         segment.close()
+
+
+def _metrics(people: list[dict[str, Any]], routes: list[dict[str, Any]]) -> dict[str, float]:
+    """The figures of all participants by metric name and labels, as ``figures.METRICS`` declares them."""
+    found: dict[str, float] = {}
+    for person in people:
+        ratios = {
+            route["recipient"]: route["fill_ratio"] for route in routes if route["sender"] == person["name"]
+        }
+        found.update(metrics(person["name"], {**person, "ring_fill_ratio": ratios}))
+    return found
 
 
 def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any]:
@@ -120,7 +109,7 @@ def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any
 
 def _figures(words: memoryview, control: int) -> dict[str, Any]:
     """What the participant published about itself: when it last fell asleep, or some takes ago."""
-    figures: dict[str, Any] = {name: words[control + word] for name, word in _PUBLISHED}
+    figures: dict[str, Any] = {name: words[control + word] for name, word in PUBLISHED.items()}
     takes = figures["takes"]
     figures["inspected_per_take"] = figures["slots_inspected"] / takes if takes else None
     return figures
@@ -175,12 +164,18 @@ def _walk(words: memoryview, layout: Layout, head_word: int, senders: range) -> 
             lane["linked"] += 1
             if state & 0xFF == READY:
                 entry = lane["waiting"].setdefault(layout.participants[recipient], [0, 0])
-                entry[0] += 1
+                entry[0] += _messages(words, word)
                 entry[1] += address >> 32
             reference = behind
     for lane in lanes:
         lane["moving"] = moving
     return lanes
+
+
+def _messages(words: memoryview, word: int) -> int:
+    """Messages of the READY slot at ``word`` that are not released."""
+    messages = messages_in(words[word + S_CHECK])
+    return (all_done(messages) & ~words[word + S_DONE]).bit_count() if 0 < messages <= BUNDLE_MESSAGES else 1
 
 
 def _waiting(lane: dict[str, Any], recipient: str, ring_bytes: int) -> dict[str, Any]:

@@ -56,6 +56,25 @@ METRICS: Final = {
 FILL_METRIC: Final = ("sla_mailbox_ring_fill_ratio", "Share of a route's ring that is not taken yet, 0 to 1.")
 
 
+PUBLISHED: Final = {
+    "posts": C_POSTS,
+    "bytes_posted": C_POSTED_BYTES,
+    "full": C_FULL,
+    "reclaimed": C_RECLAIMED,
+    "rings": C_RINGS,
+    "busy": C_BUSY,
+    "takes": C_TAKES,
+    "bytes_taken": C_TAKEN_BYTES,
+    "scans": C_SCANS,
+    "slots_inspected": C_INSPECTED,
+    "resets": C_RESETS,
+    "discarded": C_DISCARDED,
+    "threshold": C_THRESHOLD,
+    "in_hand": C_HELD,
+}
+"""Figure: its word in the control block."""
+
+
 class Sources(NamedTuple):
     """Where the figures of one mailbox come from."""
 
@@ -67,24 +86,11 @@ class Sources(NamedTuple):
 
 def publish(words: memoryview, control: int, sources: Sources) -> None:
     """Store the figures into the control block that begins at word ``control``."""
-    writer, ringer, readers, hand = sources
-    for word, value in (
-        (C_POSTS, writer.posts),
-        (C_POSTED_BYTES, writer.bytes_posted),
-        (C_FULL, writer.full),
-        (C_RECLAIMED, writer.reclaimed),
-        (C_RINGS, ringer.rings),
-        (C_BUSY, writer.busy),
-        (C_TAKES, sum(reader.takes for reader in readers)),
-        (C_TAKEN_BYTES, sum(reader.bytes_taken for reader in readers)),
-        (C_SCANS, sum(reader.scans for reader in readers)),
-        (C_INSPECTED, sum(reader.inspected for reader in readers)),
-        (C_RESETS, sum(sum(reader.resets.values()) for reader in readers)),
-        (C_DISCARDED, sum(reader.discarded for reader in readers)),
-        (C_THRESHOLD, min((reader.threshold for reader in readers), default=0)),
-        (C_HELD, len(hand)),
-    ):
-        words[control + word] = value
+    figures = stats(sources)
+    figures["resets"] = sum(figures["resets"].values())
+    figures["threshold"] = min(figures["threshold"], default=0)
+    for figure, word in PUBLISHED.items():
+        words[control + word] = figures[figure]
 
 
 def stats(sources: Sources) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pmdaemon.mailbox.bundle import LENGTHS, Piece, plan, shrink
 from pmdaemon.mailbox.doorbell import Ringer
 from pmdaemon.mailbox.errors import MessageTooLarge
 from pmdaemon.mailbox.layout import BUNDLE_SHIFT, FLAG_URGENT, READY, SLOT_BYTES, Layout
-from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, checksum
+from pmdaemon.mailbox.ring import CRC_BYTES, Outlet
 from pmdaemon.mailbox.slots import SlotKeeper
 
 _pack: Final = struct.Struct("=8Q").pack  # the words of a slot that nobody can reach yet
@@ -97,7 +97,7 @@ class LaneWriter(SlotKeeper):
             0,
             length << 32 | outlet.address,
             position,
-            crc32(payload) if length <= CRC_BYTES else checksum(payload),
+            crc32(payload) if length <= CRC_BYTES else outlet.ring.checksum(payload),
             sequence,
             0,
             0,
@@ -234,7 +234,7 @@ class LaneWriter(SlotKeeper):
                 check = outlet.ring.write_parts(position, data, length)
             else:
                 if data is not before:  # a copy for each recipient
-                    before, check = data, checksum(data)
+                    before, check = data, outlet.ring.checksum(data)
                 outlet.ring.write(position, data, length)
             at_bytes = self._at_bytes[slot]
             self._memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(

@@ -126,6 +126,7 @@ def _write_static(fd: int, layout: Layout) -> None:
     header[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
     header[lay.H_CREATED_US] = time.time_ns() // 1000
     header[lay.H_FORM] = lay.FORMS.index(layout.form)
+    header[lay.H_CHECKSUM] = lay.CHECKSUMS.index(layout.checksum)
     data = b"".join(word.to_bytes(8, "little") for word in header) + tables
     if os.pwrite(fd, data, 0) != len(data):
         raise OSError(errno.EIO, "short write")
@@ -203,7 +204,9 @@ class Segment:
                 self.path, "checksum of the tables", zlib.crc32(tables), words[lay.H_TABLES_CRC]
             )
         try:
-            layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS], words[lay.H_FORM])
+            layout = lay.layout_from_tables(
+                tables, participants, words[lay.H_SLOTS], words[lay.H_FORM], words[lay.H_CHECKSUM]
+            )
         except LayoutInvalid as exc:
             raise LayoutMismatch(self.path, "table of routes", exc.problem, "a valid layout") from exc
         if layout.total_bytes != len(self.memory):

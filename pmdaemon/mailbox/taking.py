@@ -37,7 +37,7 @@ from pmdaemon.mailbox.layout import (
 )
 from pmdaemon.mailbox.lookahead import Search
 from pmdaemon.mailbox.message import LookAhead, Message, Place, View
-from pmdaemon.mailbox.ring import CRC_BYTES, IN_PLACE_BYTES, Ring, checksum
+from pmdaemon.mailbox.ring import CRC_BYTES, IN_PLACE_BYTES, Ring
 
 _unpack: Final = struct.Struct("=8x7Q").unpack_from  # a slot's words after STATE, one load each
 _new: Final[Any] = tuple.__new__  # half the time of calling the class of a NamedTuple
@@ -99,7 +99,7 @@ class LaneReader(Search):
             return -1
         data = ring.view(position, length) if views else ring.read(position, length)
         at = offsets(data, messages) if messages else [0, length]
-        if checksum(data) != check & MASK32 or at is None:
+        if ring.checksum(data) != check & MASK32 or at is None:
             if taken:
                 return -1  # hand out what is good first; the next take meets it again
             self._discard(found)
@@ -177,7 +177,7 @@ class LaneReader(Search):
                     payload = ring.view(position, length) if views else ring.read(position, length)
                 else:
                     break
-                if (crc32(payload) if length <= CRC_BYTES else checksum(payload)) != check & MASK32:
+                if (crc32(payload) if length <= CRC_BYTES else ring.checksum(payload)) != check & MASK32:
                     break
                 taken.append(_new(kind, (sender, payload, sequence)))
                 left -= 1
@@ -207,7 +207,7 @@ class LaneReader(Search):
         else:
             data = memory[start : start + length]
         at = offsets(data, check >> BUNDLE_SHIFT)
-        if at is None or checksum(data) != check & MASK32:
+        if at is None or ring.checksum(data) != check & MASK32:
             return []
         if views or length <= IN_PLACE_BYTES:
             return [data[one:two] for one, two in pairwise(at)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_SLEEP, L_FRONT, L_HEAD
 from pmdaemon.mailbox.message import Place
-from pmdaemon.mailbox.ring import Outlet, Ring
+from pmdaemon.mailbox.ring import Outlet, Ring, checksum, checksum_of_ends
 from pmdaemon.mailbox.segment import Segment
 
 Buffer = bytes | bytearray | memoryview
@@ -28,13 +28,18 @@ def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
     return b"".join(payload)
 
 
+def _ring(segment: Segment, sender: str, recipient: str) -> Ring:
+    kind = checksum if segment.layout.checksum == "full" else checksum_of_ends
+    return Ring(segment.memory, segment.bytes, *segment.layout.ring_at_bytes(sender, recipient), kind)
+
+
 def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
     """The sender's side of each route of participant ``name``, whose number is ``index``."""
     layout = segment.layout
     outlets = []
     for route in layout.routes_of(name):
         recipient = layout.index(route.recipient)
-        ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(name, route.recipient))
+        ring = _ring(segment, name, route.recipient)
         sleep_word = layout.control_word(recipient) + C_SLEEP
         outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
     return outlets
@@ -46,7 +51,7 @@ def places(segment: Segment, index: int) -> list[Place]:
     rings: dict[int, tuple[str, Ring]] = {}
     for route in layout.routes:
         if route.recipient == layout.participants[index]:
-            ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(route.sender, route.recipient))
+            ring = _ring(segment, route.sender, route.recipient)
             rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
     if layout.form == "shared":
         base, where = layout.list_word, f"{segment.path}, the shared list"

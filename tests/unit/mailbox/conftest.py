@@ -8,6 +8,7 @@ from tests.unit.mailbox import support
 IN_BOTH_FORMS = (
     "test_mailbox",
     "test_batch",
+    "test_bundle",
     "test_lane",
     "test_races",
     "test_model",

@@ -196,8 +196,9 @@ def test_whatever_stands_in_the_segment_the_answer_is_an_error_of_ours(
 ) -> None:
     path = make_mesh(tmp_path_factory.mktemp("fuzz") / "main", "a", "b", "c", slots=8, ring_bytes=64)
     a, b, c = (attach(path, name) for name in "abc")
-    for number in range(3):
+    for number in range(2):
         a.post(("b", "c"), b"%d" % number)
+    a.post_many("b", (b"four", b"five"))  # a bundle
     b.take(1)
     first = a._segment.layout.control_word(0)
     for offset, value in pokes:
