@@ -13,6 +13,7 @@ from flask import Request, Response
 from sla_server.api import answers
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.parts import Parts
+from sla_server.db.schema import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
 SPAN_MAX_US: Final = 31 * 24 * HOUR_US
@@ -24,11 +25,12 @@ def gateways(parts: Parts, _request: Request) -> Response:
 
 
 def volumes(parts: Parts, _request: Request) -> Response:
-    """Exact counts with the live view; volumes that only the live view knows yet come last."""
+    """Exact counts with the live view; volumes of which nothing is stored yet come last, with counts of 0."""
     rows = parts.source.volumes()
     known = {row["volume"] for row in rows}
+    stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
     fresh = [
-        {"volume": row.get("volume"), "backend": row.get("backend"), "live": row}
+        {"volume": row.get("volume"), "backend": row.get("backend"), **stored_nothing, "live": row}
         for row in parts.live.newest().snapshot["volumes"]
         if row.get("volume") not in known
     ]

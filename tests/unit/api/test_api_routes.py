@@ -82,7 +82,9 @@ def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, parts: Pa
     rows = {row["volume"]: row for row in items(web, "volumes")}
     assert rows["erp-db"]["reads"] == 48_211
     assert rows["erp-db"]["live"]["iops"] == 80.4
-    assert "reads" not in rows["new-one"], "what SQL does not know has no count"
+    new = rows["new-one"]
+    assert (new["reads"], new["cuts"], new["last_us"]) == (0, 0, None), "nothing of it is stored yet"
+    assert set(rows["erp-db"]) - set(new) <= {"first_us", "size_bytes"}, "rows have one form"
 
 
 def test_one_volume_and_its_streams(web: FlaskClient) -> None:

@@ -6,10 +6,20 @@ import pytest
 from click.testing import CliRunner
 
 from gateway_agent import agent
-from gateway_agent.children import FIRST_WAIT_S, HEALTHY_S, MAX_WAIT_S, RestartPolicy
+from gateway_agent.children import (
+    FIRST_WAIT_S,
+    HEALTHY_S,
+    MAX_WAIT_S,
+    REASON_ENV,
+    RESTARTS_ENV,
+    RestartPolicy,
+    how_it_ended,
+    restarts_of_this_process,
+)
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig
-from gateway_agent.link.config import load_link, parse_server
+from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.main import main as link_main
 from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import load
@@ -128,6 +138,43 @@ def test_restart_waits_double_until_a_child_proved_healthy():
     policy.started(now)
     assert policy.died(now + round(HEALTHY_S * 1e9)) == FIRST_WAIT_S
     assert policy.restarts == 7
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(-9, "it was killed by SIGKILL"), (3, "it ended with status 3"), (-99, "it was killed by signal 99")],
+)
+def test_how_a_child_ended_in_words(status, words):
+    assert how_it_ended(status) == words
+
+
+def test_a_child_learns_of_its_restarts(monkeypatch):
+    assert restarts_of_this_process() == (0, "")
+    monkeypatch.setenv(RESTARTS_ENV, "2")
+    monkeypatch.setenv(REASON_ENV, "it was killed by SIGKILL")
+    assert restarts_of_this_process() == (2, "it was killed by SIGKILL")
+
+
+def test_the_link_shows_and_checks_its_configuration(tmp_path):
+    path = tmp_path / "link.config.json"
+    config = LinkConfig(
+        gateway_id="4f0c8a8e-6a0e-4a52-9d0e-8f6a4c5b1d10",
+        name="gw-a",
+        state_dir=tmp_path,
+        runtime_dir=tmp_path,
+        server="127.0.0.1:7420",
+        spool_bytes=4 << 20,
+        planes=[],
+    )
+    path.write_text(config.model_dump_json())
+    shown = CliRunner().invoke(link_main, ["--config", str(path), "--show-config"])
+    assert shown.exit_code == 0
+    assert "127.0.0.1:7420" in shown.output
+    assert "first_s" in shown.output, "defaults are shown too"
+    assert CliRunner().invoke(link_main, ["--config", str(path), "--check-config"]).exit_code == 0
+    path.write_text("{}")
+    refused = CliRunner().invoke(link_main, ["--config", str(path), "--check-config"])
+    assert refused.exit_code == ConfigError.exit_status
 
 
 def test_published_facts_name_the_children(write, tmp_path):
