@@ -2,15 +2,15 @@
 
 The words in the control block are what ``sla mailbox dump`` reads; each participant stores its own, when it
 falls asleep and now and then while it does not. ``METRICS`` names the same figures as Prometheus would, with
-a sentence each; there is no registry here, a part that exposes metrics takes them from ``Mailbox.metrics``
-or, for all participants at once, from ``describe``.
+a sentence each; there is no registry here, a part that exposes metrics takes them from ``samples``, and all
+participants' stand in ``describe``.
 
 Thread: any may read; ``publish`` belongs to the taking thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.mailbox.doorbell import Ringer
@@ -119,16 +119,32 @@ def stats(sources: Sources) -> dict[str, Any]:
     }
 
 
-def metrics(name: str, figures: Mapping[str, Any]) -> dict[str, float]:
-    """Figures of participant ``name`` (``stats``, or an entry of ``describe``) by metric name and labels."""
-    label = f'participant="{name}"'
-    found: dict[str, float] = {}
+class MetricSample(NamedTuple):
+    """One value of a metric."""
+
+    metric: str
+    labels: dict[str, str]
+    value: float
+
+
+def samples(name: str, figures: Mapping[str, Any]) -> Iterator[MetricSample]:
+    """Figures of participant ``name`` (``stats``, or an entry of ``describe``) as metrics."""
     for figure, (metric, _) in METRICS.items():
         value = figures[figure]
         if isinstance(value, Mapping):  # resets, by cause
-            found.update({f'{metric}{{{label},cause="{cause}"}}': value[cause] for cause in value})
+            for cause, count in value.items():
+                yield MetricSample(metric, {"participant": name, "cause": cause}, count)
         else:
-            found[f"{metric}{{{label}}}"] = min(value, default=0) if isinstance(value, list) else value
+            lowest = min(value, default=0) if isinstance(value, list) else value
+            yield MetricSample(metric, {"participant": name}, lowest)
     for recipient, ratio in figures.get("ring_fill_ratio", {}).items():
-        found[f'{FILL_METRIC[0]}{{{label},recipient="{recipient}"}}'] = ratio
+        yield MetricSample(FILL_METRIC[0], {"participant": name, "recipient": recipient}, ratio)
+
+
+def metrics(name: str, figures: Mapping[str, Any]) -> dict[str, float]:
+    """The same by metric name and labels, as Prometheus writes them."""
+    found = {}
+    for metric, labels, value in samples(name, figures):
+        text = ",".join([f'{label}="{value}"' for label, value in labels.items()])
+        found[f"{metric}{{{text}}}"] = value
     return found
