@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 from pmdaemon.mailbox.layout import BUNDLE_SHIFT
 
@@ -35,19 +35,18 @@ BUNDLE_BYTES: Final = 262_144
 LENGTHS: Final = tuple(struct.Struct(f"={count}I") for count in range(BUNDLE_MESSAGES + 1))
 
 
-class Piece(NamedTuple):
-    """``number`` payloads of a `post_many` from ``first`` on: ``span`` bytes in one slot's ring space."""
-
-    first: int
-    number: int
-    span: int
+Piece = tuple[int, int, int]
+"""(first, number, span): ``number`` payloads from ``first`` on, ``span`` bytes in one slot's ring space."""
 
 
 def plan(lengths: Sequence[int]) -> list[Piece]:
     """Divide payloads of these lengths, in order, among slots: bundles where they are small."""
     total, count = sum(lengths), len(lengths)
-    if 1 < count <= BUNDLE_MESSAGES and total <= BUNDLE_BYTES and max(lengths) <= BUNDLE_PAYLOAD_BYTES:
-        return [Piece(0, count, 4 * count + total)]  # the usual case
+    if max(lengths) <= BUNDLE_PAYLOAD_BYTES:
+        if 1 < count <= BUNDLE_MESSAGES and total <= BUNDLE_BYTES:
+            return [(0, count, 4 * count + total)]  # the usual case
+    elif min(lengths) > BUNDLE_PAYLOAD_BYTES:
+        return [(at, 1, length) for at, length in enumerate(lengths)]
     return list(_plan(lengths))
 
 
@@ -56,29 +55,30 @@ def _plan(lengths: Sequence[int]) -> Iterator[Piece]:
     for at, length in enumerate(lengths):
         alone = length > BUNDLE_PAYLOAD_BYTES
         if at > first and (alone or held + length > BUNDLE_BYTES or at - first == BUNDLE_MESSAGES):
-            yield piece(lengths, first, at - first)
+            yield first, at - first, span(lengths, first, at - first)
             first, held = at, 0
         if alone:
-            yield piece(lengths, at, 1)
+            yield at, 1, length
             first = at + 1
         else:
             held += length
     if first < len(lengths):
-        yield piece(lengths, first, len(lengths) - first)
+        yield first, len(lengths) - first, span(lengths, first, len(lengths) - first)
 
 
-def piece(lengths: Sequence[int], first: int, count: int) -> Piece:
-    """The piece of ``count`` payloads from ``first`` on; a single one needs no directory."""
-    total = sum(lengths[first : first + count])
-    return Piece(first, count, total if count == 1 else total + 4 * count)
+def span(lengths: Sequence[int], first: int, number: int) -> int:
+    """Bytes of ``number`` payloads from ``first`` on in one slot; a single one needs no directory."""
+    total = sum(lengths[first : first + number])
+    return total if number == 1 else total + 4 * number
 
 
-def shrink(lengths: Sequence[int], whole: Piece, room_bytes: int) -> Piece | None:
+def shrink(lengths: Sequence[int], piece: Piece, room_bytes: int) -> Piece | None:
     """The longest beginning of a piece that fits; None if not even its first payload does."""
-    for count in range(whole.number - 1, 0, -1):
-        part = piece(lengths, whole.first, count)
-        if part.span <= room_bytes:
-            return part
+    first, number, _ = piece
+    for fewer in range(number - 1, 0, -1):
+        size = span(lengths, first, fewer)
+        if size <= room_bytes:
+            return first, fewer, size
     return None
 
 

@@ -37,6 +37,9 @@ _pack: Final = struct.Struct("=8Q").pack  # the words of a slot that nobody can 
 Copy = tuple[Outlet, int, bytes | memoryview | list[bytes | memoryview], int, int]
 """What goes into one slot: outlet, position in its ring, bytes or a bundle's parts, length, sequence."""
 
+Placed = tuple[int, int, int, int]
+"""A piece (``bundle``), and its position in the ring."""
+
 
 class LaneWriter(SlotKeeper):
     """Posts of one sender.
@@ -162,43 +165,59 @@ class LaneWriter(SlotKeeper):
         if longest >= outlet.size:
             raise MessageTooLarge(self._sender, outlet.recipient, longest, outlet.size)
         pieces = plan(lengths)
-        if len(outlet.pending) + len(pieces) > outlet.reclaim_at or not self._fits(outlet, pieces):
+        placed = self._place(outlet, pieces, outlet.reclaim_at)
+        if len(placed) < len(pieces):
             self._reclaim(outlet)
-            pieces = self._what_fits(outlet, pieces, lengths)
-        posted = sum([piece.number for piece in pieces])
+            placed = self._place(outlet, pieces, outlet.quota)
+            self._shorten(outlet, placed, pieces, lengths)
+        posted = sum([number for _, number, _, _ in placed])
         self.full += len(payloads) - posted
         if posted:
-            copies: list[Copy] = []
-            sequence, written = self._sequence + 1, outlet.written
-            for first, count, span in pieces:
-                position = outlet.place(written, span)
-                written = position + (span + 7 & -8)
-                data = _parts(payloads, lengths, first, count) if count > 1 else payloads[first]
-                copies.append((outlet, position, data, span, sequence + first))
+            sequence = self._sequence + 1
+            copies: list[Copy] = [
+                (
+                    outlet,
+                    position,
+                    payloads[first] if number == 1 else _parts(payloads, lengths, first, number),
+                    span,
+                    sequence + first,
+                )
+                for first, number, span, position in placed
+            ]
             self._commit(copies, self._sequence + posted, urgent)
             self.posts += posted
             self.bytes_posted += sum(lengths[:posted])
             self._ring((outlet,))
         return posted
 
-    def _fits(self, outlet: Outlet, pieces: Sequence[Piece]) -> bool:
-        written = outlet.written
-        for _, _, span in pieces:
-            written = outlet.place(written, span) + (span + 7 & -8)
-        return written <= outlet.limit
+    @staticmethod
+    def _place(outlet: Outlet, pieces: Sequence[Piece], most_pending: int) -> list[Placed]:
+        """The first pieces that find slots and ring space, each with its position."""
+        written, size, limit = outlet.written, outlet.size, outlet.limit
+        placed: list[Placed] = []
+        for first, number, span in pieces[: max(0, most_pending - len(outlet.pending))]:
+            rest = size - written % size
+            if span > rest and written + rest + span <= limit:
+                written += rest  # begin at the ring's start, so that it lies in one piece
+            after = written + (span + 7 & -8)
+            if after > limit:
+                break
+            placed.append((first, number, span, written))
+            written = after
+        return placed
 
-    def _what_fits(self, outlet: Outlet, pieces: Sequence[Piece], lengths: Sequence[int]) -> list[Piece]:
-        """The first pieces that find slots and ring space, the last of them shortened if need be."""
-        found: list[Piece] = []
-        written = outlet.written
-        for piece in pieces[: outlet.quota - len(outlet.pending)]:
-            place = outlet.place(written, piece.span)
-            if place + (piece.span + 7 & -8) > outlet.limit:
-                part = shrink(lengths, piece, outlet.limit - written)
-                return [*found, part] if part else found
-            found.append(piece)
-            written = place + (piece.span + 7 & -8)
-        return found
+    @staticmethod
+    def _shorten(
+        outlet: Outlet, placed: list[Placed], pieces: Sequence[Piece], lengths: Sequence[int]
+    ) -> None:
+        """Add as much as fits of the first piece that did not."""
+        slots = outlet.quota - len(outlet.pending)
+        if len(placed) < min(len(pieces), slots):
+            _, _, span, position = placed[-1] if placed else (0, 0, 0, outlet.written)
+            written = position + (span + 7 & -8)
+            part = shrink(lengths, pieces[len(placed)], outlet.limit - written)
+            if part:
+                placed.append((*part, outlet.place(written, part[2])))
 
     def _ring(self, outlets: Sequence[Outlet]) -> None:
         # Race: our link must be visible before we load SLEEP, as the sleeper's SLEEP is before it looks once
@@ -226,28 +245,31 @@ class LaneWriter(SlotKeeper):
     def _fill(self, chain: Sequence[int], copies: Sequence[Copy], behind: int, urgent: bool) -> None:
         """Fill the slots of a chain that nobody can reach yet; the last one's NEXT becomes ``behind``."""
         flags = FLAG_URGENT if urgent else 0
+        memory, refs, starts = self._memory, self._refs, self._starts
+        references = [refs[slot] for slot in chain[1:]]
+        references.append(behind)
         before: object = None
-        for index, (outlet, position, data, length, sequence) in enumerate(copies):
-            slot, messages = chain[index], 0
+        for slot, following, (outlet, position, data, length, sequence) in zip(
+            chain, references, copies, strict=True
+        ):
             if isinstance(data, list):
-                messages = len(data) - 1
-                check = outlet.ring.write_parts(position, data, length)
+                check = len(data) - 1 << BUNDLE_SHIFT | outlet.ring.write_parts(position, data, length)
             else:
-                if data is not before:  # a copy for each recipient
+                if data is not before:  # else it is a copy for another recipient
                     before, check = data, outlet.ring.checksum(data)
                 outlet.ring.write(position, data, length)
             at_bytes = self._at_bytes[slot]
-            self._memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
+            memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
                 self._states[slot] + READY,
-                self._refs[chain[index + 1]] if index + 1 < len(chain) else behind,
+                following,
                 length << 32 | outlet.address,
                 position,
-                messages << BUNDLE_SHIFT | flags | check,
+                flags | check,
                 sequence,
                 0,
                 0,
             )
-            self._starts[slot] = position
+            starts[slot] = position
             outlet.written = position + (length + 7 & -8)
             outlet.pending.append(slot)
 

@@ -19,6 +19,7 @@ from pmdaemon.mailbox.bundle import (
     shrink,
 )
 from pmdaemon.mailbox.errors import MailboxCorrupt
+from pmdaemon.mailbox.ring import END_BYTES
 from tests.unit.mailbox import support
 from tests.unit.mailbox.support import abandon, audit, drain, make_mesh
 
@@ -213,7 +214,7 @@ def test_checksums_of_ends_leave_the_middle_of_large_payloads_alone(path: Path) 
         a._segment.memory[at_bytes + 5_000] ^= 1
         assert len(b.take()) == 1
         b.release()
-        for place in (0, 511, 9_999 - 511, 9_999):
+        for place in (0, END_BYTES - 1, 10_000 - END_BYTES, 9_999):
             a.post("b", bytes(10_000))
             position = a._writer._starts[a._outlets["b"][0].pending[-1]]
             a._segment.memory[at_bytes + (position + place) % (1 << 16)] ^= 1
