@@ -26,7 +26,7 @@ from tests.unit.mailbox.support import audit
 SENDERS = ("s0", "s1", "s2")
 MORTAL, LIVING, CALM = "mortal", "living", "calm"  # two recipients, and a sender that lives
 NUMBER = struct.Struct("<IQ")
-MOST = 1 << 22  # numbers a sender may use; memory is touched only as far as they get
+MOST = 1 << 25  # numbers a sender may use; memory is touched only as far as they get
 
 
 class Ledger:
@@ -80,9 +80,35 @@ def post_to_both(box: Mailbox, sender: int, number: int) -> None:
             os.sched_yield()
 
 
+def post_run(box: Mailbox, sender: int, numbers: range) -> None:
+    """Post bundles until both have all of them."""
+    for recipient in (MORTAL, LIVING):
+        left = [NUMBER.pack(sender, number) + bytes(number % 50) for number in numbers]
+        while left:
+            try:
+                box.post_many(recipient, left)
+                left = []
+            except MailboxFull as full:
+                left = left[full.posted :]
+                os.sched_yield()
+
+
+def send_runs(box: Mailbox, ledger: Ledger, index: int) -> None:
+    first = ledger.begun[index] + 1
+    while first < MOST - 64:
+        numbers = range(first, first + first % 40 + 1)
+        first = numbers.stop
+        ledger.begun[index] = first - 1
+        post_run(box, index, numbers)
+        for number in numbers:
+            ledger.acknowledge(index, number)
+
+
 def send(path: Path, ledger: Ledger, name: str) -> None:
-    """A sender's life: numbers go on behind those of its former life."""
+    """A sender's life: numbers go on behind those of its former life. One of them sends bundles."""
     box, index = attach(path, name), ledger.number[name]
+    if name == SENDERS[-1]:
+        send_runs(box, ledger, index)
     # The number being posted at death may have been posted or not; it is not used again.
     for number in range(ledger.begun[index] + 1, MOST):
         ledger.begun[index] = number

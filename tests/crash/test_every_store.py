@@ -84,6 +84,12 @@ class Script:
         self.take("b", 64)
         self.post("c", "bd", 50, urgent=True)
         self.take("b", 64, views=True)
+        self.post_many("a", "b", [1, 2, 3, 4, 5])  # a bundle, released in parts
+        self.take("b", 2)
+        part = self.take("b", 2)
+        self.journal.write("returned", "b", [part[0].payload.decode()])
+        self.boxes["b"].give_back(part[:1])
+        self.take("b", 2)
         self.post("a", "b", 150)
         self.take("c", 64)
         for _ in range(3):
