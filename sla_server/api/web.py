@@ -21,7 +21,7 @@ from flask import Flask
 from waitress import wasyncore
 
 import dashboard
-from pmdaemon.errors import ConfigError
+from pmdaemon.runtime import listening
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -29,7 +29,7 @@ from sla_server.api.bridge import Box, Bridge, Poster
 from sla_server.api.calls import Calls
 from sla_server.api.config import WORKER_THREADS, ApiConfig, split_address
 from sla_server.api.live import LiveView
-from sla_server.api.meters import Meters
+from sla_server.api.meters import MailboxCollector, Meters
 from sla_server.api.parts import Parts
 from sla_server.api.security import Guard, Logins, load_or_make_token, write_private
 from sla_server.api.source import Source
@@ -37,7 +37,6 @@ from sla_server.api.source import Source
 log = structlog.get_logger("appserver")
 LOOP_S: Final = 0.25  # how late the socket loop notices the stop
 STOP_LIMIT_S: Final = 5.0
-BACKLOG: Final = 1024  # who connects between the announcement and the loop's first pass waits here
 OUTPUT_MAX_BYTES: Final = 1 << 20  # of one connection, before its thread waits for the browser
 
 
@@ -47,17 +46,7 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ConfigError: the address is in use or not this machine's.
     """
-    host, port = split_address(address)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as exc:
-        listener.close()
-        fix = "Stop what uses it, or set api.listen to another port (0: any free one)"
-        raise ConfigError("api.listen", f"cannot listen on {address}: {exc.strerror}", fix) from exc
-    return listener
+    return listening.open_listener("api.listen", *split_address(address))
 
 
 @dataclass
@@ -133,7 +122,7 @@ def make_parts(config: ApiConfig, data_dir: Path, source: Source, box: Box, cloc
         calls=calls,
         guard=Guard(token, config.allowed_hosts),
         logins=Logins(clock),
-        meters=Meters(live, calls),
+        meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
         clock=clock,
         port=port,
     )

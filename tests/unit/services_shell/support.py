@@ -200,17 +200,24 @@ class FakeStore:
 
 
 class FakeMailbox:
-    """Keeps what is posted; recipients in ``full`` have no room."""
+    """Keeps what is posted; recipients in ``full`` have no room, and ``post_many`` finds ``room`` at most."""
 
     def __init__(self) -> None:
         self.posted: list[tuple[str, frame.Frame]] = []
         self.full: set[str] = set()
+        self.room = 1 << 30
 
     def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
         assert isinstance(recipients, str)
         if recipients in self.full:
             raise MailboxFull("services", (recipients,))
         self.posted.append((recipients, frame.decode(payload)))
+
+    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
+        room = 0 if recipient in self.full else self.room
+        self.posted += [(recipient, frame.decode(payload)) for payload in payloads[:room]]
+        if len(payloads) > room:
+            raise MailboxFull("services", (recipient,), posted=room)
 
     def take_posted(self, kind: Kind) -> list[tuple[str, dict[str, Any]]]:
         """Headers of one kind posted since the last call; others stay."""
@@ -240,7 +247,10 @@ class FakeBrain:
     def last(self, name: str) -> Any:
         return next(args for called, args in reversed(self.calls) if called == name)
 
-    def manual_release(self, volume: str | None = None, throttle_id: str | None = None) -> list[str]:
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
+        self.calls.append(("manual_release", (volume, throttle_id, who)))
         return self.released
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
@@ -256,6 +266,7 @@ class FakeLooker:
         self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
         self.catalog: Catalog | None = None
         self.wanted = 0
+        self.trouble = ""
 
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog
