@@ -220,12 +220,8 @@ class Core:
         index, live, seed = self._index, self._live, self._seed
         pack, seal, crc32 = BODY.pack, FRONT.pack, zlib.crc32
         slots, dirty, tail = index.slots, index.dirty, self._ring.tail
-        now_us, floor, seq, named = (
-            self._clock.unix_us(),
-            self._lower_bound(),
-            self._next_seq,
-            len(destination),
-        )
+        now_us, floor = self._clock.unix_us(), self._lower_bound()
+        seq, named = self._next_seq, len(destination)
         lap = self._ring.advance(begin, begin + sum(spans))
         if tail is not None:
             dirty.append(tail.slot)
@@ -318,11 +314,7 @@ class Core:
             raise self._fail(f"index sync: {exc}") from exc
 
     def flush(self) -> None:
-        """Make everything submitted so far durable, without the helper.
-
-        Raises:
-            QueuePoisoned: the write or sync failed, now or earlier.
-        """
+        """Make everything submitted so far durable, without the helper. Raises QueuePoisoned."""
         while self._commit.lead_pending():
             pass
         self._refuse()
