@@ -117,15 +117,6 @@ def health(parts: Parts, _request: Request) -> Response:
     return answers.as_json(told)
 
 
-def _fullness(parts: Parts) -> dict[str, float]:
-    """``process/way`` to the share in use, of all queues and mailboxes on the way of the data."""
-    found: dict[str, float] = {}
-    for process in parts.live.newest().snapshot.get("processes", []):
-        for way, ratio in ((process.get("pressure") or {}).get("fullness") or {}).items():
-            found[f"{process['name']}/{way}"] = ratio
-    return found
-
-
 def _database(parts: Parts) -> str:
     """Why the database cannot be read; "" if it can."""
     try:
@@ -133,6 +124,15 @@ def _database(parts: Parts) -> str:
     except SlaError as exc:
         return str(exc)
     return ""
+
+
+def _fullness(parts: Parts) -> dict[str, float]:
+    """``process/way`` to the share in use, of all queues and mailboxes on the way of the data."""
+    found: dict[str, float] = {}
+    for process in parts.live.newest().snapshot.get("processes", []):
+        for way, ratio in ((process.get("pressure") or {}).get("fullness") or {}).items():
+            found[f"{process['name']}/{way}"] = ratio
+    return found
 
 
 def session_state(_parts: Parts, _request: Request) -> Response:

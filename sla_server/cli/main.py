@@ -36,7 +36,7 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
     context.obj = context.obj or Client.find(server, token_file, config)
 
 
-for command in (apply, get, delete, throttle, mode, policy, queue, top, login, mailbox):
+for command in (apply, get, delete, throttle, mode, policy, queue, mailbox, top, login):
     cli.add_command(command)
 
 if __name__ == "__main__":
