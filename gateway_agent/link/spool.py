@@ -136,6 +136,10 @@ class Spool:
 
     def _recover(self) -> None:
         self._queue = self._open_queue(self._settings)
+        if self._queue.ring_bytes != self._settings.data_bytes:
+            log.warning(
+                "spool-keeps-its-size", bytes=self._queue.ring_bytes, configured=self._settings.data_bytes
+            )
         self._epochs: dict[int, _Epoch] = {}
         self._gaps: Gaps = {}
         self._newest: tuple[Key, Place] | None = None

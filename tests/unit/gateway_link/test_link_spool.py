@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link.spool import INDEX_SYNC_NS, MAX_EPOCHS, Spool, queue_settings
@@ -308,6 +309,16 @@ def test_files_of_an_earlier_version_are_refused(tmp_path):
     (tmp_path / "0000000000000001.spool").write_bytes(b"SLASPL1")
     with pytest.raises(SpoolUnusable, match="earlier version"):
         Spool(tmp_path, BIG)
+
+
+def test_a_size_changed_later_is_reported_and_the_spool_goes_on(tmp_path):
+    first = Spool(tmp_path, BIG)
+    put(first, 7, 1)
+    first.close()
+    with capture_logs() as logs:
+        again = Spool(tmp_path, 2 * BIG)
+    assert [line["bytes"] for line in logs if line["event"] == "spool-keeps-its-size"] == [BIG]
+    assert keys(again) == [(7, 1)]
 
 
 def test_another_link_on_the_same_spool_is_refused(tmp_path):
