@@ -1,6 +1,6 @@
 """The live snapshot: what pages show, once a second (docs/formats/messages.md, "Live snapshot").
 
-Read-only over the brain's state. Rates and gauges are of the last cuts (at most ``entity.RING_CUTS``);
+Read-only over the brain's state. Rates and gauges are of the last cuts (at most ``entity.RECENT_CUTS``);
 percentiles are upper edges of histogram buckets, so they flatter nobody. Compliance, budgets, processes,
 events and the policy version are the shell's to add.
 """
@@ -8,19 +8,17 @@ events and the policy version are the shell's to add.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile_upper_us
 from sla_server.services.control import BackendControl
-from sla_server.services.entity import RING, GatewayTable
+from sla_server.services.entity import RECENT, GatewayTable
 from sla_server.services.live_state import LiveState
 from sla_server.services.policy import PolicyManager
 
-VIEW_CUTS: Final = 3
-"""Cuts a view sums over: one alone would show sampling noise."""
 Hist = npt.NDArray[np.int64]
 
 
@@ -43,36 +41,37 @@ class _Sum:
             hist: total (99) and service (50) counts over the same cuts.
             seconds: their duration.
         """
-        reads, writes = (int(scalars[:, RING[name]].sum()) for name in ("reads", "writes"))
-        size = int(scalars[:, RING["read_bytes"]].sum() + scalars[:, RING["write_bytes"]].sum())
+        reads, writes = (int(scalars[:, RECENT[name]].sum()) for name in ("reads", "writes"))
+        size = int(scalars[:, RECENT["read_bytes"]].sum() + scalars[:, RECENT["write_bytes"]].sum())
         for name, count in zip(self.rates, (reads + writes, reads, writes, size), strict=True):
             self.rates[name] += count / seconds
         self.total, self.service = self.total + hist[0], self.service + hist[1]
-        self.held += int(scalars[0, RING["held"]])
-        self.inflight += int(scalars[0, RING["inflight"]])
-        self.delay_us += int(scalars[:, RING["delay_sum_us"]].sum())
+        self.held += int(scalars[0, RECENT["held"]])
+        self.inflight += int(scalars[0, RECENT["inflight"]])
+        self.delay_us += int(scalars[:, RECENT["delay_sum_us"]].sum())
         self.done += reads + writes
 
 
 def _add_table(table: GatewayTable, sums: dict[str, _Sum]) -> None:
-    cuts = min(len(table.durations_us), VIEW_CUTS)
     per_volume: dict[str, list[int]] = {volume: [] for volume in table.exports}
     for row, stream in enumerate(table.streams):
         per_volume.setdefault(stream.volume, []).append(row)
-    seconds = sum(list(table.durations_us)[:cuts]) / 1e6
-    hist = np.concatenate(list(table.hists)[:cuts]) if cuts else None
+    seconds = sum(each.duration_us for each in table.recent) / 1e6
     for volume, rows in per_volume.items():
         found = sums.setdefault(volume, _Sum())
         found.backend = found.backend or table.backend_of(volume)
         found.gateways.append(table.gateway_id)
-        if hist is None or table.state != "up" or not rows:
+        if not table.recent or table.state != "up" or not rows:
             continue
-        mine = hist[np.isin(hist["row"], rows)]
-        dense = np.bincount(mine["bucket"], weights=mine["count"], minlength=SERVICE + COARSE_BUCKETS)
-        counts = dense.astype(np.int64)
-        total = counts[:BUCKETS] + counts[BUCKETS : 2 * BUCKETS]
-        scalars = table.ring[:cuts, :, rows].sum(axis=2)
-        found.add(scalars, (total, counts[SERVICE : SERVICE + COARSE_BUCKETS]), seconds)
+        dense = np.zeros(SERVICE + COARSE_BUCKETS, dtype=np.int64)
+        scalars = []
+        for each in table.recent:
+            mine = np.isin(each.rows, rows)
+            scalars.append(each.scalars[:, mine].sum(axis=1))
+            hist = each.hist[mine[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
+            np.add.at(dense, hist["bucket"], hist["count"])
+        total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
+        found.add(np.array(scalars), (total, dense[SERVICE:]), seconds)
 
 
 def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:

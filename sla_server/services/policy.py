@@ -63,6 +63,7 @@ class PolicyManager:
     )
     ports: dict[str, Port] = field(default_factory=dict)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
+    _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
     _dirty: dict[str, Throttle] = field(default_factory=dict)
     _events: list[RaiseEvent] = field(default_factory=list)
@@ -100,8 +101,14 @@ class PolicyManager:
     def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
         """Caps of layer "policy" or "agreed", complete; they act in mode enforce."""
         self._wanted[layer] = dict(wanted)
+        self._followed = ""
         if layer == "policy":
             self.policy_version = version
+
+    def add_wanted(self, layer: str, wanted: Mapping[str, Rates]) -> None:
+        """Caps of more volumes, or other caps of the same ones; the rest stays."""
+        self._wanted[layer].update(wanted)
+        self._followed = ""
 
     def manual_set(self, throttle: Throttle) -> None:
         """An operator's throttle; a second one with the same id replaces the first."""
@@ -148,6 +155,7 @@ class PolicyManager:
             self.gen = max(self.gen, throttle.gen or 0)
             if layer in self._wanted:
                 self._wanted[layer][throttle.volume] = throttle.rates
+                self._followed = ""
             restored.append(throttle)
         return restored
 
@@ -187,7 +195,7 @@ class PolicyManager:
         if port is None:
             return
         self.gen = max(self.gen, table.throttle_gen)
-        if not port.report(table.throttle_gen):
+        if not port.report(table.throttle_gen) or not port.issued:
             return
         for throttle in self.throttles():
             volume = throttle.volume
@@ -284,7 +292,11 @@ class PolicyManager:
             for name in ("control", "policy", "agreed"):
                 for key in list(self.layers[name]):
                     self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
+            self._followed = self.mode
             return
+        if self._followed == self.mode:
+            return
+        self._followed = self.mode
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
             layer, wanted = self.layers[name], self._wanted[name]
             for volume in [v for v in layer if v not in wanted]:
@@ -319,6 +331,8 @@ class PolicyManager:
         waits: dict[str, dict[str, int]] = {}
         gen = self.gen + 1
         for gateway_id, port in self.ports.items():
+            if not (port.issued or port.reported or gateway_id in shares_of):
+                continue  # it holds nothing, and should
             table, shares = tables[gateway_id], shares_of.get(gateway_id, {})
             moved = port.changed(shares, whole, self.settings, now_ns)
             stray = port.stray(self.settings, now_ns)
