@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 
 from pmdaemon.wire.cut import Cut
-from sla_server.services.bank import Bools, Pieces, piece_at
+from sla_server.services.bank import Bools, Pieces
+from sla_server.services.bank_tracker import piece_at
 from sla_server.services.batch import Batch, Taken
 from sla_server.services.control import BackendControl
 from sla_server.services.entity import GatewayTable, UseBoard

@@ -27,7 +27,6 @@ import numpy.typing as npt
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
 from sla_server.agreements.promise import Promise
 from sla_server.services.settings import ControlSettings
-from sla_server.services.windows import NOTHING, Piece, Signal, Window, WindowTracker, work_out
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -81,7 +80,7 @@ class WindowBank:
     """See the module."""
 
     def __init__(self, settings: ControlSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.depth = settings.signal_windows
         self.steps = 1
         self.promises: list[Promise | None] = []
@@ -115,6 +114,8 @@ class WindowBank:
         self.code = np.zeros(rows, np.int8)
         self.broken = np.zeros(rows, np.bool_)
         self.at_risk = np.zeros(rows, np.bool_)
+        self.outside = np.zeros(rows, np.bool_)
+        self.u = np.zeros(rows)
         self._fed = np.zeros(rows, np.bool_)
 
     def _grow(self, rows: int, steps: int) -> None:
@@ -127,7 +128,7 @@ class WindowBank:
 
     # Rows.
 
-    def allot(self, promise: Promise, gateway_id: str, backend: str, r_on: float) -> BankTracker:
+    def allot(self, promise: Promise, gateway_id: str, backend: str, r_on: float) -> int:
         """A row for a promise at one gateway; ``backend`` "" is all of them together."""
         steps = max(self.steps, len(promise.curve))
         if steps > self.steps:
@@ -148,12 +149,12 @@ class WindowBank:
         self.first_ns[row] = self.last_ns[row] = self.active_ns[row] = NEVER
         self.code[row], self.broken[row] = NO_DATA, False
         self.reset(row)
-        return BankTracker(self, row)
+        return row
 
     def free(self, row: int) -> None:
         """Nobody needs the row any more."""
         self.promises[row] = None
-        self.whole[row] = self._fed[row] = self.at_risk[row] = False
+        self.whole[row] = self._fed[row] = self.at_risk[row] = self.outside[row] = False
         self.last_ns[row], self.code[row] = NEVER, NO_DATA
         self._free.append(row)
 
@@ -166,7 +167,7 @@ class WindowBank:
     def reset(self, rows: int | Ints) -> None:
         """Forget windows, closed and open; the times stay."""
         self.count[rows] = self.pos[rows] = self.o_covered[rows] = 0
-        self.at_risk[rows] = False
+        self.at_risk[rows] = self.outside[rows] = False
         self._fed[rows] = True
         self.version[rows] += 1
 
@@ -197,7 +198,7 @@ class WindowBank:
             hist[merged] += self.o_hist[into]
             inexact[merged] |= self.o_inexact[into]
             latency[merged] = percentiles_us(hist[merged], self.percentile[into])
-        closes = (done >= self._settings.window_min_ios) | (covered >= self._settings.window_max_s * 1e6)
+        closes = (done >= self.settings.window_min_ios) | (covered >= self.settings.window_max_s * 1e6)
         if not closes.all():
             stay = np.flatnonzero(~closes)
             into = rows[stay]
@@ -224,9 +225,15 @@ class WindowBank:
         """What the live state says now; ``broken``: a violation is open."""
         self.code[row], self.broken[row] = code, broken
 
-    def risky_rows(self) -> list[int]:
-        """Rows on one backend whose windows are at risk, as the last ``assess`` found them."""
-        rows: list[int] = np.flatnonzero(self.at_risk & ~self.whole).tolist()
+    def risky_rows(self, now_ns: int, gone_s: float) -> list[int]:
+        """Rows on one backend at risk, as the last ``assess`` found them, and not silent for ``gone_s``."""
+        speaking = now_ns - self.last_ns <= gone_s * 1e9
+        rows: list[int] = np.flatnonzero(self.at_risk & ~self.whole & speaking).tolist()
+        return rows
+
+    def outside_rows(self) -> list[int]:
+        """Rows on one backend whose demand is above their curve, as the last ``assess`` found them."""
+        rows: list[int] = np.flatnonzero(self.outside & ~self.whole).tolist()
         return rows
 
     def assess(self, now_ns: int, silent_s: float) -> list[int]:
@@ -246,7 +253,7 @@ class WindowBank:
 
     def _judge(self, rows: Ints) -> npt.NDArray[np.int8]:
         """Live states as they should be (``LiveState._measured``); sets ``at_risk``, empties idle rows."""
-        s = self._settings
+        s = self.settings
         since = np.where(self.active_ns[rows] == NEVER, self.first_ns[rows], self.active_ns[rows])
         idle = (self.first_ns[rows] != NEVER) & (self.last_ns[rows] - since >= s.idle_release_s * 1e9)
         if idle.any():
@@ -266,11 +273,11 @@ class WindowBank:
         risky = (((u >= s.at_risk_u) | (r >= self.r_on[rows][:, None])) & valid).sum(axis=1)
         over = ((u > 1) & valid).sum(axis=1)
         self.at_risk[rows] = known & inside & ~idle & (risky >= s.at_risk_windows)
+        self.outside[rows] = known & ~inside & ~idle
+        self.u[rows] = (missed * valid).sum(axis=1) / np.maximum((done * valid).sum(axis=1), 1) / allowed
         code = np.where(risky >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
-        if broken.any():
-            share = (missed * valid).sum(axis=1) / np.maximum((done * valid).sum(axis=1), 1) / allowed
-            code[broken & ((over > 0) | (share >= s.at_risk_u))] = VIOLATING
+        code[broken & ((over > 0) | (self.u[rows] >= s.at_risk_u))] = VIOLATING
         code[over >= s.at_risk_windows] = VIOLATING
         code[~inside] = OUT_OF_CURVE
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
@@ -286,120 +293,3 @@ class WindowBank:
         fits = (offered / np.maximum(count, 1))[:, None] <= self.up_to[rows]
         inside: Bools = np.asarray(fits.any(axis=1))
         return fits.argmax(axis=1), inside
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedWindow:
-    """One closed window of a row, as ``windows.work_out`` and a tracker read it."""
-
-    offered_iops: float
-    done: int
-    missed: dict[int, int]
-    hist: npt.NDArray[Any]
-    inexact: bool
-
-
-class BankTracker:
-    """One row as a tracker: what ``WindowTracker`` answers, it answers."""
-
-    __slots__ = ("_bank", "_said", "row")
-
-    def __init__(self, bank: WindowBank, row: int) -> None:
-        self._bank, self.row = bank, row
-        self._said: tuple[int, float, Signal] | None = None
-
-    @property
-    def promise(self) -> Promise:
-        """Whose windows these are."""
-        promise = self._bank.promises[self.row]
-        assert promise is not None  # a freed row has no tracker left
-        return promise
-
-    @property
-    def last_piece_ns(self) -> int | None:
-        """When the last piece came."""
-        return _time(self._bank.last_ns[self.row])
-
-    @property
-    def idle(self) -> bool:
-        """See ``WindowTracker.idle``."""
-        first_ns, last_ns = _time(self._bank.first_ns[self.row]), self.last_piece_ns
-        if first_ns is None or last_ns is None:
-            return False
-        active_ns = _time(self._bank.active_ns[self.row])
-        since_ns = first_ns if active_ns is None else active_ns
-        return last_ns - since_ns >= self._bank._settings.idle_release_s * 1e9
-
-    def reset(self) -> None:
-        """Forget all windows."""
-        self._bank.reset(self.row)
-
-    def signal(self, r_on: float) -> Signal:
-        """See ``WindowTracker.signal``."""
-        bank, row = self._bank, self.row
-        if not bank.count[row]:
-            return NOTHING
-        version = int(bank.version[row])
-        if self._said is None or self._said[:2] != (version, r_on):
-            said = work_out(self.closed(), self.promise, bank._settings, r_on)
-            self._said = (version, r_on, said)
-        return self._said[2]
-
-    def closed(self) -> list[ClosedWindow]:
-        """Closed windows, oldest first."""
-        bank, row, found = self._bank, self.row, []
-        count, pos = int(bank.count[row]), int(bank.pos[row])
-        for age in range(count):
-            slot = row * bank.depth + (pos - count + age) % bank.depth
-            missed = _by_threshold(self.promise, bank.w_missed[slot])
-            found.append(
-                ClosedWindow(
-                    float(bank.w_iops[slot]),
-                    int(bank.w_done[slot]),
-                    missed,
-                    bank.w_hist[slot].astype(np.int64),
-                    bool(bank.w_inexact[slot]),
-                )
-            )
-        return found
-
-    def leave(self) -> WindowTracker:
-        """The row as a tracker of its own, because its promise reaches a second gateway; the row is freed."""
-        bank, row = self._bank, self.row
-        tracker = WindowTracker(bank._settings, self.promise)
-        tracker.windows.extend(self.closed())
-        tracker.first_piece_ns = _time(bank.first_ns[row])
-        tracker.last_piece_ns, tracker.last_active_ns = self.last_piece_ns, _time(bank.active_ns[row])
-        if bank.o_covered[row]:
-            tracker.open = Window(
-                covered_us={bank.gateways[row]: int(bank.o_covered[row])},
-                offered={bank.gateways[row]: float(bank.o_offered[row])},
-                done=int(bank.o_done[row]),
-                missed=_by_threshold(self.promise, bank.o_missed[row]),
-                hist=bank.o_hist[row].astype(np.int64),
-                inexact=bool(bank.o_inexact[row]),
-            )
-        bank.free(row)
-        return tracker
-
-
-def piece_at(pieces: Pieces, index: int, gateway_id: str, promise: Promise) -> Piece:
-    """One of the pieces as a value, for a tracker of its own."""
-    return Piece(
-        gateway_id,
-        int(pieces.covered_us[index]),
-        float(pieces.offered[index]),
-        int(pieces.done[index]),
-        _by_threshold(promise, pieces.missed[index]),
-        pieces.hist[index].astype(np.int64),
-        int(pieces.waiting[index]),
-        bool(pieces.inexact[index]),
-    )
-
-
-def _by_threshold(promise: Promise, missed: Floats) -> dict[int, int]:
-    return {step.threshold_us: int(missed[index]) for index, step in enumerate(promise.curve)}
-
-
-def _time(value: Any) -> int | None:
-    return None if value == NEVER else int(value)

@@ -4,7 +4,7 @@ It ties the pure parts together and owns all their state:
 
     cut --> GatewayTable (entity) --> Scopes --> windows of each promise --> LiveState --> violations
                   |                                      |
-                  |                   gate open? --------+--> BackendControl --> PolicyManager --> SetCaps
+                  |                   gate open? --------+--> Loops (control) --> PolicyManager --> SetCaps
                   |-- use of each volume ----------------------------^                 |
                   `-- generation and measured rate: proof of actuation ----------------'
 
@@ -27,19 +27,18 @@ from typing import Any
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.arrivals import Arrivals
-from sla_server.services.bank import CODE, BankTracker
-from sla_server.services.control import BackendControl, Need, Step, Victim
-from sla_server.services.decisions import Decision, RaiseEvent, Reason, RecordThrottle
+from sla_server.services.bank import CODE
+from sla_server.services.bank_tracker import BankTracker
+from sla_server.services.decisions import Decision, Reason
 from sla_server.services.entity import GatewayTable, Stream, UseBoard
 from sla_server.services.live_state import LiveState
 from sla_server.services.live_view import snapshot
-from sla_server.services.neighbours import Neighbour, claims
-from sla_server.services.policy import PolicyManager, new_id
+from sla_server.services.loops import Loops
+from sla_server.services.policy import PolicyManager
 from sla_server.services.scopes import Key, Scopes
 from sla_server.services.settings import ControlSettings
 from sla_server.services.surroundings import Surroundings
 from sla_server.services.throttles import Rates, Throttle
-from sla_server.services.waterfill import spread, water_fill
 from sla_server.services.windows import Silence
 
 
@@ -49,7 +48,6 @@ class Brain:
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.tables: dict[str, GatewayTable] = {}
-        self.controls: dict[str, BackendControl] = {}
         self.live: dict[Key, LiveState] = {}
         self.threshold_version = 0
         self.around = Surroundings(settings)
@@ -57,13 +55,12 @@ class Brain:
         self.policy = PolicyManager(
             settings, self.around.standing_of, self.around.mean_cost_of, self.around.carriers_of
         )
+        self.loops = Loops(settings, self.around, self.scopes, self.policy)
         self._board = UseBoard()
-        self._arrivals = Arrivals(settings, self.scopes, self.policy, self.tables, self.controls, self._board)
-        self._looked: set[str] = set()
+        self._arrivals = Arrivals(
+            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._board
+        )
         self._restored = False
-        self._unix_us = 0
-        self._now_ns = 0
-        self._observed: dict[str, set[Key]] = {}
 
     # What is promised.
 
@@ -105,10 +102,7 @@ class Brain:
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
         self._arrivals.settle()
         self.policy.mode = mode
-        self._observed.clear()
-        if mode == "observe":
-            for control in self.controls.values():
-                control.reset()
+        self.loops.set_mode(mode)
 
     # What is measured.
 
@@ -132,8 +126,7 @@ class Brain:
             return
         table.state, table.reason = "lost", reason
         self.policy.gateway_lost(gateway_id)
-        for control in self.controls.values():
-            control.awaiting.pop(gateway_id, None)  # it cannot confirm; the others go on
+        self.loops.gateway_lost(gateway_id)
 
     def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
         """Streams of a gateway, all or only new ones."""
@@ -217,37 +210,25 @@ class Brain:
             self.policy.mode = (
                 "enforce"  # what was in force was so in that mode; the shell says so next if it changed
             )
-        for backend in {t.backend for t in restored if t.source == "control"}:
-            ours = [t for t in restored if t.source == "control" and t.backend == backend]
-            managed = {t.volume: self.around.neighbour(t.volume, None) for t in ours}
-            victims = {_key_of(t.victim) for t in ours if t.victim}
-            allowed = sum(t.rates.cost or 0.0 for t in ours)
-            self._control(backend).adopt(managed, victims, allowed)
+        self.loops.restore(restored)
 
     # What follows.
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Look at everything; call it some four times a second."""
         self._arrivals.settle()
-        self._unix_us, self._now_ns = max(self._unix_us, unix_us), now_ns
         decisions = self._look_at_promises(now_ns)
-        due = self._due_backends()
-        for backend in sorted(due | self._looked):
-            decisions += self._run(backend, now_ns, unix_us)
-        self._looked = due  # once more when it is calm again: what was noted of it is withdrawn
+        decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
-        self._shut_gates(plan.waits)
+        self.loops.shut_gates(plan.waits, self.tables, now_ns)
         return decisions + plan.decisions
 
     def snapshot(self, unix_us: int) -> dict[str, Any]:
         """The live view of docs/formats/messages.md, without compliance, processes, events and policy."""
         self._arrivals.settle()
-        return snapshot(self.policy.mode, self.tables, self.live, self.policy, self.controls, unix_us)
+        return snapshot(self.policy.mode, self.tables, self.live, self.policy, self.loops.controls, unix_us)
 
     # Inside.
-
-    def _control(self, backend: str) -> BackendControl:
-        return self.controls.setdefault(backend, BackendControl(self.settings, backend))
 
     def _table(self, gateway_id: str) -> GatewayTable:
         self._arrivals.settle()
@@ -282,13 +263,6 @@ class Brain:
                 decisions.append(event)
         return decisions
 
-    def _due_backends(self) -> set[str]:
-        """Backends with caps in force, or where a promise may be at risk."""
-        bank = self.scopes.bank
-        at_risk = {bank.backends[row] for row in bank.risky_rows()}
-        active = {backend for backend, control in self.controls.items() if control.active}
-        return at_risk | active | self.scopes.wide_backends()
-
     def _set_agreed_caps(self, volumes: Iterable[str], *, whole: bool = False) -> None:
         """What agreements cap of these volumes; ``whole``: they are all there are, restored ones included."""
         if self._restored:  # what was found in force is asked for only if it still stands
@@ -299,115 +273,3 @@ class Brain:
             self.policy.set_wanted("agreed", caps)
         elif caps:
             self.policy.add_wanted("agreed", caps)
-
-    def _control_caps(self) -> dict[str, float | None]:
-        return {volume: t.rates.cost for volume, t in self.policy.layers["control"].items()}
-
-    def _run(self, backend: str, now_ns: int, unix_us: int) -> list[Decision]:
-        scopes = self.scopes.on_backend(backend)
-        victims = [self.around.victim(scope, now_ns) for scope in scopes]
-        control = self._control(backend)
-        if not control.active and not any(v.need is Need.AT_RISK for v in victims):
-            self._observed.pop(backend, None)
-            control.helpless_since_ns = None
-            return []
-        neighbours = self.around.neighbours(backend, scopes, self._control_caps())
-        if self.policy.mode == "observe":
-            return self._observe(backend, victims, neighbours, now_ns, unix_us)
-        self._give_up_waiting(control, now_ns)
-        step = control.step(victims, neighbours, now_ns)
-        if control.active:
-            self._actuate(control, neighbours, step)
-        elif step.changed and step.reason is not None:
-            self.policy.release_control(backend, step.reason, step.text)
-        return _notices(backend, step)
-
-    def _give_up_waiting(self, control: BackendControl, now_ns: int) -> None:
-        """A gateway that does not confirm must not blind the loop; the policy manager reports it."""
-        if control.awaiting and now_ns - control.waiting_ns > self.settings.confirm_limit_s * 1e9:
-            control.awaiting.clear()
-
-    def _actuate(self, control: BackendControl, neighbours: Mapping[str, Neighbour], step: Step) -> None:
-        shares = self._shares(control, neighbours)
-        if step.changed and step.reason is not None:
-            victim = control.lead.name if control.lead is not None else ""
-            self.policy.set_control(control.backend, shares, step.reason, step.text, victim)
-            return
-        held = {v: t.rates.cost or 0.0 for v, t in self.policy.layers["control"].items() if v in shares}
-        # Only somebody who waits is a reason to share anew: every change makes the loop wait for evidence.
-        ratio = 1 + self.settings.resplit_ratio
-        starved = any(control.managed[v].queueing and shares[v] > ratio * cost for v, cost in held.items())
-        ports = [
-            self.policy.ports[g] for v in shares for g in self.around.carriers_of(v) if g in self.policy.ports
-        ]
-        settled_ns = max((port.issued_ns for port in ports), default=0)
-        due = self._now_ns - settled_ns >= self.settings.resplit_min_s * 1e9
-        if starved and due and control.gate_open:
-            text = f"{control.allowed:.0f} cost/s shared anew by demand"
-            self.policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, "")
-
-    def _shares(self, control: BackendControl, neighbours: Mapping[str, Neighbour]) -> dict[str, float]:
-        lead, managed = control.lead, control.managed
-        priority = lead.priority if lead is not None else max(n.priority for n in managed.values())
-        backend_cost = sum(n.cost_per_s for n in neighbours.values())
-        wanted = claims(managed, priority, backend_cost, self.settings)
-        return spread(control.allowed, water_fill(control.allowed, wanted), wanted)
-
-    def _observe(
-        self,
-        backend: str,
-        victims: Sequence[Victim],
-        neighbours: Mapping[str, Neighbour],
-        now_ns: int,
-        unix_us: int,
-    ) -> list[Decision]:
-        """What the loop would do first; said once until the victims are no longer at risk."""
-        at_risk = {v.key for v in victims if v.need is Need.AT_RISK}
-        if at_risk <= self._observed.get(backend, set()):
-            return []
-        control = self._control(backend)
-        step = control.step(victims, neighbours, now_ns)
-        if step.changed or step.notice:  # else the view has not settled yet
-            self._observed[backend] = at_risk | self._observed.get(backend, set())
-        decisions: list[Decision] = _notices(backend, step)
-        if step.changed and control.active and step.reason is not None:
-            lead = control.lead
-            shares = self._shares(control, neighbours)
-            for volume, share in shares.items():
-                throttle = Throttle(
-                    new_id("observed", volume, unix_us),
-                    volume,
-                    backend,
-                    "control",
-                    Rates(cost=share),
-                    step.reason,
-                    step.text,
-                    victim=lead.name if lead is not None else "",
-                    state="observed",
-                    requested_us=unix_us,
-                )
-                decisions.append(RecordThrottle(throttle.row()))
-        control.reset()
-        return decisions
-
-    def _shut_gates(self, waits: Mapping[str, Mapping[str, int]]) -> None:
-        """Caps went out: windows begin anew once the gateways show that they hold them."""
-        for volume, gens in waits.items():
-            for gateway_id, gen in gens.items():
-                backend = self.tables[gateway_id].backend_of(volume)
-                control = self._control(backend)
-                control.wait_for(gateway_id, gen, self._now_ns)
-                for scope in self.scopes.on_backend(backend):
-                    scope.tracker.reset()
-
-
-def _notices(backend: str, step: Step) -> list[Decision]:
-    if not step.notice:
-        return []
-    severity = "critical" if step.violated else "warning"  # at risk is not broken yet
-    return [RaiseEvent(step.notice, severity, "backend", backend, step.notice_text, {"backend": backend})]
-
-
-def _key_of(name: str) -> Key:
-    sla, _, objective = name.partition("/")
-    return sla, objective

@@ -27,7 +27,7 @@ from sla_server.services.entity import GatewayTable
 from sla_server.services.neighbours import Standing
 from sla_server.services.ports import Port
 from sla_server.services.settings import ControlSettings
-from sla_server.services.throttles import LEAST, Rates, Throttle
+from sla_server.services.throttles import LEAST, Loop, Rates, Throttle
 from sla_server.services.waterfill import split
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -76,7 +76,13 @@ class PolicyManager:
         return [t for layer in self.layers.values() for t in layer.values()]
 
     def set_control(
-        self, backend: str, shares: Mapping[str, float], reason: Reason, text: str, victim: str
+        self,
+        backend: str,
+        shares: Mapping[str, float],
+        reason: Reason,
+        text: str,
+        victim: str,
+        loop: Loop | None = None,
     ) -> None:
         """The loop's caps of one backend; those not named any more are released."""
         layer = self.layers["control"]
@@ -87,12 +93,11 @@ class PolicyManager:
             if volume in layer:
                 throttle = layer[volume]
                 throttle.rates, throttle.reason, throttle.text = rates, reason.value, text
-                throttle.victim = victim or throttle.victim
+                throttle.victim, throttle.loop = victim or throttle.victim, loop
                 self._dirty[throttle.throttle_id] = throttle
             else:
-                self._begin(
-                    "control", volume, Throttle("", volume, backend, "control", rates, reason, text, victim)
-                )
+                begun = Throttle("", volume, backend, "control", rates, reason, text, victim, loop=loop)
+                self._begin("control", volume, begun)
 
     def release_control(self, backend: str, reason: Reason, text: str) -> None:
         """The loop gives up its caps on this backend."""
@@ -148,6 +153,7 @@ class PolicyManager:
                 confirmed_us=row.get("confirmed_us"),
                 seen_us=row.get("seen_us"),
                 expires_us=row.get("expires_us"),
+                loop=_loop_of(row),
             )
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.volume
@@ -377,6 +383,11 @@ class PolicyManager:
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))
+
+
+def _loop_of(row: Mapping[str, Any]) -> Loop | None:
+    start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
+    return None if start is None or ceiling is None else Loop(start, ceiling)
 
 
 def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import Promise
-from sla_server.services.bank import BankTracker, WindowBank
+from sla_server.services.bank import WindowBank
+from sla_server.services.bank_tracker import BankTracker
 from sla_server.services.batch import NO_ROW, Plan, kind_of
 from sla_server.services.entity import GatewayTable
 from sla_server.services.settings import ControlSettings
@@ -147,7 +148,8 @@ class Scopes:
         gateway_id, changed = table.gateway_id, False
         scope = self._by_key.setdefault(promise.key, {}).get(backend)
         if scope is None:
-            tracker = self.bank.allot(promise, gateway_id, backend, self._r_on(promise.key))
+            row_of_bank = self.bank.allot(promise, gateway_id, backend, self._r_on(promise.key))
+            tracker = BankTracker(self.bank, row_of_bank)
             scope = self._by_key[promise.key][backend] = Scope(promise, backend, tracker)
             self._by_backend.setdefault(backend, {})[promise.key] = scope
             changed = True
@@ -182,6 +184,14 @@ class Scopes:
     def on_backend(self, backend: str) -> list[Scope]:
         """Scopes of one backend; "" gives those over all backends."""
         return list(self._by_backend.get(backend, {}).values())
+
+    def on(self, backend: str, key: Key) -> Scope:
+        """One promise on one backend.
+
+        Raises:
+            KeyError: it has no streams there.
+        """
+        return self._by_backend[backend][key]
 
     def backends(self) -> set[str]:
         """Backends on which some promise has streams."""

@@ -57,6 +57,10 @@ class Surroundings:
         """All that some gateway carries."""
         return set(self._carriers)
 
+    def volumes_on(self, backend: str) -> int:
+        """How many volumes some gateway carries on a backend."""
+        return len(self._on_backend.get(backend, ()))
+
     def carriers_of(self, volume: str) -> Mapping[str, GatewayTable]:
         """Gateways that carry a volume."""
         return self._carriers.get(volume, {})

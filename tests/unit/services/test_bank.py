@@ -9,7 +9,8 @@ import pytest
 
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.agreements.promise import CurveStep, Promise
-from sla_server.services.bank import CODE, STATES, Pieces, WindowBank, percentiles_us, piece_at
+from sla_server.services.bank import CODE, STATES, Pieces, WindowBank, percentiles_us
+from sla_server.services.bank_tracker import BankTracker, piece_at
 from sla_server.services.live_state import LiveState
 from sla_server.services.settings import ControlSettings
 from sla_server.services.windows import NOTHING, WindowTracker
@@ -54,7 +55,7 @@ def test_windows_signals_and_live_states_are_those_of_single_trackers(seed):
     rng = random.Random(seed)
     promises = [promise(f"p{i}", curve=STEPS if i % 2 else STEPS[1:], percentile=90.0 + i) for i in range(6)]
     bank = WindowBank(SETTINGS)
-    rows = [bank.allot(p, "g", "", SETTINGS.r_on) for p in promises]
+    rows = [BankTracker(bank, bank.allot(p, "g", "", SETTINGS.r_on)) for p in promises]
     alone = [LiveState(SETTINGS, p, WindowTracker(SETTINGS, p), r_on=SETTINGS.r_on) for p in promises]
     ours = [LiveState(SETTINGS, p, t, r_on=SETTINGS.r_on) for p, t in zip(promises, rows, strict=True)]
     all_rows = np.array([t.row for t in rows])
@@ -88,8 +89,8 @@ def test_windows_signals_and_live_states_are_those_of_single_trackers(seed):
 def test_a_row_that_leaves_goes_on_where_it_was():
     rng, made = random.Random(1), promise(curve=STEPS)
     bank, alone = WindowBank(SETTINGS), WindowTracker(SETTINGS, made)
-    bank.allot(promise("other"), "g", "", 1.0)
-    row = bank.allot(made, "g", "disk", 1.0)
+    BankTracker(bank, bank.allot(promise("other"), "g", "", 1.0))
+    row = BankTracker(bank, bank.allot(made, "g", "disk", 1.0))
 
     def feed(seconds: range) -> None:
         for second in seconds:
@@ -112,11 +113,13 @@ def test_a_row_that_leaves_goes_on_where_it_was():
 
 def test_rows_are_used_again_empty_and_arrays_grow():
     bank = WindowBank(SETTINGS)
-    rows = [bank.allot(promise(f"p{i}"), "g", "", 1.0) for i in range(200)]
+    rows = [BankTracker(bank, bank.allot(promise(f"p{i}"), "g", "", 1.0)) for i in range(200)]
     bank.add(np.array([5]), np.array([0]), pieces_of(random.Random(1), [promise()], S, 1.0, steps=1))
     assert rows[5].last_piece_ns == S
     bank.free(5)
-    again = bank.allot(promise("new", curve=(*STEPS, CurveStep(900, 50_000))), "g", "", 1.0)
+    again = BankTracker(
+        bank, bank.allot(promise("new", curve=(*STEPS, CurveStep(900, 50_000))), "g", "", 1.0)
+    )
     assert (again.row, again.last_piece_ns, again.signal(1.0)) == (5, None, NOTHING)
     assert bank.threshold_us[5].tolist() == [5_000, 12_000, 50_000]
     assert bank.threshold_us[6].tolist()[:1] == [12_000]
@@ -124,12 +127,12 @@ def test_rows_are_used_again_empty_and_arrays_grow():
 
 def test_at_risk_rows_are_found_until_their_windows_go():
     bank, made = WindowBank(SETTINGS), promise(ms=5)
-    row = bank.allot(made, "g", "disk", SETTINGS.r_on)
+    row = BankTracker(bank, bank.allot(made, "g", "disk", SETTINGS.r_on))
     for second in (1, 2, 3):
         pieces = pieces_of(random.Random(5), [made], second * S, 1.0, steps=1)
         pieces.missed[:] = pieces.done[:, None]
         bank.add(np.array([row.row]), np.array([0]), pieces)
         bank.assess(second * S, 3.0)
-    assert bank.risky_rows() == [row.row]
+    assert bank.risky_rows(3 * S, 30.0) == [row.row]
     row.reset()
-    assert bank.risky_rows() == []
+    assert bank.risky_rows(3 * S, 30.0) == []

@@ -11,7 +11,8 @@ from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_KINDS, MISSED_DTYPE, 
 from pmdaemon.wire.histogram import WIRE_BUCKETS, percentile_us
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Promise
-from sla_server.services.bank import percentiles_us, piece_at
+from sla_server.services.bank import percentiles_us
+from sla_server.services.bank_tracker import piece_at
 from sla_server.services.batch import Batch, Taken
 from sla_server.services.entity import GatewayTable, Stream, UseBoard
 from sla_server.services.scopes import Scopes
