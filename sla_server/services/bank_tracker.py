@@ -1,4 +1,4 @@
-"""One row of the bank as a tracker, and one piece of a batch as a value: the doors between arrays and objects."""
+"""One row of the bank as a tracker, one piece of a batch as a value: doors between arrays and objects."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Brain:
         """A gateway registered, or its exports changed."""
         table = self._table(gateway_id)
         table.name, table.state, table.reason = name, "up", ""
-        table.exports = {export["volume"]: export["backend"] for export in exports}
+        table.set_exports({export["volume"]: export["backend"] for export in exports})
         for volume in table.exports:
             self.around.carries(volume, table)
         self.policy.gateway_up(table, now_ns)
@@ -223,10 +223,33 @@ class Brain:
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
         return decisions + plan.decisions
 
-    def snapshot(self, unix_us: int) -> dict[str, Any]:
-        """The live view of docs/formats/messages.md, without compliance, processes, events and policy."""
+    def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
+        """The live view of docs/formats/messages.md, without compliance, processes, events and policy.
+
+        Args:
+            unix_us: wall clock.
+            most: rows of each kind; what needs a look or uses most is shown.
+        """
         self._arrivals.settle()
-        return snapshot(self.policy.mode, self.tables, self.live, self.policy, self.loops.controls, unix_us)
+        return snapshot(
+            self.policy.mode,
+            self.tables,
+            self.live,
+            self.policy,
+            self.loops.controls,
+            self.around,
+            self._board,
+            most,
+            unix_us,
+        )
+
+    def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
+        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out."""
+        return {
+            key: {"state": self.live[key].state, "u": self.live[key].signal.u}
+            for key in keys
+            if key in self.live
+        }
 
     # Inside.
 

@@ -70,6 +70,7 @@ class Services:
         self.mode = start.mode
         self.changes = Changes(start.catalog, journal, clock, self._catalog_changed)
         self._documents = documents
+        self._live_rows = config.live_rows
         self.bad_frames = 0
         self._outbox = outbox
         self._requests = Requests(self, config.request_limit_s)
@@ -285,8 +286,8 @@ class Services:
         self._note(*self._attendance.overdue(now_ns, now_us))
         for pair in sorted(self._pairs):
             self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
-        view = self.brain.snapshot(now_us)
-        states = {(row["name"], row["objective"]): row for row in view["slas"]}
+        view = self.brain.snapshot(now_us, self._live_rows)
+        states = self.brain.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
         policy, trouble = self._policy.shown(), self.looker.trouble
         header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)

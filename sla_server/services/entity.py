@@ -13,6 +13,7 @@ from SQL, not from here). Changed only by the brain's one thread. No clock: ever
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -63,14 +64,34 @@ class UseBoard:
 
     def __init__(self) -> None:
         self.values: Floats = np.zeros((self.COLUMNS, 64))
-        self._used = 0
+        self.volumes: list[str] = []
+        """Name by place."""
+        self.backends: dict[str, int] = {}
+        """Number by name."""
+        self._backend: Ints = np.zeros(64, np.int64)
 
-    def allot(self) -> int:
+    def allot(self, volume: str, backend: str) -> int:
         """A new place, all zero."""
-        if self._used == self.values.shape[1]:
+        if len(self.volumes) == len(self._backend):
             self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
-        self._used += 1
-        return self._used - 1
+            self._backend = np.concatenate((self._backend, np.zeros_like(self._backend)))
+        self.volumes.append(volume)
+        place = len(self.volumes) - 1
+        self.move(place, backend)
+        return place
+
+    def move(self, place: int, backend: str) -> None:
+        """The volume of a place is on this backend."""
+        self._backend[place] = self.backends.setdefault(backend, len(self.backends))
+
+    def cost_by_backend(self, silent: Iterable[Ints]) -> dict[str, float]:
+        """Smoothed cost rate of each backend, ``silent`` places left out."""
+        count = len(self.volumes)
+        cost = self.values[0, :count].copy()
+        for places in silent:
+            cost[places] = 0.0
+        sums = np.bincount(self._backend[:count], weights=cost, minlength=len(self.backends)).tolist()
+        return dict(zip(self.backends, sums, strict=True))
 
     def update(self, places: Ints, sums: Floats, seconds: Floats) -> None:
         """Enter one cut for each of these places, which are distinct.
@@ -199,13 +220,21 @@ class GatewayTable:
             self.row_of[stream.stream_id] = row
             if stream.volume not in self.use:
                 self.volumes.append(stream.volume)
-                places.append(self.board.allot())
+                backend = self.exports.get(stream.volume, stream.backend)
+                places.append(self.board.allot(stream.volume, backend))
                 self.use[stream.volume] = Use(self.board, places[-1])
         self.places = np.concatenate((self.places, np.array(places, dtype=np.int64)))
         position = {volume: index for index, volume in enumerate(self.volumes)}
         added = np.array([position[stream.volume] for stream in new], dtype=np.int64)
         self.volume_of_row = np.concatenate((self.volume_of_row, added))
         return list(range(first, len(self.streams)))
+
+    def set_exports(self, exports: dict[str, str]) -> None:
+        """Volumes it exports, with their backends."""
+        self.exports = exports
+        for index, volume in enumerate(self.volumes):
+            if volume in exports:
+                self.board.move(int(self.places[index]), exports[volume])
 
     def fresh(self, stale_ns: float, now_ns: int) -> bool:
         """Whether it is up and a cut came within ``stale_ns``."""

@@ -1,14 +1,14 @@
 """The loops of all backends: which of them need a look, what each decides, and which gates are shut.
 
-A backend is looked at while caps of its loop are in force, while one of its promises is at risk, and once more
-when it is calm again (what was noted of it is withdrawn then). Nobody else costs anything. A backend whose
-loop is idle needs only the promise that would lead it; one that is active needs all of them.
+A backend is looked at while caps of its loop are in force, while one of its promises is at risk, and once
+more when it is calm again (what was noted of it is withdrawn then). Nobody else costs anything. A backend
+whose loop is idle needs only the promise that would lead it; one that is active needs all of them.
 
 So that a day on which everything is at risk at once does not make the whole server late, a tick looks at
 backends by turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first.
 
-State: ``controls`` by backend, what was observed, whose turn it is. No clock, no I/O. Changed only by the brain's
-one thread.
+State: ``controls`` by backend, what was observed, whose turn it is. No clock, no I/O. Changed only by the
+brain's one thread.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Pure: no clock. Changed only by the brain's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -53,9 +53,13 @@ class Surroundings:
         self._carriers.setdefault(volume, {})[table.gateway_id] = table
         self._on_backend.setdefault(table.backend_of(volume), set()).add(volume)
 
-    def volumes(self) -> set[str]:
+    def volumes(self) -> KeysView[str]:
         """All that some gateway carries."""
-        return set(self._carriers)
+        return self._carriers.keys()
+
+    def backends(self) -> Mapping[str, set[str]]:
+        """Volumes by backend."""
+        return self._on_backend
 
     def volumes_on(self, backend: str) -> int:
         """How many volumes some gateway carries on a backend."""

@@ -19,7 +19,7 @@ def throttle() -> Throttle:
 def use_of(cost: float, ops: float, size: float = 0.0) -> Use:
     """A place whose newest cut lasted a second."""
     board = UseBoard()
-    place = board.allot()
+    place = board.allot("v", "disk")
     board.update(np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0]]), np.ones(1))
     return Use(board, place)
 

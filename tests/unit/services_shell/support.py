@@ -250,8 +250,12 @@ class FakeBrain:
         decisions, self.decisions = self.decisions, []
         return decisions
 
-    def snapshot(self, unix_us: int) -> dict[str, Any]:
+    def snapshot(self, unix_us: int, most: int) -> dict[str, Any]:
         return {"gateways": [], "volumes": [], "slas": self.slas, "throttles": [], "backends": []}
+
+    def promise_states(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Row]:
+        found = {(row["name"], row["objective"]): row for row in self.slas}
+        return {key: found[key] for key in keys if key in found}
 
 
 class FakeLooker:
