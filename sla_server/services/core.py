@@ -247,7 +247,8 @@ class Services:
         for key, start_us, end_us in found.judgement.bad:
             self._rows += self._episodes.bad_slice(key, start_us, end_us)
         self._standings = found.judgement.standings
-        for key, standing in self._standings.items():
+        for key in found.judgement.changed:
+            standing = self._standings[key]
             remaining = standing.budget.remaining_ratio
             self.brain.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
         self._shown.processes = found.processes

@@ -99,6 +99,9 @@ class FakeStore:
     def streams(self) -> list[Row]:
         return self._table("streams", "streams")
 
+    def stream_count(self) -> int:
+        return len(self._table("streams", "stream_count"))
+
     def progress(self) -> dict[str, int]:
         self._read("progress")
         return dict(self.progress_us)
