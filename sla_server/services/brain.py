@@ -118,6 +118,10 @@ class Brain:
         self.policy.gateway_up(table, now_ns)
         self._set_agreed_caps(table.exports)
 
+    def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
+        """How many cuts its spool has lost in its life, as it says; for the live view."""
+        self._table(gateway_id).dropped_cuts = cuts
+
     def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
         """Its session ended; caps it holds lapse with their lease."""
         self._arrivals.settle()
