@@ -78,6 +78,17 @@ def test_nothing_waits_once_the_state_is_asked_for():
     assert made.tables["g1"].seq == 1
 
 
+def test_a_gateway_known_by_its_dropped_cuts_alone_is_measured_like_any_other():
+    made = brain()
+    made.cuts_dropped("g1", 7)
+    made.add_streams("g1", streams("g1", "gold"))
+    each = cut("g1", 1, {"gold": (40, 2)})
+    made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, S)
+    found = made.snapshot(1)
+    assert found["gateways"][0]["dropped_cuts"] == 7
+    assert found["backends"][0]["cost_per_s"] > 0
+
+
 def test_a_cut_makes_an_unknown_gateway_known_and_brings_a_lost_one_back():
     made = brain()
     for seq in (1, 2):
