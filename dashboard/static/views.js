@@ -8,15 +8,28 @@ const $ = (id) => document.getElementById(id);
 const code = (text) => element("code", {}, text);
 export const keyOf = (sla) => `${sla.name}/${sla.objective}`;
 
+// How many there are of what a large installation's snapshot lists only in part.
+function totalsOf(snapshot) {
+  const totals = snapshot.totals || {};
+  const states = totals.slas || Object.fromEntries(snapshot.slas.map((row) =>
+    [row.state, snapshot.slas.filter((other) => other.state === row.state).length]));
+  const promises = Object.values(states).reduce((sum, count) => sum + count, 0);
+  return {states, promises, volumes: totals.volumes || snapshot.volumes.length};
+}
+
 export function showSummary(snapshot) {
-  const tally = (state) => snapshot.slas.filter((row) => row.state === state).length;
+  const totals = totalsOf(snapshot);
+  const tally = (state) => totals.states[state] || 0;
   const states = [["violating", "violated"], ["at-risk", "at risk"], ["no-data", "without data"]]
     .map(([state, words]) => (tally(state) ? `${tally(state)} ${words}` : "")).filter(Boolean);
-  const promises = snapshot.slas.length === 0 ? "No promises to keep yet"
-    : states.length ? `${f.plural(snapshot.slas.length, "promise")}: ${states.join(", ")}` : "All promises are kept";
+  const promises = totals.promises === 0 ? "No promises to keep yet"
+    : states.length ? `${f.plural(totals.promises, "promise")}: ${states.join(", ")}` : "All promises are kept";
   const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
   const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
-  setText($("summary"), `${promises}; ${held}.`);
+  const part = totals.promises > snapshot.slas.length || totals.volumes > snapshot.volumes.length
+    ? ` Shown are ${f.count(snapshot.slas.length)} of ${f.plural(f.count(totals.promises), "promise")} and ` +
+      `${f.count(snapshot.volumes.length)} of ${f.plural(f.count(totals.volumes), "volume")}, those that need a look or use most.` : "";
+  setText($("summary"), `${promises}; ${held}.${part}`);
   document.title = states.length ? `(${states[0]}) Storage SLA` : "Storage SLA";
 }
 

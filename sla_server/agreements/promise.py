@@ -85,8 +85,9 @@ class Promise:
 
     def covers(self, volume: str, client: str) -> bool:
         """Whether a stream of this volume and client is in scope."""
-        return any(fnmatchcase(volume, pattern) for pattern in self.volumes) and any(
-            fnmatchcase(client, pattern) for pattern in self.clients
+        # A name is compared first: a pattern costs a regular expression, once for each of very many names.
+        return (volume in self.volumes or any(fnmatchcase(volume, pattern) for pattern in self.volumes)) and (
+            "*" in self.clients or any(fnmatchcase(client, pattern) for pattern in self.clients)
         )
 
 

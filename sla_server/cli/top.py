@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 import tty
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -88,11 +89,13 @@ def _headline(snapshot: Row, trouble: str) -> Table:
     line = Table.grid(expand=True)
     line.add_column()
     line.add_column(justify="right", no_wrap=True)
-    up = [row for row in snapshot.get("gateways", []) if row.get("state") in ("up", "recovered")]
+    gateways = (snapshot.get("totals") or {}).get("gateways") or Counter(
+        row.get("state") for row in snapshot.get("gateways", [])
+    )
     restarts = sum(int(row.get("restarts") or 0) for row in snapshot.get("processes", []))
     facts = [
         f"mode {snapshot.get('mode') or 'unknown'}",
-        f"{len(up)} of {len(snapshot.get('gateways', []))} gateways up",
+        f"{gateways.get('up', 0) + gateways.get('recovered', 0)} of {sum(gateways.values())} gateways up",
         f"{restarts} process restart{'' if restarts == 1 else 's'}",
     ]
     policy = snapshot.get("policy") or {}

@@ -4,6 +4,9 @@
 order (who spoke when, which caps a cut confirms, which gates are shut at that moment) is done one by one, and
 a batch ends before a second cut of a gateway, and before one that makes a gateway known or brings it back.
 
+A cut that waits is a view into its message: messages must be taken as copies (``Mailbox.take``), since a view
+of shared memory would be overwritten meanwhile.
+
 Changed only by the brain's one thread.
 """
 

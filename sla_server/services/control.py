@@ -155,10 +155,8 @@ class BackendControl:
         """Take over caps found in force after a restart, and what was learned before if it was kept."""
         self.phase, self.managed, self.victims = Phase.HOLD, dict(managed), set(victims)
         self.settling, self.changed_ns = True, 0
-        self.allowed = self.start = allowed
-        if loop is not None:
-            self.start = loop.start
-        self.ceiling = loop.ceiling if loop is not None else allowed / self.settings.park_ratio
+        known = loop or Loop(allowed, allowed / self.settings.park_ratio)
+        self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off and told events stay."""

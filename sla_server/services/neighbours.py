@@ -62,7 +62,7 @@ class Standing:
 
 def standing(volume: str, classes: Iterable[VolumeClass], settings: ControlSettings) -> Standing:
     """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``."""
-    found = [c for c in classes if any(fnmatchcase(volume, pattern) for pattern in c.volumes)]
+    found = [c for c in classes if volume in c.volumes or any(fnmatchcase(volume, p) for p in c.volumes)]
     if not found:
         return Standing(Priority.BEST_EFFORT, settings.default_floor_iops, 0.0, None, agreed=False)
     caps = [c.cap_iops for c in found if c.cap_iops is not None]

@@ -223,17 +223,14 @@ class Scopes:
 
     def _planned(self, table: GatewayTable, ids: bytes, stream_ids: npt.NDArray[np.int64]) -> Plan:
         gateway_id, rows = table.gateway_id, table.rows_of(stream_ids)
-        wide = []
-        lines: dict[tuple[Key, bytes], list[Scope]] = {}
-        for scope in self.at(gateway_id):
-            lines.setdefault((scope.promise.key, scope.masks[gateway_id].tobytes()), []).append(scope)
+        wide, lines = [], self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
         pairs: list[tuple[int, int]] = []
         threshold_us = np.zeros((len(lines), self.bank.steps))
         whole, back = np.full(len(lines), NO_ROW), np.full(len(lines), NO_ROW)
         backends = [""] * len(lines)
         promises = []
-        for line, scopes in enumerate(lines.values()):
+        for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
             pairs += [(row, line) for row in known[scopes[0].masks[gateway_id][rows[known]]].tolist()]
@@ -264,6 +261,13 @@ class Scopes:
             backends=tuple(backends),
             plain=len(known) == len(rows) and len(np.unique(pair[:, 0])) == len(pair),
         )
+
+    def _lines_at(self, gateway_id: str) -> list[list[Scope]]:
+        """Scopes with streams at a gateway; those of one promise with the same streams are one line."""
+        lines: dict[tuple[Key, bytes], list[Scope]] = {}
+        for scope in self.at(gateway_id):
+            lines.setdefault((scope.promise.key, scope.masks[gateway_id].tobytes()), []).append(scope)
+        return list(lines.values())
 
 
 def _longer(mask: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:

@@ -109,10 +109,13 @@ def read_start(store: Store, default_mode: str, now_us: int) -> Start:
 def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> list[KnownGateway]:
     by_volume = {row["volume"]: row for row in volumes}
     known = []
+    streams_of: dict[str, list[Row]] = {}
+    for row in streams:
+        streams_of.setdefault(row["gateway_id"], []).append(row)
     for gateway in gateways:
         if gateway["state"] not in CONNECTED:
             continue
-        own = [row for row in streams if row["gateway_id"] == gateway["gateway_id"]]
+        own = streams_of.get(gateway["gateway_id"], [])
         backend_of = {row["volume"]: row["backend"] for row in own}
         exports = [
             {

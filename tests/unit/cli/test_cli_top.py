@@ -71,3 +71,8 @@ def test_once(sla: Terminal) -> None:
     assert done.exit_code == 0
     assert "erp-gold/latency" in done.output
     assert "\x1b" not in done.output
+
+
+def test_a_large_installation_counts_what_is_not_listed() -> None:
+    totals = {"gateways": {"up": 3990, "lost": 10}}
+    assert "3990 of 4000 gateways up" in draw({**fakes.snapshot(), "totals": totals}).replace("\n", " ")
