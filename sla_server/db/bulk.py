@@ -20,6 +20,8 @@ from sqlalchemy import table as table_clause
 
 from sla_server.db.upserts import conflict_clause, insert_into, params, upsert
 
+Columns = dict[str, npt.NDArray[Any] | Sequence[Any]]
+"""By name, all of one length; integers as arrays, text (str) and blobs (bytes) as lists."""
 Column = npt.NDArray[Any] | Sequence[Any]
 COPY_FROM_ROWS: Final = 100  # below, two more round trips cost more than they save
 _HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -85,7 +87,7 @@ def _copy(
         listed = ", ".join(names)
         with cursor.copy(f"COPY {stage} ({listed}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.write(copy_bytes([columns[name] for name in names], [kinds[name] for name in names]))
-    source = select(*(column(name) for name in names)).select_from(table_clause(stage))
+    source: Any = select(*(column(name) for name in names)).select_from(table_clause(stage))
     insert = insert_into(connection, into).from_select(names, source)
     connection.execute(conflict_clause(insert, into, *how))
 

@@ -9,8 +9,6 @@ little-endian int64, reads and writes together in the 50-bucket form.
 from __future__ import annotations
 
 import itertools
-
-
 from typing import Any, Final
 
 import numpy as np

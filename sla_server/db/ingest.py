@@ -39,7 +39,7 @@ from sla_server.db.window import Window
 class CursorMoved(DbError):
     """The cursor is not where it was left: read the queue again from behind it.
 
-    The database was restored, or failed over to a standby that lagged; or a second manager works on the queue.
+    The database was restored, or failed over to a standby that lagged, or a second manager is at work.
 
     Attributes:
         cursor: what the database says now.
@@ -164,7 +164,9 @@ class IngestStore:
             cursor = self._cursor(connection, self._sql_key)
             if cursor == window.last_seq:
                 return  # committed before; the answer was lost
-            if cursor >= window.first_seq or (cursor + 1 < window.first_seq and oldest_seq < window.first_seq):
+            if cursor >= window.first_seq or (
+                cursor + 1 < window.first_seq and oldest_seq < window.first_seq
+            ):
                 raise CursorMoved(cursor, window.first_seq - 1)
             store_statistics(connection, window, self._clock.unix_us())
             for key in (self._sql_key, self._records_key):

@@ -6,10 +6,12 @@ ingest for everybody.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, Cut
 
@@ -46,6 +48,13 @@ class Ingested:
     def end_us(self) -> int:
         """Corrected end."""
         return self.start_us + self.cut.duration_us
+
+
+def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Structured arrays of one type, one behind another; as bytes, which is faster than by fields."""
+    return np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays]).view(
+        arrays[0].dtype
+    )
 
 
 def screen(item: Ingested) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import Connection, Table, select
 
 from sla_server.db import histcodec, schema
-from sla_server.db.bulk import upsert_columns
+from sla_server.db.bulk import Columns, upsert_columns
 from sla_server.db.query import IN_LIST, chunks
 from sla_server.db.sheets import Int64s, Sheet
 from sla_server.db.upserts import Params, upsert
@@ -28,7 +28,7 @@ def store_statistics(connection: Connection, window: Window, now_us: int) -> Non
         rows, columns = window.slot_columns(slot_us)
         _load(connection, schema.rollups, slot_us, sheet, rows, columns["stream_id"], histcodec.decode_many)
         blobs = histcodec.encode_many(sheet.hist_of(rows))
-        values = {**columns, "hist": blobs}
+        values: Columns = {**columns, "hist": blobs}
         upsert_columns(connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=GAUGES, set_=("hist",))
     for hour_us, sheet in sorted(window.hours.items()):
         rows, columns = window.hour_columns(hour_us)
@@ -75,7 +75,7 @@ def _store_stream_sums(connection: Connection, window: Window) -> None:
     """Lifetime sums; a stream never announced gets a row without names, which STREAMS_SEEN fills in."""
     rows, columns = window.stream_columns()
     names = window.streams.gateways
-    values = {**columns, "gateway_id": [names[number] for number in rows.tolist()]}
+    values: Columns = {**columns, "gateway_id": [names[number] for number in rows.tolist()]}
     upsert_columns(connection, schema.streams, values, add=schema.STREAM_SUMS, maximum=("last_us",))
 
 

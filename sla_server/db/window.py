@@ -22,17 +22,20 @@ from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db.batch import Batch
 from sla_server.db.histcodec import TOTAL_BUCKETS
-from sla_server.db.rollup import HOUR_US, Ingested
+from sla_server.db.rollup import HOUR_US, Ingested, joined
 from sla_server.db.schema import COUNTERS, STREAM_SUMS
 from sla_server.db.sheets import MAXIMA, SUMS, Int64s, Sheet, StreamIndex
 from sla_server.db.watermarks import spool_floors
 
 FULL_BYTES: Final = 512 << 20  # sheets of 4 slots of 64,000 streams
 FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see rollup.MAX_COUNTER
-KEPT_SHEETS: Final = 2  # slots, and hours, whose histograms stay in memory: the newest and, for laggards, one before
+KEPT_SHEETS: Final = (
+    2  # slots, and hours, whose histograms stay in memory: the newest and, for laggards, one before
+)
 MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
+_BUCKET_BITS: Final = 0xFFFF << 16
 _COUNTER_ROWS: Final = [COL[name] for name in COUNTERS]
 
 ROLLUP_SUMS: Final = (*COUNTERS, "covered_us")
@@ -64,7 +67,11 @@ class MissedSums:
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        return ordered[starts], np.add.reduceat(counted[order], starts), np.add.reduceat(missed[order], starts)
+        return (
+            ordered[starts],
+            np.add.reduceat(counted[order], starts),
+            np.add.reduceat(missed[order], starts),
+        )
 
     def columns(self) -> dict[str, Int64s]:
         """``number``, ``io``, ``threshold_us``, ``counted``, ``missed``, each of shape (n,)."""
@@ -156,7 +163,9 @@ class Window:
         """A row a cut, not a row a stream."""
         for item in items:
             cut, start_us = item.cut, item.start_us
-            sums = self.coverage.setdefault((start_us // self._slot_us * self._slot_us, cut.gateway_id), [0, 0, 0])
+            sums = self.coverage.setdefault(
+                (start_us // self._slot_us * self._slot_us, cut.gateway_id), [0, 0, 0]
+            )
             sums[0] += cut.duration_us
             sums[1] += 1
             sums[2] += cut.gap
@@ -180,7 +189,8 @@ class Window:
             hour.is_touched[chosen] = True
             in_hist = None if mine is None else mine[rows.hist_row]
             stream, bucket, count = (
-                _picked(column, in_hist) for column in (number[rows.hist_row], rows.hist_bucket, rows.hist_count)
+                _picked(column, in_hist)
+                for column in (number[rows.hist_row], rows.hist_bucket, rows.hist_count)
             )
             sheet.add_hist(stream, bucket, count)
             hour.add_hist(stream, _COARSE[bucket], count)
@@ -238,7 +248,9 @@ class Window:
         return {name: column[order] for name, column in joined.items()}
 
 
-def _added(sheets: Sequence[Sheet], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]) -> dict[str, Int64s]:
+def _added(
+    sheets: Sequence[Sheet], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]
+) -> dict[str, Int64s]:
     """Columns over several sheets; a sheet that has no room for a row has nothing of it."""
     size = int(rows.max()) + 1 if len(rows) else 0
     for sheet in sheets:
@@ -272,7 +284,7 @@ class _Rows:
     def __init__(self, items: Sequence[Ingested]) -> None:
         lengths = np.array([item.cut.rows for item in items], dtype=np.int64)
         self.n = int(lengths.sum())
-        self._offsets = np.cumsum(lengths) - lengths
+        offsets = np.cumsum(lengths) - lengths
         self.gateways = [item.cut.gateway_id for item in items]
         self.item: Int64s = np.repeat(np.arange(len(items), dtype=np.int64), lengths)
         counters: Int64s = np.concatenate([item.cut.counters for item in items], axis=1)
@@ -280,16 +292,17 @@ class _Rows:
         start_us = np.array([item.start_us for item in items], dtype=np.int64)
         self.start_us: Int64s = start_us[self.item]
         duration_us = np.array([item.cut.duration_us for item in items], dtype=np.int64)[self.item]
-        entries = np.concatenate([_packed(item.cut.hist) for item in items])
-        row = self._global_rows([item.cut.hist for item in items], (entries & 0xFFFF).astype(np.int64))
-        bucket = (entries >> 16 & 0xFFFF).astype(np.int64)
-        total = bucket < TOTAL_BUCKETS
-        self.hist_row, self.hist_bucket = row[total], bucket[total]
-        self.hist_count: Int64s = (entries >> 32).astype(np.int64)[total]
-        self.missed = np.concatenate([item.cut.missed for item in items])
-        self.missed_row = self._global_rows(
-            [item.cut.missed for item in items], self.missed["row"].astype(np.int64)
-        )
+        # As one number each: row, bucket << 16, count << 32.
+        entries: Int64s = joined([item.cut.hist for item in items]).view("<i8")
+        offset = np.repeat(offsets, [len(item.cut.hist) for item in items])
+        total = np.flatnonzero((entries & _BUCKET_BITS) < TOTAL_BUCKETS << 16)
+        entries = entries[total]
+        self.hist_row: Int64s = (entries & 0xFFFF) + offset[total]
+        self.hist_bucket: Int64s = (entries >> 16) & 0xFFFF
+        self.hist_count: Int64s = (entries >> 32) & 0xFFFF_FFFF
+        self.missed = joined([item.cut.missed for item in items])
+        lengths = np.array([len(item.cut.missed) for item in items])
+        self.missed_row: Int64s = self.missed["row"] + np.repeat(offsets, lengths)
         held = counters[COL["held"]]
         was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
         self.sums = [
@@ -301,10 +314,6 @@ class _Rows:
         ]
         self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
 
-    def _global_rows(self, arrays: Sequence[npt.NDArray[Any]], row: Int64s) -> Int64s:
-        """From row within its cut to row among all."""
-        return row + np.repeat(self._offsets, [len(array) for array in arrays])
-
     def _missed_any(self) -> Int64s:
         """I/Os of each row above the lowest threshold that applied to them."""
         worst = np.zeros((3, self.n), dtype=np.int64)
@@ -312,8 +321,3 @@ class _Rows:
         np.maximum.at(worst.reshape(-1), flat, self.missed["missed"].astype(np.int64))
         most: Int64s = np.maximum(worst[IO_ANY], worst[IO_READ] + worst[IO_WRITE])
         return most
-
-
-def _packed(hist: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """HIST_DTYPE entries as one number each: row, bucket << 16, count << 32 (four times faster to join)."""
-    return np.ascontiguousarray(hist).view("<u8")

@@ -161,9 +161,10 @@ class Writer:
         """
         batch = self._take()
         self._to_archive(batch)
-        if self._window.last_seq and (final or self._window.is_full or self._is_rested):
+        done = final and not self._is_full
+        if self._window.last_seq and (done or self._window.is_full or self._is_rested):
             self._to_sql()
-        if self._finished is None and (self._archive.is_due or (final and self._archive.last_seq)):
+        if self._finished is None and (self._archive.is_due or (done and self._archive.last_seq)):
             self._guard_archive(self._finish_file)
         if self._finished is not None:
             self._commit_file(self._finished)

@@ -74,7 +74,9 @@ def test_names_may_come_after_the_first_cut(rig):
 
 def test_a_batch_that_comes_again_has_no_effect(rig):
     items = [make_cut(1), make_cut(2)]
-    rig.feed(cuts_message(items[:1]), record_message([("events", {"event_id": "e"})]), cuts_message(items[1:]))
+    rig.feed(
+        cuts_message(items[:1]), record_message([("events", {"event_id": "e"})]), cuts_message(items[1:])
+    )
     reader = rig.queue.reader(0)
     records = reader.read(1 << 20)
     reader.close()

@@ -72,24 +72,28 @@ def test_sums_equal_the_plain_model(items, offset_us, batch_cuts):
     }
     columns = window.missed_columns()
     lists = zip(*(column.tolist() for column in columns.values()), strict=True)
-    assert {(slot, stream_id, io, limit): [n, m] for slot, io, limit, n, m, stream_id in _by(columns, lists)} == dict(
-        model.missed
-    )
+    assert {
+        (slot, stream_id, io, limit): [n, m] for slot, io, limit, n, m, stream_id in _by(columns, lists)
+    } == dict(model.missed)
     hours = sum(int(sheet.hist.sum()) for sheet in window.hours.values())
     assert hours == sum(map(sum, model.hists.values()))
     for hour_us in window.hours:
         _, values = window.hour_columns(hour_us)
-        expected = sum(v["reads"] for (slot, _), v in model.slots.items() if slot // HOUR_US * HOUR_US == hour_us)
+        expected = sum(
+            v["reads"] for (slot, _), v in model.slots.items() if slot // HOUR_US * HOUR_US == hour_us
+        )
         assert int(values["reads"].sum()) == expected
     _, streams = window.stream_columns()
     for name in ("reads", "writes", "read_bytes", "write_bytes", "errors"):
         assert int(streams[name].sum()) == model.total(name)
-    assert {key: sums for key, sums in window.coverage.items()} == dict(model.coverage)
+    assert window.coverage == dict(model.coverage)
 
 
 def _by(columns, lists):
     names = list(columns)
-    order = [names.index(name) for name in ("slot_us", "io", "threshold_us", "counted", "missed", "stream_id")]
+    order = [
+        names.index(name) for name in ("slot_us", "io", "threshold_us", "counted", "missed", "stream_id")
+    ]
     return [[row[index] for index in order] for row in lists]
 
 
