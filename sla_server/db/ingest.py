@@ -154,7 +154,7 @@ class IngestStore:
         """Add a window to the statistics, unless it is there.
 
         Args:
-            window: not empty; the caller settles it afterwards.
+            window: not empty; the caller resets it afterwards.
             oldest_seq: oldest record the queue still holds.
 
         Raises:

@@ -4,11 +4,6 @@ A ``StreamIndex`` gives every stream id a small number; a ``Sheet`` holds one sl
 in that numbering. Adding ten thousand rows is one ``np.add.at`` a column, without sorting and without Python
 a row. Sums are int64, so they are exact.
 
-Two kinds of columns: *sums and maxima* count from the last commit (SQL adds them to what it has);
-*histograms* are whole, because SQL holds them as blobs that it cannot add: a row's stored blob is loaded
-once (``is_loaded``) and kept while the sheet lives. That is sound as long as nobody else writes them, which
-the cursor in the ingest transaction proves each time.
-
 Pure: no clock, no I/O. Not thread-safe: belongs to the writer thread.
 """
 
@@ -27,6 +22,7 @@ SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts")
 """Summed columns of a sheet; the first ones are those of a cut."""
 MAXIMA: Final = ("held_max", "inflight_max", "last_us")
 _FIRST_ROWS: Final = 256
+MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
 
 
 def grown(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
@@ -96,11 +92,10 @@ class Sheet:
         width: histogram buckets of a row.
 
     Attributes:
-        sums: shape (len(SUMS), rows), since the last commit.
-        maxima: shape (len(MAXIMA), rows), since the last commit.
-        hist: shape (rows * width,), whole.
-        is_touched: rows with something since the last commit, shape (rows,).
-        is_loaded: rows whose ``hist`` includes what SQL holds, shape (rows,).
+        sums: shape (len(SUMS), rows).
+        maxima: shape (len(MAXIMA), rows).
+        hist: shape (rows * width,).
+        is_touched: rows that something was added to, shape (rows,).
     """
 
     def __init__(self, width: int) -> None:
@@ -109,7 +104,6 @@ class Sheet:
         self.maxima: Int64s = np.zeros((len(MAXIMA), _FIRST_ROWS), dtype=np.int64)
         self.hist: Int64s = np.zeros(_FIRST_ROWS * width, dtype=np.int64)
         self.is_touched = np.zeros(_FIRST_ROWS, dtype=np.bool_)
-        self.is_loaded = np.zeros(_FIRST_ROWS, dtype=np.bool_)
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +116,7 @@ class Sheet:
         if rows > have:
             size = max(rows, have * 2)
             self.sums, self.maxima = grown(self.sums, size), grown(self.maxima, size)
-            self.is_touched, self.is_loaded = grown(self.is_touched, size), grown(self.is_loaded, size)
+            self.is_touched = grown(self.is_touched, size)
             self.hist = grown(self.hist, size * self.width)
 
     def add(self, number: Int64s, sums: Sequence[Int64s], maxima: Sequence[Int64s]) -> None:
@@ -149,12 +143,48 @@ class Sheet:
         return order[self.is_touched[order]]
 
     def hist_of(self, rows: Int64s) -> Int64s:
-        """Whole histograms, shape (len(rows), width)."""
+        """A copy of the histograms of some streams, shape (len(rows), width)."""
         return self.hist.reshape(-1, self.width)[rows]
 
-    def settle(self) -> None:
-        """What is here is committed: sums begin anew, histograms stay."""
-        self.sums.fill(0)
-        self.maxima.fill(0)
-        self.is_loaded |= self.is_touched
-        self.is_touched.fill(False)
+
+class MissedSums:
+    """Counted and missed I/Os of one slot by (stream number, io, threshold)."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64s, Int64s, Int64s]] = []
+        self._entries = 0
+
+    def add(self, number: Int64s, entries: npt.NDArray[Any]) -> None:
+        """Add MISSED_DTYPE entries of the streams ``number``."""
+        # 29 bits of stream number, 2 of io, 32 of threshold.
+        key = (number << 34) | (entries["io"].astype(np.int64) << 32) | entries["threshold_us"]
+        self._parts.append((key, entries["counted"].astype(np.int64), entries["missed"].astype(np.int64)))
+        self._entries += len(key)
+        if self._entries > MISSED_COMPACT:
+            self._parts = [self._added_up()]
+            self._entries = len(self._parts[0][0])
+
+    def _added_up(self) -> tuple[Int64s, Int64s, Int64s]:
+        keys, counted, missed = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        return (
+            ordered[starts],
+            np.add.reduceat(counted[order], starts),
+            np.add.reduceat(missed[order], starts),
+        )
+
+    def columns(self) -> dict[str, Int64s]:
+        """``number``, ``io``, ``threshold_us``, ``counted``, ``missed``, each of shape (n,)."""
+        if not self._parts:
+            empty = np.zeros(0, dtype=np.int64)
+            return dict.fromkeys(("number", "io", "threshold_us", "counted", "missed"), empty)
+        key, counted, missed = self._added_up()
+        return {
+            "number": key >> 34,
+            "io": (key >> 32) & 3,
+            "threshold_us": key & 0xFFFF_FFFF,
+            "counted": counted,
+            "missed": missed,
+        }

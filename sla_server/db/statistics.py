@@ -1,41 +1,41 @@
 """The statistics part of the ingest transaction: a window to rollups, hours, missed, streams, coverage, ...
 
-Counters are added by SQL (``x = x + excluded.x``). Histograms are blobs: those already stored are read once
-for each (slot, stream), added in the window, and set.
+Counters are added by SQL (``x = x + excluded.x``). Histograms are blobs, so the stored ones are read, added
+in numpy and set, inside the same transaction; whoever else changes them holds the cursor meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Final
 
 import numpy as np
 from sqlalchemy import Connection, Table, select
 
 from sla_server.db import histcodec, schema
 from sla_server.db.bulk import Columns, upsert_columns
-from sla_server.db.query import IN_LIST, chunks
-from sla_server.db.sheets import Int64s, Sheet
+from sla_server.db.query import IN_LIST
+from sla_server.db.sheets import Int64s
 from sla_server.db.upserts import Params, upsert
 from sla_server.db.window import GAUGES, HOUR_SUMS, ROLLUP_SUMS, Window
 
 Decode = Callable[[list[bytes]], Int64s]
+FETCH_ROWS: Final = 10_000  # blobs decoded at a time: 16 MB when dense
 
 
 def store_statistics(connection: Connection, window: Window, now_us: int) -> None:
     """Add the window to every statistics table, and move the watermarks."""
     for slot_us, sheet in sorted(window.slots.items()):
         rows, columns = window.slot_columns(slot_us)
-        _load(connection, schema.rollups, slot_us, sheet, rows, columns["stream_id"], histcodec.decode_many)
-        blobs = histcodec.encode_many(sheet.hist_of(rows))
-        values: Columns = {**columns, "hist": blobs}
+        hist = sheet.hist_of(rows)
+        _add_stored(connection, schema.rollups, slot_us, columns["stream_id"], hist, histcodec.decode_many)
+        values: Columns = {**columns, "hist": histcodec.encode_many(hist)}
         upsert_columns(connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=GAUGES, set_=("hist",))
     for hour_us, sheet in sorted(window.hours.items()):
         rows, columns = window.hour_columns(hour_us)
-        table = schema.rollup_hours
-        _load(connection, table, hour_us, sheet, rows, columns["stream_id"], histcodec.decode_hours)
-        blobs = histcodec.encode_hours(sheet.hist_of(rows))
-        values = {**columns, "hist": blobs}
+        hist, table = sheet.hist_of(rows), schema.rollup_hours
+        _add_stored(connection, table, hour_us, columns["stream_id"], hist, histcodec.decode_hours)
+        values = {**columns, "hist": histcodec.encode_hours(hist)}
         upsert_columns(connection, table, values, add=HOUR_SUMS, maximum=GAUGES, set_=("hist",))
     missed = window.missed_columns()
     upsert_columns(connection, schema.rollup_missed, missed, add=("counted", "missed"))
@@ -44,31 +44,19 @@ def store_statistics(connection: Connection, window: Window, now_us: int) -> Non
     _store_watermarks(connection, window, now_us)
 
 
-def _load(
-    connection: Connection,
-    table: Table,
-    time_us: int,
-    sheet: Sheet,
-    rows: Int64s,
-    stream_ids: Int64s,
-    decode: Decode,
+def _add_stored(
+    connection: Connection, table: Table, time_us: int, stream_ids: Int64s, hist: Int64s, decode: Decode
 ) -> None:
-    """Add the stored histograms of the rows that were not looked up before."""
-    is_new = ~sheet.is_loaded[rows]
-    if not is_new.any():
-        return
-    wanted = dict(zip(stream_ids[is_new].tolist(), rows[is_new].tolist(), strict=True))
+    """Add what is stored of a slot or hour to ``hist``, a row for each of the sorted ``stream_ids``."""
     time_column, stream_column = list(table.primary_key.columns)[:2]
     statement = select(stream_column, table.c.hist).where(time_column == time_us)
-    found: list[Any] = []
-    if len(wanted) <= IN_LIST:
-        found += connection.execute(statement.where(stream_column.in_(list(wanted)))).all()
-    else:  # a new slot, or a restart: then most of the slot is wanted
-        found += [row for row in connection.execute(statement) if row[0] in wanted]
-    for some in chunks(found, 10_000):
-        number = np.array([wanted[row[0]] for row in some], dtype=np.int64)
-        sheet.hist.reshape(-1, sheet.width)[number] += decode([row[1] for row in some])
-    sheet.is_loaded[rows] = True
+    if len(stream_ids) <= IN_LIST:
+        statement = statement.where(stream_column.in_(stream_ids.tolist()))
+    for some in connection.execute(statement).partitions(FETCH_ROWS):
+        stored = np.array([row[0] for row in some], dtype=np.int64)
+        place = np.minimum(np.searchsorted(stream_ids, stored), len(stream_ids) - 1)
+        mine = np.flatnonzero(stream_ids[place] == stored)
+        hist[place[mine]] += decode([some[index][1] for index in mine.tolist()])
 
 
 def _store_stream_sums(connection: Connection, window: Window) -> None:

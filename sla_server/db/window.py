@@ -18,74 +18,26 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db.batch import Batch
+from sla_server.db.cut_rows import CutRows
 from sla_server.db.histcodec import TOTAL_BUCKETS
-from sla_server.db.rollup import HOUR_US, Ingested, joined
+from sla_server.db.rollup import HOUR_US, Ingested
 from sla_server.db.schema import COUNTERS, STREAM_SUMS
-from sla_server.db.sheets import MAXIMA, SUMS, Int64s, Sheet, StreamIndex
+from sla_server.db.sheets import MAXIMA, SUMS, Int64s, MissedSums, Sheet, StreamIndex
 from sla_server.db.watermarks import spool_floors
 
 FULL_BYTES: Final = 512 << 20  # sheets of 4 slots of 64,000 streams
 FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see rollup.MAX_COUNTER
-KEPT_SHEETS: Final = (
-    2  # slots, and hours, whose histograms stay in memory: the newest and, for laggards, one before
-)
-MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
+MANY_SLOTS: Final = 2  # so many there are whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
-_BUCKET_BITS: Final = 0xFFFF << 16
-_COUNTER_ROWS: Final = [COL[name] for name in COUNTERS]
 
 ROLLUP_SUMS: Final = (*COUNTERS, "covered_us")
 HOUR_SUMS: Final = (*ROLLUP_SUMS, "caps_us")
 GAUGES: Final = ("held_max", "inflight_max")
 
 GatewaySums = dict[tuple[int, str], list[int]]
-
-
-class MissedSums:
-    """Counted and missed I/Os of one slot by (stream number, io, threshold)."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Int64s, Int64s, Int64s]] = []
-        self._entries = 0
-
-    def add(self, number: Int64s, entries: npt.NDArray[Any]) -> None:
-        """Add MISSED_DTYPE entries of the streams ``number``."""
-        # 29 bits of stream number, 2 of io, 32 of threshold.
-        key = (number << 34) | (entries["io"].astype(np.int64) << 32) | entries["threshold_us"]
-        self._parts.append((key, entries["counted"].astype(np.int64), entries["missed"].astype(np.int64)))
-        self._entries += len(key)
-        if self._entries > MISSED_COMPACT:
-            self._parts = [self._added_up()]
-            self._entries = len(self._parts[0][0])
-
-    def _added_up(self) -> tuple[Int64s, Int64s, Int64s]:
-        keys, counted, missed = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        return (
-            ordered[starts],
-            np.add.reduceat(counted[order], starts),
-            np.add.reduceat(missed[order], starts),
-        )
-
-    def columns(self) -> dict[str, Int64s]:
-        """``number``, ``io``, ``threshold_us``, ``counted``, ``missed``, each of shape (n,)."""
-        if not self._parts:
-            empty = np.zeros(0, dtype=np.int64)
-            return dict.fromkeys(("number", "io", "threshold_us", "counted", "missed"), empty)
-        key, counted, missed = self._added_up()
-        return {
-            "number": key >> 34,
-            "io": (key >> 32) & 3,
-            "threshold_us": key & 0xFFFF_FFFF,
-            "counted": counted,
-            "missed": missed,
-        }
 
 
 class Window:
@@ -97,7 +49,7 @@ class Window:
     Attributes:
         streams: numbers of all streams.
         slots: by slot_us.
-        hours: by hour_us; only ``hist`` and the flags are used: sums follow from the slots.
+        hours: by hour_us; only ``hist`` and ``is_touched`` are used: sums follow from the slots.
         missed: by slot_us.
         coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts].
         newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
@@ -109,42 +61,26 @@ class Window:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, also what is known of SQL's histograms."""
+        """Begin anew: what it holds is committed, or will be read again."""
         self.first_seq = self.last_seq = 0
-        self.streams = StreamIndex()
         self.slots: dict[int, Sheet] = {}
         self.hours: dict[int, Sheet] = {}
-        self._begin()
-
-    def _begin(self) -> None:
-        self.first_seq = self.last_seq = 0
         self.missed: dict[int, MissedSums] = {}
         self.coverage: GatewaySums = {}
         self.newest: dict[str, list[int]] = {}
         self.marks: dict[tuple[str, int], int] = {}
+        self.streams = StreamIndex()
 
     @property
     def is_full(self) -> bool:
         """Whether it should be committed before more is added."""
-        if len(self.slots) > KEPT_SHEETS and self._nbytes > FULL_BYTES:
+        if len(self.slots) > MANY_SLOTS and self._nbytes > FULL_BYTES:
             return True
         return sum(int(sheet.sums[_CUTS].max()) for sheet in self.slots.values()) > FULL_CUTS
 
     @property
     def _nbytes(self) -> int:
         return sum(sheet.nbytes for sheets in (self.slots, self.hours) for sheet in sheets.values())
-
-    def settle(self) -> None:
-        """What it holds is committed: begin anew, keep the newest sheets' histograms."""
-        self._begin()
-        if len(self.hours) > KEPT_SHEETS:
-            self.reset()  # once an hour: streams that are gone do not stay in memory for ever
-            return
-        for sheets in (self.slots, self.hours):
-            for time_us in sorted(sheets)[:-KEPT_SHEETS]:
-                del sheets[time_us]
-            for sheet in sheets.values():
-                sheet.settle()
 
     def absorb(self, batch: Batch) -> None:
         """Add a batch, which follows directly."""
@@ -173,7 +109,7 @@ class Window:
             last[:] = max(last[0], start_us + cut.duration_us), max(last[1], item.recv_us), item.offset_us
 
     def _add_rows(self, items: Sequence[Ingested]) -> None:
-        rows = _Rows(items)
+        rows = CutRows(items)
         if not rows.n:
             return
         number = self.streams.numbers(rows.stream_id, rows.start_us, rows.item, rows.gateways)
@@ -268,56 +204,3 @@ def _added(
 
 def _picked(column: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     return column if mask is None else column[mask]
-
-
-class _Rows:
-    """All rows of all cuts, one behind another; ``n`` of them.
-
-    Attributes:
-        item: index of each row's cut, shape (n,).
-        sums: the columns of SUMS, each of shape (n,).
-        maxima: the columns of MAXIMA.
-        hist_row: row of each entry of the two total histograms; ``hist_bucket`` and ``hist_count`` alike.
-        missed_row: row of each entry of ``missed`` (MISSED_DTYPE).
-    """
-
-    def __init__(self, items: Sequence[Ingested]) -> None:
-        lengths = np.array([item.cut.rows for item in items], dtype=np.int64)
-        self.n = int(lengths.sum())
-        offsets = np.cumsum(lengths) - lengths
-        self.gateways = [item.cut.gateway_id for item in items]
-        self.item: Int64s = np.repeat(np.arange(len(items), dtype=np.int64), lengths)
-        counters: Int64s = np.concatenate([item.cut.counters for item in items], axis=1)
-        self.stream_id: Int64s = counters[COL["stream_id"]]
-        start_us = np.array([item.start_us for item in items], dtype=np.int64)
-        self.start_us: Int64s = start_us[self.item]
-        duration_us = np.array([item.cut.duration_us for item in items], dtype=np.int64)[self.item]
-        # As one number each: row, bucket << 16, count << 32.
-        entries: Int64s = joined([item.cut.hist for item in items]).view("<i8")
-        offset = np.repeat(offsets, [len(item.cut.hist) for item in items])
-        total = np.flatnonzero((entries & _BUCKET_BITS) < TOTAL_BUCKETS << 16)
-        entries = entries[total]
-        self.hist_row: Int64s = (entries & 0xFFFF) + offset[total]
-        self.hist_bucket: Int64s = (entries >> 16) & 0xFFFF
-        self.hist_count: Int64s = (entries >> 32) & 0xFFFF_FFFF
-        self.missed = joined([item.cut.missed for item in items])
-        lengths = np.array([len(item.cut.missed) for item in items])
-        self.missed_row: Int64s = self.missed["row"] + np.repeat(offsets, lengths)
-        held = counters[COL["held"]]
-        was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
-        self.sums = [
-            *(counters[row_of] for row_of in _COUNTER_ROWS),
-            duration_us,
-            np.where(was_held, duration_us, 0),
-            self._missed_any(),
-            np.ones(self.n, dtype=np.int64),
-        ]
-        self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
-
-    def _missed_any(self) -> Int64s:
-        """I/Os of each row above the lowest threshold that applied to them."""
-        worst = np.zeros((3, self.n), dtype=np.int64)
-        flat = self.missed["io"].astype(np.int64) * self.n + self.missed_row
-        np.maximum.at(worst.reshape(-1), flat, self.missed["missed"].astype(np.int64))
-        most: Int64s = np.maximum(worst[IO_ANY], worst[IO_READ] + worst[IO_WRITE])
-        return most

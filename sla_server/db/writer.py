@@ -226,7 +226,7 @@ class Writer:
             self._start_again(exc)
             return
         self._sql_seq = self._window.last_seq
-        self._window.settle()
+        self._window.reset()
         ended_ns = self._clock.monotonic_ns()
         self._rest_until_ns = ended_ns + min(REST * (ended_ns - started_ns), REST_LIMIT_NS)
         self._probe("sql-committed")

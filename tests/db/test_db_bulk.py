@@ -9,7 +9,7 @@ from db_samples import T0, assert_database_holds, cuts_message, gateway, make_cu
 from sqlalchemy import select
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.db import schema, statistics
+from sla_server.db import schema
 from sla_server.db.bulk import COPY_FROM_ROWS, upsert_columns
 from sla_server.db.engine import begin
 from sla_server.db.writer import REST_LIMIT_NS
@@ -32,24 +32,6 @@ def test_sums_of_many_streams_over_transactions_and_a_restart(database):
     second.feed(cuts_message(items[5:6]))
     assert_database_holds(second.reader, items)
     second.close()
-
-
-def test_a_stored_histogram_is_looked_up_once_a_stream_and_slot(rig, monkeypatch):
-    looked_up = []
-    real = statistics.histcodec.decode_many
-    monkeypatch.setattr(
-        statistics.histcodec, "decode_many", lambda blobs: looked_up.extend(blobs) or real(blobs)
-    )
-    items = [make_cut(seq) for seq in (1, 2, 3)]
-    for item in items:
-        rig.feed(cuts_message([item]))
-    assert looked_up == []
-    rig.writer._seek(rig.writer.sql_seq)  # what is in memory is forgotten
-    more = [make_cut(seq) for seq in (4, 5)]
-    for item in more:
-        rig.feed(cuts_message([item]))
-    assert len(looked_up) == 2
-    assert_database_holds(rig.reader, items + more)
 
 
 @pytest.mark.parametrize("count", [3, COPY_FROM_ROWS, 4 * COPY_FROM_ROWS])

@@ -97,26 +97,16 @@ def _by(columns, lists):
     return [[row[index] for index in order] for row in lists]
 
 
-def test_after_a_commit_sums_begin_anew_and_histograms_stay_whole():
+def test_after_a_reset_nothing_is_left():
     items = [make_cut(1), make_cut(2)]
     window = window_of(items[:1])
-    window.settle()
-    assert window.last_seq == 0
-    assert slots_of(window) == {}
+    window.reset()
+    assert window.first_seq == window.last_seq == len(window.streams) == 0
     window.absorb(Batch(2, 2, cuts=[ingested(items[1])]))
-    both, second = Model.of(items), Model.of(items[1:])
-    assert slots_of(window) == {key: (dict(second.slots[key]), both.hists[key]) for key in second.slots}
-    assert all(sheet.is_loaded.sum() == 2 for sheet in window.slots.values())
-
-
-def test_only_the_newest_slots_stay_in_memory():
-    window = window_of([make_cut(seq, start_us=T0 + seq * MINUTE_US) for seq in range(1, 6)])
-    window.settle()
-    assert list(window.slots) == [T0 + 4 * MINUTE_US, T0 + 5 * MINUTE_US]
-    window = window_of([make_cut(seq, start_us=T0 + seq * HOUR_US) for seq in range(1, 4)])
-    window.settle()
-    assert window.slots == window.hours == {}
-    assert len(window.streams) == 0
+    second = Model.of(items[1:])
+    assert slots_of(window) == {key: (dict(second.slots[key]), second.hists[key]) for key in second.slots}
+    assert window.coverage == dict(second.coverage)
+    assert (window.first_seq, window.last_seq) == (2, 2)
 
 
 def test_a_window_is_full_before_sums_can_overflow():
