@@ -1,8 +1,8 @@
 """Bring a database to this release's schema. The steps stand under ``sql/versions``.
 
 All steps run in one transaction under a lock: an advisory one in PostgreSQL, ``BEGIN IMMEDIATE`` in SQLite
-(where the data directory's lock keeps a second manager away anyway). A crash leaves the former schema; so does
-a lock that is not got within ``lock_timeout_s``: the manager tries again.
+(where the data directory's lock keeps a second manager away anyway). A crash leaves the former schema; so
+does a lock that is not got within ``lock_timeout_s``: the manager tries again.
 """
 
 from __future__ import annotations

@@ -109,7 +109,9 @@ def test_rows_of_the_first_schema_are_kept_and_added_to(empty_database):
         for stream_id in (1, 2):
             insert(connection, "rollups", slot_us=T0, stream_id=stream_id, reads=5, hist=b"")
             insert(connection, "rollup_hours", hour_us=T0, stream_id=stream_id, reads=5, hist=bytes(400))
-        insert(connection, "rollup_missed", slot_us=T0, stream_id=1, io=0, threshold_us=9, counted=5, missed=1)
+        insert(
+            connection, "rollup_missed", slot_us=T0, stream_id=1, io=0, threshold_us=9, counted=5, missed=1
+        )
         insert(connection, "coverage", slot_us=T0, gateway_id="g", covered_us=7, cuts=1)
     engine.dispose()
     engine = make_engine(empty_database.config, empty_database.data_dir)

@@ -1,4 +1,4 @@
-"""A database that goes away, comes back, times out, is read-only, or is full: the queue holds, then all is there."""
+"""A database that goes away, times out, is read-only, or is full: the queue holds, later all is there."""
 
 from __future__ import annotations
 

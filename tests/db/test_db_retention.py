@@ -45,7 +45,12 @@ def test_rollups_leave_first_hours_later_and_sums_stay(rig):
     assert (count(rig, "rollups"), count(rig, "rollup_missed")) == (2, 4)
     rig.clock.advance(3 * DAY_S)
     retain(rig)
-    assert [count(rig, name) for name in ("rollups", "rollup_missed", "coverage", "rollup_hours")] == [0, 0, 1, 2]
+    assert [count(rig, name) for name in ("rollups", "rollup_missed", "coverage", "rollup_hours")] == [
+        0,
+        0,
+        1,
+        2,
+    ]
     rig.clock.advance(days.coverage_days * DAY_S)
     retain(rig)
     assert [count(rig, name) for name in ("coverage", "rollup_hours")] == [0, 2]
