@@ -39,20 +39,16 @@ unit: setup
 
 check: lint types unit ## what every commit passes
 
-<<<<<<< HEAD
-bench: bench-demo bench-gateway bench-ingest ## all benchmarks of this release
-=======
 crash: setup ## kill processes at every pair of stores, and at random for ten minutes
 	@SLA_CRASH_S=300 $(PY) -m pytest -q tests/crash $(ARGS)
 
-bench: bench-demo bench-gateway bench-mailbox ## all benchmarks of this release
+bench: bench-demo bench-gateway bench-mailbox bench-ingest ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
 
 bench-mailbox: setup-bench ## the mailbox against the queues of Python's world
 	@$(PY) -m benchmarks.mailbox $(ARGS)
->>>>>>> main
 
 bench-%: setup ## one benchmark: demo, gateway, ingest
 	@$(PY) -m benchmarks.$* $(ARGS)
