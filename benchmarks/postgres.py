@@ -1,29 +1,120 @@
-"""A private PostgreSQL from Debian's packages, behind a Unix socket in a folder of its own; no TCP port.
+"""A PostgreSQL server of one's own, behind a Unix socket, for benchmarks and tests.
 
-Used by the database tests and the chaos run. ``fsync`` is off: nothing here outlives the machine.
+Made from Debian's packages in a folder that goes away with it; no TCP port. PostgreSQL refuses root, so root
+runs it as the package's user.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
-READY_S = 30.0
+from pmdaemon.runtime.clock import Deadline
+
+START_S: Final = 30.0
+TEST_OPTIONS: Final = {"fsync": "off", "shared_buffers": "32MB"}
 
 
 class PostgresMissing(RuntimeError):
     """The programs are not there, or the server does not start."""
+
+
+class PostgresServer:
+    """A running server: ``stop`` and ``start`` it at will, ``remove`` it at the end, or use ``with``.
+
+    Args:
+        options: settings, given on the command line. The default is for tests: what it holds need not survive
+            the machine.
+
+    Attributes:
+        directory: socket, data and log.
+        process: while it runs.
+
+    Raises:
+        PostgresMissing: the server programs are missing, or it did not start.
+    """
+
+    def __init__(self, options: Mapping[str, str] = TEST_OPTIONS) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="sla-pg-"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self._options = {"listen_addresses": "", "unix_socket_directories": str(self.directory), **options}
+        self._programs = _programs()
+        self._account = _account()
+        if self._account:
+            os.chown(self.directory, self._account["user"], self._account["group"])
+        initdb = f"{self._programs}/initdb -A trust -U postgres -E UTF8 --no-locale --no-sync -D"
+        subprocess.run(
+            [*initdb.split(), str(self.directory / "data")],
+            check=True,
+            capture_output=True,
+            cwd=self.directory,
+            **self._account,
+        )
+        self.start()
+
+    def __enter__(self) -> PostgresServer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.remove()
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        settings = (f"--{name}={value}" for name, value in self._options.items())
+        command = [self._programs / "postgres", "-D", self.directory / "data", *settings]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.directory, **self._account
+            )
+        deadline = Deadline(START_S)
+        while True:
+            try:
+                self.execute("SELECT 1")
+                return
+            except psycopg.OperationalError as exc:
+                if deadline.passed or self.process.poll() is not None:
+                    tail = (self.directory / "log").read_text()[-2000:]
+                    raise PostgresMissing(f"PostgreSQL did not start: {tail}") from exc
+            try:
+                self.process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop it: SIGINT breaks all sessions in good order, SIGQUIT as a crash would."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(20)
+            self.process = None
+
+    def remove(self) -> None:
+        """Stop it and delete everything."""
+        self.stop()
+        shutil.rmtree(self.directory)
+
+    def url(self, database: str, user: str = "postgres") -> str:
+        """SQLAlchemy URL of one of its databases."""
+        return f"postgresql+psycopg://{user}@/{database}?host={self.directory}"
+
+    def execute(self, statement: str) -> None:
+        """Run a statement outside any transaction."""
+        conninfo = f"host={self.directory} user=postgres dbname=postgres"
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(statement)
+
+    def create(self, name: str, template: str = "template0") -> str:
+        """Create a database and return its URL."""
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return self.url(name)
 
 
 def _programs() -> Path:
@@ -37,7 +128,6 @@ def _programs() -> Path:
 
 
 def _account() -> dict[str, Any]:
-    """PostgreSQL refuses root: run it as the package's user then."""
     if os.geteuid() != 0:
         return {}
     try:
@@ -45,86 +135,3 @@ def _account() -> dict[str, Any]:
     except KeyError:
         entry = pwd.getpwnam("nobody")
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-
-@dataclass
-class PostgresServer:
-    """Use as a context manager, or ``make`` and ``start`` it and ``remove`` it at the end."""
-
-    directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="sla-pg-")))
-    process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> PostgresServer:
-        self.make()
-        self.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.remove()
-
-    def make(self) -> None:
-        """Create the cluster's files."""
-        account = _account()
-        if account:
-            os.chown(self.directory, account["user"], account["group"])
-        command = [_programs() / "initdb", "-D", self.directory / "data", "-A", "trust", "-U", "postgres"]
-        options = ["-E", "UTF8", "--no-locale", "--no-sync"]
-        subprocess.run([*command, *options], check=True, capture_output=True, cwd=self.directory, **account)
-
-    def start(self) -> None:
-        """Start it and wait until it answers.
-
-        Raises:
-            PostgresMissing: it does not; holds the end of its log.
-        """
-        options = {
-            "listen_addresses": "",
-            "unix_socket_directories": self.directory,
-            "fsync": "off",
-            "shared_buffers": "32MB",
-        }
-        command = [_programs() / "postgres", "-D", self.directory / "data"]
-        arguments = [f"--{name}={value}" for name, value in options.items()]
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *arguments], stdout=log, stderr=log, cwd=self.directory, **_account()
-            )
-        end_s = time.monotonic() + READY_S
-        while True:
-            try:
-                self.execute("SELECT 1")
-            except psycopg.OperationalError as exc:
-                if time.monotonic() > end_s or self.process.poll() is not None:
-                    tail = (self.directory / "log").read_text()[-2000:]
-                    raise PostgresMissing(f"PostgreSQL did not start: {tail}") from exc
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(0.05)
-            else:
-                return
-
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: fast shutdown, does not wait for clients. SIGQUIT: at once, as if it had crashed."""
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(20)
-            self.process = None
-
-    def remove(self) -> None:
-        """Stop it and delete its files."""
-        self.stop()
-        shutil.rmtree(self.directory)
-
-    def url(self, database: str) -> str:
-        """SQLAlchemy's URL of a database."""
-        return f"postgresql+psycopg://postgres@/{database}?host={self.directory}"
-
-    def execute(self, statement: str) -> None:
-        """One statement in database ``postgres``."""
-        conninfo = f"host={self.directory} user=postgres dbname=postgres"
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute(statement)
-
-    def create(self, name: str, template: str = "template0") -> str:
-        """Create a database; returns its URL."""
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        return self.url(name)

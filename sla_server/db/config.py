@@ -13,12 +13,42 @@ from pmdaemon.runtime.config import StrictModel
 DRIVERS = ("sqlite", "postgresql+psycopg")
 
 
+class RetentionConfig(StrictModel):
+    """How many days of what stays in SQL: table ``[database.retention]``."""
+
+    rollups_days: float = Field(default=14.0, ge=1)
+    """Rollups by slot, and their missed counts. They move to Parquet long before (48 h); what could not be
+    moved by then is given up, so that the database cannot grow without end."""
+
+    coverage_days: float = Field(default=35.0, ge=1)
+    """Which gateways were observed in which slot: a month of reports and a few days."""
+
+    hours_days: float = Field(default=396.0, ge=7)
+    """Hourly rollups: 13 months, so that a month can be compared with that of a year ago."""
+
+    slices_days: float = Field(default=396.0, ge=35)
+    """Judged slices and closed episodes: what reports and error budgets are computed from."""
+
+    events_days: float = Field(default=90.0, ge=1)
+    """Events, and throttles that are over."""
+
+    audit_days: float = Field(default=1096.0, ge=1)
+    """Who changed what: three years."""
+
+
 class DatabaseConfig(StrictModel):
     """Where statistics and records are kept, and how often they are written."""
 
     url: str = ""
     """SQLAlchemy URL: ``postgresql+psycopg://user@host/name`` or ``sqlite:////path/sla.db``; empty: SQLite in
     data_dir. A password may stand in it, but PGPASSFILE keeps it out of this file."""
+
+    reader_url: str = ""
+    """URL for the parts that only read (services, application server), with a role that may do no more; see
+    sql/roles.sql. Empty: ``url``, in read-only sessions."""
+
+    policy_url: str = ""
+    """URL for the policy job, with a role that may read and insert policies. Empty: ``url``."""
 
     rollup_s: int = Field(default=60, ge=1, le=60)
     """Length of a rollup in seconds; divides 60. Slices are whole multiples of it. Fixed once a
@@ -47,13 +77,16 @@ class DatabaseConfig(StrictModel):
     pool_size: int = Field(default=4, ge=1, le=64)
     """Connections a reading process may hold."""
 
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
+    """How long rows stay in SQL."""
+
     queue_dir: Path | None = None
     """Ingest queue; default: data_dir/queue. A local disk that honours fsync."""
 
     parquet_dir: Path | None = None
     """Raw cuts; default: data_dir/parquet."""
 
-    @field_validator("url")
+    @field_validator("url", "reader_url", "policy_url")
     @classmethod
     def _known_driver(cls, value: str) -> str:
         if not value:
@@ -70,7 +103,7 @@ class DatabaseConfig(StrictModel):
             raise ValueError("an SQLite database needs a file: sqlite:////path/sla.db")
         return value
 
-    @field_serializer("url", when_used="json")
+    @field_serializer("url", "reader_url", "policy_url", when_used="json")
     def _masked(self, value: str) -> str:
         """``--show-config`` prints this form: no password."""
         return make_url(value).render_as_string(hide_password=True) if value else value

@@ -68,6 +68,10 @@ class DurableQueue(Protocol):
         """Bytes on disk."""
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes it holds when full."""
+
+    @property
     def fullness_ratio(self) -> float:
         """Share of the space, or of the entries if that is more, in use."""
 
@@ -139,6 +143,11 @@ class IngestQueue:
     def waiting_bytes(self) -> int:
         """Bytes of the data file in use."""
         return self._queue.used_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the data file."""
+        return self._queue.ring_bytes
 
     @property
     def fullness_ratio(self) -> float:

@@ -34,6 +34,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated
 from sla_server.db.reads import Reader
 
+PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 HOURS_A_WEEK: Final = 168
 FETCH_ROWS: Final = 20_000  # rows held as Python objects at a time
 
@@ -132,8 +133,8 @@ class PolicyStore:
         }
         with begin(self._engine) as connection:
             if connection.dialect.name == "postgresql":
-                # SQLite's BEGIN IMMEDIATE has locked everything already.
-                connection.execute(text("LOCK TABLE policies IN SHARE ROW EXCLUSIVE MODE"))
+                # SQLite's BEGIN IMMEDIATE has locked everything already. A table lock needs more than INSERT.
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PUBLISH_LOCK})
             highest = connection.execute(select(func.max(schema.policies.c.version))).scalar()
             version = (highest or 0) + 1
             connection.execute(insert(schema.policies), {**policy, "version": version})
@@ -144,6 +145,8 @@ class PolicyStore:
 
 def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
     """The policy job's store, with connections of its own."""
+    if config.policy_url:
+        config = config.model_copy(update={"url": config.policy_url})
     return PolicyStore(make_engine(config, data_dir))
 
 

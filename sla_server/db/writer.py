@@ -1,10 +1,16 @@
 """The one consumer of the ingest queue: SQL about once a second, Parquet files about once a minute.
 
-Theory of operation. Each ``step`` reads the next records, puts their effect into SQL (cursor ``sql``),
-hands their cuts to the archive, and, when the file under way is due, finishes it and commits its manifest
-row (cursor ``parquet``). Records leave the queue when both cursors have passed them. The archive is usually
-fed with what SQL just took; after a start, a full disk or a restored database it lags, and reads the queue
-for itself until it has caught up.
+Theory of operation. Each ``step`` reads the next records, stores their inventory and RECORD rows (cursor
+``records``), adds their cuts to the window and hands them to the archive. When it is time the window goes to
+SQL (cursor ``sql``); when the file under way is due, it is finished and its manifest row committed (cursor
+``parquet``). Records leave the queue when all cursors have passed them. The archive is usually fed with what
+was just read; after a start, a full disk or a restored database it lags, and reads the queue for itself
+until it has caught up.
+
+It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
+thread at most: with little load that is at once, with the largest every 15 s. The longer a window, the fewer
+rows are written for the same cuts. A window, and a file, also end when they hold back ``HELD_SHARE`` of the
+queue: its size is fixed, and it deletes nothing that one of them still waits for.
 
 What a crash can leave, and what happens then:
 
@@ -24,7 +30,7 @@ Thread: ``db-writer`` alone; ``wake`` and ``finish`` from any.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -34,15 +40,19 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.db.archive import Archive, FinishedFile
 from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest import CursorMovedBack, IngestStore
+from sla_server.db.ingest import CursorMoved, IngestStore
 from sla_server.db.ingest_queue import DurableQueue, QueueReader, Record
 from sla_server.db.inventory import event_row
+from sla_server.db.outage import Outage
+from sla_server.db.retention import Retention
 
 log = structlog.get_logger("db-writer")
-STEP_BYTES: Final = 4 << 20  # a transaction of some 10,000 stream rows: a fraction of a second
-BACKOFF_FIRST_S: Final = 0.5
-BACKOFF_LIMIT_S: Final = 15.0
+STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
+REST: Final = 4
+REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
+HELD_SHARE: Final = 4  # a quarter for the window, a quarter for the file, half for what comes meanwhile
+FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
@@ -56,6 +66,7 @@ class Writer:
         clock: for retry times.
         flush_interval_s: pause between steps.
         refused_dir: where records go that the database refuses.
+        retention: removes old rows between transactions.
         probe: called at "sql-committed", "file-committed", "deleted"; crash tests die there.
     """
 
@@ -67,6 +78,7 @@ class Writer:
         clock: Clock,
         flush_interval_s: float,
         refused_dir: Path,
+        retention: Retention,
         probe: Callable[[str], None] = lambda _point: None,
     ) -> None:
         self._queue = queue
@@ -75,16 +87,23 @@ class Writer:
         self._clock = clock
         self._flush_interval_s = flush_interval_s
         self._refused_dir = refused_dir
+        self._retention = retention
         self._probe = probe
         self._wake = threading.Event()
         self._finish = threading.Event()
         self._reader: QueueReader | None = None
+        self._window = store.window()
+        self._outage = Outage()
         self._held: list[Record] = []
         self._is_full = False
+        self._rest_until_ns = 0
+        self._finish_by_ns = 0
         self._finished: FinishedFile | None = None
         self._archive_blocked_until_ns = 0
         self._sql_seq = 0
         self._parquet_seq = 0
+        self._window_bytes = 0
+        self._file_bytes = 0
 
     @property
     def sql_seq(self) -> int:
@@ -112,26 +131,21 @@ class Writer:
 
     def run(self) -> None:
         """Step until told to finish; never ends because the database is away."""
-        backoff_s = 0.0
         while True:
             finishing = self._finish.is_set()
+            is_late = finishing and self._is_late()
             try:
-                is_busy = self.step(final=finishing)
+                is_busy = self.step(final=finishing, more=not is_late)
+                self._database_works()
             except DatabaseUnavailable as exc:
+                self._database_away(exc)
                 if finishing:
-                    log.warning(
-                        "stopped-while-database-away", error=str(exc), queue_bytes=self._queue.waiting_bytes
-                    )
                     return
-                backoff_s = min(backoff_s * 2, BACKOFF_LIMIT_S) if backoff_s else BACKOFF_FIRST_S
-                log.warning(
-                    "database-away", error=str(exc), retry_s=backoff_s, queue_bytes=self._queue.waiting_bytes
-                )
-                self._finish.wait(backoff_s)
+                self._finish.wait(self._outage.wait_s())
                 continue
-            if backoff_s:
-                log.info("database-back")
-                backoff_s = 0.0
+            if is_late:
+                log.info("stopped-with-backlog", queue_bytes=self._queue.waiting_bytes)
+                return
             if is_busy:
                 continue
             if finishing:
@@ -140,67 +154,153 @@ class Writer:
             self._wake.clear()
             self._finish.wait(min(SPACING_S, self._flush_interval_s))
 
-    def step(self, *, final: bool = False) -> bool:
+    def _is_late(self) -> bool:
+        """Whether finishing has taken ``FINISH_NS``: what the queue still holds waits for the next start."""
+        now_ns = self._clock.monotonic_ns()
+        self._finish_by_ns = self._finish_by_ns or now_ns + FINISH_NS
+        return now_ns >= self._finish_by_ns
+
+    @property
+    def outage(self) -> Outage:
+        """Whether the database works, and since when and why it does not."""
+        return self._outage
+
+    def _database_away(self, error: DatabaseUnavailable) -> None:
+        self._outage.failed(self._clock.unix_us(), error.reason)
+        self._store.disconnect()
+        log.warning(
+            "database-away",
+            error=str(error),
+            tries=self._outage.tries,
+            queue_bytes=self._queue.waiting_bytes,
+        )
+
+    def _database_works(self) -> None:
+        """After an outage: tell of it, in the database, where the queue's records now are, too."""
+        if self._outage.is_on:
+            event = self._outage.event(self._clock.unix_us(), self._queue.waiting_bytes)
+            self._store.report(event)
+            self._outage.ended()
+            log.info("database-back", text=event["text"])
+
+    def step(self, *, final: bool = False, more: bool = True) -> bool:
         """One pass; returns whether to come again at once (what trickles in waits for the next interval).
 
         Args:
-            final: also close the file under way.
+            final: when the queue is empty, commit what was read and close the file under way.
+            more: with ``final``: take more from the queue first; else commit and close at once.
 
         Raises:
             DatabaseUnavailable: come again; nothing is lost or doubled.
             QueueCorrupt: the queue cannot be read.
         """
-        batch = self._to_sql()
+        if self._outage.is_on and self._window.last_seq:
+            self._to_sql()  # first: the window must not grow while the database is away
+        batch = self._take() if more else None
         self._to_archive(batch)
-        if self._finished is None and (self._archive.is_due or (final and self._archive.last_seq)):
+        done = final and not (more and self._is_full)
+        held_bytes = self._queue.size_bytes // HELD_SHARE
+        is_full = self._window.is_full or self._window_bytes >= held_bytes
+        if self._window.last_seq and (done or is_full or self._is_rested):
+            self._to_sql()
+        is_due = self._archive.is_due or self._file_bytes >= held_bytes
+        if self._finished is None and self._archive.last_seq and (done or is_due):
             self._guard_archive(self._finish_file)
         if self._finished is not None:
             self._commit_file(self._finished)
         self._queue.delete_through(min(self._sql_seq, self._parquet_seq))
         self._probe("deleted")
-        lags = self._archived_seq < self._sql_seq and self._archive_is_usable
-        return lags or self._is_full or (final and self._sql_seq < self._queue.synced_seq)
+        has_old = not final and not self._is_full and self._retention.run_if_due()
+        lags = self._archived_seq < self._read_seq and self._archive_is_usable
+        return lags or has_old or self._is_full or (final and self._sql_seq < self._queue.synced_seq)
 
     # -- SQL
 
+    @property
+    def _read_seq(self) -> int:
+        """Newest record that is in SQL or in the window."""
+        return self._window.last_seq or self._sql_seq
+
+    @property
+    def _is_rested(self) -> bool:
+        return self._clock.monotonic_ns() >= self._rest_until_ns
+
     def _seek(self, after_seq: int) -> None:
+        """Read on behind ``after_seq``, which is where SQL stands."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self._queue.reader(after_seq)
         self._held = []
+        self._window.reset()
+        self._window_bytes = 0
 
-    def _to_sql(self) -> Batch | None:
-        """Apply the next records; None if there are none."""
+    def _take(self) -> Batch | None:
+        """Take the next records into the window; None if there are none."""
         if self._reader is None:
             raise AssertionError("start() comes first")
         # Held over a failed attempt: the reader has passed them.
         self._held = self._held or self._reader.read(STEP_BYTES)
-        self._is_full = sum(len(record.payload) for record in self._held) >= STEP_BYTES
+        size_bytes = sum(len(record.payload) for record in self._held)
+        self._is_full = size_bytes >= STEP_BYTES
         if not self._held:
             return None
+        batch = decode_batch(self._held, self._read_seq)
         try:
-            batch = self._store.apply(self._held, self._sql_seq, self._queue.oldest_seq)
+            self._store.store_records(batch, self._held, self._queue.oldest_seq)
         except DatabaseRefused as exc:
-            batch = self._one_by_one(self._held, exc)
-        except CursorMovedBack as exc:
-            log.error("database-forgot-commits", error=str(exc), cursor=exc.cursor, had=self._sql_seq)
-            self._sql_seq = exc.cursor
-            self._seek(exc.cursor)
+            self._isolate(exc)
             return None
-        self._sql_seq = batch.last_seq
+        except CursorMoved as exc:
+            self._start_again(exc)
+            return None
+        self._window.absorb(batch)
+        self._window_bytes += size_bytes
+        self._file_bytes += size_bytes
         self._held = []
-        self._probe("sql-committed")
         return batch
 
-    def _one_by_one(self, records: Sequence[Record], error: DatabaseRefused) -> Batch:
-        """Find the records the database refuses, put them aside, and apply the others."""
-        log.error("batch-refused", error=str(error), first=records[0].queue_seq, last=records[-1].queue_seq)
-        for record in records:
-            try:
-                self._store.apply([record], self._sql_seq, self._queue.oldest_seq)
-            except DatabaseRefused as exc:
-                self._put_aside(record, exc)
-        return decode_batch(records, self._sql_seq)
+    def _to_sql(self) -> None:
+        """Commit the window."""
+        started_ns = self._clock.monotonic_ns()
+        try:
+            self._store.commit(self._window, self._queue.oldest_seq)
+        except DatabaseRefused as exc:
+            self._isolate(exc)
+            return
+        except CursorMoved as exc:
+            self._start_again(exc)
+            return
+        self._sql_seq = self._window.last_seq
+        self._window.reset()
+        self._window_bytes = 0
+        ended_ns = self._clock.monotonic_ns()
+        self._rest_until_ns = ended_ns + min(REST * (ended_ns - started_ns), REST_LIMIT_NS)
+        self._probe("sql-committed")
+
+    def _start_again(self, error: CursorMoved) -> None:
+        log.error("cursor-moved", error=str(error), cursor=error.cursor, had=self._sql_seq)
+        self._sql_seq = error.cursor
+        self._seek(error.cursor)
+
+    def _isolate(self, error: DatabaseRefused) -> None:
+        """Find the records the database refuses, put them aside, and apply the others, one by one."""
+        last_seq = self._held[-1].queue_seq if self._held else self._window.last_seq
+        log.error("batch-refused", error=str(error), first=self._sql_seq + 1, last=last_seq)
+        self._seek(self._sql_seq)
+        reader = self._queue.reader(self._sql_seq)
+        try:
+            while self._sql_seq < last_seq:
+                for record in reader.read(STEP_BYTES):
+                    try:
+                        self._store.apply([record], self._sql_seq, self._queue.oldest_seq)
+                    except DatabaseRefused as exc:
+                        self._put_aside(record, exc)
+                    self._sql_seq = record.queue_seq
+                    self._seek(self._sql_seq)
+        except CursorMoved as exc:
+            self._start_again(exc)
+        finally:
+            reader.close()
 
     def _put_aside(self, record: Record, error: DatabaseRefused) -> None:
         self._refused_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -229,7 +329,7 @@ class Writer:
 
     def _to_archive(self, batch: Batch | None) -> None:
         """Hand over the batch if it follows directly, else let the archive catch up from the queue."""
-        if not self._archive_is_usable or self._archived_seq >= self._sql_seq:
+        if not self._archive_is_usable or self._archived_seq >= self._read_seq:
             return
         if batch is None or batch.first_seq != self._archived_seq + 1:
             batch = self._behind()
@@ -238,16 +338,17 @@ class Writer:
             self._guard_archive(lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts))
 
     def _behind(self) -> Batch | None:
-        """The next records the archive lacks, as far as SQL has them."""
+        """The next records the archive lacks, as far as they were read."""
         reader = self._queue.reader(self._archived_seq)
         try:
-            records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._sql_seq]
+            records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._read_seq]
         finally:
             reader.close()
         return decode_batch(records, self._archived_seq) if records else None
 
     def _finish_file(self) -> None:
         self._finished = self._archive.finish()
+        self._file_bytes = 0
 
     def _guard_archive(self, action: Callable[[], None]) -> None:
         """A full or broken disk stops the archive for a while, not the rest."""
