@@ -13,29 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Engine,
-    Float,
-    Integer,
-    LargeBinary,
-    Table,
-    func,
-    insert,
-    select,
-    text,
-)
+from sqlalchemy import Engine, Table, func, insert, select, text
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histcodec, schema
+from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated
 from sla_server.db.reads import Reader
 
 HOURS_A_WEEK: Final = 168
-FETCH_ROWS: Final = 20_000  # rows held as Python objects at a time
 
 
 class PolicyStore:
@@ -89,17 +77,9 @@ class PolicyStore:
         statement = select(table).order_by(*key)
         if from_us is not None and to_us is not None:
             statement = statement.where(key[0] >= from_us, key[0] < to_us)
-        kind = _arrow_schema(table)
-        batches = []
+        kind = arrow_schema(table)
         with translated(self._engine), self._engine.connect() as connection:
-            result = connection.execution_options(yield_per=FETCH_ROWS).execute(statement)
-            for rows in result.partitions():
-                columns = zip(*rows, strict=True)
-                arrays = [
-                    pa.array(column, type=field.type) for column, field in zip(columns, kind, strict=True)
-                ]
-                batches.append(pa.record_batch(arrays, schema=kind))
-        return pa.Table.from_batches(batches, schema=kind)
+            return pa.Table.from_batches(batches(connection, statement, kind), schema=kind)
 
     def publish(
         self,
@@ -176,17 +156,6 @@ def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
         "demand_p50": cap.get("demand_p50"),
         "demand_p95": cap.get("demand_p95"),
     }
-
-
-def _arrow_schema(table: Table) -> pa.Schema:
-    kinds = {
-        BigInteger: pa.int64(),
-        Integer: pa.int32(),
-        Float: pa.float64(),
-        Boolean: pa.bool_(),
-        LargeBinary: pa.binary(),
-    }
-    return pa.schema([(column.name, kinds.get(type(column.type), pa.string())) for column in table.columns])
 
 
 def _with_hist(table: pa.Table, dense: Any) -> pa.Table:
