@@ -84,7 +84,7 @@ def test_old_files_are_given_up_and_the_boundary_is_remembered(make_rig):
     assert len(given_up) == 2
     assert rig.rows() == []
     with begin(rig.engine) as connection:
-        assert manifest.complete_from_us(connection) == T0 + 4_000_000
+        assert manifest.boundary_us(connection, manifest.COMPLETE_FROM_KEY) == T0 + 4_000_000
     assert len(rig.parquet_files()) == 2, "readers may hold them"
     rig.clock.advance(101)
     assert sorted(rig.step().deleted) == sorted(given_up)

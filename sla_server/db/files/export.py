@@ -27,7 +27,7 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.db import schema
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.engine import begin, translated
-from sla_server.db.files.manifest import MISSED, ROLLUPS, FileRow, add
+from sla_server.db.files.manifest import MISSED, MOVED_KEY, ROLLUPS, FileRow, add, raise_boundary
 from sla_server.db.files.store import FileStore
 from sla_server.db.files.write import FileWriter
 
@@ -118,6 +118,7 @@ class RollupExport:
                     connection.execute(
                         delete(kinds[item.row.kind]).where(*_within(kinds[item.row.kind], hour_us))
                     )
+                raise_boundary(connection, MOVED_KEY, hour_us + HOUR_US)
         if not is_unchanged:
             for item in written:
                 self._files.remove(item.row.path)

@@ -141,7 +141,7 @@ class Housekeeper:
             manifest.replace(connection, out, None, now_us)
             until_us = max((row.max_us for row in out if row.kind == CUTS), default=0)
             if until_us:
-                manifest.raise_complete_from(connection, until_us)
+                manifest.raise_boundary(connection, manifest.COMPLETE_FROM_KEY, until_us)
         self._probe("given-up")
         done.given_up = [row.path for row in out]
         log.info("files-given-up", files=len(out), bytes=sum(row.bytes for row in out))

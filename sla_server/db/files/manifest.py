@@ -25,6 +25,8 @@ ROLLUPS: Final = "rollups"
 MISSED: Final = "missed"
 COMPLETE_FROM_KEY: Final = "cuts_complete_from_us"
 """Key of ``meta``: cuts that ended before it may have been given up with their files."""
+MOVED_KEY: Final = "rollups_moved_until_us"
+"""Key of ``meta``: rollups of slots before it have moved to files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +120,14 @@ def forget(connection: Connection, paths: Iterable[str]) -> None:
         connection.execute(statement)
 
 
-def complete_from_us(connection: Connection) -> int:
-    """Since when every cut in SQL also stands in a file (us UTC), apart from those still in the queue."""
+def boundary_us(connection: Connection, key: str) -> int:
+    """A moment (us UTC) kept in ``meta``, 0 if it was never set."""
     table = schema.meta
-    value = connection.execute(select(table.c.value).where(table.c.key == COMPLETE_FROM_KEY)).scalar()
+    value = connection.execute(select(table.c.value).where(table.c.key == key)).scalar()
     return int(value or 0)
 
 
-def raise_complete_from(connection: Connection, until_us: int) -> None:
-    """Cuts up to ``until_us`` are being given up."""
-    value = max(until_us, complete_from_us(connection))
-    upsert(connection, schema.meta, [{"key": COMPLETE_FROM_KEY, "value": str(value)}], set_=("value",))
+def raise_boundary(connection: Connection, key: str, until_us: int) -> None:
+    """Move it forward; it never goes back."""
+    value = max(until_us, boundary_us(connection, key))
+    upsert(connection, schema.meta, [{"key": key, "value": str(value)}], set_=("value",))

@@ -1,0 +1,125 @@
+"""A PostgreSQL server of one's own, behind a Unix socket, for benchmarks and tests.
+
+Made from Debian's packages in a folder that goes away with it; no TCP port. PostgreSQL refuses root, so root
+runs it as the package's user.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pmdaemon.runtime.clock import Deadline
+
+START_S = 30.0
+
+
+class PostgresServer:
+    """A server; ``start`` and ``stop`` it as often as you like, ``remove`` it at the end.
+
+    Args:
+        options: settings, given on the command line.
+
+    Attributes:
+        directory: socket, data and log.
+        process: while it runs.
+
+    Raises:
+        RuntimeError: the server programs are missing, or it did not start.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="sla-pg-"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self._options = {"listen_addresses": "", "unix_socket_directories": str(self.directory), **options}
+        self._programs = _programs()
+        self._account = _account()
+        if self._account:
+            os.chown(self.directory, self._account["user"], self._account["group"])
+        initdb = f"{self._programs}/initdb -A trust -U postgres -E UTF8 --no-locale --no-sync -D"
+        subprocess.run(
+            [*initdb.split(), str(self.directory / "data")],
+            check=True,
+            capture_output=True,
+            cwd=self.directory,
+            **self._account,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        settings = (f"--{name}={value}" for name, value in self._options.items())
+        command = [self._programs / "postgres", "-D", self.directory / "data", *settings]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.directory, **self._account
+            )
+        deadline = Deadline(START_S)
+        while True:
+            try:
+                self.execute("SELECT 1")
+                return
+            except psycopg.OperationalError as exc:
+                if deadline.passed or self.process.poll() is not None:
+                    tail = (self.directory / "log").read_text()[-2000:]
+                    raise RuntimeError(f"PostgreSQL did not start: {tail}") from exc
+            try:
+                self.process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop it: SIGINT breaks all sessions in good order, SIGQUIT as a crash would."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(20)
+            self.process = None
+
+    def remove(self) -> None:
+        """Stop it and delete everything."""
+        self.stop()
+        shutil.rmtree(self.directory)
+
+    def url(self, database: str, user: str = "postgres") -> str:
+        """SQLAlchemy URL of one of its databases."""
+        return f"postgresql+psycopg://{user}@/{database}?host={self.directory}"
+
+    def execute(self, statement: str) -> None:
+        """Run a statement outside any transaction."""
+        conninfo = f"host={self.directory} user=postgres dbname=postgres"
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(statement)
+
+    def create(self, name: str, template: str = "template0") -> str:
+        """Create a database and return its URL."""
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return self.url(name)
+
+
+def _programs() -> Path:
+    for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (path / "initdb").exists():
+            return path
+    on_path = shutil.which("initdb")
+    if on_path is None:
+        raise RuntimeError("PostgreSQL's server programs are missing: apt-get install postgresql")
+    return Path(on_path).parent
+
+
+def _account() -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    try:
+        entry = pwd.getpwnam("postgres")
+    except KeyError:
+        entry = pwd.getpwnam("nobody")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
