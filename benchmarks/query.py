@@ -10,8 +10,10 @@ page that people watch. Some 3 GB of temporary disk, gone afterwards.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +141,7 @@ def ask(web: FlaskClient, page: tuple[str, str, dict[str, Any]]) -> tuple[float,
     return took_ms, len(answer.data)
 
 
-def _check_complete(measured: Mapping[str, tuple[str, str, dict[str, Any]]]) -> None:
+def check_complete(measured: Mapping[str, tuple[str, str, dict[str, Any]]]) -> None:
     """A new GET route must be measured or named in NO_SQL."""
     asked = {operation for operation, _path, _query in measured.values()} | NO_SQL
     missing = {route.operation for route in ROUTES if route.method == "GET"} - asked
@@ -150,36 +152,47 @@ def _check_complete(measured: Mapping[str, tuple[str, str, dict[str, Any]]]) -> 
         )
 
 
-def measure(world: query_data.World | None = None) -> harness.Sample:
-    """Load once, then ask every page in turn."""
-    world = world or query_data.World()
-    measured = pages(world)
-    _check_complete(measured)
+@contextmanager
+def filled(world: query_data.World) -> Iterator[tuple[FlaskClient, dict[str, Any]]]:
+    """The application over a filled server, and what was loaded."""
     server = PostgresServer(SERVER)
     try:
         config = DatabaseConfig(url=server.create("bench"))
         engine = make_engine(config, Path())
         migrate.upgrade(engine)
         engine.dispose()
+        print("loading 30 days of 1,000 streams, about two minutes", flush=True)
         started_s = time.monotonic()
         rows = query_data.load(f"host={server.directory} user=postgres dbname=bench", world)
-        load_s = time.monotonic() - started_s
-        reader = open_reader(config, Path())
-        web = client(reader)
-        samples: dict[str, list[float]] = {name: [] for name in measured}
-        sizes: dict[str, int] = {}
-        for _ in range(ROUNDS + 1):
-            for name, page in measured.items():
-                took_ms, sizes[name] = ask(web, page)
-                samples[name].append(took_ms)
-        reader.close()
+        loaded = {"rows": rows, "load_s": time.monotonic() - started_s}
+        with closing(open_reader(config, Path())) as reader:
+            yield client(reader), loaded
     finally:
         server.remove()
+
+
+def measure(web: FlaskClient, world: query_data.World, loaded: dict[str, Any]) -> harness.Sample:
+    """Ask every page in turn."""
+    measured = pages(world)
+    samples: dict[str, list[float]] = {name: [] for name in measured}
+    sizes: dict[str, int] = {}
+    for _ in range(ROUNDS + 1):
+        for name, page in measured.items():
+            took_ms, sizes[name] = ask(web, page)
+            samples[name].append(took_ms)
     medians = {name: statistics.median(values[1:]) for name, values in samples.items()}
     values = {goal: max(medians[name] for name in names) for goal, names in GROUPS.items()}
-    raw = {"ms": samples, "medians_ms": medians, "bytes": sizes, "rows": rows, "load_s": load_s}
+    raw = {"ms": samples, "medians_ms": medians, "bytes": sizes, **loaded}
     return harness.Sample(values, raw=raw, peers={"psql": harness.version_of("psql")})
 
 
+def main() -> int:
+    """Load once, measure."""
+    world = query_data.World()
+    check_complete(pages(world))
+    with filled(world) as (web, loaded):
+        return harness.run("query", lambda: measure(web, world, loaded))
+
+
 if __name__ == "__main__":
-    harness.main("query", measure)
+    sys.exit(main())

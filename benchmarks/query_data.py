@@ -96,7 +96,7 @@ class World:
             {"volume": self.volume(n), "backend": f"disk-{n % self.backends}", "size_bytes": 1 << 40}
             for n in range(self.volumes)
         ]
-        sums = dict.fromkeys(schema.STREAM_SUMS, 10 ** 9)
+        sums = dict.fromkeys(schema.STREAM_SUMS, 10**9)
         return {
             "meta": [{"key": "rollup_s", "value": "60"}],
             "gateways": gateways,

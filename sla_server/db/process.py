@@ -141,7 +141,7 @@ def open_manager(
     store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
     files = open_files(settings, config.data_dir)
     archive = Archive(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
-    keeper = Housekeeper(engine, files, queue.queue_id, settings.files, config.data_dir, clock)
+    keeper = Housekeeper(engine, files, queue.queue_id, settings.files, clock)
     backoff_s = BACKOFF_FIRST_S
     while not stop.is_set():
         try:
@@ -150,7 +150,7 @@ def open_manager(
             cursors = store.cursors()
             reader = Reader(engine)
             high_water = HighWater(reader.watermarks())
-            with storage_lock(config.data_dir, wait=True):  # `sla storage compact` may be committing a file
+            with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
                 kept = {row["path"] for row in reader.manifest(in_use=False)}
                 archive.sweep(kept, clock.unix_us())
         except (DatabaseUnavailable, FilesUnavailable) as exc:

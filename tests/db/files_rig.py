@@ -30,9 +30,7 @@ class FilesRig(Rig):
         self.files = open_files(database.config, database.data_dir)
         self.settings = FilesConfig(**{**CONFIG, **config})
         owner = self.queue.queue_id
-        self.keeper = Housekeeper(
-            self.engine, self.files, owner, self.settings, database.data_dir, self.clock, probe
-        )
+        self.keeper = Housekeeper(self.engine, self.files, owner, self.settings, self.clock, probe)
 
     def files_of_cuts(self, count: int, per_file: int = 2, first_seq: int = 1) -> list:
         """Write ``count`` files, a minute apart; returns their cuts."""

@@ -109,6 +109,13 @@ def test_history_looks_up_its_rows_by_the_whole_key(explained: Explained) -> Non
     assert all(text.count("= ANY") == 2 for text in conditions)
 
 
+def test_every_page_is_measured() -> None:
+    query.check_complete(query.pages(WORLD))
+    fewer = {name: page for name, page in query.pages(WORLD).items() if page[0] != "slices"}
+    with pytest.raises(SystemExit, match="slices"):
+        query.check_complete(fewer)
+
+
 def test_what_services_judge_from_is_read_by_index(explained: Explained) -> None:
     ids = WORLD.stream_ids().tolist()[:100]
     gateways = [WORLD.gateway(n) for n in range(WORLD.gateways)]

@@ -188,8 +188,8 @@ def test_a_file_that_is_committed_after_the_first_look_stays(rig):
     assert (rig.parquet_dir / row.path).exists()
 
 
-def test_two_processes_do_not_look_after_the_same_files(rig, database):
-    with storage_lock(database.data_dir), pytest.raises(StorageBusy, match="looking after the files"):
+def test_two_processes_do_not_look_after_the_same_files(rig):
+    with storage_lock(rig.files.lock_dir), pytest.raises(StorageBusy, match="looking after the files"):
         rig.step()
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -69,7 +68,6 @@ class Housekeeper:
         files: the store.
         owner: id of this server's ingest queue.
         config: limits.
-        data_dir: where the lock lies.
         clock: wall clock for ages, monotonic clock for pauses.
         probe: called at "merge-published", "merge-committed", "given-up", "file-deleted", "row-deleted";
             crash tests die there.
@@ -81,7 +79,6 @@ class Housekeeper:
         files: FileStore,
         owner: str,
         config: FilesConfig,
-        data_dir: Path,
         clock: Clock,
         probe: Callable[[str], None] = lambda _point: None,
     ) -> None:
@@ -89,7 +86,6 @@ class Housekeeper:
         self._files = files
         self._owner = owner
         self._config = config
-        self._data_dir = data_dir
         self._clock = clock
         self._probe = probe
         self._export = RollupExport(engine, files, owner, clock, probe)
@@ -120,7 +116,7 @@ class Housekeeper:
             StorageBusy, DatabaseUnavailable, ArchiveFailed, FilesUnavailable: come again.
         """
         done = Done()
-        with storage_lock(self._data_dir):
+        with storage_lock(self._files.lock_dir):
             now_us = self._clock.unix_us()
             done.hours_moved = self._export.move(now_us - round(self._config.rollups_after_h * HOUR_US))
             self._give_up(done, now_us)

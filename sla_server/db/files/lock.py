@@ -1,4 +1,4 @@
-"""One process at a time looks after a data directory's files: the server, or a command of ``sla storage``."""
+"""One process at a time looks after a store of files: the server, or a command of ``sla storage``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sla_server.db.errors import StorageBusy
 
 
 @contextmanager
-def storage_lock(data_dir: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold ``data_dir/storage.lock``; the kernel drops it when the process dies.
+def storage_lock(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold ``directory/storage.lock``; the kernel drops it when the process dies.
 
     Args:
-        data_dir: exists.
+        directory: the store's ``lock_dir``.
         wait: sleep until it is free.
 
     Raises:
         StorageBusy: held by another.
     """
-    path = data_dir / "storage.lock"
+    path = directory / "storage.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

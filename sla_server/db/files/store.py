@@ -50,6 +50,10 @@ class FileStore(Protocol):
     def address(self) -> str:
         """The root, for people."""
 
+    @property
+    def lock_dir(self) -> Path:
+        """Where those who look after these files lock each other out; exists."""
+
     def aside(self, name: str) -> Path:
         """A local path for the file that will be ``name``; its directory exists."""
 
@@ -82,6 +86,12 @@ class LocalFiles:
     def address(self) -> str:
         """See ``FileStore``."""
         return str(self._root)
+
+    @property
+    def lock_dir(self) -> Path:
+        """See ``FileStore``; shared by all servers that share the directory."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        return self._root
 
     def aside(self, name: str) -> Path:
         """See ``FileStore``; in the same directory, so that a rename is enough."""
@@ -158,6 +168,12 @@ class UrlFiles:
     def address(self) -> str:
         """See ``FileStore``."""
         return self._url
+
+    @property
+    def lock_dir(self) -> Path:
+        """See ``FileStore``."""
+        self._aside_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._aside_dir
 
     def aside(self, name: str) -> Path:
         """See ``FileStore``."""
