@@ -164,3 +164,38 @@ def verify(client: Client, config: Path | None, output: str) -> None:
             click.echo(f"{problem.kind}: {problem.subject}: {problem.text}", err=True)
     if report.problems:
         raise SystemExit(1)
+
+
+@storage.command()
+@CONFIG
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@pass_client
+def backup(client: Client, config: Path | None, directory: Path) -> None:
+    """Copy database, files and token to a new DIRECTORY; the server may run."""
+    from sla_server.db.files.backup import make
+
+    with _opened(client, config) as stores:
+        made = make(stores.engine, stores.files, stores.config.data_dir, directory, SystemClock())
+    click.echo(
+        f"backup of the {made.database} database and {made.files} files ({size(made.bytes)}) in {directory}"
+    )
+
+
+@storage.command()
+@CONFIG
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@pass_client
+def restore(client: Client, config: Path | None, directory: Path) -> None:
+    """Bring a backup back from DIRECTORY into an empty database; the server must be stopped."""
+    from sla_server.db.files.backup import restore as bring_back
+    from sla_server.db.files.lock import storage_lock
+    from sla_server.db.process import directory_lock
+
+    with _opened(client, config, read_only=False) as stores:
+        data_dir = stores.config.data_dir
+        with directory_lock(data_dir), storage_lock(stores.files.lock_dir):
+            head = bring_back(stores.engine, stores.files, data_dir, directory)
+    click.echo(
+        f"{head.database} database and {head.files} files restored as of {words.when(head.made_us)}. "
+        "Now: sla storage verify, then sla-server start"
+    )
