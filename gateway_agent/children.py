@@ -3,7 +3,8 @@
     due ──start──► running ──died──► due (after a wait that doubles from 0.2 s to 5 s; 10 s of life reset it)
 
 A child holds one end of the parent's pipe and stops when the parent is gone, however it died. Children are in
-process groups of their own, so that Ctrl-C reaches the parent alone, which stops them in order.
+process groups of their own, so that Ctrl-C reaches the parent alone, which stops them in order. A child that
+was started again finds in its environment how often, and how its predecessor ended.
 
 Thread: the parent's only thread.
 """
@@ -28,6 +29,8 @@ FIRST_WAIT_S: Final = 0.2
 MAX_WAIT_S: Final = 5.0
 HEALTHY_S: Final = 10.0  # a child that lived this long did not die of its start
 STOP_LIMIT_S: Final = 5.0
+RESTARTS_ENV: Final = "SLA_CHILD_RESTARTS"
+REASON_ENV: Final = "SLA_CHILD_REASON"
 
 
 class Spec(NamedTuple):
@@ -35,6 +38,21 @@ class Spec(NamedTuple):
 
     name: str
     argv: tuple[str, ...]
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status as ``subprocess`` gives it (negative: a signal) in words."""
+    if status >= 0:
+        return f"it ended with status {status}"
+    try:
+        return f"it was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"it was killed by signal {-status}"
+
+
+def restarts_of_this_process() -> tuple[int, str]:
+    """In a child: how often its parent started it again, and how the one before it ended ("" at first)."""
+    return int(os.environ.get(RESTARTS_ENV, "0")), os.environ.get(REASON_ENV, "")
 
 
 class RestartPolicy:
@@ -71,6 +89,7 @@ class Child:
         self.policy = RestartPolicy(clock.monotonic_ns())
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_fd = -1
+        self._ended = ""
 
     @property
     def pid(self) -> int | None:
@@ -86,11 +105,12 @@ class Child:
         now_ns = self._clock.monotonic_ns()
         if self._process is not None or now_ns < self.policy.due_ns:
             return False
+        known = {RESTARTS_ENV: str(self.policy.restarts + 1), REASON_ENV: self._ended}
         self._process = subprocess.Popen(
             self.spec.argv,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._pipe.child_fd,),
-            env={**os.environ, **self._pipe.child_env()},
+            env={**os.environ, **self._pipe.child_env(), **known},
             process_group=0,
         )
         self._pid_fd = os.pidfd_open(self._process.pid)
@@ -109,6 +129,7 @@ class Child:
     def died(self, status: int) -> None:
         """It ended unasked: plan the restart."""
         wait_s = self.policy.died(self._clock.monotonic_ns())
+        self._ended = how_it_ended(status)
         log.warning("child-died", child=self.spec.name, status=status, restart_in_s=wait_s)
 
     def signal(self, number: signal.Signals) -> None:

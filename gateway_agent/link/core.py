@@ -93,6 +93,11 @@ class LinkCore:
         self._collected_ns = self._heard_ns = clock.monotonic_ns()
         self.on_planes_changed: Callable[[], None] = lambda: None
 
+    def restarted(self, restarts: int, reason: str) -> None:
+        """Tell the server that this process replaced one that died; ``reason``: how that one ended."""
+        text = f"the link was restarted: {reason}; restart {restarts}"
+        self._alerts.tell("process-restarted", "warning", "link", text, restarts=restarts)
+
     # -- the server's side
 
     def server_connected(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import structlog
 
+from gateway_agent.children import restarts_of_this_process
 from gateway_agent.link import state
 from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.config import LinkConfig, load_link, parse_server
@@ -31,6 +32,7 @@ from gateway_agent.sources.host import HostSource
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.config import show
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
 
@@ -84,6 +86,9 @@ def run(config: LinkConfig) -> None:
     stop.watch_parent()
     set_os_thread_name("link-loop")
     core, spool = build(config, clock)
+    restarts, reason = restarts_of_this_process()
+    if restarts:
+        core.restarted(restarts, reason)
     core.on_planes_changed = lambda: publish_planes(config, core)
     core.on_planes_changed()
     reconnect = config.reconnect
@@ -98,11 +103,17 @@ def run(config: LinkConfig) -> None:
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), required=True, help="JSON written by the parent."
 )
-def main(path: Path) -> None:
+@click.option("--show-config", is_flag=True, help="Print the values in force and stop.")
+@click.option("--check-config", is_flag=True, help="Check the file and stop.")
+def main(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the link process."""
     logs.configure("link")
     try:
-        run(load_link(path))
+        config = load_link(path)
+        if show_config or check_config:
+            click.echo(show(config) if show_config else f"{path}: correct")
+            return
+        run(config)
     except SlaError as exc:
         log.error("link-stopped", problem=str(exc))
         sys.exit(exc.exit_status)

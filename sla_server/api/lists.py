@@ -13,6 +13,7 @@ from flask import Request, Response
 from sla_server.api import answers
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.parts import Parts
+from sla_server.db.schema import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
 SPAN_MAX_US: Final = 31 * 24 * HOUR_US
@@ -24,11 +25,12 @@ def gateways(parts: Parts, _request: Request) -> Response:
 
 
 def volumes(parts: Parts, _request: Request) -> Response:
-    """Exact counts with the live view; volumes that only the live view knows yet come last."""
+    """Exact counts with the live view; volumes of which nothing is stored yet come last, with counts of 0."""
     rows = parts.source.volumes()
     known = {row["volume"] for row in rows}
+    stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
     fresh = [
-        {"volume": row.get("volume"), "backend": row.get("backend"), "live": row}
+        {"volume": row.get("volume"), "backend": row.get("backend"), **stored_nothing, "live": row}
         for row in parts.live.newest().snapshot["volumes"]
         if row.get("volume") not in known
     ]
@@ -59,12 +61,19 @@ def backends(parts: Parts, _request: Request) -> Response:
 
 
 def slas(parts: Parts, _request: Request) -> Response:
-    """Agreements in force without their documents; ``live`` is a list, one entry an objective."""
-    rows = [
-        {key: value for key, value in row.items() if key not in ("document", "spec")}
-        for row in parts.source.agreements(True)
-    ]
-    return answers.as_list([{**row, "live": _objectives(parts, row["name"])} for row in rows])
+    """Agreements in force without their documents.
+
+    ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
+    """
+    rows = []
+    for row in parts.source.agreements(True):
+        plain = {key: value for key, value in row.items() if key not in ("document", "spec")}
+        agreed = [
+            {"name": one.get("name"), "metric": (one.get("indicator") or {}).get("metric")}
+            for one in _agreed(row)
+        ]
+        rows.append({**plain, "objectives": agreed, "live": _objectives(parts, row["name"])})
+    return answers.as_list(rows)
 
 
 def sla(parts: Parts, _request: Request, name: str) -> Response:
@@ -155,9 +164,16 @@ def _agreement(parts: Parts, name: str) -> dict[str, Any]:
     return row
 
 
+def _agreed(agreement: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objectives of an agreement's row, as its document has them."""
+    objectives: list[dict[str, Any]] = ((agreement.get("spec") or {}).get("spec") or {}).get(
+        "objectives"
+    ) or []
+    return objectives
+
+
 def _first_objective(agreement: dict[str, Any]) -> str:
-    spec = agreement.get("spec") or {}
-    objectives = spec.get("objectives") or (spec.get("spec") or {}).get("objectives") or [{}]
+    objectives = _agreed(agreement) or [{}]
     return str(objectives[0].get("name", "latency"))
 
 

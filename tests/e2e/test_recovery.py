@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import pytest
 
 from benchmarks.stage import Stage
+from tests.e2e.browser import text_of
 from tests.e2e.conftest import Driver
 
 KILLED = {
@@ -18,6 +20,7 @@ KILLED = {
     "appserver": "sla_server.part appserver",
     "pmdaemon": "-m pmdaemon run",
 }
+SHOWN_AS = {"pair": "pair-0", "link": "the link"}
 
 
 def stored_ios(stage: Stage) -> dict[str, int]:
@@ -50,6 +53,9 @@ def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
         "new cuts from both gateways",
         limit_s=60,
     )
+    stage.wait(lambda: shown_restarted(stage, victim, since_us=killed_us), f"the page to say so of {victim}")
+    if victim == "pmdaemon":
+        assert lost_gateways(stage, since_us=killed_us) == [], "the server's own restart is no lost gateway"
     for name, load in loads.items():
         assert len(load.done) > counted[name], f"I/O of {name} went on"
         driver.stop(load)
@@ -60,6 +66,22 @@ def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
     assert found == expected, (
         f"the database must hold what the clients saw, exactly, after the death of {victim}"
     )
+
+
+def shown_restarted(stage: Stage, victim: str, since_us: float) -> bool:
+    """Whether the live view, which the page shows as it is, has the restart among its newest events."""
+    return any(
+        event["kind"] == "process-restarted"
+        and event["at_us"] > since_us
+        and f"{SHOWN_AS.get(victim, victim)} was restarted" in event["text"]
+        for event in stage.live().get("events", [])
+    )
+
+
+def lost_gateways(stage: Stage, since_us: float) -> list[str]:
+    """Texts of stored events that call a gateway lost."""
+    events = stage.get("events?limit=100")["items"]
+    return [row["text"] for row in events if row["kind"] == "gateway-lost" and row["at_us"] > since_us]
 
 
 def settled_ios(stage: Stage) -> dict[str, int]:
@@ -91,7 +113,17 @@ def test_the_page_says_so(stage: Stage) -> None:
     assert restarts["dbmanager"] >= 1
     assert restarts["services"] >= 1
     assert restarts["appserver"] >= 1
-    assert "pair-0" in restarts
     events = stage.get("events?limit=200")["items"]
-    restarted = {event["subject"] for event in events if event["kind"] == "process-restarted"}
-    assert restarted >= {"dbmanager", "services", "appserver", "pmdaemon", "pair-0"}
+    restarted = [event for event in events if event["kind"] == "process-restarted"]
+    assert {event["subject"] for event in restarted} >= {
+        "dbmanager",
+        "services",
+        "appserver",
+        "pmdaemon",
+        "pair-0",
+    }
+    gateways = {row["gateway_id"] for row in stage.get("gateways")["items"]}
+    assert gateways & {event["subject"] for event in restarted}, "the link's restart is its gateway's event"
+    page = text_of(f"http://127.0.0.1:{stage.api_port}/", "#processes")
+    for name in ("dbmanager", "services", "appserver", "pmdaemon"):
+        assert re.search(rf"{name}, \d+ restart", page), page

@@ -6,10 +6,20 @@ import pytest
 from click.testing import CliRunner
 
 from gateway_agent import agent
-from gateway_agent.children import FIRST_WAIT_S, HEALTHY_S, MAX_WAIT_S, RestartPolicy
+from gateway_agent.children import (
+    FIRST_WAIT_S,
+    HEALTHY_S,
+    MAX_WAIT_S,
+    REASON_ENV,
+    RESTARTS_ENV,
+    RestartPolicy,
+    how_it_ended,
+    restarts_of_this_process,
+)
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig
-from gateway_agent.link.config import load_link, parse_server
+from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.main import main as link_main
 from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import load
@@ -130,6 +140,43 @@ def test_restart_waits_double_until_a_child_proved_healthy():
     assert policy.restarts == 7
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(-9, "it was killed by SIGKILL"), (3, "it ended with status 3"), (-99, "it was killed by signal 99")],
+)
+def test_how_a_child_ended_in_words(status, words):
+    assert how_it_ended(status) == words
+
+
+def test_a_child_learns_of_its_restarts(monkeypatch):
+    assert restarts_of_this_process() == (0, "")
+    monkeypatch.setenv(RESTARTS_ENV, "2")
+    monkeypatch.setenv(REASON_ENV, "it was killed by SIGKILL")
+    assert restarts_of_this_process() == (2, "it was killed by SIGKILL")
+
+
+def test_the_link_shows_and_checks_its_configuration(tmp_path):
+    path = tmp_path / "link.config.json"
+    config = LinkConfig(
+        gateway_id="4f0c8a8e-6a0e-4a52-9d0e-8f6a4c5b1d10",
+        name="gw-a",
+        state_dir=tmp_path,
+        runtime_dir=tmp_path,
+        server="127.0.0.1:7420",
+        spool_bytes=4 << 20,
+        planes=[],
+    )
+    path.write_text(config.model_dump_json())
+    shown = CliRunner().invoke(link_main, ["--config", str(path), "--show-config"])
+    assert shown.exit_code == 0
+    assert "127.0.0.1:7420" in shown.output
+    assert "first_s" in shown.output, "defaults are shown too"
+    assert CliRunner().invoke(link_main, ["--config", str(path), "--check-config"]).exit_code == 0
+    path.write_text("{}")
+    refused = CliRunner().invoke(link_main, ["--config", str(path), "--check-config"])
+    assert refused.exit_code == ConfigError.exit_status
+
+
 def test_published_facts_name_the_children(write, tmp_path):
     class Child:
         spec, pid, policy = agent.Spec("link", ("x",)), 5, RestartPolicy(0)
@@ -142,3 +189,20 @@ def test_published_facts_name_the_children(write, tmp_path):
     agent.publish(config, "id", All)
     value = json.loads((tmp_path / "run" / "agent.json").read_text())
     assert (value["children"], value["restarts"], value["gateway_id"]) == ({"link": 5}, {"link": 0}, "id")
+
+
+def test_check_config_looks_at_the_files(write, tmp_path):
+    text = GOOD + '[[export]]\nvolume = "vol-2"\nbackend = "b"\nfile = "{dir}/disk.img"\n'
+    path = write(text)
+
+    def check():
+        return CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+
+    missing = check()
+    assert missing.exit_code == 66
+    assert "volume vol-2" in missing.output
+    assert "No such file" in missing.output
+    (tmp_path / "disk.img").write_bytes(bytes(1024))
+    assert (check().exit_code, (tmp_path / "disk.img").read_bytes()) == (0, bytes(1024))
+    (tmp_path / "disk.img").write_bytes(bytes(1025))
+    assert "multiple of 512" in check().output

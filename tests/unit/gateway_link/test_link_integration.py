@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from gateway_agent.children import REASON_ENV, RESTARTS_ENV
 from gateway_agent.link.config import LinkConfig, PlaneSocket, ReconnectConfig
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire.kinds import Kind
@@ -104,7 +105,7 @@ def world(tmp_path):
 def start_link(tmp_path, world):
     started = []
 
-    def start():
+    def start(**environment):
         config = LinkConfig(
             gateway_id=GATEWAY,
             name="gw-a",
@@ -118,7 +119,7 @@ def start_link(tmp_path, world):
         path = tmp_path / "link.config.json"
         path.write_text(config.model_dump_json())
         argv = [sys.executable, "-m", "gateway_agent.link.main", "--config", str(path)]
-        started.append(subprocess.Popen(argv))
+        started.append(subprocess.Popen(argv, env={**os.environ, **environment}))
         return started[-1]
 
     yield start
@@ -153,6 +154,16 @@ def test_statistics_caps_and_a_killed_link(world, start_link):
     ) if world.server.reads() != 33 else None
     assert world.server.reads() == 33 == world.plane.lifetime["vol-1"]
     assert world.plane.cap_gen == 7  # the plane held them all the while
+
+
+def test_a_restarted_link_tells_the_server(world, start_link):
+    start_link(**{RESTARTS_ENV: "2", REASON_ENV: "it was killed by SIGKILL"})
+    world.wait_registered()
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    world.until(lambda: Kind.ALERT in world.server.headers, "an alert")
+    alert = world.server.last(Kind.ALERT)
+    assert (alert["kind"], alert["details"]["restarts"]) == ("process-restarted", 2)
+    assert alert["text"] == "the link was restarted: it was killed by SIGKILL; restart 2"
 
 
 def test_a_stopping_link_spools_a_last_cut_and_says_goodbye(world, start_link):
