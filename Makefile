@@ -39,9 +39,9 @@ unit: setup
 
 check: lint types unit ## what every commit passes
 
-bench: bench-demo bench-gateway bench-query ## all benchmarks of this release
+bench: bench-demo bench-gateway bench-ingest bench-query ## all benchmarks of this release
 
-bench-%: setup ## one benchmark: demo, gateway, query
+bench-%: setup ## one benchmark: demo, gateway, ingest, query
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference

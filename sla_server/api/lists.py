@@ -130,7 +130,8 @@ def policy_caps(parts: Parts, request: Request, version: str) -> Response:
         raise BadInput("after", str(exc)) from exc
     if not rows and after is None:
         raise NotFound(f"policy version {version} has no caps", "GET /api/v1/policies lists the versions")
-    return answers.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
+    last = rows[-1] if len(rows) == limit else None
+    return answers.as_list(rows, f"{last['volume']}:{last['hour_of_week']}" if last else None)
 
 
 def processes(parts: Parts, _request: Request) -> Response:

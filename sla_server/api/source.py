@@ -63,7 +63,7 @@ class Source(Protocol):
         limit: int | None = None,
         after: str | None = None,
     ) -> list[Row]:
-        """Caps of one policy version, each with its ``cursor``."""
+        """Caps of one policy version, by volume and hour; ``after``: "VOLUME:HOUR"."""
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:
         """The audit log, newest first, each with its ``cursor``."""

@@ -8,6 +8,7 @@ little-endian int64, reads and writes together in the 50-bucket form.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +37,23 @@ def encode_sparse(buckets: Int64s, counts: Int64s) -> bytes:
     return entries.tobytes()
 
 
+def encode_many(dense: Int64s) -> list[bytes]:
+    """Blobs of dense counts of shape (n, 198)."""
+    width = dense.shape[1]
+    flat = dense.reshape(-1)
+    place = np.flatnonzero(flat)
+    counts = flat[place]
+    row, bucket = place // width, place % width
+    bounds = np.searchsorted(row, np.arange(len(dense) + 1))
+    if counts.size and int(counts.max()) > _MAX_COUNT:
+        pairs = itertools.pairwise(bounds.tolist())
+        return [encode_sparse(bucket[low:high], counts[low:high]) for low, high in pairs]
+    entries = np.empty(len(place), dtype=ENTRY)
+    entries["bucket"], entries["count"] = bucket, counts
+    packed = entries.tobytes()
+    return [packed[low:high] for low, high in itertools.pairwise((bounds * ENTRY.itemsize).tolist())]
+
+
 def entries_of(blobs: list[bytes]) -> tuple[Int64s, Int64s, Int64s]:
     """All entries of several blobs: (index of the blob, bucket, count), each of shape (entries,)."""
     lengths = [len(blob) // ENTRY.itemsize for blob in blobs]
@@ -53,9 +71,11 @@ def decode_many(blobs: list[bytes]) -> Int64s:
     return dense
 
 
-def encode_hour(counts: Int64s) -> bytes:
-    """Blob of a dense histogram of shape (50,)."""
-    return counts.astype("<i8").tobytes()
+def encode_hours(dense: Int64s) -> list[bytes]:
+    """Blobs of dense histograms of shape (n, 50)."""
+    packed = dense.astype("<i8").tobytes()
+    size = COARSE_BUCKETS * 8
+    return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
 def decode_hours(blobs: list[bytes]) -> Int64s:

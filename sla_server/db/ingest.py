@@ -1,10 +1,15 @@
-"""The ingest transaction, and the two cursors that make it exactly-once.
+"""The ingest transactions, and the cursors that make them exactly-once.
 
-Table ``consumed`` holds, for each ingest queue, ``<queue_id>/sql`` and ``<queue_id>/parquet``: every record
-up to that queue_seq has had its effect on the tables, respectively stands in a file of the manifest. Each
-moves in the transaction that carries its effect, and is *read* in that transaction, too. So it does not
-matter why a batch comes again (a crash, a retry, a commit whose answer was lost): what the cursor has
-passed is skipped.
+Table ``consumed`` holds three cursors for each ingest queue: every record up to that queue_seq
+
+    <queue_id>/sql       has its sums in the statistics tables
+    <queue_id>/records   has its inventory, events and RECORD rows in theirs; never behind ``sql``
+    <queue_id>/parquet   stands in a file of the manifest
+
+Each moves in the transaction that carries its effect, and is *read* in that transaction, too. So it does not
+matter why something comes again (a crash, a retry, a commit whose answer was lost): what the cursor has
+passed is skipped. Records and statistics have a transaction each, because rows that somebody waits for
+should not wait for the sums of the whole fleet.
 
 Thread: the writer's.
 """
@@ -24,14 +29,17 @@ from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
 from sla_server.db.ingest_queue import Record
-from sla_server.db.inventory import store_inventory
+from sla_server.db.inventory import has_inventory, store_inventory
 from sla_server.db.records import store_rows
 from sla_server.db.statistics import store_statistics
 from sla_server.db.upserts import upsert
+from sla_server.db.window import Window
 
 
-class CursorMovedBack(DbError):
-    """The database has forgotten commits (restored, or failed over to a standby that lagged): read again.
+class CursorMoved(DbError):
+    """The cursor is not where it was left: read the queue again from behind it.
+
+    The database was restored, or failed over to a standby that lagged, or a second manager is at work.
 
     Attributes:
         cursor: what the database says now.
@@ -41,7 +49,7 @@ class CursorMovedBack(DbError):
 
     def __init__(self, cursor: int, expected: int) -> None:
         self.cursor = cursor
-        super().__init__(f"the database's cursor is {cursor}, expected {expected}: it has forgotten commits")
+        super().__init__(f"the database's cursor is {cursor}, expected {expected}")
 
 
 class IngestStore:
@@ -65,7 +73,9 @@ class IngestStore:
     ) -> None:
         self._engine = engine
         self._sql_key = f"{queue_id}/sql"
+        self._records_key = f"{queue_id}/records"
         self._parquet_key = f"{queue_id}/parquet"
+        self._records_seq = 0
         self._rollup_s = rollup_s
         self._clock = clock
         self._probe = probe
@@ -82,6 +92,9 @@ class IngestStore:
             upsert(connection, schema.meta, [{"key": "created_us", "value": str(self._clock.unix_us())}])
             keys = [{"queue": key, "queue_seq": 0} for key in (self._sql_key, self._parquet_key)]
             upsert(connection, schema.consumed, keys)
+            # A database of an older release: its records were stored together with the sums.
+            sql_seq = self._cursor(connection, self._sql_key)
+            upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
@@ -89,9 +102,14 @@ class IngestStore:
             raise ConfigError("database.rollup_s", problem, f"Set it to {stored}, or use a new database")
 
     def cursors(self) -> tuple[int, int]:
-        """(sql, parquet) as committed."""
+        """(sql, parquet) as committed; also takes note of ``records``."""
         with begin(self._engine) as connection:
+            self._records_seq = self._cursor(connection, self._records_key)
             return self._cursor(connection, self._sql_key), self._cursor(connection, self._parquet_key)
+
+    def window(self) -> Window:
+        """An empty window of this store's interval."""
+        return Window(self._rollup_s * 1_000_000)
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -99,40 +117,75 @@ class IngestStore:
         statement = select(table.c.queue_seq).where(table.c.queue == key).with_for_update()
         return int(connection.execute(statement).scalar_one())
 
-    def _move(self, connection: Connection, key: str, queue_seq: int) -> None:
+    def _raise(self, connection: Connection, key: str, queue_seq: int) -> None:
+        """Move a cursor forward; one that is further stays."""
         table = schema.consumed
-        connection.execute(update(table).where(table.c.queue == key).values(queue_seq=queue_seq))
+        behind = (table.c.queue == key) & (table.c.queue_seq < queue_seq)
+        connection.execute(update(table).where(behind).values(queue_seq=queue_seq))
 
-    def apply(self, records: Sequence[Record], oldest_seq: int) -> Batch:
-        """Put the effect of ``records`` into the tables, unless it is there; returns the records decoded.
+    def store_records(self, batch: Batch, records: Sequence[Record], oldest_seq: int) -> None:
+        """Store inventory, events and RECORD rows of a batch, unless they are there.
 
         Args:
+            batch: ``records``, decoded.
             records: consecutive, at least one.
             oldest_seq: oldest record the queue still holds.
 
         Raises:
-            CursorMovedBack: read the queue again from behind its ``cursor``; nothing was written.
+            CursorMoved: read the queue again from behind its ``cursor``; nothing was written.
             DatabaseRefused: some value is refused; nothing was written.
             DatabaseUnavailable: nothing, or everything, was written; come again.
         """
-        batch = decode_batch(records)
+        if not has_inventory(batch) and not batch.rows:
+            return
         with begin(self._engine) as connection:
-            cursor = self._cursor(connection, self._sql_key)
-            if cursor + 1 < batch.first_seq and oldest_seq < batch.first_seq:
-                raise CursorMovedBack(cursor, batch.first_seq - 1)
+            cursor = self._cursor(connection, self._records_key)
+            if cursor < self._records_seq and oldest_seq <= self._records_seq:
+                raise CursorMoved(self._cursor(connection, self._sql_key), self._records_seq)
             fresh = [record for record in records if record.queue_seq > cursor]
             if fresh:
                 part = batch if len(fresh) == len(records) else decode_batch(fresh)
-                self._store(connection, part)
-                self._move(connection, self._sql_key, part.last_seq)
-                self._probe("in-transaction")
-        return batch
+                store_inventory(connection, part, self._clock.unix_us())
+                store_rows(connection, part.rows)
+                self._raise(connection, self._records_key, part.last_seq)
+        self._records_seq = max(cursor, batch.last_seq)
 
-    def _store(self, connection: Connection, batch: Batch) -> None:
-        now_us = self._clock.unix_us()
-        store_inventory(connection, batch, now_us)
-        store_statistics(connection, batch, self._rollup_s * 1_000_000, now_us)
-        store_rows(connection, batch.rows)
+    def commit(self, window: Window, oldest_seq: int) -> None:
+        """Add a window to the statistics, unless it is there.
+
+        Args:
+            window: not empty; the caller resets it afterwards.
+            oldest_seq: oldest record the queue still holds.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
+        """
+        with begin(self._engine) as connection:
+            cursor = self._cursor(connection, self._sql_key)
+            if cursor == window.last_seq:
+                return  # committed before; the answer was lost
+            if cursor >= window.first_seq or (
+                cursor + 1 < window.first_seq and oldest_seq < window.first_seq
+            ):
+                raise CursorMoved(cursor, window.first_seq - 1)
+            store_statistics(connection, window, self._clock.unix_us())
+            for key in (self._sql_key, self._records_key):
+                self._raise(connection, key, window.last_seq)
+            self._probe("in-transaction")
+        self._records_seq = max(self._records_seq, window.last_seq)
+
+    def apply(self, records: Sequence[Record], oldest_seq: int) -> Batch:
+        """Records and statistics of ``records`` by themselves; returns them decoded.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
+        """
+        batch = decode_batch(records)
+        self.store_records(batch, records, oldest_seq)
+        window = self.window()
+        window.absorb(batch)
+        self.commit(window, oldest_seq)
+        return batch
 
     def report(self, event: dict[str, Any]) -> None:
         """Store one event now."""
@@ -144,7 +197,8 @@ class IngestStore:
         with begin(self._engine) as connection:
             if self._cursor(connection, self._sql_key) < queue_seq:
                 upsert(connection, schema.events, [event])
-                self._move(connection, self._sql_key, queue_seq)
+                for key in (self._sql_key, self._records_key):
+                    self._raise(connection, key, queue_seq)
 
     def commit_file(self, finished: FinishedFile, oldest_seq: int) -> bool:
         """Make a finished file count and move the parquet cursor; returns False if it must be discarded.
@@ -170,5 +224,5 @@ class IngestStore:
                 path = finished.row["path"]
                 connection.execute(delete(schema.manifest).where(schema.manifest.c.path == path))
                 connection.execute(insert(schema.manifest), finished.row)
-            self._move(connection, self._parquet_key, finished.last_seq)
+            self._raise(connection, self._parquet_key, finished.last_seq)
         return True

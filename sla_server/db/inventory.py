@@ -49,6 +49,13 @@ def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, 
     }
 
 
+def has_inventory(batch: Batch) -> bool:
+    """Whether ``store_inventory`` has anything to write."""
+    if batch.gateways or batch.streams_seen or batch.refused:
+        return True
+    return any(abs(item.offset_us) > SKEW_LIMIT_US for item in batch.cuts)
+
+
 def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
     """Write the batch's gateways, exports and streams, and the events that follow."""
     events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pmdaemon.wire.cut import COL, COLUMNS
-from sla_server.db.rollup import Ingested
+from sla_server.db.rollup import Ingested, joined
 
 _COUNTERS: Final = COLUMNS[1:]
 _MISSED: Final = ("io", "threshold_us", "counted", "missed")
@@ -88,14 +88,14 @@ def _lists(
     arrays: Sequence[np.ndarray[Any, Any]], first_row: np.ndarray[Any, Any], rows: int, names: dict[str, str]
 ) -> dict[str, pa.Array]:
     """List columns from sparse entries; an entry's ``row`` counts from its cut's ``first_row``."""
-    row = np.concatenate(
-        [array["row"].astype(np.int64) + first for array, first in zip(arrays, first_row, strict=True)]
-    )
-    order = np.argsort(row, kind="stable")
-    offsets = pa.array(np.searchsorted(row[order], np.arange(rows + 1)).astype(np.int32))
+    entries = joined(arrays)
+    row = entries["row"] + np.repeat(first_row, [len(array) for array in arrays])
+    offsets = pa.array(np.searchsorted(np.sort(row, kind="stable"), np.arange(rows + 1)).astype(np.int32))
+    if (row[1:] < row[:-1]).any():  # agents send them in order
+        entries = entries[np.argsort(row, kind="stable")]
     lists = {}
     for field, name in names.items():
-        values = np.concatenate([array[field] for array in arrays])[order]
+        values = entries[field]
         kind = SCHEMA.field(name).type.value_type
         lists[name] = pa.ListArray.from_arrays(
             offsets, pa.array(values.astype(kind.to_pandas_dtype()), type=kind)

@@ -155,7 +155,7 @@ class RecordReads(Queries):
     ) -> list[Row]:
         """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168, by volume and hour.
 
-        Each row has a ``cursor``; ``after``: that of the last row of the former page.
+        ``after``: "VOLUME:HOUR" of the last row of the former page.
         """
         table = schema.policy_caps
         place = table.c.volume, table.c.hour_of_week
@@ -167,7 +167,4 @@ class RecordReads(Queries):
             statement = statement.where(tuple_(*place) > (volume, int(hour_text)))
         if hour_of_week is not None:
             statement = statement.where(table.c.hour_of_week == hour_of_week)
-        rows = self._rows(statement)
-        for row in rows:
-            row["cursor"] = f"{row['volume']}:{row['hour_of_week']}"
-        return rows
+        return self._rows(statement)

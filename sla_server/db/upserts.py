@@ -1,8 +1,8 @@
 """INSERT ... ON CONFLICT, built once a form, for both databases.
 
 Four things may happen to a column when the row exists already: it is *set*, *added* to, raised to the
-*max*imum, or kept as it was first written. One statement goes out with a list of rows (executemany); within
-such a list no key may occur twice unless the database takes the rows one by one, which both do here.
+*max*imum, or kept as it was first written. ``upsert`` sends one statement with a list of rows
+(executemany), for the tables that get a few; ``bulk`` is for those that get thousands.
 """
 
 from __future__ import annotations
@@ -41,9 +41,20 @@ def upsert(
     """
     if not rows:
         return
-    # The two classes are alike but unrelated; both are INSERT with ON CONFLICT.
+    statement = conflict_clause(insert_into(connection, table), table, set_, add, maximum)
+    connection.execute(statement, rows)
+
+
+def insert_into(connection: Connection, table: Table) -> Any:
+    """The database's own INSERT, which knows ON CONFLICT (two classes, alike but unrelated)."""
     module: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = module.insert(table)
+    return module.insert(table)
+
+
+def conflict_clause(
+    insert: Any, table: Table, set_: Iterable[str], add: Iterable[str], maximum: Iterable[str]
+) -> Any:
+    """``insert`` with what happens to each column when the row exists; see ``upsert``."""
     changes: dict[str, ColumnElement[Any]] = {name: insert.excluded[name] for name in set_}
     changes |= {name: table.c[name] + insert.excluded[name] for name in add}
     for name in maximum:
@@ -51,10 +62,8 @@ def upsert(
         changes[name] = case((old > new, old), else_=new)
     key = list(natural_key(table))
     if changes:
-        statement = insert.on_conflict_do_update(index_elements=key, set_=changes)
-    else:
-        statement = insert.on_conflict_do_nothing(index_elements=key)
-    connection.execute(statement, rows)
+        return insert.on_conflict_do_update(index_elements=key, set_=changes)
+    return insert.on_conflict_do_nothing(index_elements=key)
 
 
 def params(columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> Params:

@@ -1,10 +1,15 @@
 """The one consumer of the ingest queue: SQL about once a second, Parquet files about once a minute.
 
-Theory of operation. Each ``step`` reads the next records, puts their effect into SQL (cursor ``sql``),
-hands their cuts to the archive, and, when the file under way is due, finishes it and commits its manifest
-row (cursor ``parquet``). Records leave the queue when both cursors have passed them. The archive is usually
-fed with what SQL just took; after a start, a full disk or a restored database it lags, and reads the queue
-for itself until it has caught up.
+Theory of operation. Each ``step`` reads the next records, stores their inventory and RECORD rows (cursor
+``records``), adds their cuts to the window and hands them to the archive. When it is time the window goes to
+SQL (cursor ``sql``); when the file under way is due, it is finished and its manifest row committed (cursor
+``parquet``). Records leave the queue when all cursors have passed them. The archive is usually fed with what
+was just read; after a start, a full disk or a restored database it lags, and reads the queue for itself
+until it has caught up.
+
+It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
+thread at most: with little load that is at once, with the largest every 15 s. The longer a window, the fewer
+rows are written for the same cuts.
 
 What a crash can leave, and what happens then:
 
@@ -24,7 +29,7 @@ Thread: ``db-writer`` alone; ``wake`` and ``finish`` from any.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +39,14 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.db.archive import Archive, FinishedFile
 from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest import CursorMovedBack, IngestStore
+from sla_server.db.ingest import CursorMoved, IngestStore
 from sla_server.db.ingest_queue import DurableQueue, QueueReader, Record
 from sla_server.db.inventory import event_row
 
 log = structlog.get_logger("db-writer")
-STEP_BYTES: Final = 4 << 20  # a transaction of some 10,000 stream rows: a fraction of a second
+STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
+REST: Final = 4
+REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_LIMIT_S: Final = 15.0
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
@@ -79,8 +86,10 @@ class Writer:
         self._wake = threading.Event()
         self._finish = threading.Event()
         self._reader: QueueReader | None = None
+        self._window = store.window()
         self._held: list[Record] = []
         self._is_full = False
+        self._rest_until_ns = 0
         self._finished: FinishedFile | None = None
         self._archive_blocked_until_ns = 0
         self._sql_seq = 0
@@ -150,27 +159,41 @@ class Writer:
             DatabaseUnavailable: come again; nothing is lost or doubled.
             QueueCorrupt: the queue cannot be read.
         """
-        batch = self._to_sql()
+        batch = self._take()
         self._to_archive(batch)
-        if self._finished is None and (self._archive.is_due or (final and self._archive.last_seq)):
+        done = final and not self._is_full
+        if self._window.last_seq and (done or self._window.is_full or self._is_rested):
+            self._to_sql()
+        if self._finished is None and (self._archive.is_due or (done and self._archive.last_seq)):
             self._guard_archive(self._finish_file)
         if self._finished is not None:
             self._commit_file(self._finished)
         self._queue.delete_through(min(self._sql_seq, self._parquet_seq))
         self._probe("deleted")
-        lags = self._archived_seq < self._sql_seq and self._archive_is_usable
+        lags = self._archived_seq < self._read_seq and self._archive_is_usable
         return lags or self._is_full or (final and self._sql_seq < self._queue.synced_seq)
 
     # -- SQL
 
+    @property
+    def _read_seq(self) -> int:
+        """Newest record that is in SQL or in the window."""
+        return self._window.last_seq or self._sql_seq
+
+    @property
+    def _is_rested(self) -> bool:
+        return self._clock.monotonic_ns() >= self._rest_until_ns
+
     def _seek(self, after_seq: int) -> None:
+        """Read on behind ``after_seq``, which is where SQL stands."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self._queue.reader(after_seq)
         self._held = []
+        self._window.reset()
 
-    def _to_sql(self) -> Batch | None:
-        """Apply the next records; None if there are none."""
+    def _take(self) -> Batch | None:
+        """Take the next records into the window; None if there are none."""
         if self._reader is None:
             raise AssertionError("start() comes first")
         # Held over a failed attempt: the reader has passed them.
@@ -178,29 +201,58 @@ class Writer:
         self._is_full = sum(len(record.payload) for record in self._held) >= STEP_BYTES
         if not self._held:
             return None
+        batch = decode_batch(self._held)
         try:
-            batch = self._store.apply(self._held, self._queue.oldest_seq)
+            self._store.store_records(batch, self._held, self._queue.oldest_seq)
         except DatabaseRefused as exc:
-            batch = self._one_by_one(self._held, exc)
-        except CursorMovedBack as exc:
-            log.error("database-forgot-commits", error=str(exc), cursor=exc.cursor, had=self._sql_seq)
-            self._sql_seq = exc.cursor
-            self._seek(exc.cursor)
+            self._isolate(exc)
             return None
-        self._sql_seq = batch.last_seq
+        except CursorMoved as exc:
+            self._start_again(exc)
+            return None
+        self._window.absorb(batch)
         self._held = []
-        self._probe("sql-committed")
         return batch
 
-    def _one_by_one(self, records: Sequence[Record], error: DatabaseRefused) -> Batch:
-        """Find the records the database refuses, put them aside, and apply the others."""
-        log.error("batch-refused", error=str(error), first=records[0].queue_seq, last=records[-1].queue_seq)
-        for record in records:
-            try:
-                self._store.apply([record], self._queue.oldest_seq)
-            except DatabaseRefused as exc:
-                self._put_aside(record, exc)
-        return decode_batch(records)
+    def _to_sql(self) -> None:
+        """Commit the window."""
+        started_ns = self._clock.monotonic_ns()
+        try:
+            self._store.commit(self._window, self._queue.oldest_seq)
+        except DatabaseRefused as exc:
+            self._isolate(exc)
+            return
+        except CursorMoved as exc:
+            self._start_again(exc)
+            return
+        self._sql_seq = self._window.last_seq
+        self._window.reset()
+        ended_ns = self._clock.monotonic_ns()
+        self._rest_until_ns = ended_ns + min(REST * (ended_ns - started_ns), REST_LIMIT_NS)
+        self._probe("sql-committed")
+
+    def _start_again(self, error: CursorMoved) -> None:
+        log.error("database-forgot-commits", error=str(error), cursor=error.cursor, had=self._sql_seq)
+        self._sql_seq = error.cursor
+        self._seek(error.cursor)
+
+    def _isolate(self, error: DatabaseRefused) -> None:
+        """Find the records the database refuses, put them aside, and apply the others, one by one."""
+        last_seq = self._held[-1].queue_seq if self._held else self._window.last_seq
+        log.error("batch-refused", error=str(error), first=self._sql_seq + 1, last=last_seq)
+        self._seek(self._sql_seq)
+        reader = self._queue.reader(self._sql_seq)
+        try:
+            while self._sql_seq < last_seq:
+                for record in reader.read(STEP_BYTES):
+                    try:
+                        self._store.apply([record], self._queue.oldest_seq)
+                    except DatabaseRefused as exc:
+                        self._put_aside(record, exc)
+                    self._sql_seq = record.queue_seq
+                    self._seek(self._sql_seq)
+        finally:
+            reader.close()
 
     def _put_aside(self, record: Record, error: DatabaseRefused) -> None:
         self._refused_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -229,7 +281,7 @@ class Writer:
 
     def _to_archive(self, batch: Batch | None) -> None:
         """Hand over the batch if it follows directly, else let the archive catch up from the queue."""
-        if not self._archive_is_usable or self._archived_seq >= self._sql_seq:
+        if not self._archive_is_usable or self._archived_seq >= self._read_seq:
             return
         if batch is None or batch.first_seq != self._archived_seq + 1:
             batch = self._behind()
@@ -238,10 +290,10 @@ class Writer:
             self._guard_archive(lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts))
 
     def _behind(self) -> Batch | None:
-        """The next records the archive lacks, as far as SQL has them."""
+        """The next records the archive lacks, as far as they were read."""
         reader = self._queue.reader(self._archived_seq)
         try:
-            records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._sql_seq]
+            records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._read_seq]
         finally:
             reader.close()
         return decode_batch(records) if records else None

@@ -74,25 +74,27 @@ def test_names_may_come_after_the_first_cut(rig):
 
 def test_a_batch_that_comes_again_has_no_effect(rig):
     items = [make_cut(1), make_cut(2)]
-    records = []
-    apply = rig.store.apply
-    rig.store.apply = lambda batch, oldest: (records.append(batch), apply(batch, oldest))[1]
-    rig.feed(cuts_message(items[:1]), cuts_message(items[1:]))
-    for batch in records:
-        apply(batch, 1)
+    rig.feed(
+        cuts_message(items[:1]), record_message([("events", {"event_id": "e"})]), cuts_message(items[1:])
+    )
+    reader = rig.queue.reader(0)
+    records = reader.read(1 << 20)
+    reader.close()
+    assert [record.queue_seq for record in records] == [1, 2, 3]
+    rig.store.apply(records, 1)
     assert_database_holds(rig.reader, items)
 
 
 def test_a_commit_whose_answer_was_lost_is_not_applied_twice(rig, monkeypatch):
     """The connection breaks after the server has committed: the writer must not believe it failed."""
-    apply = rig.store.apply
+    commit = rig.store.commit
 
-    def answer_lost(batch, oldest):
-        apply(batch, oldest)
-        monkeypatch.setattr(rig.store, "apply", apply)
+    def answer_lost(window, oldest):
+        commit(window, oldest)
+        monkeypatch.setattr(rig.store, "commit", commit)
         raise DatabaseUnavailable("db", "connection lost during COMMIT")
 
-    monkeypatch.setattr(rig.store, "apply", answer_lost)
+    monkeypatch.setattr(rig.store, "commit", answer_lost)
     with pytest.raises(DatabaseUnavailable):
         rig.feed(cuts_message([make_cut(1)]))
     rig.feed(cuts_message([make_cut(2)]))
@@ -103,7 +105,7 @@ def test_a_commit_whose_answer_was_lost_is_not_applied_twice(rig, monkeypatch):
 def test_a_failed_transaction_leaves_nothing_and_is_repeated(rig, monkeypatch):
     """Break in the middle: after rollups were written, before the cursor moves."""
     with monkeypatch.context() as patch:
-        patch.setattr(rig.store, "_move", _raise_unavailable)
+        patch.setattr(rig.store, "_raise", _raise_unavailable)
         with pytest.raises(DatabaseUnavailable):
             rig.feed(cuts_message([make_cut(1)]))
     assert rig.reader.slice_inputs([stream(1)], [], 0, 1 << 62).rows == []
@@ -290,7 +292,7 @@ def test_the_largest_values_fit(rig):
     counters = item.counters.copy()
     counters[COL["stream_id"]] = (1 << 63) - 1
     for name in ("reads", "lat_sum_us", "cost_milli"):
-        counters[COL[name]] = 1 << 50
+        counters[COL[name]] = 1 << 47
     item = dataclasses.replace(item, counters=counters, epoch=(1 << 64) - 1)
     hist = np.array([(0, 5, (1 << 32) - 1)], dtype=item.hist.dtype)
     items = [dataclasses.replace(item, hist=hist, seq=seq) for seq in (1, 2, 3)]

@@ -240,7 +240,7 @@ def test_caps_page_by_volume_and_hour(database, rig):
     seen, after = [], None
     while page := rig.reader.policy_caps(version, limit=3, after=after):
         seen += [(row["volume"], row["hour_of_week"]) for row in page]
-        after = page[-1]["cursor"]
+        after = f"{page[-1]['volume']}:{page[-1]['hour_of_week']}"
     assert seen == [(cap["volume"], cap["hour_of_week"]) for cap in caps]
     with pytest.raises(ValueError, match="no cursor"):
         rig.reader.policy_caps(version, after="nonsense")

@@ -160,16 +160,16 @@ def test_a_restored_manifest_gets_its_files_again(rig):
 def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     """``run`` waits, tries again, and finishes everything when told to."""
     monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.001)
-    apply = rig.store.apply
+    commit = rig.store.commit
     tries = []
 
-    def away_at_first(batch, oldest):
-        tries.append(len(batch))
+    def away_at_first(window, oldest):
+        tries.append(window.last_seq)
         if len(tries) < 4:
             _gone()
-        return apply(batch, oldest)
+        commit(window, oldest)
 
-    monkeypatch.setattr(rig.store, "apply", away_at_first)
+    monkeypatch.setattr(rig.store, "commit", away_at_first)
     rig.queue.append_many([cuts_message([make_cut(1)])])
     committed = threading.Event()
     monkeypatch.setattr(
@@ -187,7 +187,7 @@ def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
 
 
 def test_finishing_does_not_wait_for_a_database_that_is_away(rig, monkeypatch):
-    monkeypatch.setattr(rig.store, "apply", _gone)
+    monkeypatch.setattr(rig.store, "commit", _gone)
     rig.queue.append_many([cuts_message([make_cut(1)])])
     rig.writer.finish()
     rig.writer.run()

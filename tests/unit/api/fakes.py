@@ -226,7 +226,7 @@ class FakeSource:
         self._row("policy_caps", version, hour_of_week, limit, after)
         if after == "nonsense":
             raise ValueError("'nonsense' is no cursor")
-        row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0, "cursor": "batch:0"}
+        row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
         return [row] if version == 3 and after is None else []
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
