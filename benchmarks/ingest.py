@@ -40,6 +40,7 @@ from sla_server.db.engine import make_engine
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue
 from sla_server.db.reads import open_reader
+from sla_server.db.retention import Retention
 from sla_server.db.writer import Writer
 
 GATEWAYS: Final = 1000
@@ -175,7 +176,8 @@ def _catch_up(folder: Path, url: str, load: Fleet) -> float:
     store = IngestStore(engine, queue.queue_id, config.rollup_s, clock)
     archive = Archive(folder / "parquet", queue.queue_id, config.file_max_bytes, config.file_max_s, clock)
     store.prepare()
-    writer = Writer(queue, store, archive, clock, config.flush_interval_s, folder / "refused")
+    retention = Retention(engine, config.retention, clock)
+    writer = Writer(queue, store, archive, clock, config.flush_interval_s, folder / "refused", retention)
     writer.start(store.cursors())
     started_s = time.monotonic()
     while writer.step(final=True):

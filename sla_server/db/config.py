@@ -14,6 +14,29 @@ from sla_server.db.files.config import FilesConfig
 DRIVERS = ("sqlite", "postgresql+psycopg")
 
 
+class RetentionConfig(StrictModel):
+    """How many days of what stays in SQL: table ``[database.retention]``."""
+
+    rollups_days: float = Field(default=14.0, ge=1)
+    """Rollups by slot, and their missed counts. They move to Parquet long before (48 h); what could not be
+    moved by then is given up, so that the database cannot grow without end."""
+
+    coverage_days: float = Field(default=35.0, ge=1)
+    """Which gateways were observed in which slot: a month of reports and a few days."""
+
+    hours_days: float = Field(default=396.0, ge=7)
+    """Hourly rollups: 13 months, so that a month can be compared with that of a year ago."""
+
+    slices_days: float = Field(default=396.0, ge=35)
+    """Judged slices and closed episodes: what reports and error budgets are computed from."""
+
+    events_days: float = Field(default=90.0, ge=1)
+    """Events, and throttles that are over."""
+
+    audit_days: float = Field(default=1096.0, ge=1)
+    """Who changed what: three years."""
+
+
 class DatabaseConfig(StrictModel):
     """Where statistics and records are kept, and how often they are written."""
 
@@ -49,6 +72,9 @@ class DatabaseConfig(StrictModel):
 
     pool_size: int = Field(default=4, ge=1, le=64)
     """Connections a reading process may hold."""
+
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
+    """How long rows stay in SQL."""
 
     queue_dir: Path | None = None
     """Ingest queue; default: data_dir/queue. A local disk that honours fsync."""

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import Clock
-from sla_server.db import schema
+from sla_server.db import partitions, schema
 from sla_server.db.archive import FinishedFile
 from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.engine import begin
@@ -81,13 +81,14 @@ class IngestStore:
         self._probe = probe
 
     def prepare(self) -> None:
-        """Make the rows that must exist, once at start.
+        """Make the rows and partitions that must exist, once at start.
 
         Raises:
             ConfigError: the database was made with another ``rollup_s``.
             DatabaseUnavailable: try again later.
         """
         with begin(self._engine) as connection:
+            partitions.make_ahead(connection, self._clock.unix_us())
             upsert(connection, schema.meta, [{"key": "rollup_s", "value": str(self._rollup_s)}])
             upsert(connection, schema.meta, [{"key": "created_us", "value": str(self._clock.unix_us())}])
             keys = [{"queue": key, "queue_seq": 0} for key in (self._sql_key, self._parquet_key)]

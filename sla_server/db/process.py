@@ -41,6 +41,7 @@ from sla_server.db.ingest_queue import IngestQueue, Record
 from sla_server.db.intake import Intake
 from sla_server.db.post_office import PostOffice
 from sla_server.db.reads import Reader
+from sla_server.db.retention import Retention
 from sla_server.db.watermarks import HighWater
 from sla_server.db.writer import BACKOFF_FIRST_S, BACKOFF_LIMIT_S, STEP_BYTES, Writer
 
@@ -160,7 +161,9 @@ def open_manager(
             continue
         intake = Intake(secrets.randbits(62) + 1, high_water)
         intake.recover(_unconsumed(queue, cursors[0]))
-        writer = Writer(queue, store, archive, clock, settings.flush_interval_s, queue_dir / "refused")
+        retention = Retention(engine, settings.retention, clock)
+        refused_dir = queue_dir / "refused"
+        writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
         return Manager(intake, queue, writer, keeper)
     return None

@@ -2,7 +2,7 @@
 
 Invariants: every primary key is the natural key that RECORD upserts by; every other column is nullable or
 has a server default, so that a partial row can be upserted; times are int64 microseconds UTC (``*_us``),
-counters int64, JSON is text. A change here needs a migration under ``sql/versions`` (a test compares the
+counters int64, JSON is text. Time-series tables are partitioned on PostgreSQL (``partitions``). A change here needs a migration under ``sql/versions`` (a test compares the
 two).
 """
 
@@ -113,6 +113,7 @@ rollups = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
     Column("hist", LargeBinary, nullable=False),
+    postgresql_partition_by="RANGE (slot_us)",
 )
 
 rollup_missed = Table(
@@ -123,6 +124,7 @@ rollup_missed = Table(
     _key("io", Integer),
     _key("threshold_us", BigInteger),
     *(_count(name) for name in ("counted", "missed")),
+    postgresql_partition_by="RANGE (slot_us)",
 )
 
 rollup_hours = Table(
@@ -133,6 +135,7 @@ rollup_hours = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max", "caps_us")),
     Column("hist", LargeBinary, nullable=False),
+    postgresql_partition_by="RANGE (hour_us)",
 )
 
 coverage = Table(
@@ -141,6 +144,7 @@ coverage = Table(
     _key("slot_us", BigInteger),
     _key("gateway_id", Text),
     *(_count(name) for name in ("covered_us", "cuts", "gap_cuts")),
+    postgresql_partition_by="RANGE (slot_us)",
 )
 
 progress = Table("progress", metadata, _key("gateway_id", Text), _count("corrected_us"))
@@ -198,6 +202,7 @@ slices = Table(
     _flag("inexact"),
     _flag("ours"),
     _count("judged_us"),
+    Index("slices_start", "start_us"),
 )
 
 episodes = Table(

@@ -42,6 +42,7 @@ from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavail
 from sla_server.db.ingest import CursorMoved, IngestStore
 from sla_server.db.ingest_queue import DurableQueue, QueueReader, Record
 from sla_server.db.inventory import event_row
+from sla_server.db.retention import Retention
 
 log = structlog.get_logger("db-writer")
 STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
@@ -63,6 +64,7 @@ class Writer:
         clock: for retry times.
         flush_interval_s: pause between steps.
         refused_dir: where records go that the database refuses.
+        retention: removes old rows between transactions.
         probe: called at "sql-committed", "file-committed", "deleted"; crash tests die there.
     """
 
@@ -74,6 +76,7 @@ class Writer:
         clock: Clock,
         flush_interval_s: float,
         refused_dir: Path,
+        retention: Retention,
         probe: Callable[[str], None] = lambda _point: None,
     ) -> None:
         self._queue = queue
@@ -82,6 +85,7 @@ class Writer:
         self._clock = clock
         self._flush_interval_s = flush_interval_s
         self._refused_dir = refused_dir
+        self._retention = retention
         self._probe = probe
         self._wake = threading.Event()
         self._finish = threading.Event()
@@ -170,8 +174,9 @@ class Writer:
             self._commit_file(self._finished)
         self._queue.delete_through(min(self._sql_seq, self._parquet_seq))
         self._probe("deleted")
+        has_old = not final and not self._is_full and self._retention.run_if_due()
         lags = self._archived_seq < self._read_seq and self._archive_is_usable
-        return lags or self._is_full or (final and self._sql_seq < self._queue.synced_seq)
+        return lags or has_old or self._is_full or (final and self._sql_seq < self._queue.synced_seq)
 
     # -- SQL
 

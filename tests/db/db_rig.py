@@ -15,6 +15,7 @@ from sla_server.db.files.store import open_files
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue
 from sla_server.db.reads import Reader, open_reader
+from sla_server.db.retention import Retention
 from sla_server.db.writer import Writer
 
 
@@ -43,7 +44,10 @@ class Rig:
         self.reader: Reader = open_reader(config, data_dir)
         self.swept = self.archive.sweep({row["path"] for row in self.reader.manifest(in_use=False)}, T0)
         self.refused_dir = data_dir / "refused"
-        self.writer = Writer(self.queue, self.store, self.archive, self.clock, 1.0, self.refused_dir, probe)
+        self.retention = Retention(self.engine, config.retention, self.clock)
+        self.writer = Writer(
+            self.queue, self.store, self.archive, self.clock, 1.0, self.refused_dir, self.retention, probe
+        )
         self.writer.start(self.store.cursors())
 
     def feed(self, *payloads: bytes) -> None:
