@@ -31,9 +31,7 @@ from sla_server.api.parts import Parts
 from sla_server.api.routes import PREFIX, ROUTES
 from sla_server.api.security import Guard, Logins
 from sla_server.api.source import Source
-from sla_server.db import migrate
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.engine import make_engine
 from sla_server.db.reads import open_reader
 
 ROUNDS = 5
@@ -158,9 +156,7 @@ def filled(world: query_data.World) -> Iterator[tuple[FlaskClient, dict[str, Any
     server = PostgresServer(SERVER)
     try:
         config = DatabaseConfig(url=server.create("bench"))
-        engine = make_engine(config, Path())
-        migrate.upgrade(engine)
-        engine.dispose()
+        query_data.prepare(config.url, world)
         print("loading 30 days of 1,000 streams, about two minutes", flush=True)
         started_s = time.monotonic()
         rows = query_data.load(f"host={server.directory} user=postgres dbname=bench", world)

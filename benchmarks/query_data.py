@@ -13,6 +13,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +23,9 @@ from pyarrow import csv
 
 from pmdaemon.wire.histogram import COARSE_BUCKETS
 from pmdaemon.wire.names import stream_id
-from sla_server.db import histcodec, schema
+from sla_server.db import histcodec, migrate, partitions, schema
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import begin, make_engine
 
 MINUTE_US: Final = 60_000_000
 HOUR_US: Final = 60 * MINUTE_US
@@ -145,7 +148,7 @@ class Generator:
             sparse.append("\\x" + histcodec.encode_sparse(buckets, counts).hex())
             hour = np.zeros(COARSE_BUCKETS, dtype=np.int64)
             np.add.at(hour, (buckets % 99) >> 1, counts * 60)
-            dense.append("\\x" + histcodec.encode_hour(hour).hex())
+            dense.append("\\x" + histcodec.encode_hours(hour[None])[0].hex())
         self._sparse, self._dense = pa.array(sparse), pa.array(dense)
 
     def _grid(self, from_us: int, to_us: int, step_us: int) -> tuple[Any, Any, Any]:
@@ -268,6 +271,16 @@ class Generator:
         yield "episodes", self.log("episodes", "episode_id", 100 * self._world.days)
         for version in range(1, self._world.policies + 1):
             yield "policy_caps", self.caps(version)
+
+
+def prepare(url: str, world: World) -> None:
+    """The newest schema, with the partitions that a server which ran all the time would have made."""
+    engine = make_engine(DatabaseConfig(url=url), Path())
+    migrate.upgrade(engine)
+    with begin(engine) as connection:
+        for day in range(world.days, -1, -1):
+            partitions.make_ahead(connection, END_US - day * DAY_US)
+    engine.dispose()
 
 
 def load(conninfo: str, world: World) -> dict[str, int]:

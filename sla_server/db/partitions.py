@@ -87,7 +87,9 @@ def make_ahead(connection: Connection, now_us: int) -> list[str]:
 
 def _default_has(connection: Connection, table: str, from_us: int, to_us: int) -> bool:
     column = TIME_COLUMN[table]
-    statement = f"SELECT EXISTS (SELECT FROM {default_of(table)} WHERE {column} >= {from_us} AND {column} < {to_us})"  # noqa: S608
+    statement = (
+        f"SELECT EXISTS (SELECT FROM {default_of(table)} WHERE {column} >= {from_us} AND {column} < {to_us})"  # noqa: S608
+    )
     return bool(connection.execute(text(statement)).scalar())
 
 

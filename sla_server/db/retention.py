@@ -47,7 +47,9 @@ RULES: Final = (
     Rule("slices", "start_us", "slices_days"),
     Rule("episodes", "opened_us", "slices_days", "closed_us IS NOT NULL"),
     Rule("events", "at_us", "events_days"),
-    Rule("throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"),
+    Rule(
+        "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
+    ),
     Rule("audit", "at_us", "audit_days"),
 )
 

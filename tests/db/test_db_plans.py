@@ -36,6 +36,7 @@ LARGE = (
 @pytest.fixture(scope="module")
 def loaded(postgres: Any, migrated_template: str) -> str:
     url: str = postgres.create("plans", migrated_template)
+    query_data.prepare(url, WORLD)
     query_data.load(f"host={postgres.directory} user=postgres dbname=plans", WORLD)
     return url
 
