@@ -9,6 +9,7 @@ page that people watch. Some 3 GB of temporary disk, gone afterwards.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 import time
@@ -17,6 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 from flask.testing import FlaskClient
 
 import dashboard
@@ -184,6 +186,7 @@ def measure(web: FlaskClient, world: query_data.World, loaded: dict[str, Any]) -
 
 def main() -> int:
     """Load once, measure."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     world = query_data.World()
     check_complete(pages(world))
     with filled(world) as (web, loaded):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, Table, and_, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, Table, and_, exists, func, select, tuple_
 
 from sla_server.db import schema
 from sla_server.db.query import Queries, Row, decode_json
@@ -78,19 +78,19 @@ class RecordReads(Queries):
 
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
+        def wanted(some: Any) -> list[ColumnElement[bool]]:
+            # As one range of the primary key: with start_us alone PostgreSQL prefers the index of all slices
+            # by time (there for retention) and reads everybody's slices of the range.
+            place = tuple_(some.c.name, some.c.objective, some.c.start_us)
+            bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
+            return [some.c.name == name, some.c.objective == objective, *bounds]
+
         table = schema.slices
-        wanted = (
-            table.c.name == name,
-            table.c.objective == objective,
-            table.c.start_us >= from_us,
-            table.c.start_us < to_us,
-        )
         newer = table.alias("newer")
-        same = [newer.c[key] == table.c[key] for key in ("name", "objective", "start_us")]
-        # The bounds again: PostgreSQL does not conclude them from the equality of start_us.
-        same += [newer.c.start_us >= from_us, newer.c.start_us < to_us]
-        is_old = exists().where(*same, newer.c.revision > table.c.revision)
-        return select(table).where(*wanted, ~is_old).order_by(table.c.start_us)
+        is_newer = newer.c.start_us == table.c.start_us, newer.c.revision > table.c.revision
+        # What is wanted stands in both: PostgreSQL does not conclude a range from the equality of start_us.
+        is_old = exists().where(*wanted(newer), *is_newer)
+        return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
     def episodes(self, open_only: bool = False, limit: int = 1000) -> list[Row]:
         """Violation episodes, newest first."""

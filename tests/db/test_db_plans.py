@@ -110,6 +110,19 @@ def test_history_looks_up_its_rows_by_the_whole_key(explained: Explained) -> Non
     assert all(text.count("= ANY") == 2 for text in conditions)
 
 
+@pytest.mark.parametrize("name", ["slices_day", "slices_30d"])
+def test_slices_are_read_by_agreement_not_by_time(explained: Explained, name: str) -> None:
+    query.ask(query.client(explained.reader), query.pages(WORLD)[name])
+    used = [
+        node["Index Name"]
+        for plan in explained.plans
+        for node in nodes(plan)
+        if node.get("Index Name", "").startswith("slices")
+    ]
+    assert used
+    assert set(used) == {"slices_pkey"}
+
+
 def test_every_page_is_measured() -> None:
     query.check_complete(query.pages(WORLD))
     fewer = {name: page for name, page in query.pages(WORLD).items() if page[0] != "slices"}
