@@ -44,6 +44,13 @@ class DatabaseConfig(StrictModel):
     """SQLAlchemy URL: ``postgresql+psycopg://user@host/name`` or ``sqlite:////path/sla.db``; empty: SQLite in
     data_dir. A password may stand in it, but PGPASSFILE keeps it out of this file."""
 
+    reader_url: str = ""
+    """URL for the parts that only read (services, application server), with a role that may do no more; see
+    sql/roles.sql. Empty: ``url``, in read-only sessions."""
+
+    policy_url: str = ""
+    """URL for the policy job, with a role that may read and insert policies. Empty: ``url``."""
+
     rollup_s: int = Field(default=60, ge=1, le=60)
     """Length of a rollup in seconds; divides 60. Slices are whole multiples of it. Fixed once a
     database exists."""
@@ -84,7 +91,7 @@ class DatabaseConfig(StrictModel):
 
     files: FilesConfig = Field(default_factory=FilesConfig)
 
-    @field_validator("url")
+    @field_validator("url", "reader_url", "policy_url")
     @classmethod
     def _known_driver(cls, value: str) -> str:
         if not value:
@@ -101,7 +108,7 @@ class DatabaseConfig(StrictModel):
             raise ValueError("an SQLite database needs a file: sqlite:////path/sla.db")
         return value
 
-    @field_serializer("url", when_used="json")
+    @field_serializer("url", "reader_url", "policy_url", when_used="json")
     def _masked(self, value: str) -> str:
         """``--show-config`` prints this form: no password."""
         return make_url(value).render_as_string(hide_password=True) if value else value

@@ -69,7 +69,9 @@ def restore(engine: Engine, directory: Path) -> None:
     """
     source = directory / NAMES[engine.dialect.name]
     if engine.dialect.name == "postgresql":
-        _run(engine, "pg_restore", "--no-owner", "--exit-on-error", "--single-transaction", str(source))
+        # Owners and grants name roles that may not exist here; sql/roles.sql makes them.
+        options = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction")
+        _run(engine, "pg_restore", *options, str(source))
         return
     target = Path(engine.url.database or "")
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

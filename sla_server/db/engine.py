@@ -35,9 +35,10 @@ def make_engine(config: DatabaseConfig, data_dir: Path, *, read_only: bool = Fal
     Args:
         config: the ``[database]`` table.
         data_dir: where an SQLite file lies when no URL is given.
-        read_only: refuse writes; a missing SQLite file is then an error instead of a new database.
+        read_only: use ``reader_url`` if there is one, refuse writes; a missing SQLite file is then an error
+            instead of a new database.
     """
-    url = make_url(config.resolved_url(data_dir))
+    url = make_url((config.reader_url if read_only else "") or config.resolved_url(data_dir))
     if url.drivername == "sqlite":
         return _sqlite_engine(config, url, read_only)
     return _postgresql_engine(config, url, read_only)

@@ -108,6 +108,10 @@ class IngestStore:
             self._records_seq = self._cursor(connection, self._records_key)
             return self._cursor(connection, self._sql_key), self._cursor(connection, self._parquet_key)
 
+    def disconnect(self) -> None:
+        """Forget all connections: after a failover they lead to what was the primary."""
+        self._engine.dispose()
+
     def window(self) -> Window:
         """An empty window of this store's interval."""
         return Window(self._rollup_s * 1_000_000)

@@ -1,7 +1,8 @@
 """Bring a database to this release's schema. The steps stand under ``sql/versions``.
 
 All steps run in one transaction under a lock: an advisory one in PostgreSQL, ``BEGIN IMMEDIATE`` in SQLite
-(where the data directory's lock keeps a second manager away anyway). A crash leaves the former schema.
+(where the data directory's lock keeps a second manager away anyway). A crash leaves the former schema; so
+does a lock that is not got within ``lock_timeout_s``: the manager tries again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sqlalchemy import Connection, Engine, text
 from sla_server.db import engine as engines
 from sla_server.db.errors import SchemaTooNew
 
+STATEMENT_LIMIT_S = 3600  # a step may rewrite a large table; `lock_timeout_s` still limits waiting for others
 ADVISORY_LOCK = 0x51A5_0001  # any constant; all releases must use the same
 
 
@@ -53,6 +55,7 @@ def upgrade(engine: Engine) -> str:
     with engines.begin(engine) as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+            connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_LIMIT_S}s'"))
         found = current_revision(connection)
         known = {script.revision for script in scripts.walk_revisions()}
         if found is not None and found not in known:

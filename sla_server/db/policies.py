@@ -26,6 +26,7 @@ from sla_server.db.files import manifest
 from sla_server.db.files.store import FileStore, open_files
 from sla_server.db.reads import Reader
 
+PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 HOURS_A_WEEK: Final = 168
 
 
@@ -160,8 +161,8 @@ class PolicyStore:
         }
         with begin(self._engine) as connection:
             if connection.dialect.name == "postgresql":
-                # SQLite's BEGIN IMMEDIATE has locked everything already.
-                connection.execute(text("LOCK TABLE policies IN SHARE ROW EXCLUSIVE MODE"))
+                # SQLite's BEGIN IMMEDIATE has locked everything already. A table lock needs more than INSERT.
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PUBLISH_LOCK})
             highest = connection.execute(select(func.max(schema.policies.c.version))).scalar()
             version = (highest or 0) + 1
             connection.execute(insert(schema.policies), {**policy, "version": version})
@@ -185,6 +186,8 @@ def _table(
 
 def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
     """The policy job's store, with connections of its own."""
+    if config.policy_url:
+        config = config.model_copy(update={"url": config.policy_url})
     return PolicyStore(make_engine(config, data_dir), open_files(config, data_dir))
 
 

@@ -97,7 +97,8 @@ class Retention:
             for rule in RULES:
                 if rule.table in SPANS:
                     self._drop_old(rule, now_us)
-        return any([self._delete_some(rule, now_us) for rule in RULES])
+        has_more = [self._delete_some(rule, now_us) for rule in RULES]  # each has its turn
+        return any(has_more)
 
     def _limit_us(self, rule: Rule, now_us: int) -> int:
         days: float = getattr(self._settings, rule.days)
@@ -119,7 +120,8 @@ class Retention:
             chosen = "ctid = ANY (ARRAY (SELECT ctid {}))"
         else:
             table, chosen = rule.table, "rowid IN (SELECT rowid {})"
-        some = f"FROM {table} WHERE {rule.column} > 0 AND {rule.column} < :limit_us AND {rule.condition} LIMIT {STEP_ROWS}"
+        old = f"{rule.column} > 0 AND {rule.column} < :limit_us AND {rule.condition}"
+        some = f"FROM {table} WHERE {old} LIMIT {STEP_ROWS}"
         statement = text(f"DELETE FROM {table} WHERE " + chosen.format(some))  # noqa: S608
         with begin(self._engine) as connection:
             deleted = connection.execute(statement, {"limit_us": self._limit_us(rule, now_us)}).rowcount

@@ -2,8 +2,8 @@
 
 Invariants: every primary key is the natural key that RECORD upserts by; every other column is nullable or
 has a server default, so that a partial row can be upserted; times are int64 microseconds UTC (``*_us``),
-counters int64, JSON is text. Time-series tables are partitioned on PostgreSQL (``partitions``). A change here needs a migration under ``sql/versions`` (a test compares the
-two).
+counters int64, JSON is text. Time-series tables are partitioned on PostgreSQL (``partitions``). A change
+here needs a migration under ``sql/versions`` (a test compares the two).
 """
 
 from __future__ import annotations

@@ -42,14 +42,13 @@ from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavail
 from sla_server.db.ingest import CursorMoved, IngestStore
 from sla_server.db.ingest_queue import DurableQueue, QueueReader, Record
 from sla_server.db.inventory import event_row
+from sla_server.db.outage import Outage
 from sla_server.db.retention import Retention
 
 log = structlog.get_logger("db-writer")
 STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
-BACKOFF_FIRST_S: Final = 0.5
-BACKOFF_LIMIT_S: Final = 15.0
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
@@ -91,6 +90,7 @@ class Writer:
         self._finish = threading.Event()
         self._reader: QueueReader | None = None
         self._window = store.window()
+        self._outage = Outage()
         self._held: list[Record] = []
         self._is_full = False
         self._rest_until_ns = 0
@@ -125,26 +125,17 @@ class Writer:
 
     def run(self) -> None:
         """Step until told to finish; never ends because the database is away."""
-        backoff_s = 0.0
         while True:
             finishing = self._finish.is_set()
             try:
                 is_busy = self.step(final=finishing)
+                self._database_works()
             except DatabaseUnavailable as exc:
+                self._database_away(exc)
                 if finishing:
-                    log.warning(
-                        "stopped-while-database-away", error=str(exc), queue_bytes=self._queue.waiting_bytes
-                    )
                     return
-                backoff_s = min(backoff_s * 2, BACKOFF_LIMIT_S) if backoff_s else BACKOFF_FIRST_S
-                log.warning(
-                    "database-away", error=str(exc), retry_s=backoff_s, queue_bytes=self._queue.waiting_bytes
-                )
-                self._finish.wait(backoff_s)
+                self._finish.wait(self._outage.wait_s())
                 continue
-            if backoff_s:
-                log.info("database-back")
-                backoff_s = 0.0
             if is_busy:
                 continue
             if finishing:
@@ -152,6 +143,29 @@ class Writer:
             self._wake.wait(self._flush_interval_s)
             self._wake.clear()
             self._finish.wait(min(SPACING_S, self._flush_interval_s))
+
+    @property
+    def outage(self) -> Outage:
+        """Whether the database works, and since when and why it does not."""
+        return self._outage
+
+    def _database_away(self, error: DatabaseUnavailable) -> None:
+        self._outage.failed(self._clock.unix_us(), error.reason)
+        self._store.disconnect()
+        log.warning(
+            "database-away",
+            error=str(error),
+            tries=self._outage.tries,
+            queue_bytes=self._queue.waiting_bytes,
+        )
+
+    def _database_works(self) -> None:
+        """After an outage: tell of it, in the database, where the queue's records now are, too."""
+        if self._outage.is_on:
+            event = self._outage.event(self._clock.unix_us(), self._queue.waiting_bytes)
+            self._store.report(event)
+            self._outage.ended()
+            log.info("database-back", text=event["text"])
 
     def step(self, *, final: bool = False) -> bool:
         """One pass; returns whether to come again at once (what trickles in waits for the next interval).

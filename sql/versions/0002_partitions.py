@@ -38,7 +38,8 @@ def _partition(table: str, key: str, span_us: int) -> None:
     op.execute(f"ALTER TABLE {old} RENAME CONSTRAINT {table}_pkey TO {old}_pkey")
     op.execute(f"CREATE TABLE {table} (LIKE {old} INCLUDING DEFAULTS) PARTITION BY RANGE ({time_column})")
     op.execute(f"ALTER TABLE {table} ADD PRIMARY KEY ({key})")
-    newest_us = op.get_bind().execute(sa.text(f"SELECT max({time_column}) FROM {old}")).scalar()
+    newest = sa.select(sa.func.max(sa.column(time_column))).select_from(sa.table(old))
+    newest_us = op.get_bind().execute(newest).scalar()
     if newest_us is None:
         op.execute(f"DROP TABLE {old}")
         return

@@ -10,6 +10,7 @@ from db_rig import Rig
 from db_samples import assert_database_holds, cuts_message, gateway_message, make_cut, record_message
 from sqlalchemy import text
 
+from sla_server.db import outage as outages
 from sla_server.db import writer as writers
 from sla_server.db.errors import ArchiveFailed, DatabaseUnavailable
 
@@ -159,7 +160,7 @@ def test_a_restored_manifest_gets_its_files_again(rig):
 
 def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     """``run`` waits, tries again, and finishes everything when told to."""
-    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr(outages, "BACKOFF_FIRST_S", 0.001)
     commit = rig.store.commit
     tries = []
 

@@ -1,0 +1,63 @@
+"""The state of a database that is away, from the first failure to the first success. Pure: no clock, no I/O.
+
+While it lasts the writer tries again with backoff, the queue holds, the intake goes on. Afterwards one event
+``database-away`` tells of it, in the database itself: before, there is nowhere to write it but the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sla_server.db.inventory import event_row
+
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_LIMIT_S: Final = 15.0
+
+
+class Outage:
+    """Whether the database is away.
+
+    Attributes:
+        since_us: first failure, 0 while it works.
+        reason: of the newest failure.
+        tries: failures since.
+    """
+
+    def __init__(self) -> None:
+        self.since_us = 0
+        self.reason = ""
+        self.tries = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the database is away."""
+        return self.tries > 0
+
+    def failed(self, now_us: int, reason: str) -> None:
+        """A transaction failed."""
+        self.since_us = self.since_us or now_us
+        self.reason = reason
+        self.tries += 1
+
+    def wait_s(self) -> float:
+        """How long to wait before the next try: doubled each time, 15 s at most."""
+        return float(min(BACKOFF_FIRST_S * 2 ** min(self.tries - 1, 10), BACKOFF_LIMIT_S))
+
+    def event(self, now_us: int, queue_bytes: int) -> dict[str, Any]:
+        """A row of ``events`` that tells of it."""
+        seconds = (now_us - self.since_us) / 1e6
+        return event_row(
+            (self.since_us, self.reason),
+            self.since_us,
+            "database-away",
+            "critical",
+            element="dbmanager",
+            subject="database",
+            text=f"the database could not be used for {seconds:.1f} s ({self.reason}); "
+            "nothing was lost, the ingest queue held everything",
+            details={"seconds": seconds, "tries": self.tries, "queue_bytes": queue_bytes},
+        )
+
+    def ended(self) -> None:
+        """A transaction succeeded."""
+        self.since_us, self.reason, self.tries = 0, "", 0
