@@ -80,7 +80,7 @@ def test_a_store_that_is_away_holds_the_archive_back_and_nothing_else(rig, monke
 def test_a_store_that_is_away_while_merging_changes_nothing(rig, monkeypatch):
     fill(rig)
     before = rig.rows()
-    for method in ("put_file", "open"):
+    for method in ("put_file", "cat_file"):
         with monkeypatch.context() as patch:
 
             def broken(*_args, **_options):

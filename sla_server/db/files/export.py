@@ -74,15 +74,19 @@ class RollupExport:
         self._clock = clock
         self._probe = probe
 
-    def move(self, before_us: int) -> int:
+    def move(self, before_us: int, is_stopping: Callable[[], bool] = lambda: False) -> int:
         """Move hours that end at or before ``before_us``, oldest first, some a call; returns how many.
+
+        Args:
+            before_us: us UTC.
+            is_stopping: asked between hours.
 
         Raises:
             DatabaseUnavailable, ArchiveFailed: come again.
         """
         moved = 0
         for hour_us in self._hours(before_us):
-            if not self._move_hour(hour_us):
+            if is_stopping() or not self._move_hour(hour_us):
                 break
             moved += 1
         return moved

@@ -118,7 +118,8 @@ class Housekeeper:
         done = Done()
         with storage_lock(self._files.lock_dir):
             now_us = self._clock.unix_us()
-            done.hours_moved = self._export.move(now_us - round(self._config.rollups_after_h * HOUR_US))
+            rollups_before_us = now_us - round(self._config.rollups_after_h * HOUR_US)
+            done.hours_moved = self._export.move(rollups_before_us, self._finish.is_set)
             self._give_up(done, now_us)
             self._merge_all(done, now_us, at_once)
             self._delete(done, now_us)

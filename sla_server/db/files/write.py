@@ -160,12 +160,12 @@ def opened(files: FileStore, row: FileRow) -> Iterator[pq.ParquetFile]:
         source.seek(0)
         try:
             file = pq.ParquetFile(source)
-        except pa.ArrowException as exc:
+            if file.metadata.num_rows != row.rows:
+                problem = f"it has {file.metadata.num_rows} rows, the manifest says {row.rows}"
+                raise FileDamaged(row.path, problem)
+            yield file
+        except pa.ArrowException as exc:  # also what the caller meets while reading
             raise FileDamaged(row.path, str(exc)) from exc
-        if file.metadata.num_rows != row.rows:
-            problem = f"it has {file.metadata.num_rows} rows, the manifest says {row.rows}"
-            raise FileDamaged(row.path, problem)
-        yield file
 
 
 def tables_of(file: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
