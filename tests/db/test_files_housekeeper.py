@@ -11,7 +11,7 @@ from files_rig import HOUR_US, FilesRig, archived, counted, later
 
 from sla_server.db.engine import begin
 from sla_server.db.errors import StorageBusy
-from sla_server.db.files import housekeeper, manifest
+from sla_server.db.files import export, housekeeper, manifest
 from sla_server.db.files.lock import storage_lock
 
 
@@ -243,6 +243,19 @@ def test_rollups_of_old_hours_move_and_nothing_is_lost(make_rig):
     assert min(row["slot_us"] for row in left.rows) == T0 + 3 * HOUR_US
     assert min(row["slot_us"] for row in left.missed) == T0 + 3 * HOUR_US
     assert rig.step().hours_moved == 0
+
+
+def test_a_large_hour_moves_in_parts(make_rig, monkeypatch):
+    monkeypatch.setattr(
+        export, "PART_ROWS", 6
+    )  # three slots an hour, six rows each: two of rollups, four of missed
+    rig = make_rig(clock=later(6), rollups_after_h=3)
+    items = hours_of_cuts(rig, 5)
+    assert rig.step().hours_moved == 3
+    spans = sorted((row.min_us, row.max_us) for row in rig.rows() if row.kind == "rollups")
+    assert [start - T0 for start, _ in spans] == [n * 20 * MINUTE_US for n in range(9)]
+    assert {end - start + 1 for start, end in spans} == {20 * MINUTE_US}
+    assert nonzero(counted(rig)) == expected(items)
 
 
 def test_late_cuts_move_to_further_files_and_add_up(make_rig):

@@ -1,10 +1,10 @@
-"""Rollups of old hours move from SQL to Parquet: tables ``rollups`` and ``rollup_missed``, an hour at a time.
+"""Rollups of old hours move from SQL to Parquet: tables ``rollups`` and ``rollup_missed``.
 
-Theory of operation. The rows of one hour are read and written to two files, which count nothing yet. Then one
-transaction (1) takes the cursors of all ingest queues, as every ingest transaction does, so that none runs
-meanwhile, (2) compares count and sums of the rows with those written, (3) inserts the manifest rows and
-deletes the SQL rows. Sums only ever grow, so equal sums mean that nothing came in between; if something
-did, the hour is left for the next pass and the files are removed.
+Theory of operation. The rows of one hour, of a large fleet those of a part of it, are read and written to two
+files, which count nothing yet. Then one transaction (1) takes the cursors of all ingest queues, as every ingest
+transaction does, so that none runs meanwhile, (2) compares count and sums of the rows with those written,
+(3) inserts the manifest rows and deletes the SQL rows. Sums only ever grow, so equal sums mean that nothing
+came in between; if something did, the rows are left for the next pass and the files are removed.
 
 A cut for an hour that has moved makes new rows, with what came late only; they move to further files. So a
 (slot, stream) may have several rows, in SQL and files together; whoever reads adds them up, and nothing is
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import structlog
@@ -34,11 +34,22 @@ from sla_server.db.files.write import FileWriter
 log = structlog.get_logger("files")
 HOUR_US: Final = 3_600_000_000
 HOURS_A_PASS: Final = 48
+PART_ROWS: Final = (
+    400_000  # deleted in a second or two: ingest waits that long, and gives up after lock_timeout_s
+)
+_PARTS: Final = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)  # whole minutes, and so whole slots
 _MOVED: Final = ((ROLLUPS, schema.rollups), (MISSED, schema.rollup_missed))
 _SUMMED: Final = {
     ROLLUPS: ("arrived", "reads", "writes", "read_bytes", "write_bytes", "others", "covered_us"),
     MISSED: ("counted", "missed"),
 }
+
+
+class Span(NamedTuple):
+    """Slots that start in [from_us, to_us)."""
+
+    from_us: int
+    to_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,41 +117,52 @@ class RollupExport:
         return hours
 
     def _move_hour(self, hour_us: int) -> bool:
+        """Move an hour in parts that are small enough; False if rows came in between."""
+        span = Span(hour_us, hour_us + HOUR_US)
+        rows = sum(self._sums(kind, table, span)[0] for kind, table in _MOVED)
+        parts = next((count for count in _PARTS if rows <= count * PART_ROWS), _PARTS[-1])
+        step_us = HOUR_US // parts
+        return all(
+            self._move(Span(start_us, start_us + step_us))
+            for start_us in range(hour_us, hour_us + HOUR_US, step_us)
+        )
+
+    def _move(self, span: Span) -> bool:
         """Write both files and swap them for the rows; False if rows came in between."""
         written = [
-            self._write(kind, table, hour_us) for kind, table in _MOVED if self._sums(kind, table, hour_us)[0]
+            self._write(kind, table, span) for kind, table in _MOVED if self._sums(kind, table, span)[0]
         ]
         self._probe("export-published")
         with begin(self._engine) as connection:
             _hold_ingest(connection)
             kinds = dict(_MOVED)
-            now = [_sums(connection, item.row.kind, kinds[item.row.kind], hour_us) for item in written]
+            now = [_sums(connection, item.row.kind, kinds[item.row.kind], span) for item in written]
             is_unchanged = now == [item.sums for item in written]
             if is_unchanged:
                 for item in written:
                     add(connection, item.row)
                     connection.execute(
-                        delete(kinds[item.row.kind]).where(*_within(kinds[item.row.kind], hour_us))
+                        delete(kinds[item.row.kind]).where(*_within(kinds[item.row.kind], span))
                     )
-                raise_boundary(connection, MOVED_KEY, hour_us + HOUR_US)
+                raise_boundary(connection, MOVED_KEY, span.to_us)
         if not is_unchanged:
             for item in written:
                 self._files.remove(item.row.path)
             return False
         self._probe("export-committed")
-        log.info("rollups-moved", hour_us=hour_us, rows=[item.row.rows for item in written])
+        log.info("rollups-moved", from_us=span.from_us, rows=[item.row.rows for item in written])
         return True
 
-    def _sums(self, kind: str, table: Table, hour_us: int) -> tuple[int, ...]:
+    def _sums(self, kind: str, table: Table, span: Span) -> tuple[int, ...]:
         with begin(self._engine) as connection:
-            return _sums(connection, kind, table, hour_us)
+            return _sums(connection, kind, table, span)
 
-    def _write(self, kind: str, table: Table, hour_us: int) -> _Written:
+    def _write(self, kind: str, table: Table, span: Span) -> _Written:
         now_us = self._clock.unix_us()
-        start = datetime.fromtimestamp(hour_us // 1_000_000, UTC)
-        name = f"{kind}/{start:%Y-%m-%d}/{self._owner}-{start:%Y%m%dT%H}-{now_us}.parquet"
+        start = datetime.fromtimestamp(span.from_us // 1_000_000, UTC)
+        name = f"{kind}/{start:%Y-%m-%d}/{self._owner}-{start:%Y%m%dT%H%M}-{now_us}.parquet"
         sums = [0] * (1 + len(_SUMMED[kind]))
-        statement = select(table).where(*_within(table, hour_us)).order_by(*table.primary_key.columns)
+        statement = select(table).where(*_within(table, span)).order_by(*table.primary_key.columns)
         with FileWriter(self._files, name, arrow_schema(table)) as writer:
             # Rows are read in one statement: one snapshot on both databases.
             with translated(self._engine), self._engine.connect() as connection:
@@ -150,18 +172,18 @@ class RollupExport:
                     for index, column in enumerate(_SUMMED[kind], 1):
                         sums[index] += pa.compute.sum(rows[column]).as_py()
                     writer.write(rows)
-            # The last slot begins before the end of the hour; readers ask by the start of slots.
-            row = writer.finish(kind, now_us, hour_us, hour_us + HOUR_US - 1)
+            # The last slot begins before the end; readers ask by the start of slots.
+            row = writer.finish(kind, now_us, span.from_us, span.to_us - 1)
         return _Written(row, tuple(sums))
 
 
-def _within(table: Table, hour_us: int) -> tuple[Any, Any]:
-    return table.c.slot_us >= hour_us, table.c.slot_us < hour_us + HOUR_US
+def _within(table: Table, span: Span) -> tuple[Any, Any]:
+    return table.c.slot_us >= span.from_us, table.c.slot_us < span.to_us
 
 
-def _sums(connection: Connection, kind: str, table: Table, hour_us: int) -> tuple[int, ...]:
+def _sums(connection: Connection, kind: str, table: Table, span: Span) -> tuple[int, ...]:
     columns = [cast(func.coalesce(func.sum(table.c[name]), 0), BigInteger) for name in _SUMMED[kind]]
-    row = connection.execute(select(func.count(), *columns).where(*_within(table, hour_us))).one()
+    row = connection.execute(select(func.count(), *columns).where(*_within(table, span))).one()
     return tuple(int(value) for value in row)
 
 
