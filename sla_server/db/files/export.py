@@ -1,10 +1,10 @@
 """Rollups of old hours move from SQL to Parquet: tables ``rollups`` and ``rollup_missed``.
 
 Theory of operation. The rows of one hour, of a large fleet those of a part of it, are read and written to two
-files, which count nothing yet. Then one transaction (1) takes the cursors of all ingest queues, as every ingest
-transaction does, so that none runs meanwhile, (2) compares count and sums of the rows with those written,
-(3) inserts the manifest rows and deletes the SQL rows. Sums only ever grow, so equal sums mean that nothing
-came in between; if something did, the rows are left for the next pass and the files are removed.
+files, which count nothing yet. Then one transaction (1) takes the cursors of all ingest queues, as every
+ingest transaction does, so that none runs meanwhile, (2) compares count and sums of the rows with those
+written, (3) inserts the manifest rows and deletes the SQL rows. Sums only ever grow, so equal sums mean that
+nothing came in between; if something did, the rows are left for the next pass and the files are removed.
 
 A cut for an hour that has moved makes new rows, with what came late only; they move to further files. So a
 (slot, stream) may have several rows, in SQL and files together; whoever reads adds them up, and nothing is

