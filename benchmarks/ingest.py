@@ -190,6 +190,17 @@ def _catch_up(folder: Path, url: str, load: Fleet) -> float:
     return load.rows_a_second * BACKLOG_S / elapsed_s
 
 
+def _wait_for_sql(url: str, folder: Path, seq: int, limit_s: float = 300.0) -> None:
+    """Until every gateway's cuts up to ``seq`` are in SQL."""
+    reader = open_reader(DatabaseConfig(url=url), folder)
+    deadline_s = time.monotonic() + limit_s
+    while min(stored for _, _, stored in reader.watermarks()) < seq:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError("the writer fell behind: the burst is not in SQL")
+        time.sleep(0.5)
+    reader.close()
+
+
 def _count(url: str, folder: Path, expected_rows: int, expected_cuts: int) -> float:
     """Check that nothing was lost or doubled; returns Parquet bytes a stream row."""
     reader = open_reader(DatabaseConfig(url=url), folder)
@@ -214,8 +225,9 @@ def measure() -> harness.Sample:
         manager = Manager(folder / "sustained", url)
         cores = _sustained(manager, server, load)
         burst = _burst(manager, load, WARM_S + SUSTAINED_S + 1)
-        manager.stop()
         seconds = WARM_S + SUSTAINED_S + BURST_S
+        _wait_for_sql(url, folder, seconds)
+        manager.stop()
         bytes_a_row = _count(url, folder, seconds * load.rows_a_second, seconds * GATEWAYS)
         url = server.create("backlog")
         (folder / "backlog").mkdir()

@@ -50,6 +50,7 @@ STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
+FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
@@ -94,6 +95,7 @@ class Writer:
         self._held: list[Record] = []
         self._is_full = False
         self._rest_until_ns = 0
+        self._finish_by_ns = 0
         self._finished: FinishedFile | None = None
         self._archive_blocked_until_ns = 0
         self._sql_seq = 0
@@ -127,8 +129,9 @@ class Writer:
         """Step until told to finish; never ends because the database is away."""
         while True:
             finishing = self._finish.is_set()
+            is_late = finishing and self._is_late()
             try:
-                is_busy = self.step(final=finishing)
+                is_busy = self.step(final=finishing, more=not is_late)
                 self._database_works()
             except DatabaseUnavailable as exc:
                 self._database_away(exc)
@@ -136,6 +139,9 @@ class Writer:
                     return
                 self._finish.wait(self._outage.wait_s())
                 continue
+            if is_late:
+                log.info("stopped-with-backlog", queue_bytes=self._queue.waiting_bytes)
+                return
             if is_busy:
                 continue
             if finishing:
@@ -143,6 +149,12 @@ class Writer:
             self._wake.wait(self._flush_interval_s)
             self._wake.clear()
             self._finish.wait(min(SPACING_S, self._flush_interval_s))
+
+    def _is_late(self) -> bool:
+        """Whether finishing has taken ``FINISH_NS``: what the queue still holds waits for the next start."""
+        now_ns = self._clock.monotonic_ns()
+        self._finish_by_ns = self._finish_by_ns or now_ns + FINISH_NS
+        return now_ns >= self._finish_by_ns
 
     @property
     def outage(self) -> Outage:
@@ -167,19 +179,22 @@ class Writer:
             self._outage.ended()
             log.info("database-back", text=event["text"])
 
-    def step(self, *, final: bool = False) -> bool:
+    def step(self, *, final: bool = False, more: bool = True) -> bool:
         """One pass; returns whether to come again at once (what trickles in waits for the next interval).
 
         Args:
-            final: also close the file under way.
+            final: when the queue is empty, commit what was read and close the file under way.
+            more: with ``final``: take more from the queue first; else commit and close at once.
 
         Raises:
             DatabaseUnavailable: come again; nothing is lost or doubled.
             QueueCorrupt: the queue cannot be read.
         """
-        batch = self._take()
+        if self._outage.is_on and self._window.last_seq:
+            self._to_sql()  # first: the window must not grow while the database is away
+        batch = self._take() if more else None
         self._to_archive(batch)
-        done = final and not self._is_full
+        done = final and not (more and self._is_full)
         if self._window.last_seq and (done or self._window.is_full or self._is_rested):
             self._to_sql()
         if self._finished is None and (self._archive.is_due or (done and self._archive.last_seq)):
@@ -251,7 +266,7 @@ class Writer:
         self._probe("sql-committed")
 
     def _start_again(self, error: CursorMoved) -> None:
-        log.error("database-forgot-commits", error=str(error), cursor=error.cursor, had=self._sql_seq)
+        log.error("cursor-moved", error=str(error), cursor=error.cursor, had=self._sql_seq)
         self._sql_seq = error.cursor
         self._seek(error.cursor)
 
@@ -270,6 +285,8 @@ class Writer:
                         self._put_aside(record, exc)
                     self._sql_seq = record.queue_seq
                     self._seek(self._sql_seq)
+        except CursorMoved as exc:
+            self._start_again(exc)
         finally:
             reader.close()
 

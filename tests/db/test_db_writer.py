@@ -12,7 +12,8 @@ from sqlalchemy import text
 
 from sla_server.db import outage as outages
 from sla_server.db import writer as writers
-from sla_server.db.errors import ArchiveFailed, DatabaseUnavailable
+from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
+from sla_server.db.ingest import CursorMoved
 
 
 def archived(rig):
@@ -185,6 +186,68 @@ def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     assert not thread.is_alive()
     assert tries[:4] == [1, 1, 1, 1]
     assert archived(rig) == identity([make_cut(1), make_cut(2)])
+
+
+def test_the_window_does_not_grow_while_the_database_is_away(rig, monkeypatch):
+    items = [make_cut(seq) for seq in range(1, 6)]
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "commit", _gone)
+        for item in items:
+            rig.queue.append_many([cuts_message([item])])
+            with pytest.raises(DatabaseUnavailable) as caught:
+                rig.writer.step()
+            rig.writer._database_away(caught.value)
+    assert (rig.writer._window.first_seq, rig.writer._window.last_seq) == (1, 1)
+    rig.settle()
+    assert_database_holds(rig.reader, items)
+
+
+def test_a_cursor_that_moves_while_refused_records_are_sought(rig, monkeypatch):
+    """The database is restored in the middle of it: read again from where it stands."""
+    items = [make_cut(seq) for seq in (1, 2, 3)]
+    apply, commit = rig.store.apply, rig.store.commit
+
+    def refuses(window, oldest):
+        monkeypatch.setattr(rig.store, "commit", commit)
+        raise DatabaseRefused("by the test")
+
+    def moved(records, oldest):
+        monkeypatch.setattr(rig.store, "apply", apply)
+        raise CursorMoved(0, 1)
+
+    monkeypatch.setattr(rig.store, "commit", refuses)
+    monkeypatch.setattr(rig.store, "apply", moved)
+    rig.feed(*(cuts_message([item]) for item in items))
+    rig.settle(final=True)
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_finishing_leaves_a_long_backlog_to_the_next_start(database, monkeypatch):
+    """A stop is bounded: what was read is committed, the rest is durable in the queue."""
+    monkeypatch.setattr(writers, "STEP_BYTES", 1)
+    items = [make_cut(seq) for seq in range(1, 9)]
+    first = Rig(database.config, database.data_dir)
+    for item in items:
+        first.queue.append_many([cuts_message([item])])
+    steps = first.writer.step
+
+    def slow_step(**how):
+        first.clock.advance(2)
+        return steps(**how)
+
+    monkeypatch.setattr(first.writer, "step", slow_step)
+    first.writer.finish()
+    first.writer.run()
+    sql_seq, parquet_seq = first.store.cursors()
+    assert 0 < sql_seq == parquet_seq < len(items)
+    assert_database_holds(first.reader, items[:sql_seq])
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    second.settle(final=True)
+    assert_database_holds(second.reader, items)
+    assert archived(second) == identity(items)
+    second.close()
 
 
 def test_finishing_does_not_wait_for_a_database_that_is_away(rig, monkeypatch):
