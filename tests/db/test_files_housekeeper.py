@@ -6,9 +6,10 @@ import threading
 
 import pyarrow.parquet as pq
 import pytest
-from db_samples import MINUTE_US, T0, Model, cuts_message, make_cut
+from db_samples import MINUTE_US, T0, Model, cuts_message, make_cut, record_message
 from files_rig import HOUR_US, FilesRig, archived, counted, later
 
+from pmdaemon.wire import frame
 from sla_server.db.engine import begin
 from sla_server.db.errors import StorageBusy
 from sla_server.db.files import export, housekeeper, manifest
@@ -243,6 +244,31 @@ def test_rollups_of_old_hours_move_and_nothing_is_lost(make_rig):
     assert min(row["slot_us"] for row in left.rows) == T0 + 3 * HOUR_US
     assert min(row["slot_us"] for row in left.missed) == T0 + 3 * HOUR_US
     assert rig.step().hours_moved == 0
+
+
+def test_rollups_that_services_have_not_judged_stay(make_rig):
+    rig = make_rig(clock=later(6), rollups_after_h=2)
+    items = hours_of_cuts(rig, 5)
+    judged = {"name": "gold", "objective": "latency", "start_us": T0 + 3 * HOUR_US, "revision": 0}
+    rig.feed(record_message([("slices", judged)]))
+    assert rig.step().hours_moved == 1, "the newest judged slice is two hours further"
+    rig.feed(record_message([("slices", {**judged, "start_us": T0 + 5 * HOUR_US})]))
+    assert rig.step().hours_moved == 2
+    rig.clock.advance(8 * 86_400)
+    assert rig.step().hours_moved == 2, "nobody judges after a week"
+    assert nonzero(counted(rig)) == expected(items)
+
+
+def test_the_backlog_of_a_gateway_stays(make_rig):
+    """It was away for days and begins to send what it kept: its slices are judged from that."""
+    rig = make_rig(clock=later(72), rollups_after_h=48)
+    late = make_cut(1, start_us=T0)
+    received = rig.clock.unix_us() - 5_000
+    message = frame.decode(cuts_message([late]))
+    rig.feed(frame.encode(message.kind, {**message.header, "recv_us": [received]}, bytes(message.blob)))
+    assert rig.step().hours_moved == 0
+    rig.feed(cuts_message([make_cut(2, start_us=T0 + 60 * HOUR_US)]))
+    assert rig.step().hours_moved == 1
 
 
 def test_a_large_hour_moves_in_parts(make_rig, monkeypatch):

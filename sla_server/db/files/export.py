@@ -9,6 +9,10 @@ nothing came in between; if something did, the rows are left for the next pass a
 A cut for an hour that has moved makes new rows, with what came late only; they move to further files. So a
 (slot, stream) may have several rows, in SQL and files together; whoever reads adds them up, and nothing is
 lost or counted twice. What a crash can leave: files without a row, which are swept.
+
+Slices are judged from SQL. So rollups stay there, however old, while they may still be needed: until the
+newest judged slice is two hours further (services were away), and while a gateway sends its backlog. Both
+only for the seven days that services look back.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ from sla_server.db.files.write import FileWriter
 log = structlog.get_logger("files")
 HOUR_US: Final = 3_600_000_000
 HOURS_A_PASS: Final = 48
+JUDGED_BACK_US: Final = 168 * HOUR_US  # services judge nothing older
+JUDGED_MARGIN_US: Final = 2 * HOUR_US  # longer than a slice, and than slices differ in how far they are
+ACTIVE_US: Final = HOUR_US
 PART_ROWS: Final = (
     400_000  # deleted in a second or two: ingest waits that long, and gives up after lock_timeout_s
 )
@@ -96,11 +103,26 @@ class RollupExport:
             DatabaseUnavailable, ArchiveFailed: come again.
         """
         moved = 0
-        for hour_us in self._hours(before_us):
+        for hour_us in self._hours(min(before_us, self._needed_from_us())):
             if is_stopping() or not self._move_hour(hour_us):
                 break
             moved += 1
         return moved
+
+    def _needed_from_us(self) -> int:
+        """Rollups from here on may still be asked for by services; see the module."""
+        now_us = self._clock.unix_us()
+        back_us = now_us - JUDGED_BACK_US
+        slices, gateways, progress = schema.slices, schema.gateways, schema.progress
+        judged = select(func.max(slices.c.start_us)).where(slices.c.start_us >= back_us)
+        behind = (
+            select(func.min(progress.c.corrected_us))
+            .join(gateways, gateways.c.gateway_id == progress.c.gateway_id)
+            .where(gateways.c.last_seen_us >= now_us - ACTIVE_US, progress.c.corrected_us >= back_us)
+        )
+        with begin(self._engine) as connection:
+            found = [connection.execute(statement).scalar() for statement in (judged, behind)]
+        return min([int(us) for us in found if us is not None], default=now_us) - JUDGED_MARGIN_US
 
     def _hours(self, before_us: int) -> list[int]:
         """Starts of the oldest hours with rows."""
