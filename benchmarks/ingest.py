@@ -48,7 +48,8 @@ STREAMS: Final = 64
 WARM_S: Final = 20
 SUSTAINED_S: Final = 40
 BURST_S: Final = 15  # seconds of the fleet in one burst: 960,000 rows
-BACKLOG_S: Final = 45
+BACKLOG_S: Final = 30
+QUEUE_BYTES: Final = 1 << 30  # 40 s of the fleet
 MIB: Final = 1 << 20
 _CHILD: Final = (
     "import sys; from pathlib import Path; from types import SimpleNamespace as N\n"
@@ -56,7 +57,8 @@ _CHILD: Final = (
     "from sla_server.db.config import DatabaseConfig\n"
     "import threading; run, data, url = sys.argv[1:]; stop = Stop()\n"
     "threading.Thread(target=lambda: (sys.stdin.read(), stop.set('told to')), daemon=True).start()\n"
-    "config = N(runtime_dir=Path(run), data_dir=Path(data), database=DatabaseConfig(url=url))\n"
+    "settings = DatabaseConfig(url=url, queue_bytes=1 << 30)\n"
+    "config = N(runtime_dir=Path(run), data_dir=Path(data), database=settings)\n"
     "sys.exit(process.run(config, stop))\n"
 )
 
@@ -170,7 +172,7 @@ def _catch_up(folder: Path, url: str, load: Fleet) -> float:
     engine = make_engine(config, folder)
     migrate.upgrade(engine)
     clock = SystemClock()
-    queue = IngestQueue(folder / "queue")
+    queue = IngestQueue(folder / "queue", QUEUE_BYTES)
     for message, _ in load.messages(range(1, BACKLOG_S + 1)):
         queue.append_many([message])
     store = IngestStore(engine, queue.queue_id, config.rollup_s, clock)

@@ -14,30 +14,36 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
 from pmdaemon.runtime.clock import Deadline
 
-START_S = 30.0
+START_S: Final = 30.0
+TEST_OPTIONS: Final = {"fsync": "off", "shared_buffers": "32MB"}
+
+
+class PostgresMissing(RuntimeError):
+    """The programs are not there, or the server does not start."""
 
 
 class PostgresServer:
-    """A server; ``start`` and ``stop`` it as often as you like, ``remove`` it at the end.
+    """A running server: ``stop`` and ``start`` it at will, ``remove`` it at the end, or use ``with``.
 
     Args:
-        options: settings, given on the command line.
+        options: settings, given on the command line. The default is for tests: what it holds need not survive
+            the machine.
 
     Attributes:
         directory: socket, data and log.
         process: while it runs.
 
     Raises:
-        RuntimeError: the server programs are missing, or it did not start.
+        PostgresMissing: the server programs are missing, or it did not start.
     """
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str] = TEST_OPTIONS) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sla-pg-"))
         self.process: subprocess.Popen[bytes] | None = None
         self._options = {"listen_addresses": "", "unix_socket_directories": str(self.directory), **options}
@@ -55,6 +61,12 @@ class PostgresServer:
         )
         self.start()
 
+    def __enter__(self) -> PostgresServer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.remove()
+
     def start(self) -> None:
         """Start and wait until it answers."""
         settings = (f"--{name}={value}" for name, value in self._options.items())
@@ -71,7 +83,7 @@ class PostgresServer:
             except psycopg.OperationalError as exc:
                 if deadline.passed or self.process.poll() is not None:
                     tail = (self.directory / "log").read_text()[-2000:]
-                    raise RuntimeError(f"PostgreSQL did not start: {tail}") from exc
+                    raise PostgresMissing(f"PostgreSQL did not start: {tail}") from exc
             try:
                 self.process.wait(0.05)
             except subprocess.TimeoutExpired:
@@ -111,7 +123,7 @@ def _programs() -> Path:
             return path
     on_path = shutil.which("initdb")
     if on_path is None:
-        raise RuntimeError("PostgreSQL's server programs are missing: apt-get install postgresql")
+        raise PostgresMissing("PostgreSQL's server programs are missing: apt-get install postgresql")
     return Path(on_path).parent
 
 

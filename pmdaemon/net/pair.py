@@ -25,6 +25,7 @@ import structlog
 from pmdaemon.config import PmFile
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.cycle.teller import Teller
 from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
@@ -93,6 +94,7 @@ class Pair:
             on_registered=self._registered.put,
             counters=self.in_counters,
         )
+        teller = Teller(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
             reception,
@@ -102,6 +104,7 @@ class Pair:
             hints=self._hints,
             arrivals=handoff.Receiver(control),
             counters=self.in_counters,
+            on_sweep=teller.tick,
         )
         self.outbound = Outbound(
             self.registry,
@@ -135,6 +138,15 @@ class Pair:
         values = handoff.Report(self.inbound.connections, gateways, self.inbound.t_ptmax.value_us)
         with contextlib.suppress(OSError):  # the parent is gone: its pipe tells the same, and stops us
             handoff.report(self._control, values)
+
+    def _refused(self) -> dict[str, int]:
+        """What found no room, since the start."""
+        courier = self._courier
+        return {
+            "batches_to_keep": courier.refused_keeping,
+            "live_cuts": courier.dropped_live_cuts,
+            "news": courier.dropped_news,
+        }
 
     def summary(self) -> dict[str, object]:
         """Counters since the start, and gauges."""

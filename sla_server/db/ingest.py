@@ -133,7 +133,7 @@ class IngestStore:
 
         Args:
             batch: ``records``, decoded.
-            records: consecutive, at least one.
+            records: what the queue holds of that batch, at least one.
             oldest_seq: oldest record the queue still holds.
 
         Raises:
@@ -149,7 +149,7 @@ class IngestStore:
                 raise CursorMoved(self._cursor(connection, self._sql_key), self._records_seq)
             fresh = [record for record in records if record.queue_seq > cursor]
             if fresh:
-                part = batch if len(fresh) == len(records) else decode_batch(fresh)
+                part = batch if len(fresh) == len(records) else decode_batch(fresh, cursor)
                 store_inventory(connection, part, self._clock.unix_us())
                 store_rows(connection, part.rows)
                 self._raise(connection, self._records_key, part.last_seq)
@@ -179,13 +179,18 @@ class IngestStore:
             self._probe("in-transaction")
         self._records_seq = max(self._records_seq, window.last_seq)
 
-    def apply(self, records: Sequence[Record], oldest_seq: int) -> Batch:
+    def apply(self, records: Sequence[Record], after_seq: int, oldest_seq: int) -> Batch:
         """Records and statistics of ``records`` by themselves; returns them decoded.
+
+        Args:
+            records: what follows ``after_seq`` in the queue, at least one.
+            after_seq: where the cursor should be, or behind.
+            oldest_seq: oldest record the queue still holds.
 
         Raises:
             CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
         """
-        batch = decode_batch(records)
+        batch = decode_batch(records, after_seq)
         self.store_records(batch, records, oldest_seq)
         window = self.window()
         window.absorb(batch)

@@ -9,7 +9,8 @@ until it has caught up.
 
 It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
 thread at most: with little load that is at once, with the largest every 15 s. The longer a window, the fewer
-rows are written for the same cuts.
+rows are written for the same cuts. A window, and a file, also end when they hold back ``HELD_SHARE`` of the
+queue: its size is fixed, and it deletes nothing that one of them still waits for.
 
 What a crash can leave, and what happens then:
 
@@ -50,6 +51,7 @@ STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
+HELD_SHARE: Final = 4  # a quarter for the window, a quarter for the file, half for what comes meanwhile
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
@@ -100,6 +102,8 @@ class Writer:
         self._archive_blocked_until_ns = 0
         self._sql_seq = 0
         self._parquet_seq = 0
+        self._window_bytes = 0
+        self._file_bytes = 0
 
     @property
     def sql_seq(self) -> int:
@@ -195,9 +199,12 @@ class Writer:
         batch = self._take() if more else None
         self._to_archive(batch)
         done = final and not (more and self._is_full)
-        if self._window.last_seq and (done or self._window.is_full or self._is_rested):
+        held_bytes = self._queue.size_bytes // HELD_SHARE
+        is_full = self._window.is_full or self._window_bytes >= held_bytes
+        if self._window.last_seq and (done or is_full or self._is_rested):
             self._to_sql()
-        if self._finished is None and (self._archive.is_due or (done and self._archive.last_seq)):
+        is_due = self._archive.is_due or self._file_bytes >= held_bytes
+        if self._finished is None and self._archive.last_seq and (done or is_due):
             self._guard_archive(self._finish_file)
         if self._finished is not None:
             self._commit_file(self._finished)
@@ -225,6 +232,7 @@ class Writer:
         self._reader = self._queue.reader(after_seq)
         self._held = []
         self._window.reset()
+        self._window_bytes = 0
 
     def _take(self) -> Batch | None:
         """Take the next records into the window; None if there are none."""
@@ -232,10 +240,11 @@ class Writer:
             raise AssertionError("start() comes first")
         # Held over a failed attempt: the reader has passed them.
         self._held = self._held or self._reader.read(STEP_BYTES)
-        self._is_full = sum(len(record.payload) for record in self._held) >= STEP_BYTES
+        size_bytes = sum(len(record.payload) for record in self._held)
+        self._is_full = size_bytes >= STEP_BYTES
         if not self._held:
             return None
-        batch = decode_batch(self._held)
+        batch = decode_batch(self._held, self._read_seq)
         try:
             self._store.store_records(batch, self._held, self._queue.oldest_seq)
         except DatabaseRefused as exc:
@@ -245,6 +254,8 @@ class Writer:
             self._start_again(exc)
             return None
         self._window.absorb(batch)
+        self._window_bytes += size_bytes
+        self._file_bytes += size_bytes
         self._held = []
         return batch
 
@@ -261,6 +272,7 @@ class Writer:
             return
         self._sql_seq = self._window.last_seq
         self._window.reset()
+        self._window_bytes = 0
         ended_ns = self._clock.monotonic_ns()
         self._rest_until_ns = ended_ns + min(REST * (ended_ns - started_ns), REST_LIMIT_NS)
         self._probe("sql-committed")
@@ -280,7 +292,7 @@ class Writer:
             while self._sql_seq < last_seq:
                 for record in reader.read(STEP_BYTES):
                     try:
-                        self._store.apply([record], self._queue.oldest_seq)
+                        self._store.apply([record], self._sql_seq, self._queue.oldest_seq)
                     except DatabaseRefused as exc:
                         self._put_aside(record, exc)
                     self._sql_seq = record.queue_seq
@@ -332,10 +344,11 @@ class Writer:
             records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._read_seq]
         finally:
             reader.close()
-        return decode_batch(records) if records else None
+        return decode_batch(records, self._archived_seq) if records else None
 
     def _finish_file(self) -> None:
         self._finished = self._archive.finish()
+        self._file_bytes = 0
 
     def _guard_archive(self, action: Callable[[], None]) -> None:
         """A full or broken disk stops the archive for a while, not the rest."""

@@ -24,10 +24,8 @@ _NUMBER = count(1)
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One server for all tests; what it holds need not survive anything."""
-    server = PostgresServer({"fsync": "off", "shared_buffers": "32MB"})
-    yield server
-    server.remove()
+    with PostgresServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +65,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     else:
         server: PostgresServer = request.getfixturevalue("postgres")
         url = server.create(f"t{next(_NUMBER)}", request.getfixturevalue("migrated_template"))
-    return Database(DatabaseConfig(url=url, queue_segment_bytes=64 << 10), tmp_path, request.param)
+    return Database(DatabaseConfig(url=url, queue_bytes=16 << 20), tmp_path, request.param)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.db)])

@@ -81,7 +81,7 @@ def test_a_batch_that_comes_again_has_no_effect(rig):
     records = reader.read(1 << 20)
     reader.close()
     assert [record.queue_seq for record in records] == [1, 2, 3]
-    rig.store.apply(records, 1)
+    rig.store.apply(records, 0, 1)
     assert_database_holds(rig.reader, items)
 
 

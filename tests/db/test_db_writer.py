@@ -68,6 +68,26 @@ def test_a_restart_goes_on_where_both_cursors_stand(database):
     second.close()
 
 
+def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot(database):
+    """kill -9 leaves holes in the queue's numbers, where SQL stops and where a file stops."""
+    items = [make_cut(seq) for seq in range(1, 5)]
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message([items[0]]), cuts_message([items[1]]))
+    first.die()
+    second = Rig(database.config, database.data_dir)
+    second.feed(cuts_message([items[2]]))
+    assert second.queue.synced_seq > 3
+    second.settle(final=True)
+    second.die()
+    third = Rig(database.config, database.data_dir)
+    third.feed(cuts_message([items[3]]))
+    third.settle(final=True)
+    assert third.store.cursors() == (third.queue.synced_seq,) * 2
+    assert_database_holds(third.reader, items)
+    assert archived(third) == identity(items)
+    third.close()
+
+
 def test_records_without_cuts_pass_the_archive_too(rig):
     rig.feed(gateway_message(), record_message([("events", {"event_id": "e"})]))
     rig.settle(final=True)
@@ -211,7 +231,7 @@ def test_a_cursor_that_moves_while_refused_records_are_sought(rig, monkeypatch):
         monkeypatch.setattr(rig.store, "commit", commit)
         raise DatabaseRefused("by the test")
 
-    def moved(records, oldest):
+    def moved(*_where):
         monkeypatch.setattr(rig.store, "apply", apply)
         raise CursorMoved(0, 1)
 
@@ -221,6 +241,19 @@ def test_a_cursor_that_moves_while_refused_records_are_sought(rig, monkeypatch):
     rig.settle(final=True)
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
+
+
+def test_a_window_and_a_file_end_before_they_fill_the_queue(rig):
+    """Neither its time nor its size is reached, but the queue could not take more."""
+    rig.writer._rest_until_ns = rig.clock.monotonic_ns() + 1_000_000_000
+    items = []
+    while not rig.writer.parquet_seq:
+        items.append(make_cut(len(items) + 1, streams=range(60)))
+        rig.feed(cuts_message(items[-1:]))
+        assert rig.queue.fullness_ratio < 0.5
+    assert rig.writer.sql_seq == rig.writer.parquet_seq == len(items)
+    assert len(items) > 3, "it did wait"
+    assert_database_holds(rig.reader, items)
 
 
 def test_finishing_leaves_a_long_backlog_to_the_next_start(database, monkeypatch):
