@@ -27,7 +27,7 @@ def main(url: str, data_dir: Path, hours: float, point: str, nth: int) -> None:
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    config = DatabaseConfig(url=url, queue_segment_bytes=64 << 10)
+    config = DatabaseConfig(url=url, queue_bytes=16 << 20)
     database = SimpleNamespace(config=config, data_dir=data_dir)
     rig = FilesRig(database, probe, later(hours), **LIMITS)
     for _ in range(2):

@@ -32,7 +32,7 @@ class Site:
         url = json.dumps(database.config.resolved_url(database.data_dir))
         config_path.write_text(
             f"data_dir = {json.dumps(str(database.data_dir))}\n[database]\nurl = {url}\n"
-            f"queue_segment_bytes = {64 << 10}\n"
+            f"queue_bytes = {16 << 20}\n"
         )
 
     def sla(self, *arguments):
@@ -59,7 +59,7 @@ def empty_site(site, tmp_path, request):
     url = ""
     if site.database.kind == "postgresql":
         url = request.getfixturevalue("postgres").create(f"restored{next(_NUMBER)}")
-    config = DatabaseConfig(url=url, queue_segment_bytes=64 << 10)
+    config = DatabaseConfig(url=url, queue_bytes=16 << 20)
     return Site(type(site.database)(config, data_dir, site.database.kind), tmp_path / "elsewhere.toml")
 
 
