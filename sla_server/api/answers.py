@@ -17,6 +17,8 @@ from sla_server.api.errors import ApiError, BadInput
 
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1000
+LONG_LIMIT_DEFAULT: Final = 2000  # a day of slices of a minute is one page
+LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
 
 
@@ -82,6 +84,11 @@ def number(request: Request, name: str, default: int, *, least: int = 0, most: i
 def limit(request: Request) -> int:
     """How many rows a page may hold."""
     return number(request, "limit", LIMIT_DEFAULT, least=1, most=LIMIT_MAX)
+
+
+def long_limit(request: Request) -> int:
+    """The same for lists of many short rows."""
+    return number(request, "limit", LONG_LIMIT_DEFAULT, least=1, most=LONG_LIMIT_MAX)
 
 
 def flag(request: Request, name: str) -> bool:

@@ -45,7 +45,7 @@ def volume(parts: Parts, _request: Request, volume: str) -> Response:
 
 
 def history(parts: Parts, request: Request, volume: str) -> Response:
-    """Rollups of one volume."""
+    """Rollups of one volume; long or old ones by the hour."""
     from_us, to_us = _span(parts, request, HOUR_US)
     return answers.as_list(parts.source.rollup_history(volume, from_us, to_us), from_us=from_us, to_us=to_us)
 
@@ -82,11 +82,14 @@ def sla(parts: Parts, _request: Request, name: str) -> Response:
 
 
 def slices(parts: Parts, request: Request, name: str) -> Response:
-    """Judged slices and their counts by state."""
+    """A page of judged slices, and the counts by state of the whole span."""
+    limit = answers.long_limit(request)
     objective = request.args.get("objective") or _first_objective(_agreement(parts, name))
     from_us, to_us = _span(parts, request, 24 * HOUR_US)
+    rows = parts.source.slices(name, objective, from_us, to_us, limit + 1)
     return answers.as_list(
-        parts.source.slices(name, objective, from_us, to_us),
+        rows[:limit],
+        str(rows[limit]["start_us"]) if len(rows) > limit else None,
         objective=objective,
         counts=parts.source.slice_counts(name, objective, from_us, to_us),
         from_us=from_us,
@@ -116,14 +119,19 @@ def policies(parts: Parts, request: Request) -> Response:
 
 
 def policy_caps(parts: Parts, request: Request, version: str) -> Response:
-    """Caps of one version."""
+    """A page of the caps of one version."""
     if not version.isdigit() or len(version) > 9:
         raise BadInput("version", f"{version!r} is not a policy version", "GET /api/v1/policies lists them")
     hour = answers.number(request, "hour", -1, least=0, most=167)
-    rows = parts.source.policy_caps(int(version), None if hour < 0 else hour)
-    if not rows:
+    limit, after = answers.long_limit(request), request.args.get("after") or None
+    try:
+        rows = parts.source.policy_caps(int(version), None if hour < 0 else hour, limit, after)
+    except ValueError as exc:
+        raise BadInput("after", str(exc)) from exc
+    if not rows and after is None:
         raise NotFound(f"policy version {version} has no caps", "GET /api/v1/policies lists the versions")
-    return answers.as_list(rows)
+    last = rows[-1] if len(rows) == limit else None
+    return answers.as_list(rows, f"{last['volume']}:{last['hour_of_week']}" if last else None)
 
 
 def processes(parts: Parts, _request: Request) -> Response:

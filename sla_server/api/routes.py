@@ -52,9 +52,13 @@ class Route:
 LIMIT = Query("limit", "integer", "Rows a page, 1 to 1000; default 100.")
 BEFORE = Query("before", "string", "The `next` of the page before.")
 FROM = Query(
-    "from_us", "integer", "Start, microseconds UTC; default: one hour (slices: one day) before to_us."
+    "from_us",
+    "integer",
+    "Start, microseconds UTC; default: one hour (slices: one day) before to_us. Slices: or a page's `next`.",
 )
 TO = Query("to_us", "integer", "End, microseconds UTC; default: now.")
+LONG = Query("limit", "integer", "Rows a page, 1 to 5000; default 2000.")
+AFTER = Query("after", "string", "The `next` of the page before.")
 OBJECTIVE = Query("objective", "string", "Which objective of the agreement; default: its first.")
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
@@ -63,12 +67,20 @@ ROUTES: Final = (
     Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
     Route("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
     Route("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
-    Route("GET", "/volumes/{volume}/history", "history", "One row a rollup slot.", (FROM, TO)),
+    Route(
+        "GET",
+        "/volumes/{volume}/history",
+        "history",
+        "One row a rollup slot, or an hour (`length_us`).",
+        (FROM, TO),
+    ),
     Route("GET", "/totals", "totals", "Exact lifetime counts over everything."),
     Route("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
     Route("GET", "/slas", "slas", "Agreements in force, and their live state."),
     Route("GET", "/slas/{name}", "sla", "One agreement: document, version, live state."),
-    Route("GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO)),
+    Route(
+        "GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO, LONG)
+    ),
     Route(
         "POST",
         "/slas",
@@ -110,7 +122,7 @@ ROUTES: Final = (
         "/policies/{version}/caps",
         "policy_caps",
         "Caps of one policy version.",
-        (Query("hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168."),),
+        (Query("hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168."), LONG, AFTER),
     ),
     Route("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     Route("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),

@@ -36,8 +36,10 @@ class Source(Protocol):
     def agreement(self, name: str, version: int | None = None) -> Row | None:
         """One agreement, newest version unless one is named."""
 
-    def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
-        """Judged slices, newest revision of each."""
+    def slices(
+        self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
+    ) -> list[Row]:
+        """Judged slices, newest revision of each, oldest first."""
 
     def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
         """State to number of slices."""
@@ -54,8 +56,14 @@ class Source(Protocol):
     def policies(self, limit: int = 20) -> list[Row]:
         """Policy versions, newest first."""
 
-    def policy_caps(self, version: int, hour_of_week: int | None = None) -> list[Row]:
-        """Caps of one policy version."""
+    def policy_caps(
+        self,
+        version: int,
+        hour_of_week: int | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Row]:
+        """Caps of one policy version, by volume and hour; ``after``: "VOLUME:HOUR"."""
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:
         """The audit log, newest first, each with its ``cursor``."""

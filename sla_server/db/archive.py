@@ -3,7 +3,7 @@
 The name of a file under way begins with ``_``: readers of directories (Spark) ignore it. States a crash can
 leave: an ``_`` file (swept at the next start), or a whole file without a manifest row (swept too: its cuts
 are still in the ingest queue, because the cursor that frees them moves in the transaction that writes the
-row).
+row). Later the files are merged and given up by ``sla_server.db.files``.
 
 Not thread-safe: belongs to the writer thread. After an OSError the file under way is given up; its cuts are
 read from the queue again.
@@ -11,26 +11,22 @@ read from the queue again.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-import structlog
+from typing import Any, Final
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.db import parquet
 from sla_server.db.errors import ArchiveFailed
+from sla_server.db.files.housekeeper import sweep
+from sla_server.db.files.manifest import CUTS
+from sla_server.db.files.store import FileStore, LocalFiles
+from sla_server.db.files.write import FileWriter
 from sla_server.db.rollup import Ingested
 
-log = structlog.get_logger("archive")
-ROW_GROUP_ROWS: Final = 65_536  # a row group is the unit a reader loads; some 7 MB at 110 B a row
 FOREIGN_ORPHAN_AGE_S: Final = 86_400  # files of another queue: its manager may be about to commit them
 
 
@@ -52,7 +48,7 @@ class Archive:
     """The file under way.
 
     Args:
-        directory: root; manifest paths are relative to it.
+        directory: a store of files, or the path of a local one; manifest paths are relative to it.
         queue_id: part of file names, so that several servers may share the directory.
         max_bytes: close a file at this size.
         max_s: close a file at this age.
@@ -62,14 +58,14 @@ class Archive:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | FileStore,
         queue_id: str,
         max_bytes: int,
         max_s: float,
         clock: Clock,
         probe: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        self._directory = directory
+        self._files: FileStore = LocalFiles(directory) if isinstance(directory, Path) else directory
         self._queue_id = queue_id
         self._max_bytes = max_bytes
         self._max_ns = round(max_s * 1e9)
@@ -80,12 +76,11 @@ class Archive:
     def _reset(self) -> None:
         self._first_seq = self._last_seq = 0
         self._opened_ns = 0
-        self._pending: list[pa.Table] = []
-        self._pending_rows = self._rows = self._cuts = 0
+        self._cuts = 0
         self._min_us = self._max_us = 0
-        self._aside = self._directory
-        self._file: BinaryIO | None = None
-        self._writer: Any = None
+        self._day = ""
+        self._stack = ExitStack()
+        self._writer: FileWriter | None = None
 
     @property
     def last_seq(self) -> int:
@@ -97,7 +92,7 @@ class Archive:
         """Whether the file under way has reached its size or its age."""
         if not self._first_seq:
             return False
-        size_bytes = self._file.tell() if self._file is not None else 0
+        size_bytes = self._writer.bytes if self._writer is not None else 0
         return size_bytes >= self._max_bytes or self._clock.monotonic_ns() - self._opened_ns >= self._max_ns
 
     def add(self, first_seq: int, last_seq: int, items: Sequence[Ingested]) -> None:
@@ -115,12 +110,11 @@ class Archive:
         self._min_us = min(self._min_us, *starts) if self._cuts else min(starts)
         self._max_us = max(self._max_us, *(item.end_us for item in items))
         self._cuts += len(items)
-        table = parquet.table_of(items)
-        self._pending.append(table)
-        self._pending_rows += table.num_rows
-        self._rows += table.num_rows
-        if self._pending_rows >= ROW_GROUP_ROWS:
-            self._write_group()
+        try:
+            self._under_way().write(parquet.table_of(items))
+        except ArchiveFailed:
+            self.abort()
+            raise
 
     def finish(self) -> FinishedFile:
         """Close the file under way and give it its name.
@@ -130,109 +124,46 @@ class Archive:
         Raises:
             ArchiveFailed: the file was given up.
         """
-        first_seq, last_seq = self._first_seq, self._last_seq
-        if not self._cuts:
+        first_seq, last_seq, writer = self._first_seq, self._last_seq, self._writer
+        if writer is None:
             self._reset()
             return FinishedFile(first_seq, last_seq, None)
-        self._write_group()
-        aside = self._aside
+        name = f"cuts/{self._day}/{self._queue_id}-{first_seq}-{last_seq}.parquet"
         try:
-            self._writer.close()
-            file = self._file
-            if file is None:  # cannot happen: _write_group opened it
-                raise AssertionError("no file under way")
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            self._probe("file-written")
-            row = self._manifest_row(aside)
-            final = self._directory / row["path"]
-            aside.rename(final)
-            _sync_directory(final.parent)
-            _sync_directory(self._directory)
-        except (OSError, pa.ArrowException) as exc:
+            now_us = self._clock.unix_us()
+            row = writer.finish(CUTS, now_us, self._min_us, self._max_us, self._cuts, name=name)
+        except ArchiveFailed:
             self.abort()
-            raise ArchiveFailed(aside, str(exc)) from exc
+            raise
         self._probe("renamed")
         self._reset()
-        return FinishedFile(first_seq, last_seq, row)
+        return FinishedFile(first_seq, last_seq, asdict(row))
 
     def abort(self) -> None:
         """Give up the file under way; nothing is lost, the queue has its cuts."""
-        file, aside = self._file, self._aside
+        self._stack.close()
         self._reset()
-        if file is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk: what is buffered cannot be written, and need not be
-                file.close()
-            aside.unlink(missing_ok=True)
 
     def discard(self, finished: FinishedFile) -> None:
         """Remove a finished file that will not be committed."""
         if finished.row is not None:
-            (self._directory / finished.row["path"]).unlink(missing_ok=True)
+            self._files.remove(finished.row["path"])
 
-    def sweep(self, kept: set[str], now_us: int) -> list[str]:
+    def sweep(self, kept: set[str], now_us: int) -> Sequence[str]:
         """Remove what crashes left: files under way, and files without a manifest row. Returns their paths.
 
         Args:
             kept: relative paths in the manifest.
             now_us: wall clock; files of other queues are removed only when a day old.
         """
-        removed = []
-        for path in self._directory.glob("cuts/*/*.parquet"):
-            relative = path.relative_to(self._directory).as_posix()
-            age_s = now_us / 1e6 - path.stat().st_mtime
-            if relative not in kept and (self._queue_id in path.name or age_s > FOREIGN_ORPHAN_AGE_S):
-                path.unlink()
-                removed.append(relative)
-        if removed:
-            log.info("orphans-swept", files=len(removed))
-        return removed
+        return sweep(self._files, self._queue_id, kept, now_us / 1e6 - FOREIGN_ORPHAN_AGE_S)
 
-    def _write_group(self) -> None:
-        """Write what is pending as one row group."""
-        try:
-            if self._writer is None:
-                # The day of writing; the cuts in it may be older (backlog): the manifest has their times.
-                day = datetime.fromtimestamp(self._clock.unix_us() // 1_000_000, UTC).date().isoformat()
-                name = f"_{self._queue_id}-{self._first_seq}.parquet"
-                self._aside = self._directory / "cuts" / day / name
-                self._aside.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._aside.open("wb")
-                self._writer = pq.ParquetWriter(self._file, parquet.SCHEMA, compression="zstd")
-            if self._pending:
-                self._writer.write_table(pa.concat_tables(self._pending), row_group_size=ROW_GROUP_ROWS)
-        except (OSError, pa.ArrowException) as exc:
-            path = self._aside
-            self.abort()
-            raise ArchiveFailed(path, str(exc)) from exc
-        self._pending, self._pending_rows = [], 0
-
-    def _manifest_row(self, aside: Path) -> dict[str, Any]:
-        digest = hashlib.sha256()
-        with aside.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        name = f"{self._queue_id}-{self._first_seq}-{self._last_seq}.parquet"
-        return {
-            "path": (aside.parent / name).relative_to(self._directory).as_posix(),
-            "kind": "cuts",
-            "created_us": self._clock.unix_us(),
-            "min_us": self._min_us,
-            "max_us": self._max_us,
-            "rows": self._rows,
-            "cuts": self._cuts,
-            "bytes": aside.stat().st_size,
-            "sha256": digest.hexdigest(),
-            "replaced_us": None,
-        }
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    def _under_way(self) -> FileWriter:
+        """The writer, opened at the first cut."""
+        if self._writer is None:
+            # The day of writing; the cuts in it may be older (backlog): the manifest has their times.
+            self._day = datetime.fromtimestamp(self._clock.unix_us() // 1_000_000, UTC).date().isoformat()
+            name = f"cuts/{self._day}/{self._queue_id}-{self._first_seq}.parquet"
+            writer = FileWriter(self._files, name, parquet.SCHEMA, self._probe)
+            self._writer = self._stack.enter_context(writer)
+        return self._writer

@@ -9,6 +9,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from pmdaemon.runtime.config import StrictModel
+from sla_server.db.files.config import FilesConfig
 
 DRIVERS = ("sqlite", "postgresql+psycopg")
 
@@ -84,7 +85,9 @@ class DatabaseConfig(StrictModel):
     """Ingest queue; default: data_dir/queue. A local disk that honours fsync."""
 
     parquet_dir: Path | None = None
-    """Raw cuts; default: data_dir/parquet."""
+    """Parquet files (raw cuts, old rollups); default: data_dir/parquet. Object stores: ``files.url``."""
+
+    files: FilesConfig = Field(default_factory=FilesConfig)
 
     @field_validator("url", "reader_url", "policy_url")
     @classmethod

@@ -8,6 +8,10 @@
         ├── AnotherManager         a second database manager on the same data directory or queue
         ├── BadRecord              a RECORD row that fits no table; answered to its sender, never stored
         ├── ArchiveFailed          a Parquet file could not be written; its cuts stay in the queue
+        ├── FilesUnavailable       the store of Parquet files cannot be used just now
+        ├── FileDamaged            a Parquet file is not what the manifest says
+        ├── StorageBusy            another process is looking after the files
+        ├── BackupFailed           a backup or a restore could not be made; says what to do
         └── QueueError             root of the ingest queue's errors
             ├── QueuePoisoned      a write or sync failed earlier; what reached the disk is unknown
             ├── QueueCorrupt       a durable record cannot be read back
@@ -93,6 +97,48 @@ class ArchiveFailed(DbError):
         super().__init__(
             f"{path}: {reason}. Its cuts wait in the ingest queue; free space or repair the file system"
         )
+
+
+class FilesUnavailable(DbError):
+    """The store of Parquet files cannot be used just now; the same action may succeed later."""
+
+    retryable = True
+    exit_status = 75
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where = where
+        super().__init__(
+            f"the Parquet files at {where} cannot be used: {reason}. Check [database.files] url, that fsspec "
+            "and the driver for its protocol are installed, and its credentials"
+        )
+
+
+class FileDamaged(DbError):
+    """A Parquet file is not what the manifest says; it is left where it is and not merged."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(
+            f"{name}: {problem}. `sla storage verify` checks all files; restore this one from a backup, or "
+            "leave it: rollups in SQL do not depend on it"
+        )
+
+
+class StorageBusy(DbError):
+    """Another process is looking after the files."""
+
+    retryable = True
+    exit_status = 75
+
+    def __init__(self, lock: Path) -> None:
+        super().__init__(
+            f"{lock} is held: the server or another command is looking after the files. Try again in a minute"
+        )
+
+
+class BackupFailed(DbError):
+    """A backup or a restore could not be made."""
 
 
 class QueueError(DbError):

@@ -79,7 +79,5 @@ def encode_hours(dense: Int64s) -> list[bytes]:
 
 
 def decode_hours(blobs: list[bytes]) -> Int64s:
-    """Dense counts of shape (len(blobs), 50)."""
-    if not blobs:
-        return np.zeros((0, COARSE_BUCKETS), dtype=np.int64)
-    return np.frombuffer(b"".join(blobs), dtype="<i8").reshape(len(blobs), COARSE_BUCKETS).astype(np.int64)
+    """Dense counts of shape (len(blobs), 50); a blob may hold several histograms, each makes a row."""
+    return np.frombuffer(b"".join(blobs), dtype="<i8").reshape(-1, COARSE_BUCKETS).astype(np.int64)

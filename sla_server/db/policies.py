@@ -8,35 +8,48 @@ published policy is never changed; services puts it in force (RECORD ``policies.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Engine,
-    Float,
-    Integer,
-    LargeBinary,
-    Table,
-    func,
-    insert,
-    select,
-    text,
-)
+from sqlalchemy import Connection, Engine, Table, func, insert, select, text
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histcodec, schema
+from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated
+from sla_server.db.files import manifest
+from sla_server.db.files.store import FileStore, open_files
 from sla_server.db.reads import Reader
 
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 HOURS_A_WEEK: Final = 168
-FETCH_ROWS: Final = 20_000  # rows held as Python objects at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What ``PolicyStore.statistics`` found.
+
+    Attributes:
+        slots: rows of ``rollups`` in SQL.
+        missed: rows of ``rollup_missed`` in SQL.
+        hours: rows of ``rollup_hours``.
+        slot_files: paths or URLs of files with further rows of ``rollups``; a (slot, stream) may be in
+            several and in SQL: add them up.
+        missed_files: the same of ``rollup_missed``.
+        rows_in_files: rows in ``slot_files``.
+    """
+
+    slots: pa.Table
+    missed: pa.Table
+    hours: pa.Table
+    slot_files: list[str]
+    missed_files: list[str]
+    rows_in_files: int
 
 
 class PolicyStore:
@@ -48,14 +61,42 @@ class PolicyStore:
     Thread: one at a time.
     """
 
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+    def __init__(self, engine: Engine, files: FileStore, clock: Clock | None = None) -> None:
         self._engine = engine
+        self._files = files
         self._clock = clock or SystemClock()
         self.reader = Reader(engine)
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    def statistics(self, from_us: int, to_us: int, columns: Mapping[str, Sequence[str]]) -> Statistics:
+        """Everything of [from_us, to_us) as of one moment: rows still in SQL, and the files with the others.
+
+        The files stay for ``files.grace_s``, whatever becomes of them in the manifest.
+
+        Args:
+            from_us: us UTC.
+            to_us: us UTC.
+            columns: wanted columns of "rollups", "rollup_missed" and "rollup_hours".
+        """
+        tables: dict[str, pa.Table] = {}
+        with translated(self._engine), self._engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            for name, wanted in columns.items():
+                tables[name] = _table(connection, schema.metadata.tables[name], wanted, from_us, to_us)
+            slot_files = manifest.snapshot(connection, manifest.ROLLUPS, from_us, to_us)
+            missed_files = manifest.snapshot(connection, manifest.MISSED, from_us, to_us)
+        return Statistics(
+            slots=tables["rollups"],
+            missed=tables["rollup_missed"],
+            hours=tables["rollup_hours"],
+            slot_files=[self._files.path_for_readers(row.path) for row in slot_files],
+            missed_files=[self._files.path_for_readers(row.path) for row in missed_files],
+            rows_in_files=sum(row.rows for row in slot_files),
+        )
 
     def rollups_table(self, from_us: int, to_us: int) -> pa.Table:
         """Table ``rollups`` of slots in [from_us, to_us); ``hist``: list of 99, reads and writes added."""
@@ -86,21 +127,8 @@ class PolicyStore:
 
     def _read(self, table: Table, from_us: int | None = None, to_us: int | None = None) -> pa.Table:
         """A table, or the rows whose first key column (a time) lies in [from_us, to_us), by key."""
-        key = list(table.primary_key.columns)
-        statement = select(table).order_by(*key)
-        if from_us is not None and to_us is not None:
-            statement = statement.where(key[0] >= from_us, key[0] < to_us)
-        kind = _arrow_schema(table)
-        batches = []
         with translated(self._engine), self._engine.connect() as connection:
-            result = connection.execution_options(yield_per=FETCH_ROWS).execute(statement)
-            for rows in result.partitions():
-                columns = zip(*rows, strict=True)
-                arrays = [
-                    pa.array(column, type=field.type) for column, field in zip(columns, kind, strict=True)
-                ]
-                batches.append(pa.record_batch(arrays, schema=kind))
-        return pa.Table.from_batches(batches, schema=kind)
+            return _table(connection, table, table.columns.keys(), from_us, to_us)
 
     def publish(
         self,
@@ -143,11 +171,24 @@ class PolicyStore:
         return version
 
 
+def _table(
+    connection: Connection, table: Table, names: Sequence[str], from_us: int | None, to_us: int | None
+) -> pa.Table:
+    """Some columns of a table, of all rows or those whose first key column lies in [from_us, to_us)."""
+    key = list(table.primary_key.columns)
+    statement = select(*(table.c[name] for name in names)).order_by(*key)
+    if from_us is not None and to_us is not None:
+        statement = statement.where(key[0] >= from_us, key[0] < to_us)
+    whole = arrow_schema(table)
+    kind = pa.schema([whole.field(name) for name in names])
+    return pa.Table.from_batches(batches(connection, statement, kind), schema=kind)
+
+
 def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
     """The policy job's store, with connections of its own."""
     if config.policy_url:
         config = config.model_copy(update={"url": config.policy_url})
-    return PolicyStore(make_engine(config, data_dir))
+    return PolicyStore(make_engine(config, data_dir), open_files(config, data_dir))
 
 
 def publish_policy(
@@ -179,17 +220,6 @@ def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
         "demand_p50": cap.get("demand_p50"),
         "demand_p95": cap.get("demand_p95"),
     }
-
-
-def _arrow_schema(table: Table) -> pa.Schema:
-    kinds = {
-        BigInteger: pa.int64(),
-        Integer: pa.int32(),
-        Float: pa.float64(),
-        Boolean: pa.bool_(),
-        LargeBinary: pa.binary(),
-    }
-    return pa.schema([(column.name, kinds.get(type(column.type), pa.string())) for column in table.columns])
 
 
 def _with_hist(table: pa.Table, dense: Any) -> pa.Table:

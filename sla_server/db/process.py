@@ -1,7 +1,8 @@
-"""The dbmanager process: two threads between the mailboxes and the database.
+"""The dbmanager process: two threads between the mailboxes and the database, and one beside them.
 
     db-intake   mailboxes -> dedupe -> ingest queue, one sync -> DURABLE, RECORDED      (post_office)
     db-writer   ingest queue -> SQL about once a second, Parquet about once a minute    (writer)
+    db-files    merges, moves and gives up Parquet files, once a minute                 (files.housekeeper)
 
 Start: lock of the data directory; schema (migrated if older); cursors and watermarks from SQL; what the
 queue holds beyond; orphans swept; threads. A database that is away at the start is waited for: without the
@@ -32,7 +33,10 @@ from sla_server.db import migrate
 from sla_server.db.archive import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.errors import AnotherManager, DatabaseUnavailable
+from sla_server.db.errors import AnotherManager, DatabaseUnavailable, FilesUnavailable
+from sla_server.db.files.housekeeper import Housekeeper
+from sla_server.db.files.lock import storage_lock
+from sla_server.db.files.store import open_files
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue, Record
 from sla_server.db.intake import Intake
@@ -72,11 +76,13 @@ class Manager:
         intake: with the high waters recovered.
         queue: open.
         writer: started behind the committed cursors.
+        keeper: looks after the Parquet files.
     """
 
     intake: Intake
     queue: IngestQueue
     writer: Writer
+    keeper: Housekeeper
 
 
 def run(config: ManagerConfig, stop: Stop) -> int:
@@ -116,12 +122,14 @@ def _run_threads(office: PostOffice, manager: Manager, stop: Stop) -> bool:
 
     intake_threads, writer_threads = ThreadGroup(on_failure), ThreadGroup(on_failure)
     writer_threads.start("db-writer", manager.writer.run)
+    writer_threads.start("db-files", manager.keeper.run)
     intake_threads.start("db-intake", lambda: office.run(stop))
     log.info("running", queue_bytes=manager.queue.waiting_bytes)
     stop.wait()
     try:
         intake_threads.join(JOIN_S)
     finally:
+        manager.keeper.finish()
         manager.writer.finish()
         writer_threads.join(JOIN_S)
     return intake_threads.failed is not None or writer_threads.failed is not None
@@ -139,8 +147,9 @@ def open_manager(
     queue = IngestQueue(queue_dir, settings.queue_bytes)
     stack.callback(queue.close)
     store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
-    parquet_dir = settings.resolved_parquet_dir(config.data_dir)
-    archive = Archive(parquet_dir, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
+    files = open_files(settings, config.data_dir)
+    archive = Archive(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
+    keeper = Housekeeper(engine, files, queue.queue_id, settings.files, clock)
     backoff_s = BACKOFF_FIRST_S
     while not stop.is_set():
         try:
@@ -149,20 +158,21 @@ def open_manager(
             cursors = store.cursors()
             reader = Reader(engine)
             high_water = HighWater(reader.watermarks())
-            kept = {row["path"] for row in reader.manifest(in_use=False)}
-        except DatabaseUnavailable as exc:
+            with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
+                kept = {row["path"] for row in reader.manifest(in_use=False)}
+                archive.sweep(kept, clock.unix_us())
+        except (DatabaseUnavailable, FilesUnavailable) as exc:
             log.warning("waiting-for-database", error=str(exc), retry_s=backoff_s)
             stop.wait(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_LIMIT_S)
             continue
-        archive.sweep(kept, clock.unix_us())
         intake = Intake(secrets.randbits(62) + 1, high_water)
         intake.recover(_unconsumed(queue, cursors[0]))
         retention = Retention(engine, settings.retention, clock)
         refused_dir = queue_dir / "refused"
         writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
-        return Manager(intake, queue, writer)
+        return Manager(intake, queue, writer, keeper)
     return None
 
 

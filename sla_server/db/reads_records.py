@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, Table, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, Table, and_, exists, func, select, tuple_
 
 from sla_server.db import schema
 from sla_server.db.query import Queries, Row, decode_json
@@ -53,9 +53,11 @@ class RecordReads(Queries):
         rows = decode_json(self._rows(select(table).order_by(table.c.version.desc()).limit(1)), ("entries",))
         return rows[0] if rows else None
 
-    def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
-        """Slices that start in [from_us, to_us), newest revision of each, oldest first."""
-        return self._rows(self._newest_slices(name, objective, from_us, to_us))
+    def slices(
+        self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
+    ) -> list[Row]:
+        """Slices that start in [from_us, to_us), newest revision of each, oldest first; all, or a page."""
+        return self._rows(self._newest_slices(name, objective, from_us, to_us).limit(limit))
 
     def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
         """State to number of slices (newest revisions) that start in [from_us, to_us)."""
@@ -76,21 +78,19 @@ class RecordReads(Queries):
 
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
+        def wanted(some: Any) -> list[ColumnElement[bool]]:
+            # As one range of the primary key: with start_us alone PostgreSQL prefers the index of all slices
+            # by time (there for retention) and reads everybody's slices of the range.
+            place = tuple_(some.c.name, some.c.objective, some.c.start_us)
+            bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
+            return [some.c.name == name, some.c.objective == objective, *bounds]
+
         table = schema.slices
-        wanted = (
-            table.c.name == name,
-            table.c.objective == objective,
-            table.c.start_us >= from_us,
-            table.c.start_us < to_us,
-        )
-        newest = (
-            select(table.c.start_us, func.max(table.c.revision).label("revision"))
-            .where(*wanted)
-            .group_by(table.c.start_us)
-            .subquery()
-        )
-        joined = and_(newest.c.start_us == table.c.start_us, newest.c.revision == table.c.revision)
-        return select(table).join(newest, joined).where(*wanted).order_by(table.c.start_us)
+        newer = table.alias("newer")
+        is_newer = newer.c.start_us == table.c.start_us, newer.c.revision > table.c.revision
+        # What is wanted stands in both: PostgreSQL does not conclude a range from the equality of start_us.
+        is_old = exists().where(*wanted(newer), *is_newer)
+        return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
     def episodes(self, open_only: bool = False, limit: int = 1000) -> list[Row]:
         """Violation episodes, newest first."""
@@ -124,9 +124,8 @@ class RecordReads(Queries):
         at_text, _, key_value = before.partition(":")
         if not at_text.isdigit() or not key_value:
             raise ValueError(f"{before!r} is no cursor; use the `cursor` of a row of the page before")
-        at_us = int(at_text)
-        same = and_(table.c.at_us == at_us, table.c[key] < key_value)
-        return statement.where(or_(table.c.at_us < at_us, same))
+        # Compared as a pair, which is one range of the index; an OR would read every newer row, too.
+        return statement.where(tuple_(table.c.at_us, table.c[key]) < (int(at_text), key_value))
 
     @staticmethod
     def _with_cursor(rows: list[Row], key: str) -> list[Row]:
@@ -147,12 +146,25 @@ class RecordReads(Queries):
         rows = decode_json(self._rows(statement), ("job", "report"))
         return rows[0] if rows else None
 
-    def policy_caps(self, version: int, hour_of_week: int | None = None) -> list[Row]:
-        """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168."""
+    def policy_caps(
+        self,
+        version: int,
+        hour_of_week: int | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Row]:
+        """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168, by volume and hour.
+
+        ``after``: "VOLUME:HOUR" of the last row of the former page.
+        """
         table = schema.policy_caps
-        statement = (
-            select(table).where(table.c.version == version).order_by(table.c.volume, table.c.hour_of_week)
-        )
+        place = table.c.volume, table.c.hour_of_week
+        statement = select(table).where(table.c.version == version).order_by(*place).limit(limit)
+        if after:
+            volume, _, hour_text = after.rpartition(":")
+            if not hour_text.isdigit():
+                raise ValueError(f"{after!r} is no cursor; use the `next` of the page before")
+            statement = statement.where(tuple_(*place) > (volume, int(hour_text)))
         if hour_of_week is not None:
             statement = statement.where(table.c.hour_of_week == hour_of_week)
         return self._rows(statement)

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import select
 
-from pmdaemon.wire.histogram import BUCKETS, percentile_upper_us
+from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histcodec, schema
 from sla_server.db.engine import translated
+from sla_server.db.history import read_history
 from sla_server.db.query import Queries, Row, chunks
-
-_PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +88,15 @@ class StatisticsReads(Queries):
     def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[Row]:
         """One row a slot, summed over the volume's streams, oldest first.
 
-        Each has slot_us, length_us, the counters, held_max, inflight_max, iops, bytes_per_s and p50_us,
-        p95_us, p99_us (upper bucket edges of reads and writes together; None without I/O).
+        Long ranges, and those whose single rollups have moved to files, come by the hour (``history``). Each
+        row has slot_us (its start), length_us, the counters, held_max, inflight_max, iops, bytes_per_s and
+        p50_us, p95_us, p99_us (upper bucket edges of reads and writes together; None without I/O).
         """
-        rollups, streams = schema.rollups, schema.streams
-        statement = (
-            select(rollups)
-            .join(streams, streams.c.stream_id == rollups.c.stream_id)
-            .where(streams.c.volume == volume, rollups.c.slot_us >= from_us, rollups.c.slot_us < to_us)
-            .order_by(rollups.c.slot_us)
-        )
-        rows = self._rows(statement)
-        dense = histcodec.decode_many([row["hist"] for row in rows])
-        totals = dense[:, :BUCKETS] + dense[:, BUCKETS:]
-        length_us = int(self.meta("rollup_s") or 60) * 1_000_000
-        history: list[Row] = []
-        by_slot: dict[int, list[int]] = {}
-        for index, row in enumerate(rows):
-            by_slot.setdefault(row["slot_us"], []).append(index)
-        for slot_us, members in by_slot.items():
-            history.append(
-                _slot_row(slot_us, length_us, [rows[i] for i in members], totals[members].sum(axis=0))
-            )
-        return history
+        streams = schema.streams
+        statement = select(streams.c.stream_id).where(streams.c.volume == volume)
+        with translated(self._engine), self._engine.connect() as connection:
+            stream_ids = sorted(connection.execute(statement).scalars())
+            return read_history(connection, stream_ids, from_us, to_us)
 
     def hours(self, from_us: int, to_us: int) -> list[Row]:
         """Hourly rollups with their stream's names; ``hist`` is int64 of shape (50,)."""
@@ -135,16 +118,3 @@ def _decode_hist(rows: list[Row]) -> None:
     dense = histcodec.decode_many([row.pop("hist") for row in rows])
     for row, counts in zip(rows, dense, strict=True):
         row["hist_read"], row["hist_write"] = counts[:BUCKETS], counts[BUCKETS:]
-
-
-def _slot_row(slot_us: int, length_us: int, members: list[Row], hist: npt.NDArray[np.int64]) -> Row:
-    row: Row = {"slot_us": slot_us, "length_us": length_us}
-    for name in schema.COUNTERS:
-        row[name] = sum(member[name] for member in members)
-    for name in ("held_max", "inflight_max"):
-        row[name] = max(member[name] for member in members)
-    row["iops"] = (row["reads"] + row["writes"]) * 1e6 / length_us
-    row["bytes_per_s"] = (row["read_bytes"] + row["write_bytes"]) * 1e6 / length_us
-    for percentile in _PERCENTILES:
-        row[f"p{percentile}_us"] = percentile_upper_us(hist, percentile)
-    return row

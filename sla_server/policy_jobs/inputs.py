@@ -1,7 +1,8 @@
 """What the job reads, once, before Spark starts: rollups, misses, streams and the promises in force.
 
-Everything comes as Arrow through ``sla_server.db.policies`` (one consistent look at a time; SQLite and
-PostgreSQL alike, no JDBC). Rollups of a fleet over weeks are some million rows: they fit the driver.
+What is in SQL comes as Arrow through ``sla_server.db.policies`` (SQLite and PostgreSQL alike, no JDBC): two
+days of rollups and weeks of hours, some million rows of a fleet, which fit the driver. Older rollups are in
+Parquet files: here come their paths, from the manifest as of the same moment, and Spark reads them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Inputs:
 
     Attributes:
         slots, hours, missed, streams: Arrow tables with the columns of ``schema``.
+        slot_files, missed_files: paths of files with further rows of slots and missed.
+        rollups: rows of slots, in SQL and in files.
         former_capacity: backend -> the newest valid capacity of an earlier policy, cost units a second.
     """
 
@@ -46,6 +49,9 @@ class Inputs:
     promises: Sequence[Promise]
     classes: Sequence[VolumeClass]
     former_capacity: dict[str, float]
+    slot_files: Sequence[str] = ()
+    missed_files: Sequence[str] = ()
+    rollups: int = 0
 
     def promise_rows(self) -> list[tuple[int, str, str, int, int, float]]:
         """Rows of ``schema.PROMISE_DDL``: each stream in scope of each promise, at its first threshold.
@@ -91,19 +97,22 @@ def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
         DatabaseUnavailable: retryable.
     """
     from_us = now_unix_us - window_days * 86_400 * US_A_SECOND
-    slots = store.rollups_table(from_us, now_unix_us).select(list(SLOT_COLUMNS))
-    hours = store.hours_table(from_us, now_unix_us).select(list(HOUR_COLUMNS))
-    if slots.num_rows == 0 and hours.num_rows == 0:
+    columns = {"rollups": SLOT_COLUMNS, "rollup_missed": MISSED_COLUMNS, "rollup_hours": HOUR_COLUMNS}
+    found = store.statistics(from_us, now_unix_us, columns)
+    if found.slots.num_rows == 0 and found.hours.num_rows == 0 and not found.slot_files:
         raise NothingToLearn(window_days)
     in_force = [_in_force(row) for row in store.reader.agreements(in_force=True)]
     return Inputs(
-        slots=slots,
-        hours=hours,
-        missed=store.missed_table(from_us, now_unix_us).select(list(MISSED_COLUMNS)),
+        slots=found.slots,
+        hours=found.hours,
+        missed=found.missed,
         streams=store.streams_table().select(list(STREAM_COLUMNS)),
         promises=promises(in_force),
         classes=classes(in_force),
         former_capacity=_former_capacity(store.reader.policies(limit=1)),
+        slot_files=found.slot_files,
+        missed_files=found.missed_files,
+        rollups=found.slots.num_rows + found.rows_in_files,
     )
 
 

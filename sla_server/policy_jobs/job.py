@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -26,11 +26,12 @@ from sla_server import config as configuration
 from sla_server.db.policies import open_policies
 from sla_server.policy_jobs import inputs, policy, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
-from sla_server.policy_jobs.schema import PROMISE_DDL
+from sla_server.policy_jobs.schema import MISSED_DDL, PROMISE_DDL, SLOT_DDL
 from sla_server.policy_jobs.session import build_session, stderr_to
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
@@ -52,10 +53,21 @@ def only_one(lock: Path) -> Iterator[None]:
         yield
 
 
+def _rows(
+    spark: SparkSession, table: pa.Table, paths: Sequence[str], ddl: str, keys: Sequence[str]
+) -> DataFrame:
+    """Rows from SQL with those of the files; a file deleted by now ends the job instead of counting less."""
+    rows = spark.createDataFrame(table)
+    if not paths:
+        return rows
+    in_files = spark.read.schema(ddl).parquet(*paths)
+    return transforms.added_up(rows.select(in_files.columns).unionByName(in_files), keys)
+
+
 def compute(spark: SparkSession, read: inputs.Inputs) -> policy.Policy:
     """Everything between reading and publishing."""
     streams = spark.createDataFrame(read.streams)
-    slots = spark.createDataFrame(read.slots)
+    slots = _rows(spark, read.slots, read.slot_files, SLOT_DDL, ("slot_us", "stream_id"))
     hours = transforms.without_covered_hours(spark.createDataFrame(read.hours), slots)
     slot_rates = transforms.volume_rates(slots, streams, "slot_us").cache()
     rates = slot_rates.unionByName(transforms.volume_rates(hours, streams, "hour_us"))
@@ -64,7 +76,8 @@ def compute(spark: SparkSession, read: inputs.Inputs) -> policy.Policy:
     points: list[dict[str, Any]] = []
     if promise_rows:
         promises = spark.createDataFrame(promise_rows, PROMISE_DDL)
-        missed = spark.createDataFrame(read.missed)
+        keys = ("slot_us", "stream_id", "io", "threshold_us")
+        missed = _rows(spark, read.missed, read.missed_files, MISSED_DDL, keys)
         frame = transforms.promise_points(slot_rates, missed, promises, streams)
         points = [row.asDict() for row in frame.collect()]
     return policy.build(points, demands, read)
@@ -105,7 +118,8 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
         log_path = job_dir / "spark.log"
         click.echo(
-            f"read {read.slots.num_rows} rollups, {read.hours.num_rows} hours; starting Spark, "
+            f"read {read.slots.num_rows} rollups and {read.hours.num_rows} hours; "
+            f"{read.rollups - read.slots.num_rows} rollups in {len(read.slot_files)} files; starting Spark, "
             f"which writes its warnings to {log_path}",
             err=True,
         )
@@ -113,7 +127,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
             found = on_spark(config.policy, job_dir, read, log_path)
         job = {
             "window_days": config.policy.window_days,
-            "rollups": read.slots.num_rows,
+            "rollups": read.rollups,
             "hours": read.hours.num_rows,
             "master": config.policy.master,
             "pyspark": version("pyspark"),

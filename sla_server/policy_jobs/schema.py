@@ -1,6 +1,7 @@
 """Columns that the job reads and writes: one source for pyarrow and Spark.
 
-Input tables come from ``sla_server.db.policies`` as Arrow; only the columns named here are used.
+Input tables come from ``sla_server.db.policies`` as Arrow, and older rows as Parquet files that Spark reads
+itself; only the columns named here are used.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 SLOT_COLUMNS: Final = ("slot_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
+SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
 HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
 MISSED_COLUMNS: Final = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
+MISSED_DDL: Final = ", ".join(f"{name} {'int' if name == 'io' else 'bigint'}" for name in MISSED_COLUMNS)
 STREAM_COLUMNS: Final = ("stream_id", "volume", "client", "backend")
 PROMISE_DDL: Final = (
     "stream_id bigint, sla string, objective string, io int, threshold_us bigint, allowed double"

@@ -8,12 +8,21 @@ Source: SLA-MODEL.md 4, points 2 and 3; notes/spark.md parts 2a and 2d.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sla_server.policy_jobs.schema import HOURS_A_WEEK, MONDAY_OFFSET_HOURS, US_A_SECOND, US_AN_HOUR
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def added_up(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """One row a key: rows of one key, from SQL and from files, are parts of one."""
+    from pyspark.sql import functions as F
+
+    others = [name for name in rows.columns if name not in keys]
+    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in others))
 
 
 def volume_rates(samples: DataFrame, streams: DataFrame, time_column: str) -> DataFrame:

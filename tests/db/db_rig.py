@@ -11,6 +11,7 @@ from pmdaemon.runtime.clock import FakeClock
 from sla_server.db.archive import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
+from sla_server.db.files.store import open_files
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue
 from sla_server.db.reads import Reader, open_reader
@@ -37,9 +38,8 @@ class Rig:
         self.engine = make_engine(config, data_dir)
         self.queue = IngestQueue(config.resolved_queue_dir(data_dir), 1 << 20, probe, keep_bytes=64 << 10)
         self.store = IngestStore(self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe)
-        self.archive = Archive(
-            self.parquet_dir, self.queue.queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe
-        )
+        files, queue_id = open_files(config, data_dir), self.queue.queue_id
+        self.archive = Archive(files, queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe)
         self.store.prepare()
         self.reader: Reader = open_reader(config, data_dir)
         self.swept = self.archive.sweep({row["path"] for row in self.reader.manifest(in_use=False)}, T0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from db_samples import (
     MINUTE_US,
@@ -16,6 +17,7 @@ from db_samples import (
     record_message,
     streams_message,
 )
+from files_rig import HOUR_US, FilesRig, later
 from sqlalchemy import text
 
 from sla_server.db.errors import DatabaseRefused
@@ -128,3 +130,48 @@ def test_ingest_goes_on_beside_a_long_read(rig):
         rig.feed(cuts_message([make_cut(1)]))
         assert connection.execute(count).scalar() == 0
     assert rig.reader.totals()["cuts"] == 2
+
+
+def test_statistics_are_sql_and_files_of_one_moment(make_store, database):
+    """Hours that have moved to files come as paths, the others as rows; nothing is in both."""
+    columns = {
+        "rollups": ("slot_us", "stream_id", "reads"),
+        "rollup_missed": ("slot_us", "missed"),
+        "rollup_hours": ("hour_us", "reads"),
+    }
+    rig = make_store(later(6), rollups_after_h=3)
+    items = [make_cut(n + 1, start_us=T0 + n * 20 * MINUTE_US) for n in range(15)]
+    rig.feed(*(cuts_message([item]) for item in items))
+    store = open_policies(database.config, database.data_dir)
+    before = store.statistics(0, 1 << 62, columns)
+    assert before.slot_files == []
+    assert rig.step().hours_moved == 3
+    found = store.statistics(0, 1 << 62, columns)
+    rig.step(at_once=True)
+    rows = found.slots.to_pylist()
+    for path in found.slot_files:
+        rows += pq.read_table(path, columns=list(columns["rollups"])).to_pylist()
+    assert sorted(map(str, rows)) == sorted(map(str, before.slots.to_pylist()))
+    assert found.rows_in_files == len(rows) - found.slots.num_rows > 0
+    assert found.hours.equals(before.hours)
+    missed = found.missed["missed"].to_pylist()
+    for path in found.missed_files:
+        missed += pq.read_table(path)["missed"].to_pylist()
+    assert sorted(missed) == sorted(before.missed["missed"].to_pylist())
+    first_hour = store.statistics(T0, T0 + HOUR_US, columns)
+    assert len(first_hour.slot_files) == 1
+    assert first_hour.slots.num_rows == 0
+    store.close()
+
+
+@pytest.fixture
+def make_store(database):
+    made = []
+
+    def make(clock, **config):
+        made.append(FilesRig(database, clock=clock, **config))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()

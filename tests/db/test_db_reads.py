@@ -19,10 +19,16 @@ from db_samples import (
     stream,
     streams_message,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pmdaemon.wire import histogram
+from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.files.manifest import MOVED_KEY, raise_boundary
+from sla_server.db.history import HOUR_US, percentiles_upper_us
+from sla_server.db.policies import open_policies
 from sla_server.db.reads import open_reader
 
 
@@ -138,6 +144,107 @@ def test_history_of_a_volume(filled):
     ios = model.slots[T0, stream(1)]["reads"] + model.slots[T0, stream(1)]["writes"]
     assert first["iops"] == pytest.approx(ios / 60)
     assert filled.reader.rollup_history("no-such", 0, 1 << 62) == []
+
+
+def by_stream(items, hour_us=None):
+    """(time, stream) -> sums and 198 counts, by slot or by hour."""
+    model = Model.of(items)
+    sums: dict = {}
+    for (slot, sid), row in model.slots.items():
+        key = (slot // hour_us * hour_us if hour_us else slot, sid)
+        entry = sums.setdefault(key, (dict.fromkeys(schema.COUNTERS, 0), np.zeros(99, dtype=np.int64)))
+        for name in schema.COUNTERS:
+            entry[0][name] += row[name]
+        hist = np.array(model.hists[slot, sid])
+        entry[1][:] += hist[:99] + hist[99:]
+    return sums
+
+
+@pytest.fixture
+def shared(rig):
+    """A volume that two gateways serve, and cuts of three hours."""
+    items = [make_cut(n + 1, start_us=T0 + n * 11 * MINUTE_US) for n in range(15)]
+    other = [make_cut(n + 1, gw=gateway(2), start_us=T0 + n * 13 * MINUTE_US) for n in range(12)]
+    rig.feed(gateway_message(), streams_message(), streams_message((1,), gateway(2)))
+    rig.feed(*(cuts_message([item]) for item in items + other))
+    rig.items = items + other
+    return rig
+
+
+def assert_history(rows, items, coarse_us=None):
+    mine = {stream(1), stream(1, gateway(2))}
+    expected: dict = {}
+    for (at, sid), (sums, hist) in by_stream(items, coarse_us).items():
+        if sid in mine:
+            entry = expected.setdefault(at, (dict.fromkeys(schema.COUNTERS, 0), np.zeros(99, dtype=np.int64)))
+            for name in schema.COUNTERS:
+                entry[0][name] += sums[name]
+            entry[1][:] += hist
+    assert [row["slot_us"] for row in rows] == sorted(expected)
+    for row in rows:
+        sums, hist = expected[row["slot_us"]]
+        assert {name: row[name] for name in sums} == sums
+        counts = histogram.to_coarse(hist) if coarse_us else hist
+        for percentile in (50, 95, 99):
+            assert row[f"p{percentile}_us"] == histogram.percentile_upper_us(counts, percentile)
+
+
+def test_history_adds_up_the_streams_of_a_volume(shared):
+    rows = shared.reader.rollup_history("vol-1", T0, T0 + 49 * HOUR_US)
+    assert_history(rows, shared.items)
+    assert {row["length_us"] for row in rows} == {MINUTE_US}
+
+
+def test_long_history_comes_by_the_hour(shared):
+    rows = shared.reader.rollup_history("vol-1", T0 - 30 * 24 * HOUR_US, T0 + 24 * HOUR_US)
+    assert_history(rows, shared.items, HOUR_US)
+    assert {row["length_us"] for row in rows} == {HOUR_US}
+
+
+def test_history_before_the_move_to_files_comes_by_the_hour(shared):
+    with shared.engine.begin() as connection:
+        raise_boundary(connection, MOVED_KEY, T0 + HOUR_US)
+    rows = shared.reader.rollup_history("vol-1", T0 + 30 * MINUTE_US, T0 + 2 * HOUR_US)
+    assert [row["slot_us"] for row in rows] == [T0, T0 + HOUR_US], "also the hour in which the range begins"
+    rows = shared.reader.rollup_history("vol-1", T0 + HOUR_US, T0 + 2 * HOUR_US)
+    assert {row["length_us"] for row in rows} == {MINUTE_US}
+
+
+def test_history_of_nothing_is_empty(shared):
+    assert shared.reader.rollup_history("vol-1", T0 - HOUR_US, T0) == []
+    assert shared.reader.rollup_history("vol-9", T0, T0 + HOUR_US) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=50, max_size=50), min_size=1, max_size=4))
+def test_percentiles_of_many_equal_those_of_each(counts):
+    table = np.array(counts, dtype=np.int64)
+    for percentile in (50, 95, 99, 100):
+        one_by_one = [histogram.percentile_upper_us(row, percentile) for row in table]
+        assert percentiles_upper_us(table, percentile) == one_by_one
+
+
+def test_slices_page_by_their_start(rig):
+    record(rig, *(slice_row(n, "good", revision) for n in range(9) for revision in range(1 + n % 2)))
+    first = rig.reader.slices("erp", "latency", 0, 1 << 62, limit=5)
+    second = rig.reader.slices("erp", "latency", first[-1]["start_us"] + 1, 1 << 62, limit=5)
+    assert [(row["start_us"] - T0) // MINUTE_US for row in first + second] == list(range(9))
+    assert [row["revision"] for row in first + second] == [n % 2 for n in range(9)]
+    assert rig.reader.slice_counts("erp", "latency", 0, 1 << 62) == {"good": 9}
+
+
+def test_caps_page_by_volume_and_hour(database, rig):
+    store = open_policies(database.config, database.data_dir)
+    names = ("a:b", "c")
+    caps = [{"volume": name, "hour_of_week": hour, "cost_per_s": 1.0} for name in names for hour in range(5)]
+    version = store.publish(caps, job={}, report={}, published_by="test")
+    store.close()
+    seen, after = [], None
+    while page := rig.reader.policy_caps(version, limit=3, after=after):
+        seen += [(row["volume"], row["hour_of_week"]) for row in page]
+        after = f"{page[-1]['volume']}:{page[-1]['hour_of_week']}"
+    assert seen == [(cap["volume"], cap["hour_of_week"]) for cap in caps]
+    with pytest.raises(ValueError, match="no cursor"):
+        rig.reader.policy_caps(version, after="nonsense")
 
 
 def test_hours_name_their_streams(filled):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sla_server.agreements.promise import CurveStep, Priority, Promise
 from sla_server.policy_jobs.inputs import Inputs
 from sla_server.policy_jobs.job import compute
+from sla_server.policy_jobs.schema import MISSED_COLUMNS, SLOT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,3 +125,28 @@ def test_a_machine_without_java_runs_spark_all_the_same(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "sum 45" in done.stdout
     assert (tmp_path / "java-home" / "bin" / "java").exists(), "the stand-in was used"
+
+
+def test_rows_in_files_count_like_rows_in_sql(spark: SparkSession, tmp_path: Path) -> None:
+    """The same history, its older part in files, one minute split between file and SQL."""
+    whole = history()
+    slots, missed = whole.slots.to_pylist(), whole.missed.to_pylist()
+    split = slots[12]
+    half = {name: split[name] // 2 for name in ("arrived", "reads", "writes", "cost_milli", "covered_us")}
+    rest = {**split, **{name: split[name] - value for name, value in half.items()}}
+    columns = list(SLOT_COLUMNS)
+    pq.write_table(pa.Table.from_pylist(slots[:12]).select(columns), tmp_path / "a.parquet")
+    more = pa.Table.from_pylist([{**split, **half}]).append_column("hist", pa.array([b""]))
+    pq.write_table(more, tmp_path / "b.parquet")
+    kind = pa.schema([(name, pa.int32() if name == "io" else pa.int64()) for name in MISSED_COLUMNS])
+    pq.write_table(pa.Table.from_pylist(missed[:6], schema=kind), tmp_path / "m.parquet")
+    parted = dataclasses.replace(
+        whole,
+        slots=pa.Table.from_pylist([rest, *slots[13:]]).select(columns),
+        missed=pa.Table.from_pylist(missed[6:], schema=kind),
+        slot_files=[str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")],
+        missed_files=[str(tmp_path / "m.parquet")],
+    )
+    expected, found = compute(spark, whole), compute(spark, parted)
+    assert found.capacity == expected.capacity
+    assert found.caps == expected.caps

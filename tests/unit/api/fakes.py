@@ -169,9 +169,13 @@ class FakeSource:
         row = {"name": name, "version": 2, "priority": "gold", "applied_us": NOW_US, "applied_by": "token"}
         return {**row, "document": "apiVersion: storage-sla/v1", "spec": spec}
 
-    def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
-        self._row("slices", name, objective, from_us, to_us)
-        return [{"name": name, "objective": objective, "start_us": from_us, "state": "good"}]
+    def slices(
+        self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("slices", name, objective, from_us, to_us, limit)
+        starts = range(from_us, min(to_us, from_us + 3 * 60_000_000), 60_000_000)
+        rows = [{"name": name, "objective": objective, "start_us": at, "state": "good"} for at in starts]
+        return rows[:limit]
 
     def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
         self._row("slice_counts", name)
@@ -217,13 +221,18 @@ class FakeSource:
             }
         ]
 
-    def policy_caps(self, version: int, hour_of_week: int | None = None) -> list[dict[str, Any]]:
-        self._row("policy_caps", version, hour_of_week)
-        return (
-            [{"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}]
-            if version == 3
-            else []
-        )
+    def policy_caps(
+        self,
+        version: int,
+        hour_of_week: int | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[dict[str, Any]]:
+        self._row("policy_caps", version, hour_of_week, limit, after)
+        if after == "nonsense":
+            raise ValueError("'nonsense' is no cursor")
+        row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
+        return [row] if version == 3 and after is None else []
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
         self._row("audit", limit, before)

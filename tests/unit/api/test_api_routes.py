@@ -144,6 +144,18 @@ def test_slices_take_the_first_objective(web: FlaskClient, source: fakes.FakeSou
     assert web.get("/api/v1/slas/erp-gold/slices?objective=other").json["objective"] == "other"
 
 
+def test_slices_go_on_where_the_page_before_ended(web: FlaskClient, source: fakes.FakeSource) -> None:
+    path = f"/api/v1/slas/erp-gold/slices?limit=2&to_us={NOW_US}&from_us="
+    first = web.get(path + str(NOW_US - 3_600_000_000)).json
+    second = web.get(path + first["next"]).json
+    assert [row["start_us"] - first["from_us"] for row in first["items"]] == [0, 60_000_000]
+    assert second["items"][0]["start_us"] == first["items"][-1]["start_us"] + 60_000_000
+    assert source.asked[-2][-1] == 3, "one more than the page, to know whether there is a next"
+    whole = web.get("/api/v1/slas/erp-gold/slices").json
+    assert (len(whole["items"]), whole["next"]) == (3, None)
+    assert web.get("/api/v1/slas/erp-gold/slices?limit=5001").status_code == 400
+
+
 def test_events_page_through_without_gap_or_double(web: FlaskClient) -> None:
     seen, cursor = [], None
     for _ in range(10):
@@ -168,9 +180,11 @@ def test_throttles_in_force(web: FlaskClient, source: fakes.FakeSource) -> None:
 
 def test_policy_caps(web: FlaskClient, source: fakes.FakeSource) -> None:
     assert items(web, "policies/3/caps?hour=0")[0]["volume"] == "batch"
-    assert source.asked[-1] == ("policy_caps", 3, 0)
-    items(web, "policies/3/caps")
-    assert source.asked[-1] == ("policy_caps", 3, None)
+    assert source.asked[-1] == ("policy_caps", 3, 0, 2000, None)
+    assert web.get("/api/v1/policies/3/caps?limit=1").json["next"] == "batch:0"
+    assert web.get("/api/v1/policies/3/caps?limit=1&after=batch:0").json == {"items": [], "next": None}
+    assert source.asked[-1] == ("policy_caps", 3, None, 1, "batch:0")
+    assert web.get("/api/v1/policies/3/caps?after=nonsense").status_code == 400
     assert web.get("/api/v1/policies/4/caps").status_code == 404
     assert web.get("/api/v1/policies/x/caps").status_code == 400
     assert web.get("/api/v1/policies/3/caps?hour=168").status_code == 400

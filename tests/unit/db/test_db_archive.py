@@ -123,7 +123,7 @@ def test_due_by_age(archive, clock):
 
 
 def test_due_by_size(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("sla_server.db.archive.ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr("sla_server.db.files.write.ROW_GROUP_ROWS", 100)
     archive = Archive(tmp_path, "abcd", 20_000, 60, clock)
     seq = 0
     while not archive.is_due:
@@ -136,7 +136,7 @@ def test_due_by_size(tmp_path, clock, monkeypatch):
 
 
 def test_a_file_under_way_is_hidden_by_its_name(tmp_path, archive, monkeypatch):
-    monkeypatch.setattr("sla_server.db.archive.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("sla_server.db.files.write.ROW_GROUP_ROWS", 1)
     archive.add(1, 1, ingested(make_cut(1)))
     assert [path.name for path in tmp_path.rglob("*.parquet")] == ["_abcd-1.parquet"]
     archive.abort()

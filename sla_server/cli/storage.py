@@ -1,0 +1,201 @@
+"""``sla storage``: the Parquet files, seen and looked after on the server's own machine.
+
+These commands read the server's configuration and work on database and files directly, beside a living
+server or without one; they do not use the REST API and need no token. ``compact``, ``backup`` and ``restore``
+take the lock that the server's own housekeeping takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from pmdaemon.runtime.clock import SystemClock
+from sla_server import config as configuration
+from sla_server.cli import words
+from sla_server.cli.client import Client
+from sla_server.cli.shared import OUTPUT, console, pass_client, print_json
+from sla_server.cli.tables import Column, build
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from sla_server.db.files.store import FileStore
+
+CONFIG = click.option(
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    envvar="SLA_CONFIG",
+    help="The server's configuration (also SLA_CONFIG).",
+)
+KIND_COLUMNS: Final = (
+    Column("KIND", lambda row, _now_us: str(row["kind"])),
+    Column("FILES", lambda row, _now_us: words.count(row["files"]), number=True),
+    Column("SIZE", lambda row, _now_us: size(row["bytes"]), number=True),
+    Column("ROWS", lambda row, _now_us: words.count(row["rows"]), number=True),
+    Column("CUTS", lambda row, _now_us: words.count(row["cuts"] or None), number=True),
+    Column("OLDEST", lambda row, _now_us: words.when(row["min_us"])),
+    Column("NEWEST", lambda row, _now_us: words.when(row["max_us"])),
+)
+
+
+class Stores(NamedTuple):
+    """What the commands work on."""
+
+    config: configuration.ResolvedConfig
+    engine: Engine
+    files: FileStore
+
+
+@contextmanager
+def _opened(client: Client, path: Path | None, *, read_only: bool = True) -> Iterator[Stores]:
+    from sla_server.db.engine import make_engine
+    from sla_server.db.files.store import open_files
+
+    config = configuration.load(path or client.config)
+    engine = make_engine(config.database, config.data_dir, read_only=read_only)
+    try:
+        yield Stores(config, engine, open_files(config.database, config.data_dir))
+    finally:
+        engine.dispose()
+
+
+def size(value: int) -> str:
+    """Bytes as a person would say them."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if value >= unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value} B"
+
+
+@click.group()
+def storage() -> None:
+    """Look after the Parquet files: what there is, merge now, is all of it there."""
+
+
+@storage.command()
+@CONFIG
+@OUTPUT
+@pass_client
+def status(client: Client, config: Path | None, output: str) -> None:
+    """Show how many files there are, and whether names and manifest agree; reads no file."""
+    from sla_server.db.files.overview import overview
+
+    with _opened(client, config) as stores:
+        told = overview(stores.engine, stores.files)
+    if output == "json":
+        print_json(told)
+        return
+    click.echo(f"files at {told['files_at']}, manifest in {told['database']}")
+    console().print(build(KIND_COLUMNS, told["kinds"], time.time_ns() // 1000))
+    replaced = told["replaced"]
+    click.echo(f"{replaced['files']} replaced files ({size(replaced['bytes'])}) wait for their grace time")
+    for word in ("missing", "orphans"):
+        for name in told[word]:
+            click.echo(f"{word}: {name}")
+
+
+@storage.command()
+@CONFIG
+@OUTPUT
+@pass_client
+def compact(client: Client, config: Path | None, output: str) -> None:
+    """Merge small files now, and give up, move and delete what is due.
+
+    The server does the same by itself when hour and day are over.
+    """
+    from sla_server.db.files.housekeeper import Housekeeper
+    from sla_server.db.files.overview import owners
+
+    with _opened(client, config) as stores:
+        found = owners(stores.engine)  # says so if there is no database, instead of making one
+    done: list[dict[str, Any]] = []
+    with _opened(client, config, read_only=False) as stores:
+        settings = stores.config.database.files
+        for owner in found:
+            keeper = Housekeeper(stores.engine, stores.files, owner, settings, SystemClock())
+            done.append(asdict(keeper.step(at_once=True)))
+    if output == "json":
+        print_json(done)
+        return
+    merged = {new: parts for one in done for new, parts in one["merged"].items()}
+    for new, parts in merged.items():
+        click.echo(f"{len(parts)} files merged into {new}")
+    for word in ("given_up", "deleted"):
+        names = [name for one in done for name in one[word]]
+        if names:
+            click.echo(f"{len(names)} files {word.replace('_', ' ')}")
+    damaged = {name: problem for one in done for name, problem in one["damaged"].items()}
+    for name, problem in damaged.items():
+        click.echo(f"damaged: {name}: {problem}", err=True)
+    if not merged:
+        click.echo("no files to merge")
+    if damaged:
+        raise SystemExit(1)
+
+
+@storage.command()
+@CONFIG
+@OUTPUT
+@pass_client
+def verify(client: Client, config: Path | None, output: str) -> None:
+    """Read every file: checksums, manifest against files against SQL. Exit status 1 if something is wrong."""
+    from sla_server.db.files.verify import verify as look
+
+    with _opened(client, config) as stores:
+        report = look(stores.engine, stores.files)
+    if output == "json":
+        print_json(asdict(report))
+    else:
+        click.echo(
+            f"{report.files} files are whole: {size(report.bytes)}, {report.rows:,} rows, "
+            f"{report.cuts:,} cuts; {report.hours} hours compared with SQL"
+        )
+        for note in report.notes:
+            click.echo(f"note: {note}")
+        for problem in report.problems:
+            click.echo(f"{problem.kind}: {problem.subject}: {problem.text}", err=True)
+    if report.problems:
+        raise SystemExit(1)
+
+
+@storage.command()
+@CONFIG
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@pass_client
+def backup(client: Client, config: Path | None, directory: Path) -> None:
+    """Copy database, files and token to a new DIRECTORY; the server may run."""
+    from sla_server.db.files.backup import make
+
+    with _opened(client, config) as stores:
+        made = make(stores.engine, stores.files, stores.config.data_dir, directory, SystemClock())
+    click.echo(
+        f"backup of the {made.database} database and {made.files} files ({size(made.bytes)}) in {directory}"
+    )
+
+
+@storage.command()
+@CONFIG
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@pass_client
+def restore(client: Client, config: Path | None, directory: Path) -> None:
+    """Bring a backup back from DIRECTORY into an empty database; the server must be stopped."""
+    from sla_server.db.files.backup import restore as bring_back
+    from sla_server.db.files.lock import storage_lock
+    from sla_server.db.process import directory_lock
+
+    with _opened(client, config, read_only=False) as stores:
+        data_dir = stores.config.data_dir
+        with directory_lock(data_dir), storage_lock(stores.files.lock_dir):
+            head = bring_back(stores.engine, stores.files, data_dir, directory)
+    click.echo(
+        f"{head.database} database and {head.files} files restored as of {words.when(head.made_us)}. "
+        "Now: sla storage verify, then sla-server start"
+    )

@@ -1,0 +1,194 @@
+"""Backup and restore of a server's state: SQL, the Parquet files that count, and the token.
+
+A backup is a directory:
+
+    backup.json      what it holds; written last, so a directory without it is no backup
+    sql.dump         of PostgreSQL (pg_dump, custom format), or
+    sla.db           of SQLite
+    parquet/...      the files in use at that moment, by their manifest paths
+    state/...        small files of the data directory (the API token)
+
+The server may run meanwhile: database and list of files are of one moment, and replaced files stay for
+``files.grace_s``, which must be longer than the copying takes. The ingest queue is not copied: it holds what
+is on its way into the database, and belongs to the disk it is on.
+
+Restoring needs an empty database. If the data directory still has its queue, the records in it that are
+newer than the backup are applied again at the next start, exactly once (the cursors are in the database).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Engine
+
+from pmdaemon.runtime.clock import Clock
+from sla_server.db import dump
+from sla_server.db.errors import BackupFailed, FileDamaged
+from sla_server.db.files.manifest import FileRow
+from sla_server.db.files.store import FileStore, LocalFiles
+from sla_server.db.files.write import digest_of
+from sla_server.db.migrate import newest_revision
+
+HEAD: Final = "backup.json"
+FORMAT: Final = 1
+_NOT_STATE: Final = frozenset(("lock", "dbmanager.lock", "storage.lock", "server.log"))
+_COPY_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What ``backup.json`` says."""
+
+    format: int
+    made_us: int
+    software: str
+    revision: str
+    database: str
+    files: int
+    bytes: int
+    sql_sha256: str
+    state: list[str]
+
+
+def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: Clock) -> Backup:
+    """Write a backup into ``target``, which must not exist or be empty.
+
+    Durability: everything is synced before ``backup.json`` appears.
+
+    Raises:
+        BackupFailed: nothing may be concluded from what is in ``target``.
+        FileDamaged: a file is not what the manifest says (`sla storage verify` tells all of them).
+    """
+    if target.exists() and any(target.iterdir()):
+        raise BackupFailed(f"{target} is not empty. Give a new directory for each backup")
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made_us = clock.unix_us()
+    revision, rows = dump.dump(engine, target)
+    copies = LocalFiles(target / "parquet")
+    for row in rows:
+        copy(files, copies, row)
+    state = sorted(path.name for path in _state_files(engine, data_dir))
+    (target / "state").mkdir(mode=0o700)
+    for name in state:
+        shutil.copy2(data_dir / name, target / "state" / name)
+    size_bytes = sum(row.bytes for row in rows)
+    made = Backup(
+        FORMAT,
+        made_us,
+        version("storage-sla-server"),
+        revision,
+        engine.dialect.name,
+        len(rows),
+        size_bytes,
+        _digest(target / dump.NAMES[engine.dialect.name]),
+        state,
+    )
+    aside = target / f"_{HEAD}"
+    aside.write_text(json.dumps(asdict(made), indent=1) + "\n")
+    os.sync()  # the state files and all directories
+    aside.rename(target / HEAD)
+    return made
+
+
+def read_head(source: Path) -> Backup:
+    """What is in a backup.
+
+    Raises:
+        BackupFailed: this is none, or of a newer release.
+    """
+    try:
+        head: dict[str, Any] = json.loads((source / HEAD).read_text())
+    except (OSError, ValueError) as exc:
+        raise BackupFailed(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
+    if head.get("format") != FORMAT or str(head.get("revision")) > newest_revision():
+        raise BackupFailed(
+            f"{source} was made by release {head.get('software')}, which is newer. Install that release"
+        )
+    return Backup(**head)
+
+
+def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:
+    """Bring a backup back. The server must be stopped; a migration happens at its next start.
+
+    Files first, the database last: whatever fails before leaves an empty database and may be repeated.
+
+    Raises:
+        BackupFailed: the database is not empty, or the backup is damaged.
+    """
+    head = read_head(source)
+    if head.database != engine.dialect.name:
+        raise BackupFailed(f"the backup is of {head.database}, [database] url names {engine.dialect.name}")
+    dumped = source / dump.NAMES[head.database]
+    if not dumped.exists() or _digest(dumped) != head.sql_sha256:
+        raise BackupFailed(f"{dumped} is missing or damaged. Take another backup")
+    if not dump.is_empty(engine):
+        raise BackupFailed(
+            "the database is not empty. Restore into a new one: create an empty database (PostgreSQL) or "
+            "move the file away together with its -wal and -shm (SQLite)"
+        )
+    copies = LocalFiles(source / "parquet")
+    for name in copies.listing():
+        _bring_back(copies, files, name)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in head.state:
+        if not (data_dir / name).exists():
+            shutil.copy2(source / "state" / name, data_dir / name)
+    dump.restore(engine, source)
+    return head
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return digest_of(file)
+
+
+def copy(files: FileStore, target: FileStore, row: FileRow) -> None:
+    """Copy one file, checking it on the way.
+
+    Raises:
+        FileDamaged: it is missing, or not what its row says.
+    """
+    aside = target.aside(row.path)
+    try:
+        with files.open(row.path) as old, aside.open("wb") as new:
+            shutil.copyfileobj(old, new, _COPY_BYTES)
+    except FileNotFoundError as exc:
+        raise FileDamaged(row.path, "the file is missing") from exc
+    with aside.open("rb") as written:
+        if digest_of(written) != row.sha256:
+            aside.unlink()
+            raise FileDamaged(row.path, "its SHA-256 is not that in the manifest")
+    target.publish(aside, row.path)
+
+
+def _bring_back(copies: FileStore, files: FileStore, name: str) -> None:
+    """Copy a file back unless the same one is there."""
+    with copies.open(name) as copy_file:
+        wanted = digest_of(copy_file)
+    try:
+        with files.open(name) as there:
+            if digest_of(there) == wanted:
+                return
+    except FileNotFoundError:
+        pass
+    aside = files.aside(name)
+    with copies.open(name) as old, aside.open("wb") as new:
+        shutil.copyfileobj(old, new, _COPY_BYTES)
+    files.publish(aside, name)
+
+
+def _state_files(engine: Engine, data_dir: Path) -> Iterator[Path]:
+    """Small files of the data directory that are neither database nor lock nor log."""
+    database = Path(engine.url.database or "").name if engine.dialect.name == "sqlite" else None
+    for path in data_dir.glob("*"):
+        is_database = database is not None and path.name.startswith(database)
+        if path.is_file() and path.name not in _NOT_STATE and not is_database:
+            yield path

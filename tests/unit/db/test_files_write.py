@@ -1,0 +1,91 @@
+"""Writing one file, reading what must be it, and rows of an older release."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+from db_samples import T0, make_cut
+
+from sla_server.db import parquet
+from sla_server.db.errors import ArchiveFailed, FileDamaged
+from sla_server.db.files import write
+from sla_server.db.files.merge import merge
+from sla_server.db.files.store import LocalFiles
+from sla_server.db.rollup import Ingested
+
+NAME = "cuts/2027-01-15/abcd-1-1.parquet"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return LocalFiles(tmp_path)
+
+
+def table(*seqs):
+    return parquet.table_of([Ingested(make_cut(seq), 0, T0) for seq in seqs])
+
+
+def put(files, name, rows, schema=parquet.SCHEMA):
+    with write.FileWriter(files, name, schema) as writer:
+        writer.write(rows)
+        return writer.finish("cuts", T0, T0, T0 + 1, cuts=1)
+
+
+def test_what_was_written_is_read_back(files):
+    row = put(files, NAME, table(1))
+    with write.opened(files, row) as file:
+        assert file.read().equals(table(1))
+    assert (row.rows, row.path, row.kind) == (2, NAME, "cuts")
+
+
+def test_a_file_that_is_not_finished_leaves_nothing(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
+        writer.write(table(1))
+        assert len(list(tmp_path.rglob("_*.parquet"))) == 1
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_a_disk_that_is_full_is_an_error_of_ours(files, tmp_path, monkeypatch):
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "publish", full)
+    with pytest.raises(ArchiveFailed, match="No space left"):
+        put(files, NAME, table(1))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"bytes": 1}, {"sha256": "0"}, {"rows": 9}, {"path": "cuts/x/no.parquet"}]
+)
+def test_a_file_that_is_not_what_its_row_says(files, change):
+    row = dataclasses.replace(put(files, NAME, table(1)), **change)
+    with pytest.raises(FileDamaged), write.opened(files, row):
+        pass
+
+
+def test_bytes_that_are_no_parquet(files, tmp_path):
+    row = put(files, NAME, table(1))
+    (tmp_path / NAME).write_bytes(b"PAR1 but not really PAR1")
+    with (tmp_path / NAME).open("rb") as file:
+        sha256 = write.digest_of(file)
+    row = dataclasses.replace(row, bytes=(tmp_path / NAME).stat().st_size, sha256=sha256)
+    with pytest.raises(FileDamaged), write.opened(files, row):
+        pass
+
+
+def test_rows_of_an_older_release_are_merged_with_nulls(files):
+    old_schema = pa.schema([field for field in parquet.SCHEMA if field.name not in ("gap", "hist_bucket")])
+    old = put(files, NAME, table(1).select(old_schema.names), old_schema)
+    new = put(files, NAME.replace("1-1", "2-2"), table(2))
+    row = merge(files, [old, new])
+    with write.opened(files, row) as file:
+        read = file.read()
+    assert read.schema.equals(parquet.SCHEMA)
+    assert read["gap"].to_pylist() == [None, None, 0, 0]
+    assert read["hist_bucket"].to_pylist()[:2] == [None, None]
+    assert read["seq"].to_pylist() == [1, 1, 2, 2]
+    assert read.slice(2).equals(table(2))
