@@ -26,6 +26,7 @@ import structlog
 from pmdaemon.config import PmFile, parse_listen
 from pmdaemon.errors import ConfigError
 from pmdaemon.net.children import Child
+from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.sizing import T_PTMAX_US, pairs_by_formula, pairs_needed
@@ -58,10 +59,10 @@ def raise_open_files(wanted: int) -> int:
 
 
 def listen(value: str) -> socket.socket:
-    """A listening socket on a loopback address.
+    """A listening socket; that the address may be listened on was checked with the configuration.
 
     Raises:
-        ConfigError: the address is not loopback, or is in use.
+        ConfigError: the address is in use, or not this machine's.
     """
     host, port = parse_listen(value)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -102,6 +103,8 @@ class Daemon:
         self._config_path = config_path
         self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()
+        if config.pmdaemon.tls.enabled:
+            Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
         self._size_at_ns = 0
         self._last_needed = -1
@@ -117,7 +120,8 @@ class Daemon:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._stop, selectors.EVENT_READ)
         write_port(self._config.port_path, self.port)
-        log.info("listening", address=self._config.pmdaemon.listen, port=self.port)
+        settings = self._config.pmdaemon
+        log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:
             while not self._stop.is_set():
                 self._size()

@@ -20,8 +20,9 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
-from pmdaemon.errors import BadCut, MalformedFrame, ProtocolViolation
+from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
 from pmdaemon.gateways import news
+from pmdaemon.gateways.credentials import Desk, check_identity, parse_enrol, parse_request
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.gateways.registration import (
@@ -53,6 +54,7 @@ class Reception:
     Args:
         on_registered: told of each new session, so that outbound schedules it.
         counters: shared with the pair's summary line; only the inbound thread adds to it here.
+        desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Reception:
         interval_us: int,
         on_registered: Callable[[str], None],
         counters: Counter[str],
+        desk: Desk | None = None,
     ) -> None:
         self._registry = registry
         self._courier = courier
@@ -71,6 +74,7 @@ class Reception:
         self._interval_us = interval_us
         self._on_registered = on_registered
         self._counters = counters
+        self._desk = desk
 
     def handle(self, conn: Peer, received: frame.Frame) -> None:
         """Carry out one frame.
@@ -90,6 +94,8 @@ class Reception:
     def _hello(self, conn: Peer, received: frame.Frame) -> None:
         hello = parse_hello(received.header)
         conn.hello = hello
+        if self._desk is not None:
+            check_identity(conn.credential, hello, self._desk.revoked)
         proto = negotiate(hello.proto_min, hello.proto_max)
         header = {
             "proto": proto,
@@ -99,6 +105,26 @@ class Reception:
             "server_us": self._clock.unix_us(),
         }
         conn.send((Kind.WELCOME, frame.encode(Kind.WELCOME, header)))
+
+    # -- certificates
+
+    def _ca_query(self, conn: Peer, _received: frame.Frame) -> None:
+        body = {"ca": self._required_desk().authority_der}
+        conn.send((Kind.CA_CERT, frame.encode(Kind.CA_CERT, body)))
+
+    def _enrol(self, conn: Peer, received: frame.Frame) -> None:
+        self._counters["enrolments_asked"] += 1
+        self._required_desk().enrol(conn, parse_enrol(received.header))
+
+    def _renew(self, conn: Peer, received: frame.Frame) -> None:
+        desk = self._required_desk()
+        assert conn.credential is not None  # HELLO is not passed without one
+        desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
+
+    def _required_desk(self) -> Desk:
+        if self._desk is None:
+            raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
+        return self._desk
 
     def _schema(self, conn: Peer, received: frame.Frame) -> None:
         check_schema(received.header)
@@ -307,6 +333,9 @@ def _count(header: dict[str, Any], key: str) -> int:
 
 _HANDLERS: Final[dict[int, Handler]] = {
     Kind.HELLO: Reception._hello,
+    Kind.CA_QUERY: Reception._ca_query,
+    Kind.ENROL: Reception._enrol,
+    Kind.RENEW: Reception._renew,
     Kind.SCHEMA: Reception._schema,
     Kind.REGISTER: Reception._register,
     Kind.STREAMS: Reception._streams,

@@ -3,6 +3,7 @@
     main thread      starts the two, reports to the parent each second, logs a summary line each minute
     pm-out-<index>   net.outbound: takes from the mailbox, polls, sends
     pm-in-<index>    net.inbound: selects, receives, posts to the mailbox
+    pm-ca-<index>    net.clerk: hands out certificates; with TLS only
 
 What they share: the registry (its locks), two handovers, and counters. Each counter key is written by one
 thread only; the main thread merely reads them, so no lock is needed for a summary that is right to a unit.
@@ -31,8 +32,10 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox.errors import ParticipantBusy, SegmentMissing
 from pmdaemon.net import handoff
+from pmdaemon.net.clerk import open_clerk
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import Hint, Inbound, Patience
+from pmdaemon.net.hints import Hint
+from pmdaemon.net.inbound import Inbound, Patience
 from pmdaemon.net.outbound import Outbound
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -70,6 +73,9 @@ class Pair:
 
     Args:
         control: the pair's end of the control socket to the parent.
+
+    Raises:
+        PkiError: TLS is configured and the certificate authority cannot be used.
     """
 
     def __init__(self, config: PmFile, index: int, mailbox: Mailbox, control: socket.socket) -> None:
@@ -83,6 +89,11 @@ class Pair:
         self.out_counters: Counter[str] = Counter()
         self._hints: Handover[Hint] = Handover()
         self._registered: Handover[str] = Handover()
+        self.ca_counters: Counter[str] = Counter()
+        tls = settings.tls
+        self._clerk = (
+            open_clerk(config.ca_dir, tls.lifetime_s, self._hints, self.ca_counters) if tls.enabled else None
+        )
         self._courier = Courier(mailbox, index, self.registry.rewind)
         self._schedule = Schedule(settings.interval_ns)
         reception = Reception(
@@ -92,6 +103,7 @@ class Pair:
             interval_us=settings.interval_ns // 1000,
             on_registered=self._registered.put,
             counters=self.in_counters,
+            desk=self._clerk,
         )
         self.inbound = Inbound(
             self.registry,
@@ -102,6 +114,7 @@ class Pair:
             hints=self._hints,
             arrivals=handoff.Receiver(control),
             counters=self.in_counters,
+            clerk=self._clerk,
         )
         self.outbound = Outbound(
             self.registry,
@@ -118,6 +131,8 @@ class Pair:
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
         threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
         threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+        if (clerk := self._clerk) is not None:
+            threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
         seconds = 0
         while not stop.wait(1.0):
             seconds += 1
@@ -128,6 +143,8 @@ class Pair:
         log.info("stopped", reason=stop.reason, **self.summary())
         self._hints.close()
         self._registered.close()
+        if self._clerk is not None:
+            self._clerk.close()
         return EX_SOFTWARE if threads.failed else 0
 
     def _report(self) -> None:
@@ -141,6 +158,7 @@ class Pair:
         courier = self._courier
         records = [gateway.record for gateway in self.registry.all()]
         return {
+            **self.ca_counters,
             "connections_open": self.inbound.connections,
             "t_ptmax_us": round(self.inbound.t_ptmax.value_us),
             "missed_ticks": self._schedule.missed_ticks,
