@@ -22,8 +22,8 @@ class TlsConfig(StrictModel):
     """Encryption and mutual authentication between server and gateways."""
 
     enabled: bool = False
-    """TLS 1.3 with certificates on both sides, from the authority that `sla ca init` makes. Required for an
-    address that is not loopback; then agents without a certificate can do nothing but enrol."""
+    """TLS 1.3 with certificates on both sides, from the authority that `sla ca init` makes. Required for
+    an address that is not loopback; an agent without a certificate can do nothing but enrol."""
     state_dir: Path | None = None
     """Keys, certificates and tokens of the authority, mode 0700; default: `ca` in data_dir."""
     certificate_days: float = Field(default=90.0, ge=1e-4, le=3650.0)
@@ -40,7 +40,7 @@ class PmConfig(StrictModel):
 
     listen: str = "127.0.0.1:7411"
     """Where agents dial in, "address:port"; port 0 takes a free one (see pmdaemon.port in the runtime
-    directory). Loopback addresses only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 listens everywhere."""
+    directory). Loopback only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 is everywhere."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
     pairs: int | None = Field(default=None, ge=1, le=256)
@@ -65,7 +65,7 @@ class PmConfig(StrictModel):
         host, port = parse_listen(self.listen)
         if not self.tls.enabled and not ipaddress.ip_address(host).is_loopback:
             raise ValueError(
-                f"listen: {host} can be reached from other machines, and without TLS the server cannot tell a "
+    directory). Loopback only, unless `[pmdaemon.tls] enabled = true`."""
                 "gateway from a stranger. Run `sla ca init` and set enabled = true in [pmdaemon.tls], or use "
                 f'"127.0.0.1:{port}" and run agents on this machine'
             )

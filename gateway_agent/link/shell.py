@@ -20,6 +20,7 @@ from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.connection import Connection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.errors import ServerLost
+from gateway_agent.link.identity import Identity
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.kinds import Kind
@@ -89,13 +90,17 @@ class Shell:
         server_backoff: Backoff,
         stop: Stop,
         clock: Clock,
+        identity: Identity | None = None,
     ) -> None:
         self._core = core
         self._stop = stop
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
-        self._server = Connection("pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock)
+        tls = identity.context if identity is not None else None
+        self._server = Connection(
+            "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls
+        )
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes = [
             Connection(

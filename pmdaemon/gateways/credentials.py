@@ -57,7 +57,7 @@ def check_identity(held: Credential | None, hello: Hello, revoked: Container[str
     if held is None:
         raise PeerRefused(
             "not-enrolled",
-            "it has no certificate. On the server: sla ca token NAME; then run what that prints on the gateway",
+            "it has no certificate. On the server: sla ca token NAME; then run what that prints",
         )
     if held.serial in revoked:
         raise PeerRefused(

@@ -159,6 +159,11 @@ class Reception:
         log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
         older.gateway = None
         text = f"gateway {gateway.gateway_id} has registered again from {address}; the newer session wins"
+        details = {"gateway_id": gateway.gateway_id, "older": older.address, "newer": address}
+        row = news.event(
+            "gateway-superseded", "warning", gateway.name, text, self._clock.unix_us(), **details
+        )
+        self._courier.news(row, DBMANAGER)
         body = {"code": "superseded", "text": text}
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 

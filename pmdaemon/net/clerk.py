@@ -1,10 +1,10 @@
-"""The pair's thread ``pm-ca-N``: hands out certificates, rereads revocations, renews the server's certificate.
+"""The pair's thread ``pm-ca-N``: hands out certificates, rereads revocations, renews the server's own.
 
 These touch files and sync them, which may take milliseconds: the two threads that serve gateways never do.
 They ask here (``enrol``, ``renew``) and go on; the answer comes as a hint to the inbound thread.
 
-Each second it looks whether the directory of revocations, or the server's certificate, is another than before.
-A revocation therefore ends a live session within about a second, on every pair, without a message.
+Each second it looks whether the directory of revocations, or the server's certificate, is another than
+before. A revocation therefore ends a live session within about a second, on every pair, without a message.
 
 Bounded: a connection may have one question under way (``asking``), and connections are bounded.
 
@@ -158,8 +158,6 @@ class Clerk:
         self._questions.close()
 
 
-def open_clerk(
-    directory: Path, lifetime_s: float, hints: Handover[Hint], counters: Counter[str]
-) -> Clerk:
+def open_clerk(directory: Path, lifetime_s: float, hints: Handover[Hint], counters: Counter[str]) -> Clerk:
     """The clerk of a pair; raises as ``Clerk``."""
     return Clerk(Authority(directory, lifetime_s), hints, counters)

@@ -31,8 +31,8 @@ from pmdaemon.cycle.courier import Courier
 from pmdaemon.errors import PeerGone, PeerRefused, WireError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
-from pmdaemon.net.connection import Connection
 from pmdaemon.net.clerk import Clerk
+from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import AnnounceAgain, Answered, Blocked, Hint, Post, Refused, Revoked
 from pmdaemon.net.strangers import HANDSHAKES_A_ROUND, TLS_LIMIT_NS, LimitedLog, Strangers
@@ -281,9 +281,7 @@ class Inbound:
             log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=str(error))
         else:
             now_ns = self._clock.monotonic_ns()
-            self._refusals.warning(
-                now_ns, "peer-refused", address=conn.address, code=code, error=str(error)
-            )
+            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code=code, error=str(error))
         self._reception.refused(conn, str(error))
         last = frame.encode(Kind.ERROR, {"code": code, "text": f"{conn.address}: {error}"[:2000]})
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
@@ -350,14 +348,16 @@ class Inbound:
             self._reception.announce_losses(gateway, LOSSES_NS)
 
     def _end_expired(self) -> None:
-        """A certificate that ends while its session lives ends the session: the agent holds a newer one, or none."""
+        """A certificate that ends while its session lives ends the session; the agent has a newer one or none."""
         if self._clerk is None:
             return
         now_us = self._clock.unix_us()
         for conn in tuple(self._connections):
             held = conn.credential
             if held is not None and now_us >= held.not_after_us and conn.drain_until_ns is None:
-                text = f"the certificate {held.serial} of {held.name} has expired; dial again with its successor"
+                text = (
+                    f"the certificate {held.serial} of {held.name} has expired; dial again with its successor"
+                )
                 self._refuse(conn, PeerRefused("certificate-expired", text))
 
     def _overdue(self, conn: Connection, now_ns: int) -> str:

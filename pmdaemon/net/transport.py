@@ -3,8 +3,8 @@
 ``Transport`` is the part of ``socket.socket`` that ``net.connection`` uses, so a plain socket *is* one and
 costs nothing. ``TlsTransport`` behaves like a non-blocking socket: what OpenSSL calls "want read" and "want
 write" are ``WantRead`` and ``WantWrite``, which are ``BlockingIOError``; a caller that handles a plain socket
-handles TLS. A write that would block is repeated with the same bytes at the front, as OpenSSL demands, because
-callers keep unsent bytes in order.
+handles TLS. A write that would block is repeated with the same bytes at the front, as OpenSSL demands,
+because callers keep unsent bytes in order.
 
 Lock ``_lock`` guards the OpenSSL object: in CPython 3.11 it has none of its own and the interpreter lock is
 released inside. It is a leaf, held around one non-blocking call.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -122,10 +123,12 @@ class Authority:
         except FileNotFoundError:
             return False
         try:
-            made = x509.load_pem_x509_certificate(data[data.index(b"-----BEGIN CERTIFICATE") :])
+            made = certificates.certificate_in(data)
             made.verify_directly_issued_by(self._certificate())
-        except (ValueError, TypeError) as exc:
-            raise StateUnusable(str(self.store.path(SERVER)), f"is not the server's certificate ({exc})") from exc
+        except (ValueError, TypeError, InvalidSignature) as exc:
+            raise StateUnusable(
+                str(self.store.path(SERVER)), f"is not the server's certificate ({exc})"
+            ) from exc
         begin_us, end_us = (
             identity.unix_us(made.not_valid_before_utc),
             identity.unix_us(made.not_valid_after_utc),
@@ -139,6 +142,11 @@ class Authority:
         self._certificate()
         self.sweep()
         return tokens.make(self.store, name, self._clock.unix_us(), lifetime_s)
+
+    def waiting_tokens(self) -> list[tokens.Token]:
+        """Tokens that can still be used, by name."""
+        self.store.check()
+        return tokens.waiting(self.store, self._clock.unix_us())
 
     def enrol(self, token: str, request: bytes, gateway_id: str) -> bytes:
         """Spend a token on a certificate (DER) for ``gateway_id``.
@@ -155,8 +163,9 @@ class Authority:
                 if entry.name != found.name and entry.state(now_us) == "valid":
                     raise CredentialRefused(
                         "identity-taken",
-                        f"gateway {gateway_id} is enrolled as {entry.name}, the token is for {found.name}. If "
-                        f"the disk was copied, delete gateway_id on the copy; to rename, first: sla ca revoke {entry.name}",
+                        f"gateway {gateway_id} is enrolled as {entry.name}, the token is for {found.name}. "
+                        "If the disk was copied, delete gateway_id on the copy; to rename, first: sla ca "
+                        f"revoke {entry.name}",
                     )
             tokens.burn(self.store, found)
             return self._issue(key, gateway_id, found.name, "token")
@@ -221,7 +230,7 @@ class Authority:
         return frozenset(self.store.names(REVOKED))
 
     def entries(self, gateway_id: str = "") -> list[Entry]:
-        """The certificates issued to one gateway, or to all, oldest first; long expired ones are forgotten."""
+        """The certificates issued to one gateway, or to all, oldest first; long ended ones are forgotten."""
         self.store.check()
         return sorted(self._entries(gateway_id), key=lambda entry: entry.issued_us)
 
@@ -253,7 +262,9 @@ class Authority:
         with self.store.locked():
             for entry in self.entries():
                 if now_us >= entry.not_after_us + tokens.KEEP_USED_US:
-                    self.store.path(f"{ISSUED}/{entry.gateway_id}.{entry.serial}.json").unlink(missing_ok=True)
+                    self.store.path(f"{ISSUED}/{entry.gateway_id}.{entry.serial}.json").unlink(
+                        missing_ok=True
+                    )
                     self.store.path(f"{REVOKED}/{entry.serial}.json").unlink(missing_ok=True)
 
     # -- files

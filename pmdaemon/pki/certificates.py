@@ -176,3 +176,33 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def certificate_in(data: bytes) -> x509.Certificate:
+    """The certificate of a PEM file that also holds a key.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return x509.load_pem_x509_certificate(data[max(data.find(b"-----BEGIN CERTIFICATE"), 0) :])
+
+
+def pem_of_der(data: bytes) -> bytes:
+    """PEM of a certificate given as DER."""
+    return pem(x509.load_der_x509_certificate(data))
+
+
+def issued(data: bytes, key: Key, authority_pem: bytes) -> x509.Certificate:
+    """A certificate just received, if it is for this key and from this authority.
+
+    Raises:
+        ValueError: it is not; says why.
+    """
+    made = x509.load_der_x509_certificate(data)
+    if made.public_key() != key.public_key():
+        raise ValueError("the certificate is for another key")
+    try:
+        made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
+    except (InvalidSignature, TypeError) as exc:
+        raise ValueError("the certificate is not from the pinned authority") from exc
+    return made

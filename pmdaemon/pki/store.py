@@ -188,7 +188,8 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from issuing and revoking meanwhile."""
+        """Keep other processes from issuing and revoking meanwhile; raises as ``check``, too."""
+        self.check()
         try:
             fd = os.open(self.path("ca.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as exc:

@@ -33,7 +33,7 @@ class Token(NamedTuple):
 
 
 def make(store: Store, name: str, now_us: int, lifetime_s: float) -> tuple[str, int]:
-    """A new token for the gateway ``name``; returns it with the time of its expiry. Shown once, never kept."""
+    """A new token for the gateway ``name`` and the time of its expiry. Shown once, never kept."""
     token = secrets.token_urlsafe(TOKEN_BYTES)
     expires_us = now_us + round(lifetime_s * 1e6)
     entry = {"name": name, "made_us": now_us, "expires_us": expires_us}
