@@ -65,9 +65,9 @@ class PmConfig(StrictModel):
         host, port = parse_listen(self.listen)
         if not self.tls.enabled and not ipaddress.ip_address(host).is_loopback:
             raise ValueError(
-    directory). Loopback only, unless `[pmdaemon.tls] enabled = true`."""
-                "gateway from a stranger. Run `sla ca init` and set enabled = true in [pmdaemon.tls], or use "
-                f'"127.0.0.1:{port}" and run agents on this machine'
+                f"listen: {host} can be reached from other machines, and without TLS the server cannot tell "
+                "a gateway from a stranger. Run `sla ca init` and set enabled = true in [pmdaemon.tls], or "
+                f'use "127.0.0.1:{port}" and run agents on this machine'
             )
         return self
 

@@ -348,7 +348,7 @@ class Inbound:
             self._reception.announce_losses(gateway, LOSSES_NS)
 
     def _end_expired(self) -> None:
-        """A certificate that ends while its session lives ends the session; the agent has a newer one or none."""
+        """A certificate that ends while its session lives ends the session; the agent has a newer one."""
         if self._clerk is None:
             return
         now_us = self._clock.unix_us()

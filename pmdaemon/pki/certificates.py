@@ -203,6 +203,6 @@ def issued(data: bytes, key: Key, authority_pem: bytes) -> x509.Certificate:
         raise ValueError("the certificate is for another key")
     try:
         made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
-    except (InvalidSignature, TypeError) as exc:
+    except (InvalidSignature, TypeError, ValueError) as exc:
         raise ValueError("the certificate is not from the pinned authority") from exc
     return made
