@@ -48,11 +48,11 @@ class HostConfig(StrictModel):
 class ReconnectConfig(StrictModel):
     """How the link tries again to reach the PMDaemon."""
 
-    first_s: Annotated[float, Field(gt=0, le=60)] = 0.2
+    first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Wait after the first failure; doubles with each further one."""
     max_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Longest wait."""
-    jitter_ratio: Annotated[float, Field(ge=0, le=1)] = 0.3
+    jitter_ratio: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Share of each wait that is random, so that a fleet does not return in one instant."""
 
 
