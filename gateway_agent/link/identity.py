@@ -54,11 +54,12 @@ class Identity:
         self.held = self._read()
 
     def context(self) -> ssl.SSLContext:
-        """TLS for the next dial, with the newest certificate.
+        """TLS for the next dial, with what is on disk now: it may have been enrolled anew.
 
         Raises:
-            StateFileBroken: a file is not what we wrote.
+            NotEnrolled, StateFileBroken: as at the start.
         """
+        self.held = self._read()
         try:
             return contexts.agent(self._directory / CA, self._directory / OWN)
         except PkiError as exc:

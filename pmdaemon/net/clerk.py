@@ -32,14 +32,14 @@ from pmdaemon.net.hints import Answered, Hint, Refused, Revoked
 from pmdaemon.pki import contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.pki.errors import CredentialRefused, PkiError
-from pmdaemon.pki.identity import Credential
+from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, REVOKED, SERVER
+from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 LOOK_MS: Final = 1000
-SERVER_LOOKS: Final = 3600  # looks between two checks of the server certificate's age
 log = structlog.get_logger("certificates")
 
 
@@ -62,8 +62,11 @@ class Clerk:
         PkiError: the authority cannot be used.
     """
 
-    def __init__(self, authority: Authority, hints: Handover[Hint], counters: Counter[str]) -> None:
+    def __init__(
+        self, authority: Authority, hints: Handover[Hint], counters: Counter[str], clock: Clock | None = None
+    ) -> None:
         self._authority = authority
+        self._clock = clock or SystemClock()
         self._hints = hints
         self._counters = counters
         self._questions: Handover[Question] = Handover()
@@ -73,7 +76,7 @@ class Clerk:
         )
         self._seen = self._versions()
         self.revoked = authority.revoked()
-        self._looks = 0
+        self._server_due_us = authority.server_due_us()
 
     # -- asked by the inbound thread
 
@@ -125,14 +128,15 @@ class Clerk:
         self._counters["certificates_issued"] += 1
         log.info("certificate-issued", to=question.who, address=question.conn.address)
         body = {"cert": made, "ca": self.authority_der}
-        return Answered(question.conn, Kind.CERTIFICATE, frame.encode(Kind.CERTIFICATE, body))
+        held = credential_of_der(made)
+        return Answered(question.conn, held, frame.encode(Kind.CERTIFICATE, body))
 
     def look(self) -> None:
         """Take in what has changed on disk."""
-        self._looks += 1
         try:
-            if self._looks % SERVER_LOOKS == 0:
+            if self._clock.unix_us() >= self._server_due_us:
                 self._authority.ensure_server()
+                self._server_due_us = self._authority.server_due_us()
             seen = self._versions()
             if seen == self._seen:
                 return

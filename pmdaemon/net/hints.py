@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pmdaemon.errors import WireError
 from pmdaemon.net.connection import Connection
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.pki.identity import Credential
 
 
 class Post(NamedTuple):
@@ -29,10 +29,10 @@ class Blocked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The clerk has made what this connection asked for."""
+    """The clerk has made the certificate that this connection asked for; ``held`` is what it says."""
 
     conn: Connection
-    kind: Kind
+    held: Credential
     encoded: bytes
 
 

@@ -310,9 +310,11 @@ class Inbound:
                         self._drop(conn, conn.doomed)
                     elif conn.waiting_bytes:
                         self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
-                case Answered(conn, kind, encoded):
+                case Answered(conn, held, encoded):
                     conn.asking = False
-                    conn.send((kind, encoded))
+                    if conn.credential is not None:
+                        conn.credential = held  # a renewal: the session goes on under the new one
+                    conn.send((Kind.CERTIFICATE, encoded))
                 case Refused(conn, error):
                     conn.asking = False
                     if not conn.closed:

@@ -111,17 +111,18 @@ class Authority:
             NoAuthority, UnsafeState, StateUnusable: there is no CA, or it cannot be used.
         """
         with self.store.locked():
-            if not self._server_is_fresh():
+            if self._clock.unix_us() >= self.server_due_us():
                 signer, key, now_us = self._signer(), certificates.make_key(), self._clock.unix_us()
                 made = signer.server(key, now_us, self._lifetime_s)
                 self.store.write(SERVER, certificates.key_pem(key) + certificates.pem(made))
         return self.store.path(SERVER)
 
-    def _server_is_fresh(self) -> bool:
+    def server_due_us(self) -> int:
+        """When the server's certificate must be made anew; 0 while there is none."""
         try:
             data = self.store.read(SERVER)
         except FileNotFoundError:
-            return False
+            return 0
         try:
             made = certificates.certificate_in(data)
             made.verify_directly_issued_by(self._certificate())
@@ -133,7 +134,7 @@ class Authority:
             identity.unix_us(made.not_valid_before_utc),
             identity.unix_us(made.not_valid_after_utc),
         )
-        return self._clock.unix_us() < begin_us + (end_us - begin_us) * 2 // 3
+        return begin_us + (end_us - begin_us) * 2 // 3
 
     # -- gateways
 

@@ -270,6 +270,29 @@ def test_enrolment_is_answered_by_the_clerk_not_by_the_thread(bench: Bench) -> N
     assert certificates.issued(answer.header["cert"], key, certificates.pem_of_der(answer.header["ca"]))
 
 
+def test_a_renewal_prolongs_the_session(bench: Bench) -> None:
+    good = bench.secure(bench.dial(), bench.keys())
+    assert good.tls is not None
+    good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
+    bench.inbound.step(0)
+    good.read()
+    [conn] = bench.inbound._connections
+    first = conn.credential
+    good.tls.send(frame.encode(Kind.RENEW, {"csr": certificates.make_request(certificates.make_key(), "x")}))
+    bench.inbound.step(0)
+    bench.clerk.serve()
+    bench.inbound.step(0)
+    assert [item.kind for item in good.read()] == [Kind.CERTIFICATE]
+    assert first is not None
+    assert conn.credential is not None
+    assert conn.credential.serial != first.serial
+    assert conn.credential.gateway_id == first.gateway_id
+    bench.real.revoke(conn.credential.serial, "")
+    bench.clerk.look()
+    bench.inbound.step(0)
+    assert [item.header["code"] for item in good.read()] == ["revoked"]
+
+
 def test_asking_twice_at_once_is_refused(bench: Bench) -> None:
     far = bench.secure(bench.dial())
     assert far.tls is not None
