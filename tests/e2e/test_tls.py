@@ -1,4 +1,4 @@
-"""The whole product over TLS: enrolled agents are polled and renew; a revoked one is out until enrolled again."""
+"""The whole product over TLS: enrolled agents are polled and renew; a revoked one is out till it enrols."""
 
 from __future__ import annotations
 
