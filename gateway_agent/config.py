@@ -30,6 +30,7 @@ from gateway_agent.link.config import (
     parse_server,
 )
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig, StaticCap
+from pmdaemon.config import parse_listen
 from pmdaemon.runtime.config import StrictModel, describe
 from pmdaemon.wire.names import is_name
 
@@ -95,6 +96,8 @@ class AgentConfig(StrictModel):
     """Where the PMDaemon listens, HOST:PORT. Another host than this one needs `tls`."""
     tls: bool = False
     """Speak TLS with the certificate that `gateway-agent enrol` obtained; the server must do so, too."""
+    listen: str = ""
+    """Instead of dialling: where the PMDaemon dials this agent, IP:PORT (it must be listed there)."""
     spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
     """Room for cuts that the server has not acknowledged; the oldest are dropped beyond it."""
     client_rule: Literal["address", "export-suffix"] = "address"
@@ -123,6 +126,13 @@ class AgentConfig(StrictModel):
         parse_server(value)
         return value
 
+    @field_validator("listen")
+    @classmethod
+    def _is_listen(cls, value: str) -> str:
+        if value:
+            parse_listen(value)
+        return value
+
     @field_validator("state_dir", "runtime_dir")
     @classmethod
     def _is_absolute(cls, value: Path) -> Path:
@@ -132,7 +142,12 @@ class AgentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
-        if not self.tls and not is_own_host(parse_server(self.server)[0]):
+        if not self.tls and self.listen and not is_own_host(parse_listen(self.listen)[0]):
+            raise ValueError(
+                f"listen {self.listen!r} can be reached from other hosts, and without TLS anybody could pose "
+                "as the server. Run gateway-agent enrol and set tls = true"
+            )
+        if not self.tls and not self.listen and not is_own_host(parse_server(self.server)[0]):
             raise ValueError(
                 f"server {self.server!r} is not on this host, and without TLS statistics and caps could be "
                 "read and forged on the way. Run gateway-agent enrol and set tls = true, or use "
@@ -207,6 +222,7 @@ class AgentConfig(StrictModel):
             runtime_dir=self.runtime_dir,
             server=self.server,
             tls=self.tls,
+            listen=self.listen,
             spool_bytes=self.spool_bytes,
             planes=[
                 PlaneSocket(name=plane.name, control_socket=self.control_socket(plane.name))

@@ -35,6 +35,22 @@ class TlsConfig(StrictModel):
         return self.certificate_days * 86_400.0
 
 
+class ListedGateway(StrictModel):
+    """``[[pmdaemon.gateway]]``: a gateway that the PMDaemon dials, because its host may not dial out."""
+
+    name: str
+    """For the log; the gateway says its own name when it registers."""
+    address: str
+    """"IP:PORT", the agent's `listen`. Another machine's address needs TLS."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if parse_listen(value)[1] == 0:
+            raise ValueError("port 0 cannot be dialled")
+        return value
+
+
 class PmConfig(StrictModel):
     """The performance-monitor daemon: polling of the gateways."""
 
@@ -53,6 +69,8 @@ class PmConfig(StrictModel):
     """Descriptors wanted (RLIMIT_NOFILE is raised to it): one a gateway and some 50 more."""
 
     tls: TlsConfig = Field(default_factory=TlsConfig)
+    gateway: list[ListedGateway] = Field(default_factory=list)
+    """Gateways to dial. Those of the database's table gateway_list are dialled, too."""
 
     @field_validator("listen")
     @classmethod
@@ -69,7 +87,17 @@ class PmConfig(StrictModel):
                 "a gateway from a stranger. Run `sla ca init` and set enabled = true in [pmdaemon.tls], or "
                 f'use "127.0.0.1:{port}" and run agents on this machine'
             )
+        for listed in self.gateway:
+            if not self.may_dial(listed.address):
+                raise ValueError(
+                    f"gateway {listed.name}: {listed.address} is another machine's, and without TLS anybody "
+                    "on the way could pose as that gateway. Set enabled = true in [pmdaemon.tls]"
+                )
         return self
+
+    def may_dial(self, address: str) -> bool:
+        """Whether this address may be dialled: with TLS any, without it this machine's own."""
+        return self.tls.enabled or ipaddress.ip_address(parse_listen(address)[0]).is_loopback
 
     @property
     def interval_ns(self) -> int:
@@ -97,6 +125,11 @@ class PmFile(BaseModel):
     def ca_dir(self) -> Path:
         """The directory of the certificate authority."""
         return self.pmdaemon.tls.state_dir or self.data_dir / "ca"
+
+    @property
+    def list_path(self) -> Path:
+        """Gateways to dial, from the database; written by dbmanager."""
+        return self.runtime_dir / "gateways.json"
 
     @property
     def port_path(self) -> Path:

@@ -72,6 +72,7 @@ class LinkConfig(StrictModel):
     runtime_dir: Path
     server: str
     tls: bool = False
+    listen: str = ""
     spool_bytes: int
     planes: list[PlaneSocket]
     host: HostConfig = HostConfig()

@@ -3,6 +3,7 @@
     waiting ──backoff over──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
                                   └───────────── 5 s for both ─────────────────────────────────────►
 
+Where the other side dials us (``address`` None, see ``link.doorway``), waiting ends with ``take``.
 Without TLS there is no securing. With TLS the peer must show the server's certificate, from the pinned CA.
 What is said on it is the business of its ``Peer``; this class moves bytes and reports openings and losses.
 
@@ -57,7 +58,7 @@ class Peer(Protocol):
 
 
 class Connection:
-    """See the module docstring. ``address``: a path for a Unix socket, else (host, port).
+    """See the module docstring. ``address``: a path for a Unix socket, (host, port), or None: never dialled.
 
     ``tls`` gives the context for one dial; None for plain bytes.
     """
@@ -65,7 +66,7 @@ class Connection:
     def __init__(
         self,
         name: str,
-        address: str | tuple[str, int],
+        address: str | tuple[str, int] | None,
         peer: Peer,
         backoff: Backoff,
         selector: selectors.BaseSelector,
@@ -89,28 +90,31 @@ class Connection:
     @property
     def due_ns(self) -> int | None:
         """When ``turn`` has something to do by the clock; None while the connection is open."""
-        return None if self._is_open else self._due_ns
+        return None if self._is_open or self._address is None else self._due_ns
 
     def turn(self) -> None:
         """Dial when it is time, give up a try that takes too long, and send what is pending."""
         if self._is_open:
             self._send()
-        elif self._clock.monotonic_ns() >= self._due_ns:
+        elif self._address is not None and self._clock.monotonic_ns() >= self._due_ns:
             if self._socket is not None:
                 self._failed("no answer within 5 s")
             else:
-                self._dial()
+                self._dial(self._address)
 
-    def _family(self) -> socket.AddressFamily:
-        if isinstance(self._address, str):
-            return socket.AF_UNIX
-        return socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+    def take(self, connected: Transport) -> None:
+        """The other side has dialled us; this connection takes the place of the one there is."""
+        if self._socket is not None:
+            self.close("the server has dialled again")
+        self._socket = connected
+        self._selector.register(connected, selectors.EVENT_READ, self)
+        self._opened(connected)
 
-    def _dial(self) -> None:
-        dialled = socket.socket(self._family(), socket.SOCK_STREAM)
+    def _dial(self, address: str | tuple[str, int]) -> None:
+        dialled = socket.socket(_family(address), socket.SOCK_STREAM)
         dialled.setblocking(False)
         self._socket = dialled
-        code = dialled.connect_ex(self._address)
+        code = dialled.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             self._failed(os.strerror(code))
             return
@@ -232,3 +236,9 @@ class Connection:
         elif reason != self._last_failure:  # said once, not at every try
             log.warning("cannot-connect", to=self.name, address=str(self._address), reason=reason)
             self._last_failure = reason
+
+
+def _family(address: str | tuple[str, int]) -> socket.AddressFamily:
+    if isinstance(address, str):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -30,6 +30,7 @@ from gateway_agent.link.streams import StreamBook
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import Source
 from gateway_agent.sources.host import HostSource
+from pmdaemon.config import parse_listen
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -97,7 +98,12 @@ def run(config: LinkConfig) -> None:
     chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
     backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
     sockets = {plane.name: plane.control_socket for plane in config.planes}
-    Shell(core, resolve_server(config.server), sockets, backoff, stop, clock, identity).run()
+    listen = parse_listen(config.listen) if config.listen else None
+    server = None if listen else resolve_server(config.server)
+    shell = Shell(core, server, sockets, backoff, stop, clock, identity, listen)
+    if shell.doorway is not None:
+        log.info("listening", port=shell.doorway.port)
+    shell.run()
     spool.close()
 
 

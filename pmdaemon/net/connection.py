@@ -214,4 +214,7 @@ class Connection:
             self._closed = True
             self._out.clear()
             self.session.close()
+        with contextlib.suppress(OSError):  # the other side has ended it already
+            # A dialled connection has a second descriptor in the parent, which notices its end by this.
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
+from sqlalchemy import Engine
 
 from pmdaemon.mailbox import attach
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -32,6 +33,7 @@ from sla_server.db.archive import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import AnotherManager, DatabaseUnavailable
+from sla_server.db.gateway_list import LOOK_S, GatewayListFile
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue, Record
 from sla_server.db.intake import Intake
@@ -69,11 +71,13 @@ class Manager:
         intake: with the high waters recovered.
         queue: open.
         writer: started behind the committed cursors.
+        engine: of the same database.
     """
 
     intake: Intake
     queue: IngestQueue
     writer: Writer
+    engine: Engine
 
 
 def run(config: ManagerConfig, stop: Stop) -> int:
@@ -95,13 +99,13 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         ]
         limit_bytes = config.database.queue_limit_bytes
         office = PostOffice(boxes, manager.intake, manager.queue, limit_bytes, manager.writer.wake)
-        failed = _run_threads(office, manager, stop)
+        failed = _run_threads(office, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 1 if failed else 0
 
 
-def _run_threads(office: PostOffice, manager: Manager, stop: Stop) -> bool:
-    """Run both threads; returns whether one died."""
+def _run_threads(office: PostOffice, manager: Manager, stop: Stop, listing: GatewayListFile) -> bool:
+    """Run both threads, and publish the list of gateways meanwhile; returns whether a thread died."""
 
     def on_failure(name: str, error: BaseException) -> None:
         stop.set(f"thread {name} died: {error}")
@@ -110,7 +114,9 @@ def _run_threads(office: PostOffice, manager: Manager, stop: Stop) -> bool:
     writer_threads.start("db-writer", manager.writer.run)
     intake_threads.start("db-intake", lambda: office.run(stop))
     log.info("running", queue_bytes=manager.queue.waiting_bytes)
-    stop.wait()
+    listing.refresh()
+    while not stop.wait(LOOK_S):
+        listing.refresh()
     try:
         intake_threads.join(JOIN_S)
     finally:
@@ -152,7 +158,7 @@ def open_manager(
         intake.recover(_unconsumed(queue, cursors[0]))
         writer = Writer(queue, store, archive, clock, settings.flush_interval_s, queue_dir / "refused")
         writer.start(cursors)
-        return Manager(intake, queue, writer)
+        return Manager(intake, queue, writer, engine)
     return None
 
 

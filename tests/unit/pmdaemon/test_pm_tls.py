@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway_agent import enrol as enrolment
+from gateway_agent.link.config import LinkConfig
 from gateway_agent.link.errors import EnrolmentFailed
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
@@ -328,3 +331,69 @@ def test_tls_without_an_authority_says_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 78
     assert "sla ca init" in done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_listed_gateway_is_dialled_and_again_after_the_link_or_the_pair_died(
+    server: TlsServer, name: str
+) -> None:
+    keys = server.new_gateway(name)
+    port = free_port()
+    config = LinkConfig(
+        gateway_id=keys.gateway_id,
+        name=name,
+        state_dir=keys.directory.parent,
+        runtime_dir=keys.directory.parent,
+        server="127.0.0.1:1",
+        tls=True,
+        listen=f"127.0.0.1:{port}",
+        spool_bytes=4 << 20,
+        planes=[],
+    )
+    path = keys.directory.parent / "link.config.json"
+    path.write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "gateway_agent.link.main", "--config", str(path)]
+
+    def changes(state: str) -> int:
+        return sum(
+            item.kind == Kind.GATEWAY
+            and (item.header["gw"], item.header["state"]) == (keys.gateway_id, state)
+            for item in server.taken["services"]
+        )
+
+    def until(state: str, times: int) -> None:
+        server.until("services", lambda _item: changes(state) >= times)
+
+    log = (server.directory / "link.log").open("ab")
+    links = [subprocess.Popen(command, stderr=log)]
+    try:
+        # As dbmanager does it for the table gateway_list.
+        (server.directory / "gateways.json").write_text(
+            f'[{{"name": "{name}", "address": "127.0.0.1:{port}"}}]'
+        )
+        until("up", 1)
+        # A stranger at the agent's door neither speaks nor ends the session.
+        with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as stranger:
+            stranger.sendall(os.urandom(200))
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):
+                    pass
+        assert changes("lost") == 0
+        links[0].kill()
+        links[0].wait()
+        until("lost", 1)
+        links.append(subprocess.Popen(command, stderr=log))
+        until("up", 2)
+        os.kill(server.pair_pid(), signal.SIGKILL)
+        until("up", 3)
+    finally:
+        (server.directory / "gateways.json").unlink(missing_ok=True)
+        for link in links:
+            link.kill()
+            link.wait()
+        log.close()
