@@ -20,7 +20,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
-from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
+from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation, WireError
 from pmdaemon.gateways import news
 from pmdaemon.gateways.credentials import Desk, check_identity, parse_enrol, parse_request
 from pmdaemon.gateways.gateway import Condition, Gateway
@@ -34,15 +34,17 @@ from pmdaemon.gateways.registration import (
     parse_streams,
 )
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import negotiate
+from pmdaemon.wire.session import error_code, negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"
 MAX_STREAMS: Final = (
     4 * cut.MAX_ROWS
 )  # clients come and go within a session; four times what one cut may hold
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger who tries tokens must not fill the table of events
 log = structlog.get_logger("reception")
 
 Handler = Callable[["Reception", Peer, frame.Frame], None]
@@ -75,6 +77,7 @@ class Reception:
         self._on_registered = on_registered
         self._counters = counters
         self._desk = desk
+        self._refusal_events: dict[str, int] = {}
 
     def handle(self, conn: Peer, received: frame.Frame) -> None:
         """Carry out one frame.
@@ -120,6 +123,27 @@ class Reception:
         desk = self._required_desk()
         assert conn.credential is not None  # HELLO is not passed without one
         desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
+
+    def certified(self, conn: Peer, held: Credential) -> None:
+        """The desk has made a certificate. A renewed one counts from now on; a first one is an event."""
+        if conn.credential is not None:
+            conn.credential = held
+            return
+        text = f"gateway {held.name} was enrolled from {conn.address}"
+        details = {"gateway_id": held.gateway_id, "serial": held.serial}
+        row = news.event("gateway-enrolled", "info", held.name, text, self._clock.unix_us(), **details)
+        self._courier.news(row, DBMANAGER)
+
+    def not_certified(self, conn: Peer, error: WireError) -> None:
+        """The desk has refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
+        now_ns, code = self._clock.monotonic_ns(), error_code(error)
+        if now_ns < self._refusal_events.get(code, 0):
+            return
+        self._refusal_events[code] = now_ns + REFUSAL_EVENT_NS
+        who = conn.credential.name if conn.credential is not None else conn.address
+        text = f"no certificate for {who} ({code}): {error}"
+        row = news.event("enrolment-refused", "warning", who, text, self._clock.unix_us(), code=code)
+        self._courier.news(row, DBMANAGER)
 
     def _required_desk(self) -> Desk:
         if self._desk is None:

@@ -313,11 +313,11 @@ class Inbound:
                         self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 case Answered(conn, held, encoded):
                     conn.asking = False
-                    if conn.credential is not None:
-                        conn.credential = held  # a renewal: the session goes on under the new one
+                    self._reception.certified(conn, held)
                     conn.send((Kind.CERTIFICATE, encoded))
                 case Refused(conn, error):
                     conn.asking = False
+                    self._reception.not_certified(conn, error)
                     if not conn.closed:
                         self._refuse(conn, error)
                 case Revoked():

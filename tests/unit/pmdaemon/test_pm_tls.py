@@ -83,6 +83,13 @@ class TlsServer(Server):
     def wrap(self, context: ssl.SSLContext) -> ssl.SSLSocket:
         return context.wrap_socket(socket.create_connection(("127.0.0.1", self.port), DEADLINE_S))
 
+    def event(self, kind: str) -> dict[str, Any]:
+        """The first event of this kind that was given to dbmanager."""
+        record = self.until("dbmanager", lambda item: item.kind == Kind.RECORD and kind in str(item.header))
+        [[_table, row]] = [row for row in record.header["rows"] if row[0] == "events"]
+        assert row["kind"] == kind
+        return dict(row)
+
     def new_log(self) -> str:
         return self.log.read_bytes()[self.log_from :].decode()
 
@@ -167,6 +174,8 @@ def test_tokens_are_good_once(server: TlsServer, name: str) -> None:
     with pytest.raises(EnrolmentFailed, match=r"used already.*token-used"):
         server.enrol(token, str(uuid.uuid4()))
     server.until_logged("token-used")
+    assert server.event("gateway-enrolled")["severity"] == "info"
+    assert server.event("enrolment-refused")["details"]["code"].startswith("token-")
     with pytest.raises(EnrolmentFailed, match="token-unknown"):
         server.enrol("x" * 43, str(uuid.uuid4()))
     late = Authority(server.directory / "ca", clock=FakeClock(time.time_ns() // 1000 - 10**9))
@@ -287,11 +296,7 @@ def test_newer_session_wins_and_is_an_event(server: TlsServer, name: str) -> Non
     second = server.up(keys)
     assert refusal(first)["code"] == "superseded"
     second.answer(second.expect(Kind.POLL))
-    record = server.until(
-        "dbmanager", lambda item: item.kind == Kind.RECORD and "superseded" in str(item.header)
-    )
-    [[table, row]] = [row for row in record.header["rows"] if row[0] == "events"]
-    assert (table, row["kind"], row["subject"]) == ("events", "gateway-superseded", name)
+    assert server.event("gateway-superseded")["subject"] == name
     second.close()
 
 
