@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from pmdaemon.mailbox.figures import FILL_METRIC, METRICS, samples
 from sla_server.api.calls import Calls
 from sla_server.api.live import LiveView
+
+
+class MailboxCollector(Collector):
+    """Figures of this part's mailbox, read when asked. ``stats`` as of ``pmdaemon.mailbox.Mailbox``."""
+
+    def __init__(self, participant: str, stats: Callable[[], Mapping[str, Any]]) -> None:
+        self._participant = participant
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """One family a metric."""
+        about = dict([*METRICS.values(), FILL_METRIC])
+        families: dict[str, Metric] = {}
+        for metric, labels, value in samples(self._participant, self._stats()):
+            total = metric.endswith("_total")
+            family = families.setdefault(
+                metric, Metric(metric.removesuffix("_total"), about[metric], "counter" if total else "gauge")
+            )
+            family.add_sample(metric, labels, value)
+        return families.values()
 
 
 class Meters:
     """Thread: any; prometheus_client locks inside."""
 
-    def __init__(self, live: LiveView, calls: Calls) -> None:
+    def __init__(self, live: LiveView, calls: Calls, mailbox: MailboxCollector | None = None) -> None:
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "sla_api_requests",
@@ -41,6 +66,9 @@ class Meters:
         )
         for name, about, value in gauges:
             Gauge(name, about, registry=self._registry).set_function(value)
+
+        if mailbox is not None:
+            self._registry.register(mailbox)
 
     def text(self) -> str:
         """All metrics."""
