@@ -162,10 +162,13 @@ def list_(output: str) -> None:
     for title in ("NAME", "STATE", "UNTIL", "BY", "SERIAL"):
         table.add_column(title, overflow="fold")
     for entry in entries:
-        table.add_row(
-            entry.name, entry.state(now_us), words.when(entry.not_after_us), entry.how, entry.serial
-        )
+        table.add_row(entry.name, entry.state(now_us), _day(entry.not_after_us), entry.how, entry.serial)
     console().print(table)
+
+
+def _day(at_us: int) -> str:
+    """A date in this machine's zone, with its year."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_us / 1e6))
 
 
 def _json(entry: Entry, now_us: int) -> dict[str, object]:
