@@ -26,6 +26,7 @@ import structlog
 from pmdaemon.config import PmFile
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.cycle.teller import Teller
 from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
@@ -105,6 +106,7 @@ class Pair:
             counters=self.in_counters,
             desk=self._clerk,
         )
+        teller = Teller(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
             reception,
@@ -115,6 +117,7 @@ class Pair:
             arrivals=handoff.Receiver(control),
             counters=self.in_counters,
             clerk=self._clerk,
+            on_sweep=teller.tick,
         )
         self.outbound = Outbound(
             self.registry,
@@ -152,6 +155,15 @@ class Pair:
         values = handoff.Report(self.inbound.connections, gateways, self.inbound.t_ptmax.value_us)
         with contextlib.suppress(OSError):  # the parent is gone: its pipe tells the same, and stops us
             handoff.report(self._control, values)
+
+    def _refused(self) -> dict[str, int]:
+        """What found no room, since the start."""
+        courier = self._courier
+        return {
+            "batches_to_keep": courier.refused_keeping,
+            "live_cuts": courier.dropped_live_cuts,
+            "news": courier.dropped_news,
+        }
 
     def summary(self) -> dict[str, object]:
         """Counters since the start, and gauges."""
