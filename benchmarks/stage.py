@@ -90,6 +90,7 @@ class Stage:
         slice_s: slice and rollup length; short, so that a short run shows judged slices.
         agents_port: where agents connect if not to the PMDaemon itself: a proxy.
         database_url: empty for SQLite in the folder.
+        tls: agents enrol and speak TLS.
     """
 
     folder: Path
@@ -99,6 +100,7 @@ class Stage:
     database_url: str = ""
     mode: str = "observe"
     api_port: int = 0
+    tls: bool = False
     extra_toml: str = ""
     agents_port: int = 0
     sockets: Path = field(init=False)
@@ -138,7 +140,8 @@ class Stage:
             f'[services]\nmode = "{self.mode}"\n'
             f'[database]\nurl = "{self.database_url}"\nrollup_s = {self.slice_s}\n'
             f"queue_bytes = {32 << 20}\n"
-            f'[api]\nlisten = "127.0.0.1:{self.api_port}"\n{self.extra_toml}'
+            f'[api]\nlisten = "127.0.0.1:{self.api_port}"\n'
+            f"[pmdaemon.tls]\nenabled = {str(self.tls).lower()}\n{self.extra_toml}"
         )
         self.pm_port = pm_port
         (self.folder / "agreements.yaml").write_text(AGREEMENTS.replace("SLICE", f"{self.slice_s}s"))
@@ -149,6 +152,7 @@ class Stage:
             f'state_dir = "{self.folder}/{agent.name}"',
             f'runtime_dir = "{self.sockets}/{agent.name}"',
             f'server = "127.0.0.1:{self.agents_port or self.pm_port}"',
+            f"tls = {str(self.tls).lower()}",
             agent.extra_toml,
             "[[plane]]",
             'name = "nbd-0"',
@@ -209,12 +213,16 @@ class Stage:
 
     def start_server(self) -> None:
         """Start the server and wait until its API answers."""
+        if self.tls and not (self.folder / "data" / "ca").exists():
+            self.sla("ca", "init")
         process = self.spawn("server", "sla_server", "start", "--config", str(self.config_path))
         self.wait(self._healthy, "the server", process)
 
     def start_agent(self, agent: Agent) -> subprocess.Popen[bytes]:
         """Start one gateway agent and wait until its clients can connect."""
         path = self._agent_config(agent)
+        if self.tls and not (self.folder / agent.name / "tls" / "gateway.pem").exists():
+            self.enrol(agent)
         process = self.spawn(
             agent.name, "gateway_agent", "run", "--config", str(path), environment=agent.environment
         )
@@ -222,6 +230,18 @@ class Stage:
             self.agents.append(agent)
         self.wait(agent.socket(self).exists, agent.name, process)
         return process
+
+    def enrol(self, agent: Agent) -> str:
+        """Give an agent its certificate, as an operator would; returns the token, which is spent."""
+        token = self.sla("ca", "token", agent.name, "-q").stdout.strip()
+        fingerprint = json.loads(self.sla("ca", "list", "-o", "json").stdout)["fingerprint"]
+        command = [sys.executable, "-m", "gateway_agent", "enrol", "--token", token]
+        command += ["--config", str(self.folder / f"{agent.name}.toml"), "--fingerprint", fingerprint]
+        command += ["--server", f"127.0.0.1:{self.pm_port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise StageError(f"enrolling {agent.name} failed: {done.stdout}{done.stderr}")
+        return token
 
     def wait(
         self, ready: Any, what: str, process: subprocess.Popen[bytes] | None = None, limit_s: float = 40.0

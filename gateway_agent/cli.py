@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 from gateway_agent import agent
+from gateway_agent import enrol as enrolment
 from gateway_agent.config import AgentConfig
+from gateway_agent.link import state
+from gateway_agent.link.config import parse_server
 from gateway_agent.nbd.storage import Storage
-from pmdaemon.errors import SlaError
+from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime import logs
 
@@ -39,6 +42,42 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
             click.echo(f"{path}: valid; {len(config.plane)} data planes, {len(config.export)} volumes")
         else:
             agent.run(config)
+    except SlaError as exc:
+        click.echo(f"gateway-agent: {exc}", err=True)
+        sys.exit(exc.exit_status)
+
+
+@cli.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), help="The agent's TOML file; gives state_dir."
+)
+@click.option("--state-dir", type=click.Path(path_type=Path), help="state_dir, where there is no file yet.")
+@click.option("--server", required=True, metavar="HOST:PORT", help="The SLA server's pmdaemon.listen.")
+@click.option(
+    "--token", required=True, envvar="SLA_ENROL_TOKEN", help="What `sla ca token` printed; good once."
+)
+@click.option("--fingerprint", required=True, help="Of the server's CA, as `sla ca token` printed it.")
+def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fingerprint: str) -> None:
+    """Obtain this gateway's certificate with a one-time token. Renewal is automatic from then on."""
+    try:
+        if path is not None:
+            config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
+            state_dir = state_dir or config.state_dir
+        if state_dir is None:
+            raise ConfigError(
+                "enrol", "where to keep the certificate is unknown", "Give --config or --state-dir"
+            )
+        try:
+            where, pin = parse_server(server), enrolment.normal_fingerprint(fingerprint)
+        except ValueError as exc:
+            raise ConfigError("enrol", str(exc)) from exc
+        state.make_private_directory(state_dir)
+        held = enrolment.enrol(state_dir, state.gateway_id(state_dir), where, token, pin)
+        days = (held.not_after_us - held.not_before_us) / 86_400e6
+        click.echo(
+            f"enrolled as {held.name} ({held.gateway_id}); certificate for {days:.0f} days, renewed by itself"
+        )
+        click.echo(f'In the agent\'s file: name = "{held.name}", server = "{server}", tls = true')
     except SlaError as exc:
         click.echo(f"gateway-agent: {exc}", err=True)
         sys.exit(exc.exit_status)

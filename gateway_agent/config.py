@@ -20,8 +20,17 @@ from pydantic import (
     model_validator,
 )
 
-from gateway_agent.link.config import MIB, HostConfig, LinkConfig, PlaneSocket, ReconnectConfig, parse_server
+from gateway_agent.link.config import (
+    MIB,
+    HostConfig,
+    LinkConfig,
+    PlaneSocket,
+    ReconnectConfig,
+    is_own_host,
+    parse_server,
+)
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig, StaticCap
+from pmdaemon.config import parse_listen
 from pmdaemon.runtime.config import StrictModel, describe
 from pmdaemon.wire.names import is_name
 
@@ -84,7 +93,11 @@ class AgentConfig(StrictModel):
     runtime_dir: Path = Path("/run/gateway-agent")
     """Control sockets and the children's files: may be empty after a boot. Mode 0700."""
     server: str = "127.0.0.1:7411"
-    """Where the PMDaemon listens. This release: on this host only."""
+    """Where the PMDaemon listens, HOST:PORT. Another host than this one needs `tls`."""
+    tls: bool = False
+    """Speak TLS with the certificate that `gateway-agent enrol` obtained; the server must do so, too."""
+    listen: str = ""
+    """Instead of dialling: where the PMDaemon dials this agent, IP:PORT (it must be listed there)."""
     spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
     """Room for cuts that the server has not acknowledged, reserved when the spool is made; beyond it the
     oldest are dropped."""
@@ -110,8 +123,15 @@ class AgentConfig(StrictModel):
 
     @field_validator("server")
     @classmethod
-    def _is_own_host(cls, value: str) -> str:
+    def _is_server(cls, value: str) -> str:
         parse_server(value)
+        return value
+
+    @field_validator("listen")
+    @classmethod
+    def _is_listen(cls, value: str) -> str:
+        if value:
+            parse_listen(value)
         return value
 
     @field_validator("state_dir", "runtime_dir")
@@ -123,6 +143,17 @@ class AgentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
+        if not self.tls and self.listen and not is_own_host(parse_listen(self.listen)[0]):
+            raise ValueError(
+                f"listen {self.listen!r} can be reached from other hosts, and without TLS anybody could pose "
+                "as the server. Run gateway-agent enrol and set tls = true"
+            )
+        if not self.tls and not self.listen and not is_own_host(parse_server(self.server)[0]):
+            raise ValueError(
+                f"server {self.server!r} is not on this host, and without TLS statistics and caps could be "
+                "read and forged on the way. Run gateway-agent enrol and set tls = true, or use "
+                "127.0.0.1:PORT of an SLA server on this host"
+            )
         names = [plane.name for plane in self.plane]
         if not names and not self.host.enabled:
             raise ValueError(
@@ -191,6 +222,8 @@ class AgentConfig(StrictModel):
             state_dir=self.state_dir,
             runtime_dir=self.runtime_dir,
             server=self.server,
+            tls=self.tls,
+            listen=self.listen,
             spool_bytes=self.spool_bytes,
             planes=[
                 PlaneSocket(name=plane.name, control_socket=self.control_socket(plane.name))

@@ -11,11 +11,44 @@ import ipaddress
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
+
+
+class TlsConfig(StrictModel):
+    """Encryption and mutual authentication between server and gateways."""
+
+    enabled: bool = False
+    """TLS 1.3 with certificates on both sides, from the authority that `sla ca init` makes. Required for
+    an address that is not loopback; an agent without a certificate can do nothing but enrol."""
+    state_dir: Path | None = None
+    """Keys, certificates and tokens of the authority, mode 0700; default: `ca` in data_dir."""
+    certificate_days: float = Field(default=90.0, ge=1e-4, le=3650.0)
+    """Life of a gateway's and of the server's certificate; renewed by themselves after two thirds of it."""
+
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds a certificate lives."""
+        return self.certificate_days * 86_400.0
+
+
+class ListedGateway(StrictModel):
+    """``[[pmdaemon.gateway]]``: a gateway that the PMDaemon dials, because its host may not dial out."""
+
+    name: str
+    """For the log; the gateway says its own name when it registers."""
+    address: str
+    """"IP:PORT", the agent's `listen`. Another machine's address needs TLS."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if parse_listen(value)[1] == 0:
+            raise ValueError("port 0 cannot be dialled")
+        return value
 
 
 class PmConfig(StrictModel):
@@ -23,7 +56,7 @@ class PmConfig(StrictModel):
 
     listen: str = "127.0.0.1:7411"
     """Where agents dial in, "address:port"; port 0 takes a free one (see pmdaemon.port in the runtime
-    directory). Loopback addresses only, until enrolment and TLS exist."""
+    directory). Loopback only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 is everywhere."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
     pairs: int | None = Field(default=None, ge=1, le=256)
@@ -35,11 +68,36 @@ class PmConfig(StrictModel):
     open_files: int = Field(default=16384, ge=256, le=1 << 20)
     """Descriptors wanted (RLIMIT_NOFILE is raised to it): one a gateway and some 50 more."""
 
+    tls: TlsConfig = Field(default_factory=TlsConfig)
+    gateway: list[ListedGateway] = Field(default_factory=list)
+    """Gateways to dial. Those of the database's table gateway_list are dialled, too."""
+
     @field_validator("listen")
     @classmethod
-    def _loopback_only(cls, value: str) -> str:
+    def _is_address(cls, value: str) -> str:
         parse_listen(value)
         return value
+
+    @model_validator(mode="after")
+    def _plain_on_loopback_only(self) -> PmConfig:
+        host, port = parse_listen(self.listen)
+        if not self.tls.enabled and not ipaddress.ip_address(host).is_loopback:
+            raise ValueError(
+                f"listen: {host} can be reached from other machines, and without TLS the server cannot tell "
+                "a gateway from a stranger. Run `sla ca init` and set enabled = true in [pmdaemon.tls], or "
+                f'use "127.0.0.1:{port}" and run agents on this machine'
+            )
+        for listed in self.gateway:
+            if not self.may_dial(listed.address):
+                raise ValueError(
+                    f"gateway {listed.name}: {listed.address} is another machine's, and without TLS anybody "
+                    "on the way could pose as that gateway. Set enabled = true in [pmdaemon.tls]"
+                )
+        return self
+
+    def may_dial(self, address: str) -> bool:
+        """Whether this address may be dialled: with TLS any, without it this machine's own."""
+        return self.tls.enabled or ipaddress.ip_address(parse_listen(address)[0]).is_loopback
 
     @property
     def interval_ns(self) -> int:
@@ -62,6 +120,16 @@ class PmFile(BaseModel):
     def segment_path(self) -> Path:
         """The main mailbox segment."""
         return self.runtime_dir / "main.mbx"
+
+    @property
+    def ca_dir(self) -> Path:
+        """The directory of the certificate authority."""
+        return self.pmdaemon.tls.state_dir or self.data_dir / "ca"
+
+    @property
+    def list_path(self) -> Path:
+        """Gateways to dial, from the database; written by dbmanager."""
+        return self.runtime_dir / "gateways.json"
 
     @property
     def port_path(self) -> Path:
@@ -88,7 +156,7 @@ def parse_listen(value: str) -> tuple[str, int]:
     """("127.0.0.1", 7411) from "127.0.0.1:7411".
 
     Raises:
-        ValueError: not "address:port", or not a loopback address.
+        ValueError: not "address:port".
     """
     host, _, port_text = value.rpartition(":")
     host = host.strip("[]")
@@ -97,13 +165,7 @@ def parse_listen(value: str) -> tuple[str, int]:
     if host == "localhost":
         host = "127.0.0.1"
     try:
-        address = ipaddress.ip_address(host)
+        ipaddress.ip_address(host)
     except ValueError as exc:
         raise ValueError(f'{host!r} is not an IP address; use "127.0.0.1:{port_text}"') from exc
-    if not address.is_loopback:
-        raise ValueError(
-            f"{host} can be reached from other machines, and this release cannot tell a gateway from "
-            "a stranger: enrolment of agents and TLS are missing. "
-            f'Use "127.0.0.1:{port_text}" and run agents on this machine'
-        )
     return host, int(port_text)

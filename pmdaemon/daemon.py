@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import resource
 import selectors
 import socket
@@ -25,7 +26,10 @@ import structlog
 
 from pmdaemon.config import PmFile, parse_listen
 from pmdaemon.errors import ConfigError
+from pmdaemon.listed import GatewayList
 from pmdaemon.net.children import Child
+from pmdaemon.net.dialler import Dialler
+from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
@@ -59,10 +63,10 @@ def raise_open_files(wanted: int) -> int:
 
 
 def listen(value: str) -> socket.socket:
-    """A listening socket on a loopback address.
+    """A listening socket; that the address may be listened on was checked with the configuration.
 
     Raises:
-        ConfigError: the address is not loopback, or is in use.
+        ConfigError: the address is in use, or not this machine's.
     """
     sock = open_listener("pmdaemon.listen", *parse_listen(value))
     sock.setblocking(False)
@@ -90,7 +94,11 @@ class Daemon:
         self._config_path = config_path
         self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()
+        if config.pmdaemon.tls.enabled:
+            Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
+        self._list = GatewayList(config)
+        self._dialler = Dialler(self._give, self._clock, random.Random())  # noqa: S311 - spreads, guards nothing
         self._size_at_ns = 0
         self._last_needed = -1
         self.refused_connections = 0
@@ -104,18 +112,22 @@ class Daemon:
         """Serve until the stop; returns the exit status."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._stop, selectors.EVENT_READ)
+        self._selector.register(self._dialler, selectors.EVENT_READ)
         write_port(self._config.port_path, self.port)
-        log.info("listening", address=self._config.pmdaemon.listen, port=self.port)
+        settings = self._config.pmdaemon
+        log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:
             while not self._stop.is_set():
                 self._size()
                 self._start_due()
+                self._dialler.step()
                 for key, _ in self._selector.select(self._timeout_s()):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.data, Child) and not key.data.take_reports():
                         self._selector.unregister(key.fileobj)
                         key.data.bury()
+                        self._dialler.forget_pair(key.data)
         finally:
             self._shut()
         return 0
@@ -123,6 +135,7 @@ class Daemon:
     def _shut(self) -> None:
         log.info("stopping", reason=self._stop.reason)
         self._listener.close()
+        self._dialler.close()
         for child in self._children:
             child.stop()
         self._pipe.close()
@@ -132,6 +145,8 @@ class Daemon:
 
     def _timeout_s(self) -> float:
         waiting = [child.start_at_ns for child in self._children if not child.is_running]
+        if (due_ns := self._dialler.due_ns()) is not None:
+            waiting.append(due_ns)
         until_ns = min([self._size_at_ns, *waiting])
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
 
@@ -146,13 +161,15 @@ class Daemon:
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"
-                running = sorted(
-                    (item for item in self._children if item.is_running), key=lambda item: item.load
-                )
-                if not any(child.offer(sock, address) for child in running):
+                if self._give(sock, address) is None:
                     # Closed: the agent dials again after its backoff.
                     self.refused_connections += 1
                     log.warning("no-pair-for-connection", address=address)
+
+    def _give(self, sock: socket.socket, address: str) -> Child | None:
+        """Hand a connection to the least loaded pair that takes it; the caller keeps its own descriptor."""
+        running = sorted((item for item in self._children if item.is_running), key=lambda item: item.load)
+        return next((child for child in running if child.offer(sock, address)), None)
 
     def _size(self) -> None:
         """How many pairs are needed now; start what is missing."""
@@ -160,6 +177,8 @@ class Daemon:
         if now_ns < self._size_at_ns:
             return
         self._size_at_ns = now_ns + SIZE_NS
+        if (listed := self._list.changed()) is not None:
+            self._dialler.replace(listed)
         settings = self._config.pmdaemon
         gateways = sum(child.last.gateways for child in self._children)
         t_ptmax_us = max((child.last.t_ptmax_us for child in self._children), default=0.0) or T_PTMAX_US

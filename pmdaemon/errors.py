@@ -6,7 +6,8 @@
     │   ├── FrameTooLarge          a length word above the limit
     │   ├── MalformedFrame         bytes that are not a frame, or a header that is not a map
     │   ├── BadCut                 a statistics frame whose columns do not fit its header
-    │   └── ProtocolViolation      a well-formed frame in a state that does not allow it
+    │   ├── ProtocolViolation      a well-formed frame in a state that does not allow it
+    │   └── PeerRefused            we know what it wants and do not allow it; carries its own code
     ├── MailboxError               shared-memory mailbox (``pmdaemon.mailbox.errors`` has the tree below it)
     └── PeerGone                   the other side closed the connection; try again
 
@@ -76,6 +77,18 @@ class ProtocolViolation(WireError):
         self.frame = frame
         self.expected = expected
         super().__init__(f"{frame} is not allowed while {state}; expected {expected}")
+
+
+class PeerRefused(WireError):
+    """A peer may not do what it asks for: its certificate, its token or its name is not accepted.
+
+    Attributes:
+        code: for the ERROR frame and the counters; docs/formats/wire.md lists them.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        self.code = code
+        super().__init__(text)
 
 
 class MailboxError(SlaError):

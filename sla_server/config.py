@@ -50,6 +50,11 @@ class ResolvedConfig(ServerConfig):
 
     runtime_dir: Path
 
+    @property
+    def ca_dir(self) -> Path:
+        """The directory of the certificate authority."""
+        return self.pmdaemon.tls.state_dir or self.data_dir / "ca"
+
 
 def resolve(config: ServerConfig) -> ResolvedConfig:
     """Make both directories absolute and give the runtime directory its default."""

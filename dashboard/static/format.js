@@ -34,6 +34,15 @@ export function duration(seconds) {
   return `${Math.round(s / 86400)} d`;
 }
 
+// How far a gateway's clock is ahead (+) or behind; offsetUs is what corrects it.
+export function skew(offsetUs) {
+  if (missing(offsetUs)) return DASH;
+  if (Math.abs(offsetUs) < 1000) return "< 1 ms";
+  const sign = offsetUs < 0 ? "+" : "−";
+  const ms = Math.abs(offsetUs) / 1000;
+  return ms < 999.5 ? `${sign}${Math.round(ms)} ms` : `${sign}${(ms / 1000).toFixed(1)} s`;
+}
+
 export const minutes = (value) => (missing(value) ? DASH : duration(value * 60));
 
 // Time of day; with the date in front when it was not today.

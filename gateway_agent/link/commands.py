@@ -53,6 +53,13 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """The certificate we asked for with RENEW. ``der``: not checked yet."""
+
+    der: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
     """The server ends the session: ERROR or BYE."""
 
@@ -66,7 +73,7 @@ class NotUnderstood:
     kind: int
 
 
-Command = Welcome | Registered | Poll | CapSet | Thresholds | Closing | NotUnderstood
+Command = Welcome | Registered | Poll | CapSet | Thresholds | Certificate | Closing | NotUnderstood
 
 
 def _whole(frame: str, header: Header, key: str, low: int = 0, high: int = 1 << 64) -> int:
@@ -147,6 +154,14 @@ def thresholds(header: Header) -> Thresholds:
     keys = ("volume", "client", "io", "threshold_us")
     kept = tuple({key: entry[key] for key in keys} for entry in entries)
     return Thresholds(version=_whole("THRESHOLDS", header, "version", 0, 1 << 63), entries=kept)
+
+
+def certificate(header: Header) -> Certificate:
+    """Check CERTIFICATE."""
+    der = header.get("cert")
+    if not isinstance(der, bytes) or not der:
+        raise MalformedFrame("CERTIFICATE key 'cert' is missing")
+    return Certificate(der)
 
 
 def closing(kind: str, header: Header) -> Closing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -47,11 +48,11 @@ class HostConfig(StrictModel):
 class ReconnectConfig(StrictModel):
     """How the link tries again to reach the PMDaemon."""
 
-    first_s: Annotated[float, Field(gt=0, le=60)] = 0.2
+    first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Wait after the first failure; doubles with each further one."""
     max_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Longest wait."""
-    jitter_ratio: Annotated[float, Field(ge=0, le=1)] = 0.3
+    jitter_ratio: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Share of each wait that is random, so that a fleet does not return in one instant."""
 
 
@@ -70,6 +71,8 @@ class LinkConfig(StrictModel):
     state_dir: Path
     runtime_dir: Path
     server: str
+    tls: bool = False
+    listen: str = ""
     spool_bytes: int
     planes: list[PlaneSocket]
     host: HostConfig = HostConfig()
@@ -77,28 +80,40 @@ class LinkConfig(StrictModel):
 
 
 def parse_server(text: str) -> tuple[str, int]:
-    """Address and port of ``127.0.0.1:7411``, ``[::1]:7411`` or ``localhost:7411``.
+    """Host and port of ``10.0.0.5:7411``, ``[fd00::5]:7411`` or ``sla.example.org:7411``.
 
     Raises:
-        ValueError: another form, or an address that is not this host's own.
+        ValueError: another form.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not HOST:PORT")
     host = host.strip("[]")
-    if host == "localhost":
-        host = "127.0.0.1"
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+def is_own_host(host: str) -> bool:
+    """Whether this is a loopback address."""
     try:
-        is_own = ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_own = False
-    if not is_own:
-        raise ValueError(
-            f"{text!r} is not on this host. This release speaks plain TCP over loopback only: enrolment and "
-            "TLS, without which statistics and caps could be read and forged on the way, are missing. Use "
-            "127.0.0.1:PORT of an SLA server on this host, or the local end of an SSH tunnel"
-        )
-    return host, int(port)
+        return False
+
+
+def resolve_server(text: str) -> tuple[str, int]:
+    """The same with the name looked up: once, when the link starts, because looking up may block.
+
+    Raises:
+        ConfigError: nobody knows the name now; the link is started again with backoff.
+    """
+    host, port = parse_server(text)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise ConfigError(
+            "server", f"{host!r} cannot be looked up: {exc.strerror}", "Correct it, or DNS"
+        ) from exc
+    return str(found[0][4][0]), port
 
 
 def load_link(path: Path) -> LinkConfig:

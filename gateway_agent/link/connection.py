@@ -1,8 +1,10 @@
 """One outgoing connection that is dialled for ever: non-blocking, with deadline and backoff. A thin shell.
 
-    waiting ──backoff over──► connecting ──writable, no error──► open ──closed, error, fault──► waiting
-                                  └── 5 s ──────────────────────────────────────────────────────►
+    waiting ──backoff over──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
+                                  └───────────── 5 s for both ─────────────────────────────────────►
 
+Where the other side dials us (``address`` None, see ``link.doorway``), waiting ends with ``take``.
+Without TLS there is no securing. With TLS the peer must show the server's certificate, from the pinned CA.
 What is said on it is the business of its ``Peer``; this class moves bytes and reports openings and losses.
 
 Thread: the link's loop only.
@@ -14,13 +16,17 @@ import errno
 import os
 import selectors
 import socket
+import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
 
 from gateway_agent.link.backoff import Backoff
-from gateway_agent.link.errors import PeerLost
+from gateway_agent.link.errors import LinkError, PeerLost
+from pmdaemon.net.transport import HandshakeFailed, TlsTransport, Transport
+from pmdaemon.pki.identity import SERVER_URI
 from pmdaemon.runtime.clock import Clock
 
 log = structlog.get_logger("connection")
@@ -52,16 +58,20 @@ class Peer(Protocol):
 
 
 class Connection:
-    """See the module docstring. ``address``: a path for a Unix socket, else (host, port)."""
+    """See the module docstring. ``address``: a path for a Unix socket, (host, port), or None: never dialled.
+
+    ``tls`` gives the context for one dial; None for plain bytes.
+    """
 
     def __init__(
         self,
         name: str,
-        address: str | tuple[str, int],
+        address: str | tuple[str, int] | None,
         peer: Peer,
         backoff: Backoff,
         selector: selectors.BaseSelector,
         clock: Clock,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self.name = name
         self._address = address
@@ -69,7 +79,9 @@ class Connection:
         self._backoff = backoff
         self._selector = selector
         self._clock = clock
-        self._socket: socket.socket | None = None
+        self._tls = tls
+        self._socket: Transport | None = None
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._is_open = False
         self._due_ns = clock.monotonic_ns()  # waiting: next try; connecting: give up
         self._opened_ns = 0
@@ -78,27 +90,31 @@ class Connection:
     @property
     def due_ns(self) -> int | None:
         """When ``turn`` has something to do by the clock; None while the connection is open."""
-        return None if self._is_open else self._due_ns
+        return None if self._is_open or self._address is None else self._due_ns
 
     def turn(self) -> None:
         """Dial when it is time, give up a try that takes too long, and send what is pending."""
         if self._is_open:
             self._send()
-        elif self._clock.monotonic_ns() >= self._due_ns:
+        elif self._address is not None and self._clock.monotonic_ns() >= self._due_ns:
             if self._socket is not None:
                 self._failed("no answer within 5 s")
             else:
-                self._dial()
+                self._dial(self._address)
 
-    def _family(self) -> socket.AddressFamily:
-        if isinstance(self._address, str):
-            return socket.AF_UNIX
-        return socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+    def take(self, connected: Transport) -> None:
+        """The other side has dialled us; this connection takes the place of the one there is."""
+        if self._socket is not None:
+            self.close("the server has dialled again")
+        self._socket = connected
+        self._selector.register(connected, selectors.EVENT_READ, self)
+        self._opened(connected)
 
-    def _dial(self) -> None:
-        self._socket = socket.socket(self._family(), socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        code = self._socket.connect_ex(self._address)
+    def _dial(self, address: str | tuple[str, int]) -> None:
+        dialled = socket.socket(_family(address), socket.SOCK_STREAM)
+        dialled.setblocking(False)
+        self._socket = dialled
+        code = dialled.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             self._failed(os.strerror(code))
             return
@@ -110,33 +126,62 @@ class Connection:
         if self._socket is None:
             return
         if not self._is_open:
-            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
-            is_own_echo = not code and self._socket.getsockname() == self._socket.getpeername() != ""
-            if code or is_own_echo:
-                self._failed(os.strerror(code or errno.ECONNREFUSED))
-            else:
-                self._opened(self._socket)
+            if isinstance(self._socket, socket.socket):
+                self._connected(self._socket)
+            elif isinstance(self._socket, TlsTransport):
+                self._secure(self._socket)
             return
         if events & selectors.EVENT_READ:
             self._receive(self._socket)
         if events & selectors.EVENT_WRITE:
             self._send()
 
-    def _opened(self, connected: socket.socket) -> None:
+    def _connected(self, dialled: socket.socket) -> None:
+        code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
+        is_own_echo = not code and dialled.getsockname() == dialled.getpeername() != ""
+        if code or is_own_echo:
+            self._failed(os.strerror(code or errno.ECONNREFUSED))
+            return
+        if dialled.family != socket.AF_UNIX:
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            self._opened(dialled)
+            return
+        self._selector.unregister(dialled)
+        try:
+            self._socket = TlsTransport(dialled, self._tls(), server_side=False)
+        except (OSError, LinkError) as exc:
+            self._failed(str(exc))
+            return
+        self._selector.register(self._socket, selectors.EVENT_WRITE, self)
+        self._secure(self._socket)
+
+    def _secure(self, transport: TlsTransport) -> None:
+        try:
+            wanted = transport.handshake()
+        except HandshakeFailed as exc:
+            self._failed(str(exc))
+            return
+        if wanted is not None:
+            self._selector.modify(transport, wanted, self)
+        elif SERVER_URI not in transport.peer_uris():
+            self._failed("TLS handshake failed (wrong-certificate): the peer's certificate is not a server's")
+        else:
+            self._opened(transport)
+
+    def _opened(self, connected: Transport) -> None:
         self._is_open = True
         self._last_failure = ""
         self._opened_ns = self._clock.monotonic_ns()
-        if connected.family != socket.AF_UNIX:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector.modify(connected, selectors.EVENT_READ, self)
         log.info("connected", to=self.name)
         self._peer.opened()
         self._send()
 
-    def _receive(self, connected: socket.socket) -> None:
+    def _receive(self, connected: Transport) -> None:
         try:
-            data = connected.recv(RECEIVE_BYTES)
+            data = bytes(self._buffer[: connected.recv_into(self._buffer)])
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
@@ -178,7 +223,7 @@ class Connection:
     def _failed(self, reason: str) -> None:
         was_open = self._is_open
         if self._socket is not None:
-            with suppress(KeyError):  # a dial that failed at once was never registered
+            with suppress(KeyError, ValueError):  # a dial that failed at once was never registered
                 self._selector.unregister(self._socket)
             self._socket.close()
         self._socket, self._is_open = None, False
@@ -191,3 +236,9 @@ class Connection:
         elif reason != self._last_failure:  # said once, not at every try
             log.warning("cannot-connect", to=self.name, address=str(self._address), reason=reason)
             self._last_failure = reason
+
+
+def _family(address: str | tuple[str, int]) -> socket.AddressFamily:
+    if isinstance(address, str):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -28,6 +28,7 @@ from gateway_agent.link.caps import CapsKeeper
 from gateway_agent.link.collect import Collector
 from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.gather import Gatherer
+from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane import PlanePeer
 from gateway_agent.link.session import AgentSession, State
 from gateway_agent.link.spool import Spool
@@ -73,6 +74,7 @@ class LinkCore:
         clock: Clock,
         planes: Sequence[PlanePeer],
         sources: Sequence[Source] = (),
+        identity: Identity | None = None,
     ) -> None:
         self._facts = facts
         self._spool = spool
@@ -83,6 +85,7 @@ class LinkCore:
         self._sources: list[Source] = [*(plane.source for plane in planes), *sources]
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
+        self._identity = identity
         self._caps = CapsKeeper([plane.enforcer for plane in planes])
         self._collector = Collector(self._sources)
         self._gatherer = Gatherer(facts.gateway_id, facts.epoch, spool, book, self._sources)
@@ -145,6 +148,8 @@ class LinkCore:
                 self._register()
             case commands.Registered():
                 self._registered()
+            case commands.Certificate():
+                self._certified(command)
             case commands.NotUnderstood():
                 log.warning("server-does-not-know", kind=command.kind)
             case commands.Closing():
@@ -185,6 +190,28 @@ class LinkCore:
             if plane.enforcer.reachable:
                 plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
         self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
+
+    # -- the certificate
+
+    def _certified(self, received: commands.Certificate) -> None:
+        try:
+            problem = self._identity.store(received.der) if self._identity is not None else "TLS is off here"
+        except OSError as exc:
+            problem = f"it cannot be kept: {exc.strerror}"
+        if problem:
+            text = f"the new certificate is not used: {problem}"
+            self._alerts.tell("certificate-not-renewed", "warning", "certificate", text)
+
+    def _renew_if_due(self) -> None:
+        if self._identity is None or self.session.state is not State.POLLING:
+            return
+        request = self._identity.request()
+        if request is None:
+            return
+        if self._identity.is_urgent:
+            text = "the certificate expires soon and was not renewed; see the server's log"
+            self._alerts.tell("certificate-expires", "critical", "certificate", text)
+        self.session.send(Kind.RENEW, {"csr": request})
 
     # -- the planes' side
 
@@ -319,5 +346,6 @@ class LinkCore:
             self._alerts.tell("lease-expired", "warning", "caps", text, gen=lapsed.gen)
         if not self._collector.busy and now_ns - self._collected_ns >= self._own_cut_ns:
             self.collect_now()
+        self._renew_if_due()
         if self.session.state is not State.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
             raise ServerLost(f"silent for {(now_ns - self._heard_ns) / 1e9:.0f} s")

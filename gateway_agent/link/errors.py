@@ -11,6 +11,8 @@
         │   └── SpoolUnusable      the spool's directory cannot be read or written at all
         ├── SourceReadFailed       a source of statistics could not be read this time (retryable)
         ├── StateFileBroken        a file in state_dir is not what we wrote
+        ├── NotEnrolled            `tls` is on and this gateway has no certificate
+        ├── EnrolmentFailed        the server, or what it sent, was not what `enrol` needs
         └── AlreadyRunning         another agent holds the lock of this state_dir
 
 ``gateway_agent.errors`` is the tree of the data planes.
@@ -105,6 +107,30 @@ class StateFileBroken(LinkError):
         self.path = path
         self.problem = problem
         super().__init__(f"{path}: {problem}. {fix}")
+
+
+class NotEnrolled(LinkError):
+    """The server wants TLS and this gateway has no certificate yet."""
+
+    exit_status = 78  # EX_CONFIG
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path}: there is no certificate. On the server: sla ca token NAME; then run here what it "
+            "prints (gateway-agent enrol ...)"
+        )
+
+
+class EnrolmentFailed(LinkError):
+    """No certificate was obtained; nothing was changed here."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+
+    def __init__(self, server: str, problem: str) -> None:
+        self.server = server
+        self.problem = problem
+        super().__init__(f"enrolment at {server} failed: {problem}")
 
 
 class AlreadyRunning(LinkError):

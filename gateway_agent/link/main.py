@@ -21,8 +21,9 @@ from gateway_agent.children import restarts_of_this_process
 from gateway_agent.clock import agent_clock
 from gateway_agent.link import state
 from gateway_agent.link.backoff import Backoff
-from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.config import LinkConfig, load_link, resolve_server
 from gateway_agent.link.core import Facts, LinkCore
+from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane import PlanePeer
 from gateway_agent.link.shell import Shell
 from gateway_agent.link.spool import Spool
@@ -30,6 +31,7 @@ from gateway_agent.link.streams import StreamBook
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import Source
 from gateway_agent.sources.host import HostSource
+from pmdaemon.config import parse_listen
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock
@@ -45,7 +47,7 @@ def draw_epoch() -> int:
     return secrets.randbits(64) or 1
 
 
-def build(config: LinkConfig, clock: Clock) -> tuple[LinkCore, Spool]:
+def build(config: LinkConfig, clock: Clock, identity: Identity | None = None) -> tuple[LinkCore, Spool]:
     """Open what is on disk and put the core together.
 
     Raises:
@@ -60,7 +62,7 @@ def build(config: LinkConfig, clock: Clock) -> tuple[LinkCore, Spool]:
         sources.append(HostSource(clock, config.host.devices, config.host.backends))
     software = f"gateway-agent {version('storage-sla-server')}"
     facts = Facts(config.gateway_id, config.name, draw_epoch(), software)
-    return LinkCore(facts, spool, book, thresholds, clock, planes, sources), spool
+    return LinkCore(facts, spool, book, thresholds, clock, planes, sources, identity), spool
 
 
 def publish_planes(config: LinkConfig, core: LinkCore) -> None:
@@ -86,7 +88,8 @@ def run(config: LinkConfig) -> None:
     stop.install_signals()
     stop.watch_parent()
     set_os_thread_name("link-loop")
-    core, spool = build(config, clock)
+    identity = Identity(config.state_dir, config.gateway_id, config.name, clock) if config.tls else None
+    core, spool = build(config, clock, identity)
     restarts, reason = restarts_of_this_process()
     if restarts:
         core.restarted(restarts, reason)
@@ -96,7 +99,12 @@ def run(config: LinkConfig) -> None:
     chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
     backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
     sockets = {plane.name: plane.control_socket for plane in config.planes}
-    Shell(core, parse_server(config.server), sockets, backoff, stop, clock).run()
+    listen = parse_listen(config.listen) if config.listen else None
+    server = None if listen else resolve_server(config.server)
+    shell = Shell(core, server, sockets, backoff, stop, clock, identity, listen)
+    if shell.doorway is not None:
+        log.info("listening", port=shell.doorway.port)
+    shell.run()
     spool.close()
 
 

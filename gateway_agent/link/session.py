@@ -55,6 +55,7 @@ RECEIVE: Final[dict[State, dict[Kind, State]]] = {
         Kind.CAPS: State.REGISTERED,
         Kind.THRESHOLDS: State.REGISTERED,
         Kind.REGISTERED: State.REGISTERED,
+        Kind.CERTIFICATE: State.REGISTERED,
         Kind.UNSUPPORTED: State.REGISTERED,
         **_END,
     },
@@ -63,6 +64,7 @@ RECEIVE: Final[dict[State, dict[Kind, State]]] = {
         Kind.CAPS: State.POLLING,
         Kind.THRESHOLDS: State.POLLING,
         Kind.REGISTERED: State.POLLING,  # answers a REGISTER with changed exports
+        Kind.CERTIFICATE: State.POLLING,  # answers a RENEW
         Kind.UNSUPPORTED: State.POLLING,
         **_END,
     },
@@ -75,7 +77,7 @@ SEND: Final[dict[State, frozenset[Kind]]] = {
     State.CONNECTED: _ALWAYS | {Kind.HELLO},
     State.AUTHENTICATED: _ALWAYS | {Kind.SCHEMA, Kind.REGISTER},
     State.REGISTERED: _ALWAYS | {Kind.STREAMS},
-    State.POLLING: _ALWAYS | DEFERRABLE | {Kind.CUT, Kind.REPLY},
+    State.POLLING: _ALWAYS | DEFERRABLE | {Kind.CUT, Kind.REPLY, Kind.RENEW},
     State.DRAINING: frozenset(),
 }
 AGENT_SIDE_LIMIT: Final = 64  # kinds from here on never travel on this connection
@@ -85,6 +87,7 @@ _PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], Command]]] = {
     Kind.POLL: commands.poll,
     Kind.CAPS: commands.caps,
     Kind.THRESHOLDS: commands.thresholds,
+    Kind.CERTIFICATE: commands.certificate,
     Kind.ERROR: lambda header: commands.closing("ERROR", header),
     Kind.BYE: lambda header: commands.closing("BYE", header),
     Kind.UNSUPPORTED: commands.not_understood,

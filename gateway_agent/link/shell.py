@@ -19,7 +19,9 @@ import structlog
 from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.connection import Connection
 from gateway_agent.link.core import LinkCore
+from gateway_agent.link.doorway import Doorway
 from gateway_agent.link.errors import ServerLost
+from gateway_agent.link.identity import Identity
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.kinds import Kind
@@ -84,18 +86,24 @@ class Shell:
     def __init__(
         self,
         core: LinkCore,
-        server: tuple[str, int],
+        server: tuple[str, int] | None,
         plane_sockets: Mapping[str, str],
         server_backoff: Backoff,
         stop: Stop,
         clock: Clock,
+        identity: Identity | None = None,
+        listen: tuple[str, int] | None = None,
     ) -> None:
         self._core = core
         self._stop = stop
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
-        self._server = Connection("pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock)
+        tls = identity.context if identity is not None else None
+        self._server = Connection(
+            "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls
+        )
+        self.doorway = Doorway(listen, self._server, self._selector, clock, tls) if listen else None
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes = [
             Connection(
@@ -124,8 +132,10 @@ class Shell:
         for connection in self._connections():
             connection.turn()
         for key, events in self._selector.select(self._timeout_s(limit_s)):
-            if isinstance(key.data, Connection):
+            if isinstance(key.data, Connection | Doorway):
                 key.data.ready(events)
+        if self.doorway is not None:
+            self.doorway.turn()
         try:
             self._core.tick()
         except ServerLost as exc:
@@ -138,6 +148,8 @@ class Shell:
         due = [connection.due_ns for connection in self._connections()]
         if self._server.due_ns is not None:
             due.append(self._grace_end_ns if not self._server_may_be_dialled() else self._server.due_ns)
+        if self.doorway is not None:
+            due.append(self.doorway.due_ns)
         known = [item for item in due if item is not None]
         wait_s = (min([*known, self._core.next_due_ns()]) - self._clock.monotonic_ns()) / 1e9
         return max(0.0, wait_s if limit_s is None else min(wait_s, limit_s))
@@ -146,6 +158,8 @@ class Shell:
         log.info("stopping", reason=self._stop.reason)
         deadline = Deadline(STOP_LIMIT_S, self._clock)
         self._selector.unregister(self._stop)
+        if self.doorway is not None:
+            self.doorway.close()
         if not self._core.collecting:
             self._core.collect_now()
         while self._core.collecting and not deadline.passed:

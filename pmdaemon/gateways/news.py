@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
+from uuid import uuid4
 
 from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.registration import Hello, Stream
@@ -83,6 +84,21 @@ def caps_state(gateway_id: str, gen: int, state: str, reason: str, unix_us: int)
         Kind.CAPS_STATE,
         {"gw": gateway_id, "gen": gen, "state": state, "reason": reason, "at_us": unix_us},
     )
+
+
+def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **details: Any) -> bytes:
+    """A RECORD frame with one row of ``events``, about a gateway."""
+    row = {
+        "event_id": str(uuid4()),
+        "at_us": unix_us,
+        "kind": kind,
+        "severity": severity,
+        "element": "gateway",
+        "subject": subject,
+        "text": text,
+        "details": details,
+    }
+    return frame.encode(Kind.RECORD, {"rows": [["events", row]], "req": None, "from": "pmdaemon"})
 
 
 def alert(gateway_id: str, header: dict[str, Any]) -> bytes:

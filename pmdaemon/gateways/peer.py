@@ -14,6 +14,7 @@ from pmdaemon.wire.session import Session
 if TYPE_CHECKING:
     from pmdaemon.gateways.gateway import Gateway
     from pmdaemon.gateways.registration import Hello
+    from pmdaemon.pki.identity import Credential
 
 
 class Sent(Enum):
@@ -37,6 +38,7 @@ class Peer(Protocol):
     hello: Hello | None
     schema_seen: bool
     gateway: Gateway | None
+    credential: Credential | None
 
     def send(self, *frames: tuple[Kind, bytes]) -> Sent:
         """Send frames as one write. Any thread."""

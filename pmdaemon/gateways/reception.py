@@ -20,8 +20,9 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
-from pmdaemon.errors import BadCut, MalformedFrame, ProtocolViolation
+from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation, WireError
 from pmdaemon.gateways import news
+from pmdaemon.gateways.credentials import Desk, check_identity, parse_enrol, parse_request
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.gateways.registration import (
@@ -33,15 +34,17 @@ from pmdaemon.gateways.registration import (
     parse_streams,
 )
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import negotiate
+from pmdaemon.wire.session import error_code, negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"
 MAX_STREAMS: Final = (
     4 * cut.MAX_ROWS
 )  # clients come and go within a session; four times what one cut may hold
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger who tries tokens must not fill the table of events
 log = structlog.get_logger("reception")
 
 Handler = Callable[["Reception", Peer, frame.Frame], None]
@@ -53,6 +56,7 @@ class Reception:
     Args:
         on_registered: told of each new session, so that outbound schedules it.
         counters: shared with the pair's summary line; only the inbound thread adds to it here.
+        desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Reception:
         interval_us: int,
         on_registered: Callable[[str], None],
         counters: Counter[str],
+        desk: Desk | None = None,
     ) -> None:
         self._registry = registry
         self._courier = courier
@@ -71,6 +76,8 @@ class Reception:
         self._interval_us = interval_us
         self._on_registered = on_registered
         self._counters = counters
+        self._desk = desk
+        self._refusal_events: dict[str, int] = {}
 
     def handle(self, conn: Peer, received: frame.Frame) -> None:
         """Carry out one frame.
@@ -90,6 +97,8 @@ class Reception:
     def _hello(self, conn: Peer, received: frame.Frame) -> None:
         hello = parse_hello(received.header)
         conn.hello = hello
+        if self._desk is not None:
+            check_identity(conn.credential, hello, self._desk.revoked)
         proto = negotiate(hello.proto_min, hello.proto_max)
         header = {
             "proto": proto,
@@ -99,6 +108,47 @@ class Reception:
             "server_us": self._clock.unix_us(),
         }
         conn.send((Kind.WELCOME, frame.encode(Kind.WELCOME, header)))
+
+    # -- certificates
+
+    def _ca_query(self, conn: Peer, _received: frame.Frame) -> None:
+        body = {"ca": self._required_desk().authority_der}
+        conn.send((Kind.CA_CERT, frame.encode(Kind.CA_CERT, body)))
+
+    def _enrol(self, conn: Peer, received: frame.Frame) -> None:
+        self._counters["enrolments_asked"] += 1
+        self._required_desk().enrol(conn, parse_enrol(received.header))
+
+    def _renew(self, conn: Peer, received: frame.Frame) -> None:
+        desk = self._required_desk()
+        assert conn.credential is not None  # HELLO is not passed without one
+        desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
+
+    def certified(self, conn: Peer, held: Credential) -> None:
+        """The desk has made a certificate. A renewed one counts from now on; a first one is an event."""
+        if conn.credential is not None:
+            conn.credential = held
+            return
+        text = f"gateway {held.name} was enrolled from {conn.address}"
+        details = {"gateway_id": held.gateway_id, "serial": held.serial}
+        row = news.event("gateway-enrolled", "info", held.name, text, self._clock.unix_us(), **details)
+        self._courier.news(row, DBMANAGER)
+
+    def not_certified(self, conn: Peer, error: WireError) -> None:
+        """The desk has refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
+        now_ns, code = self._clock.monotonic_ns(), error_code(error)
+        if now_ns < self._refusal_events.get(code, 0):
+            return
+        self._refusal_events[code] = now_ns + REFUSAL_EVENT_NS
+        who = conn.credential.name if conn.credential is not None else conn.address
+        text = f"no certificate for {who} ({code}): {error}"
+        row = news.event("enrolment-refused", "warning", who, text, self._clock.unix_us(), code=code)
+        self._courier.news(row, DBMANAGER)
+
+    def _required_desk(self) -> Desk:
+        if self._desk is None:
+            raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
+        return self._desk
 
     def _schema(self, conn: Peer, received: frame.Frame) -> None:
         check_schema(received.header)
@@ -133,6 +183,11 @@ class Reception:
         log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
         older.gateway = None
         text = f"gateway {gateway.gateway_id} has registered again from {address}; the newer session wins"
+        details = {"gateway_id": gateway.gateway_id, "older": older.address, "newer": address}
+        row = news.event(
+            "gateway-superseded", "warning", gateway.name, text, self._clock.unix_us(), **details
+        )
+        self._courier.news(row, DBMANAGER)
         body = {"code": "superseded", "text": text}
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 
@@ -311,6 +366,9 @@ def _count(header: dict[str, Any], key: str) -> int:
 
 _HANDLERS: Final[dict[int, Handler]] = {
     Kind.HELLO: Reception._hello,
+    Kind.CA_QUERY: Reception._ca_query,
+    Kind.ENROL: Reception._enrol,
+    Kind.RENEW: Reception._renew,
     Kind.SCHEMA: Reception._schema,
     Kind.REGISTER: Reception._register,
     Kind.STREAMS: Reception._streams,

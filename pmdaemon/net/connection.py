@@ -1,4 +1,4 @@
-"""One agent's TCP connection: a session, a bounded output buffer, and optimistic sends.
+"""One agent's connection, plain TCP or TLS: a session, a bounded output buffer, and optimistic sends.
 
 Sending: any thread, under ``_lock``. If nothing is buffered the bytes go straight to the socket; only what
 would block is buffered, and then the inbound thread is asked (``on_blocked``) to register write interest.
@@ -27,6 +27,8 @@ from pmdaemon.errors import ProtocolViolation
 from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Sent
 from pmdaemon.gateways.registration import Hello
+from pmdaemon.net.transport import TlsTransport, Transport, prepare
+from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import Session, Side, State
@@ -45,10 +47,17 @@ class Connection:
         last_received_ns: when bytes last arrived.
         doomed: why it must be closed; set by whoever noticed, acted on by the inbound thread.
         drain_until_ns: while draining, when to give up.
+        secured: whether frames may flow: at once without TLS, else when the handshake is done.
+        credential: what the peer's certificate says; None without one.
+        asking: a certificate is being made for it.
     """
 
     def __init__(
-        self, sock: socket.socket, address: str, now_ns: int, on_blocked: Callable[[Connection], None]
+        self,
+        sock: socket.socket | TlsTransport,
+        address: str,
+        now_ns: int,
+        on_blocked: Callable[[Connection], None],
     ) -> None:
         self.address = address
         self.session = Session(Side.DAEMON)
@@ -60,19 +69,27 @@ class Connection:
         self.doomed = ""
         self.drain_until_ns: int | None = None
         self.end_reason = ""
-        self._sock = sock
+        self.credential: Credential | None = None
+        self.asking = False
+        self._sock: Transport = sock
+        self._tls = sock if isinstance(sock, TlsTransport) else None
+        self.secured = self._tls is None
         self._lock = threading.Lock()
         self._out = bytearray()
         self._closed = False
         self._discarded_bytes = 0
         self._on_blocked = on_blocked
-        sock.setblocking(False)
-        with contextlib.suppress(OSError):  # a socket pair in tests has no such option
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(sock, socket.socket):
+            prepare(sock)
 
     def fileno(self) -> int:
         """The socket's descriptor, -1 when closed."""
         return self._sock.fileno()
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it speaks TLS: its state is in this process, it cannot be handed to another."""
+        return self._tls is not None
 
     @property
     def closed(self) -> bool:
@@ -89,7 +106,7 @@ class Connection:
     def send(self, *frames: tuple[Kind, bytes]) -> Sent:
         """Send frames as one write, without blocking. Any thread."""
         with self._lock:
-            if self._closed or self.session.state in (State.DRAINING, State.CLOSED):
+            if self._closed or not self.secured or self.session.state in (State.DRAINING, State.CLOSED):
                 return Sent.GONE
             try:
                 for kind, _ in frames:
@@ -139,6 +156,22 @@ class Connection:
 
     # -- receiving
 
+    def secure(self) -> int | None:
+        """Go on with the TLS handshake: None when done, else the selector event it waits for. Inbound thread.
+
+        Raises:
+            HandshakeFailed: no TLS, or a certificate that is not accepted.
+            CredentialRefused: a certificate of ours that names no gateway.
+        """
+        if self._tls is None:
+            return None
+        wanted = self._tls.handshake()
+        if wanted is None:
+            der = self._tls.peer_der()
+            self.credential = credential_of_der(der) if der else None
+            self.secured = True
+        return wanted
+
     def receive(self, buffer: memoryview, now_ns: int) -> Iterator[frame.Frame] | None:
         """Read once into the shared buffer: its frames, or None at the end of the stream.
 
@@ -181,4 +214,7 @@ class Connection:
             self._closed = True
             self._out.clear()
             self.session.close()
+        with contextlib.suppress(OSError):  # the other side has ended it already
+            # A dialled connection has a second descriptor in the parent, which notices its end by this.
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -23,16 +23,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from pmdaemon.cycle.courier import Courier
-from pmdaemon.errors import PeerGone, WireError
+from pmdaemon.errors import PeerGone, PeerRefused, WireError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.net.clerk import Clerk
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
+from pmdaemon.net.hints import AnnounceAgain, Answered, Blocked, Hint, Post, Refused, Revoked
+from pmdaemon.net.strangers import HANDSHAKES_A_ROUND, TLS_LIMIT_NS, LimitedLog, Strangers
+from pmdaemon.net.transport import HandshakeFailed, TlsTransport
+from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.sizing import DecayingMax
@@ -48,28 +53,6 @@ HANDSHAKE_NS: Final = 10 * 10**9
 NEWS_RETRY_NS: Final = 20_000_000
 LOSSES_NS: Final = 10 * 10**9
 log = structlog.get_logger("inbound")
-
-
-class Post(NamedTuple):
-    """Hint: post this announcement."""
-
-    message: bytes
-    recipients: tuple[str, ...]
-
-
-class AnnounceAgain(NamedTuple):
-    """Hint: these recipients have restarted; announce every session to them."""
-
-    recipients: tuple[str, ...]
-
-
-class Blocked(NamedTuple):
-    """Hint: this connection has output waiting, or is doomed."""
-
-    conn: Connection
-
-
-Hint = Post | AnnounceAgain | Blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +97,7 @@ class Inbound:
         hints: Handover[Hint],
         arrivals: Arrivals | None,
         counters: Counter[str],
+        clerk: Clerk | None = None,
         on_sweep: Callable[[], None] = lambda: None,
         selector: selectors.BaseSelector | None = None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
@@ -126,6 +110,10 @@ class Inbound:
         self._hints = hints
         self._arrivals = arrivals
         self._counters = counters
+        self._clerk = clerk
+        self._strangers: Strangers[Connection] = Strangers()
+        self._refusals = LimitedLog("inbound")
+        self._handshakes_left = HANDSHAKES_A_ROUND
         self._on_sweep = on_sweep
         self._selector = selector or selectors.DefaultSelector()
         self._thread_time_ns = thread_time_ns
@@ -162,6 +150,7 @@ class Inbound:
 
     def step(self, limit_s: float | None = None) -> None:
         """One round: wait, serve each ready descriptor once, flush and sweep what is due."""
+        self._handshakes_left = HANDSHAKES_A_ROUND
         ready = self._selector.select(self._timeout_s() if limit_s is None else limit_s)
         for key, events in ready:
             source = key.fileobj
@@ -189,16 +178,56 @@ class Inbound:
 
     # -- connections
 
-    def adopt(self, sock: socket.socket, address: str) -> Connection:
-        """Serve a new socket."""
-        conn = Connection(
-            sock, address, self._clock.monotonic_ns(), lambda conn: self._hints.put(Blocked(conn))
-        )
+    def adopt(self, sock: socket.socket, address: str) -> Connection | None:
+        """Serve a new socket; None if it was turned away. With TLS configured it must speak that."""
+        now_ns = self._clock.monotonic_ns()
+        transport: socket.socket | TlsTransport = sock
+        if self._clerk is not None:
+            if not self._make_room(now_ns):
+                self._counters["strangers_turned_away"] += 1
+                self._refusals.warning(now_ns, "turned-away", address=address, strangers=len(self._strangers))
+                sock.close()
+                return None
+            try:
+                transport = TlsTransport(sock, self._clerk.context, server_side=True)
+            except OSError as exc:
+                self._counters["refusal_closed"] += 1
+                log.debug("gone-before-handshake", address=address, reason=exc.strerror)
+                sock.close()
+                return None
+        conn = Connection(transport, address, now_ns, lambda conn: self._hints.put(Blocked(conn)))
         self._connections.add(conn)
+        self._strangers.add(conn, now_ns)
         self._selector.register(conn, selectors.EVENT_READ)
         self._counters["connections"] += 1
         log.debug("connected", address=address)
         return conn
+
+    def _make_room(self, now_ns: int) -> bool:
+        may_stay, oldest = self._strangers.admit(now_ns)
+        if oldest is not None:
+            self._counters["strangers_evicted"] += 1
+            self._drop(oldest, "it did not register, and others wait")
+        return may_stay
+
+    def _secure(self, conn: Connection) -> None:
+        """One step of a TLS handshake; a few a round, the others come up again in the next."""
+        if not self._handshakes_left:
+            return
+        self._handshakes_left -= 1
+        try:
+            wanted = conn.secure()
+        except (HandshakeFailed, CredentialRefused) as exc:
+            self._counters[f"refusal_{exc.code.replace('-', '_')}"] += 1
+            now_ns = self._clock.monotonic_ns()
+            self._refusals.warning(
+                now_ns, "peer-refused", address=conn.address, code=exc.code, error=str(exc)
+            )
+            self._drop(conn, str(exc))
+            return
+        if wanted is None:
+            self._counters["tls_handshakes"] += 1
+        self._selector.modify(conn, wanted or selectors.EVENT_READ)
 
     def _welcome_arrivals(self, arrivals: Arrivals) -> None:
         try:
@@ -213,6 +242,9 @@ class Inbound:
     def _serve(self, conn: Connection, events: int) -> None:
         if conn.closed:
             return  # closed by an earlier event of this round
+        if not conn.secured:
+            self._secure(conn)
+            return
         if events & selectors.EVENT_WRITE and conn.flush():
             self._selector.modify(conn, selectors.EVENT_READ)
         if events & selectors.EVENT_READ:
@@ -234,6 +266,8 @@ class Inbound:
                     self._drop(conn, _farewell(received))
                     return
                 self._reception.handle(conn, received)
+            if conn.gateway is not None:
+                self._strangers.remove(conn)
         except WireError as exc:
             self._refuse(conn, exc)
         except OSError as exc:
@@ -245,8 +279,13 @@ class Inbound:
     def _refuse(self, conn: Connection, error: WireError) -> None:
         """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
         code = error_code(error)
-        who = conn.gateway.name if conn.gateway is not None else ""
-        log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=str(error))
+        self._counters[f"refusal_{code.replace('-', '_')}"] += 1
+        if conn.gateway is not None:
+            who = conn.gateway.name
+            log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=str(error))
+        else:
+            now_ns = self._clock.monotonic_ns()
+            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code=code, error=str(error))
         self._reception.refused(conn, str(error))
         last = frame.encode(Kind.ERROR, {"code": code, "text": f"{conn.address}: {error}"[:2000]})
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
@@ -254,6 +293,7 @@ class Inbound:
 
     def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
         self._connections.discard(conn)
+        self._strangers.remove(conn)
         self._selector.unregister(conn)
         conn.close()
         self._reception.lost(conn, conn.end_reason or reason, by_us=by_us)
@@ -274,10 +314,31 @@ class Inbound:
                         self._drop(conn, conn.doomed)
                     elif conn.waiting_bytes:
                         self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                case Answered(conn, held, encoded):
+                    conn.asking = False
+                    self._reception.certified(conn, held)
+                    conn.send((Kind.CERTIFICATE, encoded))
+                case Refused(conn, error):
+                    conn.asking = False
+                    self._reception.not_certified(conn, error)
+                    if not conn.closed:
+                        self._refuse(conn, error)
+                case Revoked():
+                    self._end_revoked()
+
+    def _end_revoked(self) -> None:
+        revoked = self._clerk.revoked if self._clerk is not None else frozenset()
+        for conn in tuple(self._connections):
+            if conn.credential is None or conn.drain_until_ns is not None:
+                continue
+            if conn.credential.serial in revoked:
+                text = f"the certificate {conn.credential.serial} of {conn.credential.name} was revoked"
+                self._refuse(conn, PeerRefused("revoked", text))
 
     # -- time
 
     def _sweep(self, now_ns: int) -> None:
+        self._end_expired()
         for conn in tuple(self._connections):
             reason = self._overdue(conn, now_ns)
             if reason:
@@ -292,11 +353,31 @@ class Inbound:
                 log.warning("durability-lags", gateway=gateway.name, behind_cuts=gateway.record.behind_cuts)
             self._reception.announce_losses(gateway, LOSSES_NS)
 
+    def _end_expired(self) -> None:
+        """A certificate that ends while its session lives ends the session; the agent has a newer one."""
+        if self._clerk is None:
+            return
+        now_us = self._clock.unix_us()
+        for conn in tuple(self._connections):
+            held = conn.credential
+            if held is not None and now_us >= held.not_after_us and conn.drain_until_ns is None:
+                text = (
+                    f"the certificate {held.serial} of {held.name} has expired; dial again with its successor"
+                )
+                self._refuse(conn, PeerRefused("certificate-expired", text))
+
     def _overdue(self, conn: Connection, now_ns: int) -> str:
         """Why a connection must be dropped now, or nothing; a gateway merely late is called stalled."""
         if conn.drain_until_ns is not None:
             return conn.end_reason if now_ns >= conn.drain_until_ns else ""
         gateway = conn.gateway
+        if not conn.secured:
+            if now_ns - conn.opened_ns < TLS_LIMIT_NS:
+                return ""
+            self._counters["refusal_slow"] += 1
+            reason = f"no TLS handshake within {TLS_LIMIT_NS // 10**9} s of connecting"
+            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code="slow", error=reason)
+            return reason
         if gateway is None:
             late = now_ns - conn.opened_ns >= HANDSHAKE_NS
             return f"no REGISTER within {HANDSHAKE_NS // 10**9} s of connecting" if late else ""

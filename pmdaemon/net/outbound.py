@@ -33,7 +33,7 @@ from pmdaemon.gateways.peer import Peer, Sent
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import BACKSTOP_S
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import AnnounceAgain, Hint, Post
+from pmdaemon.net.hints import AnnounceAgain, Hint, Post
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame

@@ -3,6 +3,7 @@
     main thread      starts the two, reports to the parent each second, logs a summary line each minute
     pm-out-<index>   net.outbound: takes from the mailbox, polls, sends
     pm-in-<index>    net.inbound: selects, receives, posts to the mailbox
+    pm-ca-<index>    net.clerk: hands out certificates; with TLS only
 
 What they share: the registry (its locks), two handovers, and counters. Each counter key is written by one
 thread only; the main thread merely reads them, so no lock is needed for a summary that is right to a unit.
@@ -32,8 +33,10 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox.errors import ParticipantBusy, SegmentMissing
 from pmdaemon.net import handoff
+from pmdaemon.net.clerk import open_clerk
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import Hint, Inbound, Patience
+from pmdaemon.net.hints import Hint
+from pmdaemon.net.inbound import Inbound, Patience
 from pmdaemon.net.outbound import Outbound
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -71,6 +74,9 @@ class Pair:
 
     Args:
         control: the pair's end of the control socket to the parent.
+
+    Raises:
+        PkiError: TLS is configured and the certificate authority cannot be used.
     """
 
     def __init__(self, config: PmFile, index: int, mailbox: Mailbox, control: socket.socket) -> None:
@@ -84,6 +90,11 @@ class Pair:
         self.out_counters: Counter[str] = Counter()
         self._hints: Handover[Hint] = Handover()
         self._registered: Handover[str] = Handover()
+        self.ca_counters: Counter[str] = Counter()
+        tls = settings.tls
+        self._clerk = (
+            open_clerk(config.ca_dir, tls.lifetime_s, self._hints, self.ca_counters) if tls.enabled else None
+        )
         self._courier = Courier(mailbox, index, self.registry.rewind)
         self._schedule = Schedule(settings.interval_ns)
         reception = Reception(
@@ -93,6 +104,7 @@ class Pair:
             interval_us=settings.interval_ns // 1000,
             on_registered=self._registered.put,
             counters=self.in_counters,
+            desk=self._clerk,
         )
         teller = Teller(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
@@ -104,6 +116,7 @@ class Pair:
             hints=self._hints,
             arrivals=handoff.Receiver(control),
             counters=self.in_counters,
+            clerk=self._clerk,
             on_sweep=teller.tick,
         )
         self.outbound = Outbound(
@@ -121,6 +134,8 @@ class Pair:
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
         threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
         threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+        if (clerk := self._clerk) is not None:
+            threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
         seconds = 0
         while not stop.wait(1.0):
             seconds += 1
@@ -131,6 +146,8 @@ class Pair:
         log.info("stopped", reason=stop.reason, **self.summary())
         self._hints.close()
         self._registered.close()
+        if self._clerk is not None:
+            self._clerk.close()
         return EX_SOFTWARE if threads.failed else 0
 
     def _report(self) -> None:
@@ -153,6 +170,7 @@ class Pair:
         courier = self._courier
         records = [gateway.record for gateway in self.registry.all()]
         return {
+            **self.ca_counters,
             "connections_open": self.inbound.connections,
             "t_ptmax_us": round(self.inbound.t_ptmax.value_us),
             "missed_ticks": self._schedule.missed_ticks,

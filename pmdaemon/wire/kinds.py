@@ -24,12 +24,17 @@ class Kind(IntEnum):
     CAPS_ACK = 6
     THRESHOLDS_ACK = 7
     ALERT = 8
+    CA_QUERY = 9
+    ENROL = 10
+    RENEW = 11
     # PMDaemon -> agent
     WELCOME = 16
     REGISTERED = 17
     POLL = 18
     CAPS = 19
     THRESHOLDS = 20
+    CA_CERT = 21
+    CERTIFICATE = 22
     # both
     SCHEMA = 32
     UNSUPPORTED = 33

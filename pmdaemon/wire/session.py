@@ -16,6 +16,9 @@ UNSUPPORTED, so that a newer peer may try something and be told. Kinds for our o
 count as unknown here. A frame that contradicts the table, a limit or the framing raises; the shell answers
 ERROR (``error_code``), closes that connection and nothing else.
 
+A peer without a certificate stays connected: it may ask for the CA (CA_QUERY) and enrol (ENROL), once each
+as far as its time goes, and dials again with what it got.
+
 Limits: before WELCOME a peer may send ``MAX_HELLO_BYTES`` a frame, so that a stranger cannot make us buffer;
 after it ``MAX_CUT_BYTES``, below the general frame limit because a cut travels on inside a CUTS frame.
 
@@ -32,7 +35,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from pmdaemon.errors import BadCut, FrameTooLarge, MalformedFrame, ProtocolViolation, WireError
+from pmdaemon.errors import BadCut, FrameTooLarge, MalformedFrame, PeerRefused, ProtocolViolation, WireError
 from pmdaemon.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 
@@ -62,10 +65,14 @@ class Side(Enum):
 
 def _table() -> dict[tuple[State, Side, Kind], State]:
     agent, daemon = Side.AGENT, Side.DAEMON
-    acks = (Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT, Kind.STREAMS, Kind.REGISTER)
-    orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.REGISTERED)
+    acks = (Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT, Kind.STREAMS, Kind.REGISTER, Kind.RENEW)
+    orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.REGISTERED, Kind.CERTIFICATE)
     table = {
         (State.CONNECTED, agent, Kind.HELLO): State.CONNECTED,
+        (State.CONNECTED, agent, Kind.CA_QUERY): State.CONNECTED,
+        (State.CONNECTED, daemon, Kind.CA_CERT): State.CONNECTED,
+        (State.CONNECTED, agent, Kind.ENROL): State.CONNECTED,
+        (State.CONNECTED, daemon, Kind.CERTIFICATE): State.CONNECTED,
         (State.CONNECTED, daemon, Kind.WELCOME): State.AUTHENTICATED,
         (State.AUTHENTICATED, agent, Kind.SCHEMA): State.AUTHENTICATED,
         (State.AUTHENTICATED, agent, Kind.REGISTER): State.AUTHENTICATED,
@@ -97,6 +104,8 @@ _CODES: Final = (
 
 def error_code(error: WireError) -> str:
     """The ``code`` of the ERROR frame that tells a peer why its connection is closed."""
+    if isinstance(error, PeerRefused):
+        return error.code
     return next((code for kind, code in _CODES if isinstance(error, kind)), "refused")
 
 

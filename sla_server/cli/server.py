@@ -16,6 +16,7 @@ import click
 
 from pmdaemon.config import parse_listen
 from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
@@ -66,6 +67,8 @@ def cli() -> None:
 def start(path: Path | None, background: bool, show_config: bool, check_config: bool) -> None:
     """Start the server (in the foreground unless --background)."""
     config = configuration.load(path)
+    if config.pmdaemon.tls.enabled and not show_config:
+        Authority(config.ca_dir).fingerprint()  # or say how to make one
     if check_config:
         click.echo("configuration is good")
         return

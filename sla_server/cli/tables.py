@@ -82,6 +82,11 @@ def gateway_state(row: Row) -> Text:
     return Text(str(row.get("state") or words.DASH), style)
 
 
+def clock_of(row: Row) -> str:
+    """How far a gateway's clock is off; nothing before its first cut, when nothing is known."""
+    return words.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else words.DASH
+
+
 KINDS: Final = {
     "gateways": Kind(
         "/gateways",
@@ -89,6 +94,7 @@ KINDS: Final = {
             Column("NAME", _plain("name")),
             Column("STATE", lambda row, _now_us: gateway_state(row)),
             Column("LAST CUT", lambda row, now_us: words.ago(row.get("last_cut_us"), now_us), number=True),
+            Column("CLOCK", lambda row, _now_us: clock_of(row), number=True),
             Column("STREAMS", lambda row, _now_us: words.count(_live(row, "streams")), number=True),
             Column("LOST CUTS", lambda row, _now_us: words.count(row.get("dropped_cuts")), number=True),
             Column("ADDRESS", _plain("address")),

@@ -36,6 +36,16 @@ def latency(us: Any) -> str:
     return f"{us / 1e6:.1f}s"
 
 
+def skew(offset_us: Any) -> str:
+    """How far a gateway's clock is ahead (+) or behind (-); ``offset_us`` is what corrects it."""
+    if offset_us is None:
+        return DASH
+    if abs(offset_us) < 1000:
+        return "<1ms"
+    ahead_s = -offset_us / 1e6
+    return f"{ahead_s:+.1f}s" if abs(ahead_s) >= 0.9995 else f"{ahead_s * 1000:+.0f}ms"
+
+
 def rate(bytes_per_s: Any) -> str:
     """Bytes a second."""
     return DASH if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f}MB/s"

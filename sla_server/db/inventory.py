@@ -1,5 +1,8 @@
 """GATEWAY and STREAMS_SEEN messages to rows of gateways, volumes, backends, streams and events.
 
+New data access (P3) is an event, too: ``volume-new`` when a volume is exported for the first time,
+``client-new`` when a client is first seen to use a volume through a gateway; one event a gateway and batch.
+
 A session that the server itself ended is ``detached``: stored, but no event, and none when it is back with
 the same epoch (``services`` says so if it is not). Else an event is written when a gateway's stored state or
 epoch changes, so a message that is posted again (a pair that restarted, a new incarnation of the dbmanager)
@@ -10,10 +13,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Column, Connection, select
 
 from sla_server.db import schema
 from sla_server.db.batch import Batch
@@ -32,6 +35,8 @@ _SEVERITY: Final = {
     "lost": "critical",
     "refused": "warning",
 }
+SHOWN: Final = 5  # names in the text of an event
+SHOWN_DETAILS: Final = 100  # and in its details
 _INT_MAX: Final = (1 << 63) - 1
 
 
@@ -59,8 +64,8 @@ def has_inventory(batch: Batch) -> bool:
 def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
     """Write the batch's gateways, exports and streams, and the events that follow."""
     events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)
-    _store_exports(connection, batch.gateways, now_us)
-    _store_streams(connection, batch.streams_seen, now_us)
+    events += _store_exports(connection, batch.gateways, now_us)
+    events += _store_streams(connection, batch.streams_seen, now_us)
     events += _skew_events(batch.cuts)
     events += [
         event_row(
@@ -139,9 +144,12 @@ def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str
     )
 
 
-def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) -> None:
+def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
     volumes: dict[str, Row] = {}
+    exporters: dict[str, str] = {}
     for header in headers:
+        gateway = _text(header, "name") or _text(header, "gw")
+        exporters |= dict.fromkeys((_text(export, "volume") for export in _maps(header, "exports")), gateway)
         for export in _maps(header, "exports"):
             if _text(export, "volume"):
                 volumes[_text(export, "volume")] = {
@@ -151,8 +159,13 @@ def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) 
                     "read_only": bool(export.get("read_only")),
                     "first_seen_us": now_us,
                 }
+    known = _known(connection, schema.volumes.c.volume, volumes)
     upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
     _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
+    fresh: dict[str, list[str]] = {}
+    for volume in volumes.keys() - known:
+        fresh.setdefault(exporters[volume], []).append(volume)
+    return [_new_access("volume-new", gateway, "volumes", names, now_us) for gateway, names in fresh.items()]
 
 
 def _store_backends(connection: Connection, names: set[str], now_us: int) -> None:
@@ -160,7 +173,42 @@ def _store_backends(connection: Connection, names: set[str], now_us: int) -> Non
     upsert(connection, schema.backends, rows)
 
 
-def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) -> None:
+def _known(connection: Connection, column: Column[Any], values: Iterable[Any]) -> set[Any]:
+    """Which of these keys are stored already."""
+    found: set[Any] = set()
+    for some in chunks(sorted(values)):
+        found |= set(connection.scalars(select(column).where(column.in_(some))))
+    return found
+
+
+def _new_access(kind: str, gateway: str, what: str, names: Sequence[str], now_us: int) -> Row:
+    """One event a gateway for everything new on it, so that a fleet's first start is no flood."""
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
+    return event_row(
+        (gateway, *ordered, now_us),
+        now_us,
+        kind,
+        "info",
+        element="gateway",
+        subject=gateway,
+        text=f"gateway {gateway}: new {what}: {shown}",
+        details={"new": ordered[:SHOWN_DETAILS], "count": len(ordered)},
+    )
+
+
+def _gateway_names(connection: Connection, gateway_ids: Iterable[str]) -> dict[str, str]:
+    table = schema.gateways
+    names: dict[str, str] = {}
+    for some in chunks(sorted(gateway_ids)):
+        rows = connection.execute(
+            select(table.c.gateway_id, table.c.name).where(table.c.gateway_id.in_(some))
+        )
+        names |= {row.gateway_id: row.name for row in rows}
+    return names
+
+
+def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
     streams: dict[int, Row] = {}
     for header in headers:
         for stream in _maps(header, "streams"):
@@ -173,6 +221,7 @@ def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) 
                     "first_seen_us": now_us,
                 }
     rows = list(streams.values())
+    known = _known(connection, schema.streams.c.stream_id, streams)
     upsert(connection, schema.streams, rows, set_=("gateway_id", "volume", "client", "backend"))
     volumes = {row["volume"]: row["backend"] for row in rows if row["volume"]}
     upsert(
@@ -181,6 +230,15 @@ def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) 
         [{"volume": name, "backend": backend, "first_seen_us": now_us} for name, backend in volumes.items()],
     )
     _store_backends(connection, set(volumes.values()), now_us)
+    fresh: dict[str, list[str]] = {}
+    for row in rows:
+        if row["stream_id"] not in known:
+            fresh.setdefault(row["gateway_id"], []).append(f"{row['client']} on {row['volume']}")
+    names = _gateway_names(connection, fresh)
+    return [
+        _new_access("client-new", names.get(gateway) or gateway, "clients", uses, now_us)
+        for gateway, uses in fresh.items()
+    ]
 
 
 def _skew_events(cuts: Sequence[Ingested]) -> list[Row]:

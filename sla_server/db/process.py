@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
+from sqlalchemy import Engine
 
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import attach
@@ -37,6 +38,7 @@ from sla_server.db.errors import AnotherManager, DatabaseUnavailable, FilesUnava
 from sla_server.db.files.housekeeper import Housekeeper
 from sla_server.db.files.lock import storage_lock
 from sla_server.db.files.store import open_files
+from sla_server.db.gateway_list import LOOK_S, GatewayListFile
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue, Record
 from sla_server.db.intake import Intake
@@ -77,12 +79,14 @@ class Manager:
         queue: open.
         writer: started behind the committed cursors.
         keeper: looks after the Parquet files.
+        engine: of the same database.
     """
 
     intake: Intake
     queue: IngestQueue
     writer: Writer
     keeper: Housekeeper
+    engine: Engine
 
 
 def run(config: ManagerConfig, stop: Stop) -> int:
@@ -109,13 +113,13 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             lambda: {"queue_full_pauses": office.pauses},
         )
         office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
-        failed = _run_threads(office, manager, stop)
+        failed = _run_threads(office, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 1 if failed else 0
 
 
-def _run_threads(office: PostOffice, manager: Manager, stop: Stop) -> bool:
-    """Run both threads; returns whether one died."""
+def _run_threads(office: PostOffice, manager: Manager, stop: Stop, listing: GatewayListFile) -> bool:
+    """Run both threads, and publish the list of gateways meanwhile; returns whether a thread died."""
 
     def on_failure(name: str, error: BaseException) -> None:
         stop.set(f"thread {name} died: {error}")
@@ -125,7 +129,9 @@ def _run_threads(office: PostOffice, manager: Manager, stop: Stop) -> bool:
     writer_threads.start("db-files", manager.keeper.run)
     intake_threads.start("db-intake", lambda: office.run(stop))
     log.info("running", queue_bytes=manager.queue.waiting_bytes)
-    stop.wait()
+    listing.refresh()
+    while not stop.wait(LOOK_S):
+        listing.refresh()
     try:
         intake_threads.join(JOIN_S)
     finally:
@@ -172,7 +178,7 @@ def open_manager(
         refused_dir = queue_dir / "refused"
         writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
-        return Manager(intake, queue, writer, keeper)
+        return Manager(intake, queue, writer, keeper, engine)
     return None
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     false,
     text,
+    true,
 )
 
 metadata: Final = MetaData()
@@ -77,6 +78,14 @@ gateways = Table(
     *(_count(name) for name in ("first_seen_us", "last_seen_us")),
     _big("last_cut_us"),
     *(_count(name) for name in ("clock_offset_us", "dropped_cuts")),
+)
+
+gateway_list = Table(
+    "gateway_list",
+    metadata,
+    _key("address", Text),
+    _text("name"),
+    Column("is_enabled", Boolean, nullable=False, server_default=true()),
 )
 
 backends = Table(

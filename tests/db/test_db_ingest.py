@@ -210,14 +210,19 @@ def test_a_new_queue_starts_at_its_own_cursor(database):
     second.close()
 
 
+def state_events(rig):
+    """All events but those of new volumes and clients."""
+    return [row for row in rig.reader.events() if not row["kind"].endswith("-new")]
+
+
 def test_a_session_that_the_server_ended_itself_is_stored_and_makes_no_event(rig):
     rig.feed(gateway_message(at_us=T0), gateway_message("detached", at_us=T0 + 1, reason="restart"))
     [row] = rig.reader.gateways()
     assert (row["state"], row["reason"]) == ("detached", "restart")
     rig.feed(gateway_message(at_us=T0 + 2))
-    assert [row["kind"] for row in rig.reader.events()] == ["gateway-up"]
+    assert [row["kind"] for row in state_events(rig)] == ["gateway-up"]
     rig.feed(gateway_message("detached", at_us=T0 + 3), gateway_message(at_us=T0 + 4, ep=EPOCH + 1))
-    assert [row["kind"] for row in rig.reader.events()] == ["gateway-up"] * 2  # the agent, too, was restarted
+    assert [row["kind"] for row in state_events(rig)] == ["gateway-up"] * 2  # the agent, too, was restarted
 
 
 def test_gateway_events_once_a_change(rig):
@@ -228,9 +233,9 @@ def test_gateway_events_once_a_change(rig):
     rig.feed(gateway_message("stalled", at_us=T0 + 11), gateway_message("recovered", at_us=T0 + 20))
     rig.feed(gateway_message("lost", at_us=T0 + 30), gateway_message(at_us=T0 + 40, ep=EPOCH + 1))
     rig.feed(gateway_message(at_us=T0 + 50, ep=EPOCH + 2))
-    kinds = [row["kind"].removeprefix("gateway-") for row in reversed(rig.reader.events())]
+    kinds = [row["kind"].removeprefix("gateway-") for row in reversed(state_events(rig))]
     assert kinds == ["up", "stalled", "recovered", "lost", "up", "up"]
-    stalled = rig.reader.events()[-2]
+    stalled = state_events(rig)[-2]
     assert stalled["text"] == "gateway gw-1 is stalled: no reply"
     assert stalled["details"]["gateway_id"] == gateway(1)
     [row] = rig.reader.gateways()
@@ -245,7 +250,7 @@ def test_gateway_events_once_a_change(rig):
 def test_a_refused_gateway_makes_an_event_an_hour_and_no_row(rig):
     rig.feed(gateway_message(), gateway_message("refused", reason="bad token", at_us=T0 + 1))
     rig.feed(gateway_message("refused", reason="bad token", at_us=T0 + 2))
-    assert [row["kind"] for row in rig.reader.events()] == ["gateway-refused", "gateway-up"]
+    assert [row["kind"] for row in state_events(rig)] == ["gateway-refused", "gateway-up"]
     assert [row["state"] for row in rig.reader.gateways()] == ["up"]
 
 
@@ -284,7 +289,7 @@ def test_hostile_text_is_stored_clean(rig):
         record_message([("events", {"event_id": "e", "text": "x\0y"})]),
     )
     assert rig.reader.gateways()[0]["name"] == "a\ufffdb"
-    assert {row["text"] for row in rig.reader.events()} == {"x\ufffdy", "gateway a\ufffdb is up: \ufffd"}
+    assert {row["text"] for row in state_events(rig)} == {"x\ufffdy", "gateway a\ufffdb is up: \ufffd"}
 
 
 def test_the_largest_values_fit(rig):
@@ -299,3 +304,25 @@ def test_the_largest_values_fit(rig):
     for each in items:
         rig.feed(cuts_message([each]))
     assert_database_holds(rig.reader, items)
+
+
+def test_new_volumes_and_clients_are_events_once(rig):
+    rig.feed(gateway_message(at_us=T0), gateway_message(at_us=T0 + 5), streams_message((1, 2)))
+    rig.feed(streams_message((1, 2)), streams_message((2, 3)), gateway_message(gw=gateway(2), name="gw-2"))
+    new = [row for row in rig.reader.events() if row["kind"].endswith("-new")]
+    assert {(row["kind"], row["severity"], row["subject"], row["text"]) for row in new} == {
+        ("volume-new", "info", "gw-1", "gateway gw-1: new volumes: vol-1, vol-2"),
+        ("client-new", "info", "gw-1", "gateway gw-1: new clients: host-a on vol-1, host-a on vol-2"),
+        ("client-new", "info", "gw-1", "gateway gw-1: new clients: host-a on vol-3"),
+    }
+    assert len(new) == 3
+
+
+def test_many_new_volumes_are_one_event(rig):
+    exports = [{"volume": f"v-{number:03}", "backend": "b", "size_bytes": 1} for number in range(300)]
+    rig.feed(gateway_message(exports=exports))
+    [event] = [row for row in rig.reader.events() if row["kind"] == "volume-new"]
+    assert event["text"] == "gateway gw-1: new volumes: v-000, v-001, v-002, v-003, v-004 and 295 more"
+    assert event["details"]["count"] == 300
+    assert len(event["details"]["new"]) == 100
+    assert len(rig.reader.volumes()) == 300

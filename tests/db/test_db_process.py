@@ -140,7 +140,7 @@ def test_from_mailbox_to_tables_and_back(config, peers, reader):
     assert no_thread_is_left()
     assert_database_holds(reader, items)
     assert [row["name"] for row in reader.processes()] == ["pair-0"]
-    assert {row["kind"] for row in reader.events()} == {"", "gateway-up"}
+    assert {row["kind"] for row in reader.events()} == {"", "gateway-up", "volume-new", "client-new"}
     assert sum(row["cuts"] for row in reader.manifest()) == 3, "a clean stop closes its file"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sla_server.cli import words
+from sla_server.cli import tables, words
 from sla_server.cli.tables import KINDS, build, by_objective, what_of
 from tests.unit.api.fakes import NOW_US
 from tests.unit.cli.conftest import Terminal
@@ -155,3 +155,13 @@ def test_times_of_today_have_no_date() -> None:
     now_us = time.time_ns() // 1000
     assert re.fullmatch(r"\d\d:\d\d:\d\d", words.when(now_us))
     assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d:\d\d", words.when(now_us - 3 * 86_400_000_000))
+
+
+@pytest.mark.parametrize(
+    ("offset_us", "shown"),
+    [(None, "-"), (0, "<1ms"), (-999, "<1ms"), (-1500, "+2ms"), (250_000, "-250ms"), (-2_340_000, "+2.3s")],
+)
+def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
+    assert words.skew(offset_us) == shown
+    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
+    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"

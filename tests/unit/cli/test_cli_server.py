@@ -45,3 +45,14 @@ def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: st
     assert told.exit_code == 78, told.output
     assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in told.output
     assert not (tmp_path / "data").exists()  # nothing was started
+
+
+@pytest.mark.parametrize("option", ["--check-config", "--background"])
+def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n[pmdaemon.tls]\nenabled = true\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
+    assert told.exit_code == 78
+    assert "sla ca init" in told.stderr

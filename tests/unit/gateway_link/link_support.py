@@ -221,7 +221,13 @@ class Bench:
     _spools: ClassVar[dict[Path, Spool]] = {}
 
     def __init__(
-        self, tmp_path: Path, *planes: FakePlane, clock: FakeClock | None = None, sources=(), epoch=EPOCH
+        self,
+        tmp_path: Path,
+        *planes: FakePlane,
+        clock: FakeClock | None = None,
+        sources=(),
+        epoch=EPOCH,
+        identity=None,
     ):
         self.clock = clock or (planes[0].clock if planes else FakeClock())
         self.fakes = {plane.name: plane for plane in planes}
@@ -237,6 +243,7 @@ class Bench:
             self.clock,
             [PlanePeer(plane.name, self.spool.marks.get(plane.name, 0)) for plane in planes],
             sources,
+            identity,
         )
         self.server = FakeServer()
         for plane in planes:

@@ -72,7 +72,12 @@ def test_children_get_what_concerns_them(write, tmp_path):
     ("old", "new", "problem"),
     [
         ('name = "gw-a"', 'name = "a b"', "letters"),
-        ('name = "gw-a"', 'name = "gw-a"\nserver = "10.0.0.1:7411"', "enrolment and TLS"),
+        (
+            'name = "gw-a"',
+            'name = "gw-a"\nserver = "10.0.0.1:7411"',
+            "gateway-agent enrol and set tls = true",
+        ),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "sla.example.org:7411"', "is not on this host"),
         ('name = "gw-a"', 'name = "gw-a"\nserver = "127.0.0.1"', "HOST:PORT"),
         ('name = "gw-a"', 'name = "gw-a"\nspool_bytes = 10', "spool_bytes"),
         ('name = "gw-a"', 'name = "gw-a"\ncolour = "red"', "no such key"),

@@ -1,13 +1,16 @@
 """Small files: identity, lock, book of streams, thresholds; and the backoff."""
 
+import heapq
 import random
 import stat
+from collections import Counter
 
 import pytest
 
 from gateway_agent.link import state, streams
 from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.commands import Thresholds
+from gateway_agent.link.config import ReconnectConfig
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
 from gateway_agent.link.streams import StreamBook
 from gateway_agent.link.thresholds import ThresholdStore
@@ -99,3 +102,28 @@ def test_jitter_only_shortens():
     backoff = Backoff(1.0, 1.0, 0.3, random.Random(1))
     waits = [backoff.failed() for _ in range(50)]
     assert 0.7 <= min(waits) < max(waits) <= 1.0
+
+
+def test_a_fleet_that_lost_its_server_at_once_returns_spread():
+    """4,000 agents with the default waits, a server that takes 100 sessions a tenth of a second."""
+    reconnect = ReconnectConfig()
+    fleet = [
+        Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, random.Random(seed))
+        for seed in range(4000)
+    ]
+    due = [(backoff.failed(), index) for index, backoff in enumerate(fleet)]
+    heapq.heapify(due)
+    attempts, served = Counter(), Counter()
+    while due:
+        at_s, index = heapq.heappop(due)
+        tenth = int(at_s * 10)
+        attempts[tenth] += 1
+        if served[tenth] < 100:
+            served[tenth] += 1
+        else:
+            heapq.heappush(due, (at_s + fleet[index].failed(), index))
+    assert sum(served.values()) == 4000
+    assert max(attempts.values()) < 800, "no instant sees more than a share of the fleet"
+    assert max(served) < 100, "and ten seconds later all are back, where 4 s is the least possible"
+    first_second = sum(count for tenth, count in attempts.items() if tenth < 10)
+    assert first_second < 3 * 4000

@@ -131,10 +131,12 @@ class Agent:
                 return received
             assert received.kind != Kind.ERROR, received.header
 
-    def register(self) -> None:
-        """The whole handshake in one write."""
+    def register(self, **over: Any) -> None:
+        """The whole handshake in one write. ``over``: keys of HELLO."""
         spool = self.spool()
-        self.send(hello(self.gateway_id, self.epoch), schema(), register(spool), streams(self.gateway_id))
+        self.send(
+            hello(self.gateway_id, self.epoch, **over), schema(), register(spool), streams(self.gateway_id)
+        )
         self.expect(Kind.WELCOME)
         self.expect(Kind.REGISTERED)
 

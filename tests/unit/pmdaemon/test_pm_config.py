@@ -37,9 +37,9 @@ def test_reads_its_own_keys_of_the_shared_file(tmp_path: Path) -> None:
         ('listen = "7411"', "expected \"address:port\""),
         ('listen = "127.0.0.1:99999"', "expected \"address:port\""),
         ('listen = "host:1"', "not an IP address"),
-        ('listen = "0.0.0.0:7411"', "enrolment of agents and TLS are missing"),
-        ('listen = "[::]:7411"', "enrolment of agents and TLS are missing"),
-        ('listen = "192.168.1.5:7411"', "enrolment of agents and TLS are missing"),
+        ('listen = "0.0.0.0:7411"', "without TLS the server cannot tell a gateway from a stranger"),
+        ('listen = "[::]:7411"', "without TLS the server cannot tell a gateway from a stranger"),
+        ('listen = "192.168.1.5:7411"', "without TLS the server cannot tell a gateway from a stranger"),
     ],
 )  # fmt: skip
 def test_refused_values(tmp_path: Path, table: str, said: str) -> None:
@@ -60,6 +60,15 @@ def test_refused_values(tmp_path: Path, table: str, said: str) -> None:
 )
 def test_loopback_addresses(text: str, parsed: tuple[str, int]) -> None:
     assert config.parse_listen(text) == parsed
+
+
+def test_another_address_with_tls(tmp_path: Path) -> None:
+    got = config.load(
+        write(tmp_path, 'listen = "0.0.0.0:7411"\ntls = {enabled = true, certificate_days = 2}')
+    )
+    assert got.pmdaemon.listen == "0.0.0.0:7411"
+    assert got.pmdaemon.tls.lifetime_s == 2 * 86_400
+    assert got.ca_dir == got.data_dir / "ca"
 
 
 def test_no_runtime_directory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class Server:
         """Start the daemon; returns its port."""
         table = {"listen": "127.0.0.1:0", "interval_s": 0.1} | settings
         lines = [f"runtime_dir = {json.dumps(str(self.directory))}", "[pmdaemon]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # keys may be dotted
         config = self.directory / "server.toml"
         config.write_text("\n".join(lines))
         command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(config)]

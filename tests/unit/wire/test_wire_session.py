@@ -29,24 +29,32 @@ TO_STATE = {
 }
 # Written out by hand from docs/formats/messages.md, not computed from the table under test.
 AGENT_MAY = {
-    State.CONNECTED: {Kind.HELLO},
+    State.CONNECTED: {Kind.HELLO, Kind.CA_QUERY, Kind.ENROL},
     State.AUTHENTICATED: {Kind.SCHEMA, Kind.REGISTER},
-    State.REGISTERED: {Kind.STREAMS, Kind.REGISTER, Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT},
+    State.REGISTERED: {
+        Kind.STREAMS,
+        Kind.REGISTER,
+        Kind.CAPS_ACK,
+        Kind.THRESHOLDS_ACK,
+        Kind.ALERT,
+        Kind.RENEW,
+    },
     State.POLLING: {
         Kind.STREAMS,
         Kind.REGISTER,
         Kind.CAPS_ACK,
         Kind.THRESHOLDS_ACK,
         Kind.ALERT,
+        Kind.RENEW,
         Kind.CUT,
         Kind.REPLY,
     },
 }
 DAEMON_MAY = {
-    State.CONNECTED: {Kind.WELCOME},
+    State.CONNECTED: {Kind.WELCOME, Kind.CA_CERT, Kind.CERTIFICATE},
     State.AUTHENTICATED: {Kind.REGISTERED},
-    State.REGISTERED: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED},
-    State.POLLING: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED},
+    State.REGISTERED: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
+    State.POLLING: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
 }
 ALWAYS = {Kind.ERROR, Kind.BYE, Kind.UNSUPPORTED}
 

@@ -1,0 +1,75 @@
+"""Connections that have not registered yet: how many there may be, how long they may take, what is logged.
+
+A stranger costs memory (some 60 KB with TLS) and has proved nothing. At most ``MAX_STRANGERS`` are kept. When
+one more comes, the oldest goes if it has had ``PATIENCE_NS`` (an honest handshake takes milliseconds, a
+slow-loris takes for ever), else the newcomer goes: in a storm of honest reconnects those who wait are about
+to be served, and who is turned away dials again after a random wait.
+
+Log lines about strangers are limited too, or ten thousand attempts would fill the disk.
+
+Thread: the inbound thread's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+MAX_STRANGERS: Final = 1024
+PATIENCE_NS: Final = 2 * 10**9
+TLS_LIMIT_NS: Final = 5 * 10**9  # a handshake is two round trips
+HANDSHAKES_A_ROUND: Final = 4  # about 1 ms each: what a registered gateway waits for behind a storm
+LINES_A_SECOND: Final = 10
+
+Conn = TypeVar("Conn")
+
+
+class Strangers(Generic[Conn]):
+    """Unregistered connections, oldest first."""
+
+    def __init__(self, limit: int = MAX_STRANGERS) -> None:
+        self._limit = limit
+        self._since: dict[Conn, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def admit(self, now_ns: int) -> tuple[bool, Conn | None]:
+        """Whether a newcomer may stay, and who must go for it."""
+        if len(self._since) < self._limit:
+            return True, None
+        oldest, since_ns = next(iter(self._since.items()))
+        if now_ns - since_ns >= PATIENCE_NS:
+            return True, oldest
+        return False, None
+
+    def add(self, conn: Conn, now_ns: int) -> None:
+        """A connection has come."""
+        self._since[conn] = now_ns
+
+    def remove(self, conn: Conn) -> None:
+        """It has registered, or is gone. Harmless for one that is not here."""
+        self._since.pop(conn, None)
+
+
+class LimitedLog:
+    """Warnings, at most ``LINES_A_SECOND``; what was left out is counted in the next second's first line."""
+
+    def __init__(self, name: str) -> None:
+        self._log = structlog.get_logger(name)
+        self._window_s = -1
+        self._written = 0
+        self._left_out = 0
+
+    def warning(self, now_ns: int, event: str, **values: Any) -> None:
+        """One line, or none."""
+        if now_ns // 10**9 != self._window_s:
+            if self._left_out:
+                self._log.warning("more-like-these", left_out=self._left_out)
+            self._window_s, self._written, self._left_out = now_ns // 10**9, 0, 0
+        if self._written >= LINES_A_SECOND:
+            self._left_out += 1
+            return
+        self._written += 1
+        self._log.warning(event, **values)

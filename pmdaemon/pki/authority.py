@@ -1,0 +1,292 @@
+"""The certificate authority as the server and ``sla ca`` use it: enrol, renew, issue, revoke, list.
+
+What is decided here. A gateway_id belongs to one name as long as it has a valid certificate: a token for
+another name does not take it over. Renewal needs a certificate that is valid and not revoked, and gives a
+certificate for the same identity. Revoking names a gateway or a serial and ends *all* its certificates,
+also one that is being renewed at that moment: issuing and revoking hold the same lock.
+
+Durability: a certificate is recorded before it is handed out; a token is burnt before a certificate is made.
+
+Thread: any; the functions read and write files and may take milliseconds, so the threads that serve gateways
+never call them (``net.clerk`` does).
+
+Source: P3, P7; DESIGN.md 5 "Credentials".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pmdaemon.pki import certificates, identity, tokens
+from pmdaemon.pki.errors import (
+    AuthorityExists,
+    CredentialRefused,
+    NoAuthority,
+    NothingToRevoke,
+    StateUnusable,
+)
+from pmdaemon.pki.identity import Credential
+from pmdaemon.pki.store import CA_CERTIFICATE, CA_KEY, ISSUED, REVOKED, SERVER, Store
+from pmdaemon.runtime.clock import Clock, SystemClock
+
+CA_DAYS: Final = 3650.0
+GATEWAY_DAYS: Final = 90.0
+DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One certificate ever issued. ``revoked_us``: None while it is not revoked."""
+
+    serial: str
+    gateway_id: str
+    name: str
+    issued_us: int
+    not_after_us: int
+    how: str
+    revoked_us: int | None
+    reason: str
+
+    def state(self, now_us: int) -> str:
+        """``valid``, ``expired`` or ``revoked``."""
+        if self.revoked_us is not None:
+            return "revoked"
+        return "valid" if now_us < self.not_after_us else "expired"
+
+
+class Authority:
+    """See the module. ``lifetime_s``: of the certificates it makes for gateways and for the server."""
+
+    def __init__(
+        self, directory: Path, lifetime_s: float = GATEWAY_DAYS * DAY_S, clock: Clock | None = None
+    ) -> None:
+        self.store = Store(directory)
+        self._lifetime_s = lifetime_s
+        self._clock = clock or SystemClock()
+
+    # -- the authority itself
+
+    def init(self, lifetime_s: float = CA_DAYS * DAY_S) -> str:
+        """Make key and certificate of the CA; returns its fingerprint.
+
+        Raises:
+            AuthorityExists: there is one already.
+            UnsafeState, StateUnusable: the directory cannot be used.
+        """
+        self.store.create()
+        with self.store.locked():
+            if self.store.path(CA_KEY).exists():
+                raise AuthorityExists(str(self.store.directory))
+            key = certificates.make_key()
+            made = certificates.make_authority(key, self._clock.unix_us(), lifetime_s)
+            # The key last: its presence is what says that the authority is complete.
+            self.store.write(CA_CERTIFICATE, certificates.pem(made))
+            self.store.write(CA_KEY, certificates.key_pem(key))
+        return certificates.fingerprint(certificates.der(made))
+
+    def certificate_der(self) -> bytes:
+        """The CA's certificate.
+
+        Raises:
+            NoAuthority, UnsafeState, StateUnusable: there is none, or it cannot be used.
+        """
+        return certificates.der(self._certificate())
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the CA's certificate; raises as ``certificate_der``."""
+        return certificates.fingerprint(self.certificate_der())
+
+    def ensure_server(self) -> Path:
+        """The server's key and certificate, made anew from two thirds of its life on; returns the file.
+
+        Raises:
+            NoAuthority, UnsafeState, StateUnusable: there is no CA, or it cannot be used.
+        """
+        with self.store.locked():
+            if self._clock.unix_us() >= self.server_due_us():
+                signer, key, now_us = self._signer(), certificates.make_key(), self._clock.unix_us()
+                made = signer.server(key, now_us, self._lifetime_s)
+                self.store.write(SERVER, certificates.key_pem(key) + certificates.pem(made))
+        return self.store.path(SERVER)
+
+    def server_due_us(self) -> int:
+        """When the server's certificate must be made anew; 0 while there is none."""
+        try:
+            data = self.store.read(SERVER)
+        except FileNotFoundError:
+            return 0
+        try:
+            made = certificates.certificate_in(data)
+            made.verify_directly_issued_by(self._certificate())
+        except (ValueError, TypeError, InvalidSignature) as exc:
+            raise StateUnusable(
+                str(self.store.path(SERVER)), f"is not the server's certificate ({exc})"
+            ) from exc
+        begin_us, end_us = (
+            identity.unix_us(made.not_valid_before_utc),
+            identity.unix_us(made.not_valid_after_utc),
+        )
+        return begin_us + (end_us - begin_us) * 2 // 3
+
+    # -- gateways
+
+    def token(self, name: str, lifetime_s: float) -> tuple[str, int]:
+        """A one-time token for the gateway ``name`` and when it expires."""
+        self._certificate()
+        self.sweep()
+        return tokens.make(self.store, name, self._clock.unix_us(), lifetime_s)
+
+    def waiting_tokens(self) -> list[tokens.Token]:
+        """Tokens that can still be used, by name."""
+        self.store.check()
+        return tokens.waiting(self.store, self._clock.unix_us())
+
+    def enrol(self, token: str, request: bytes, gateway_id: str) -> bytes:
+        """Spend a token on a certificate (DER) for ``gateway_id``.
+
+        Raises:
+            CredentialRefused: the token, the request or the identity is not accepted.
+            PkiError: the authority cannot be used.
+        """
+        now_us = self._clock.unix_us()
+        found = tokens.look_up(self.store, token, now_us)
+        key = certificates.public_key_of_request(request)
+        with self.store.locked():
+            for entry in self.entries(gateway_id):
+                if entry.name != found.name and entry.state(now_us) == "valid":
+                    raise CredentialRefused(
+                        "identity-taken",
+                        f"gateway {gateway_id} is enrolled as {entry.name}, the token is for {found.name}. "
+                        "If the disk was copied, delete gateway_id on the copy; to rename, first: sla ca "
+                        f"revoke {entry.name}",
+                    )
+            tokens.burn(self.store, found)
+            return self._issue(key, gateway_id, found.name, "token")
+
+    def renew(self, held: Credential, request: bytes) -> bytes:
+        """A new certificate (DER) for the holder of a valid one.
+
+        Raises:
+            CredentialRefused: ``revoked``, ``expired`` or ``bad-request``.
+            PkiError: the authority cannot be used.
+        """
+        key = certificates.public_key_of_request(request)
+        with self.store.locked():
+            if self.store.path(f"{REVOKED}/{held.serial}.json").exists():
+                raise CredentialRefused("revoked", f"the certificate of {held.name} was revoked")
+            if self._clock.unix_us() >= held.not_after_us:
+                raise CredentialRefused("expired", f"the certificate of {held.name} has expired; enrol again")
+            return self._issue(key, held.gateway_id, held.name, "renewal")
+
+    def issue(self, request: bytes, gateway_id: str, name: str) -> bytes:
+        """A certificate (DER) by hand, for a host that cannot reach the server to enrol."""
+        key = certificates.public_key_of_request(request)
+        with self.store.locked():
+            return self._issue(key, gateway_id, name, "by hand")
+
+    def _issue(self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, how: str) -> bytes:
+        now_us = self._clock.unix_us()
+        made = self._signer().gateway(key, gateway_id, name, now_us, self._lifetime_s)
+        held = identity.credential(made)
+        entry = {
+            "name": held.name,
+            "issued_us": now_us,
+            "not_after_us": held.not_after_us,
+            "how": how,
+        }
+        self.store.write_json(f"{ISSUED}/{held.gateway_id}.{held.serial}.json", entry)
+        return certificates.der(made)
+
+    # -- revocation
+
+    def revoke(self, who: str, reason: str) -> list[Entry]:
+        """Revoke every valid certificate of a gateway (name or gateway_id), or one by serial.
+
+        Raises:
+            NothingToRevoke: there is none.
+        """
+        now_us = self._clock.unix_us()
+        with self.store.locked():
+            found = [
+                entry
+                for entry in self.entries()
+                if entry.state(now_us) == "valid" and who in (entry.name, entry.gateway_id, entry.serial)
+            ]
+            if not found:
+                raise NothingToRevoke(who)
+            for entry in found:
+                self.store.write_json(f"{REVOKED}/{entry.serial}.json", {"at_us": now_us, "reason": reason})
+        return found
+
+    def revoked(self) -> frozenset[str]:
+        """Serials of all revoked certificates."""
+        return frozenset(self.store.names(REVOKED))
+
+    def entries(self, gateway_id: str = "") -> list[Entry]:
+        """The certificates issued to one gateway, or to all, oldest first; long ended ones are forgotten."""
+        self.store.check()
+        return sorted(self._entries(gateway_id), key=lambda entry: entry.issued_us)
+
+    def _entries(self, gateway_id: str) -> Iterator[Entry]:
+        revoked = self.revoked()
+        for stem in self.store.names(ISSUED):
+            holder, _, serial = stem.rpartition(".")
+            if gateway_id and holder != gateway_id:
+                continue
+            issued = self.store.read_json(f"{ISSUED}/{stem}.json")
+            ended: dict[str, Any] = (
+                self.store.read_json(f"{REVOKED}/{serial}.json") if serial in revoked else {}
+            )
+            yield Entry(
+                serial=serial,
+                gateway_id=holder,
+                name=str(issued.get("name", "")),
+                issued_us=int(issued.get("issued_us", 0)),
+                not_after_us=int(issued.get("not_after_us", 0)),
+                how=str(issued.get("how", "")),
+                revoked_us=int(ended.get("at_us", 0)) if serial in revoked else None,
+                reason=str(ended.get("reason", "")),
+            )
+
+    def sweep(self) -> None:
+        """Forget tokens and certificates that ended more than 30 days ago."""
+        now_us = self._clock.unix_us()
+        tokens.sweep(self.store, now_us)
+        with self.store.locked():
+            for entry in self.entries():
+                if now_us >= entry.not_after_us + tokens.KEEP_USED_US:
+                    self.store.path(f"{ISSUED}/{entry.gateway_id}.{entry.serial}.json").unlink(
+                        missing_ok=True
+                    )
+                    self.store.path(f"{REVOKED}/{entry.serial}.json").unlink(missing_ok=True)
+
+    # -- files
+
+    def _certificate(self) -> x509.Certificate:
+        self.store.check()
+        try:
+            return x509.load_pem_x509_certificate(self.store.read(CA_CERTIFICATE))
+        except FileNotFoundError as exc:
+            raise NoAuthority(str(self.store.directory)) from exc
+        except ValueError as exc:
+            raise StateUnusable(str(self.store.path(CA_CERTIFICATE)), f"is no certificate ({exc})") from exc
+
+    def _signer(self) -> certificates.Signer:
+        certificate = self._certificate()
+        try:
+            key = serialization.load_pem_private_key(self.store.read(CA_KEY), None)
+        except FileNotFoundError as exc:
+            raise NoAuthority(str(self.store.directory)) from exc
+        except (ValueError, TypeError) as exc:
+            raise StateUnusable(str(self.store.path(CA_KEY)), f"is no private key ({exc})") from exc
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise StateUnusable(str(self.store.path(CA_KEY)), "is no elliptic-curve key")
+        return certificates.Signer(key, certificate)

@@ -1,0 +1,208 @@
+"""Makes keys, requests and certificates. Pure: the time is given, nothing is written.
+
+Keys are P-256: fast to sign and verify, and every TLS library has it. Certificates begin a little before they
+are made (at most an hour), because a gateway's clock may be behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from pmdaemon.pki import identity
+from pmdaemon.pki.errors import CredentialRefused
+
+Key = ec.EllipticCurvePrivateKey
+BACKDATE_S: Final = 3600.0
+MAX_CSR_BYTES: Final = 2048
+_COMMON_NAME_LIMIT: Final = 64
+
+
+def make_key() -> Key:
+    """A new P-256 key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: Key) -> bytes:
+    """PKCS 8, not encrypted: the file's mode protects it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    """PEM of a certificate."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def der(certificate: x509.Certificate) -> bytes:
+    """DER of a certificate."""
+    return certificate.public_bytes(serialization.Encoding.DER)
+
+
+def fingerprint(certificate_der: bytes) -> str:
+    """SHA-256 of the DER form, 64 hexadecimal digits: what an agent pins."""
+    return hashlib.sha256(certificate_der).hexdigest()
+
+
+def make_request(key: Key, name: str) -> bytes:
+    """A signing request (DER). It proves that its sender has the key; the server chooses the rest."""
+    subject = _subject(name)
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.DER)
+
+
+def public_key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
+    """Check a request (DER or PEM).
+
+    Raises:
+        CredentialRefused: ``bad-request``: too long, damaged, a false signature, or no P-256 or P-384 key.
+    """
+    if len(data) > MAX_CSR_BYTES:
+        raise CredentialRefused("bad-request", f"the request has {len(data)} bytes, limit {MAX_CSR_BYTES}")
+    try:
+        load = x509.load_pem_x509_csr if data.startswith(b"-----") else x509.load_der_x509_csr
+        request = load(data)
+        is_signed = request.is_signature_valid
+        key = request.public_key()
+    except (ValueError, InvalidSignature) as exc:
+        raise CredentialRefused("bad-request", f"the request cannot be read: {exc}") from exc
+    if not is_signed:
+        raise CredentialRefused("bad-request", "the request's signature is false")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.key_size not in (256, 384):
+        raise CredentialRefused("bad-request", "the request's key is not P-256 or P-384")
+    return key
+
+
+def make_authority(key: Key, now_us: int, lifetime_s: float) -> x509.Certificate:
+    """The self-signed certificate of the CA."""
+    subject = _subject(f"storage-sla CA {datetime.fromtimestamp(now_us / 1e6, UTC):%Y-%m-%d}")
+    builder = _builder(subject, subject, key.public_key(), now_us, lifetime_s)
+    usage = _usage(signs_certificates=True)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return (
+        builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(own, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+class Signer:
+    """The CA's key and certificate in memory."""
+
+    def __init__(self, key: Key, certificate: x509.Certificate) -> None:
+        self._key = key
+        self.certificate = certificate
+
+    def server(self, key: Key, now_us: int, lifetime_s: float) -> x509.Certificate:
+        """A certificate for the server itself."""
+        uris = [identity.SERVER_URI]
+        usage = ExtendedKeyUsageOID.SERVER_AUTH
+        return self._sign(key.public_key(), "storage-sla server", uris, usage, now_us, lifetime_s)
+
+    def gateway(
+        self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, now_us: int, lifetime_s: float
+    ) -> x509.Certificate:
+        """A certificate for a gateway; it can speak for this gateway_id only, and never as a server."""
+        uris = [f"{identity.ID_PREFIX}{uuid.UUID(gateway_id)}", f"{identity.NAME_PREFIX}{name}"]
+        return self._sign(key, name, uris, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
+
+    def _sign(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        common_name: str,
+        uris: list[str],
+        usage: x509.ObjectIdentifier,
+        now_us: int,
+        lifetime_s: float,
+    ) -> x509.Certificate:
+        authority = self.certificate
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(item) for item in uris])
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        end_us = identity.unix_us(authority.not_valid_after_utc)
+        lifetime_s = min(lifetime_s, (end_us - now_us) / 1e6)
+        if lifetime_s <= 0:
+            raise CredentialRefused("authority-expired", "the certificate authority itself has expired")
+        return (
+            _builder(_subject(common_name), authority.subject, key, now_us, lifetime_s)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(names, critical=False)
+            .add_extension(issuer_key, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _subject(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_COMMON_NAME_LIMIT])])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now_us: int, lifetime_s: float
+) -> x509.CertificateBuilder:
+    now = datetime.fromtimestamp(now_us // 1_000_000, UTC)
+    begin = now - timedelta(seconds=min(BACKDATE_S, lifetime_s / 10))
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(now + timedelta(seconds=lifetime_s))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def certificate_in(data: bytes) -> x509.Certificate:
+    """The certificate of a PEM file that also holds a key.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return x509.load_pem_x509_certificate(data[max(data.find(b"-----BEGIN CERTIFICATE"), 0) :])
+
+
+def pem_of_der(data: bytes) -> bytes:
+    """PEM of a certificate given as DER."""
+    return pem(x509.load_der_x509_certificate(data))
+
+
+def issued(data: bytes, key: Key, authority_pem: bytes) -> x509.Certificate:
+    """A certificate just received, if it is for this key and from this authority.
+
+    Raises:
+        ValueError: it is not; says why.
+    """
+    made = x509.load_der_x509_certificate(data)
+    if made.public_key() != key.public_key():
+        raise ValueError("the certificate is for another key")
+    try:
+        made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
+    except (InvalidSignature, TypeError, ValueError) as exc:
+        raise ValueError("the certificate is not from the pinned authority") from exc
+    return made

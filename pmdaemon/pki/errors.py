@@ -1,0 +1,86 @@
+"""Errors of the certificate authority and of enrolment.
+
+    SlaError (pmdaemon.errors)
+    └── PkiError
+        ├── NoAuthority          there is no CA here yet
+        ├── AuthorityExists      there is one; a second would lock every gateway out
+        ├── UnsafeState          a directory or key that others can read, or that is another user's
+        ├── StateUnusable        a file that cannot be read, written or understood
+        ├── NothingToRevoke      no valid certificate is known by that name
+        └── CredentialRefused    a peer's token, request or certificate is not accepted; has a ``code``
+
+``CredentialRefused`` is what a peer is told: its code goes into the ERROR frame, the log and a counter.
+"""
+
+from __future__ import annotations
+
+from pmdaemon.errors import SlaError
+
+
+class PkiError(SlaError):
+    """Root of the certificate authority's errors."""
+
+    exit_status = 77  # EX_NOPERM
+
+
+class NoAuthority(PkiError):
+    """There is no CA in the directory."""
+
+    exit_status = 78  # EX_CONFIG
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        super().__init__(f"{directory}: there is no certificate authority here. Make one: sla ca init")
+
+
+class AuthorityExists(PkiError):
+    """A CA exists already."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        super().__init__(
+            f"{directory}: a certificate authority exists already, and a new one would refuse every gateway "
+            "that is enrolled. To begin anew on purpose, move the directory away first"
+        )
+
+
+class UnsafeState(PkiError):
+    """A directory or a key is not private."""
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}. {fix}")
+
+
+class StateUnusable(PkiError):
+    """A file of ours cannot be read, written or understood."""
+
+    exit_status = 74  # EX_IOERR
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}. Restore it from a backup, or correct its owner and mode")
+
+
+class NothingToRevoke(PkiError):
+    """No valid certificate is known by that name, gateway_id or serial."""
+
+    exit_status = 1
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        super().__init__(f"{who!r} names no valid certificate; see: sla ca list")
+
+
+class CredentialRefused(PkiError):
+    """A token, a request or a certificate is not accepted.
+
+    Attributes:
+        code: for the ERROR frame and the counters; docs/formats/wire.md lists them.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        self.code = code
+        super().__init__(text)

@@ -1,0 +1,185 @@
+"""``sla ca``: the certificate authority for gateways. Works on the server's own files, as the server's user.
+
+The running server notices by itself what these commands change, within about a second.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Final
+
+import click
+from rich import box
+from rich.table import Table
+
+from pmdaemon.config import parse_listen
+from pmdaemon.pki import certificates
+from pmdaemon.pki.authority import CA_DAYS, DAY_S, Authority, Entry
+from pmdaemon.wire.names import is_name
+from sla_server import config as configuration
+from sla_server.cli import words
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.shared import OUTPUT, console, duration_s, print_json
+
+TOKEN_LIMIT_S: Final = 30 * DAY_S
+
+
+@click.group()
+def ca() -> None:
+    """Certificates for gateways: make the authority, enrol, revoke, list."""
+
+
+def _config() -> configuration.ResolvedConfig:
+    path: Path | None = click.get_current_context().find_root().params.get("config")
+    return configuration.load(path)
+
+
+def _authority(config: configuration.ResolvedConfig) -> Authority:
+    return Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s)
+
+
+@ca.command()
+@click.option("--days", type=click.FloatRange(1, 36500), default=CA_DAYS, help="Life of the authority.")
+def init(days: float) -> None:
+    """Make the authority: once a server, before TLS is enabled."""
+    config = _config()
+    fingerprint = _authority(config).init(days * DAY_S)
+    click.echo(f"certificate authority made in {config.ca_dir}\nfingerprint {fingerprint}")
+    if not config.pmdaemon.tls.enabled:
+        click.echo("Now, in the server's file: [pmdaemon.tls] enabled = true; then restart the server")
+
+
+@ca.command()
+@click.argument("name")
+@click.option("--for", "lifetime", default="24h", show_default=True, help="How long the token is good.")
+@click.option("--address", metavar="HOST:PORT", help="Where this gateway reaches the server.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the token alone.")
+def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
+    """Make a one-time token for the gateway NAME; prints what to run on its host."""
+    _check_name(name)
+    lifetime_s = duration_s(lifetime)
+    if lifetime_s > TOKEN_LIMIT_S:
+        raise BadUsage(
+            f"--for {lifetime}: a token is good for 30 days at most; it can be made anew at any time"
+        )
+    config = _config()
+    authority = _authority(config)
+    made, expires_us = authority.token(name, lifetime_s)
+    if quiet:
+        click.echo(made)
+        return
+    where = address or _own_address(config)
+    click.echo(
+        f"token for {name}, good once until {words.when(expires_us)}. On the gateway's host, as its user:\n"
+    )
+    click.echo(
+        f"  gateway-agent enrol --config agent.toml --server {shlex.quote(where)} \\\n"
+        f"    --token {shlex.quote(made)} \\\n    --fingerprint {authority.fingerprint()}"
+    )
+
+
+def _own_address(config: configuration.ResolvedConfig) -> str:
+    host, port = parse_listen(config.pmdaemon.listen)
+    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared only
+
+
+def _check_name(name: str) -> None:
+    if not is_name(name):
+        raise BadUsage(
+            f"{name!r} is no name: 1-128 of letters, digits and . _ : @ -, first a letter or digit"
+        )
+
+
+@ca.command()
+@click.argument("name")
+@click.option("--gateway-id", type=click.UUID, required=True, help="The agent's state_dir/gateway_id.")
+@click.option(
+    "--csr", type=click.Path(path_type=Path), help="Its signing request; without, a key is made here."
+)
+@click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="Where to write the PEM.")
+def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> None:
+    """Issue a certificate by hand, for a host that cannot enrol over the network."""
+    _check_name(name)
+    key = None
+    try:
+        if csr is not None:
+            request = csr.read_bytes()
+        else:
+            key = certificates.make_key()
+            request = certificates.make_request(key, name)
+        made = _authority(_config()).issue(request, str(gateway_id), name)
+        text = (certificates.key_pem(key) if key is not None else b"") + certificates.pem_of_der(made)
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(text)
+    except OSError as exc:
+        raise BadUsage(
+            f"{exc.filename}: {exc.strerror}; name an existing --csr and a new file for -o"
+        ) from exc
+    ca_file = _config().ca_dir / "ca.crt"
+    click.echo(
+        f"written to {output}. On the gateway: as state_dir/tls/gateway.pem, beside it {ca_file} as ca.crt"
+    )
+
+
+@ca.command()
+@click.argument("who", metavar="NAME|GATEWAY_ID|SERIAL")
+@click.option("--reason", default="", help="Kept with the revocation.")
+def revoke(who: str, reason: str) -> None:
+    """End a gateway's certificates; a live session is closed within about a second."""
+    for entry in _authority(_config()).revoke(who, reason):
+        click.echo(f"revoked {entry.serial} of {entry.name} ({entry.gateway_id})")
+
+
+@ca.command("list")
+@OUTPUT
+def list_(output: str) -> None:
+    """List the gateways' certificates and the tokens that wait."""
+    authority, now_us = _authority(_config()), time.time_ns() // 1000
+    entries = authority.entries()
+    waiting = authority.waiting_tokens()
+    if output == "json":
+        print_json(
+            {
+                "fingerprint": authority.fingerprint(),
+                "certificates": [_json(entry, now_us) for entry in entries],
+                "tokens": [{"name": item.name, "expires_us": item.expires_us} for item in waiting],
+            }
+        )
+        return
+    click.echo(f"authority {authority.fingerprint()}")
+    for item in waiting:
+        click.echo(f"token for {item.name}, good until {words.when(item.expires_us)}")
+    if not entries:
+        click.echo("No gateway is enrolled. Begin with: sla ca token NAME")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in ("NAME", "STATE", "UNTIL", "BY", "SERIAL"):
+        table.add_column(title, overflow="fold")
+    for entry in entries:
+        table.add_row(entry.name, entry.state(now_us), _day(entry.not_after_us), entry.how, entry.serial)
+    console().print(table)
+
+
+def _day(at_us: int) -> str:
+    """A date in this machine's zone, with its year."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_us / 1e6))
+
+
+def _json(entry: Entry, now_us: int) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "gateway_id": entry.gateway_id,
+        "serial": entry.serial,
+        "state": entry.state(now_us),
+        "issued_us": entry.issued_us,
+        "not_after_us": entry.not_after_us,
+        "by": entry.how,
+        "revoked_us": entry.revoked_us,
+        "reason": entry.reason,
+    }

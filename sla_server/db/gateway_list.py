@@ -1,0 +1,63 @@
+"""Publishes the table ``gateway_list`` for the PMDaemon, as ``<runtime_dir>/gateways.json``.
+
+Operators, or whatever keeps the site's inventory, write the table; the PMDaemon dials who is in it. It speaks
+no SQL and needs the newest list only, so it gets a file, written aside and renamed when its content changes.
+A database that is away changes nothing: the last list stays.
+
+Thread: dbmanager's main thread.
+
+Source: P3 (discovery by database); DESIGN.md 5.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import structlog
+from sqlalchemy import Engine, select
+
+from sla_server.db import schema
+from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.query import Queries
+
+FILE: Final = "gateways.json"
+LOOK_S: Final = 5.0
+MAX_LISTED: Final = 10_000
+log = structlog.get_logger("gateway-list")
+
+
+class GatewayListFile(Queries):
+    """See the module. State: what was written last."""
+
+    def __init__(self, engine: Engine, runtime_dir: Path) -> None:
+        super().__init__(engine)
+        self._path = runtime_dir / FILE
+        self._written: str | None = None
+
+    def refresh(self) -> bool:
+        """Look at the table and write the file if it is another; whether it was written."""
+        table = schema.gateway_list
+        statement = select(table.c.address, table.c.name).where(table.c.is_enabled)
+        try:
+            rows = self._rows(statement.order_by(table.c.address).limit(MAX_LISTED))
+        except DatabaseUnavailable:
+            return False  # the writer says so, and tries again
+        text = json.dumps(
+            [{"name": row["name"] or row["address"], "address": row["address"]} for row in rows]
+        )
+        if text == self._written or (self._written is None and not rows and not self._path.exists()):
+            self._written = text
+            return False
+        aside = self._path.with_name(f".{FILE}.{os.getpid()}")
+        try:
+            aside.write_text(text + "\n")
+            aside.replace(self._path)
+        except OSError as exc:
+            log.warning("list-not-written", path=str(self._path), error=exc.strerror)
+            return False
+        self._written = text
+        log.info("list-written", gateways=len(rows))
+        return True

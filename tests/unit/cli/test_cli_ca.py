@@ -1,0 +1,126 @@
+"""``sla ca`` on files of its own; no server runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pmdaemon.pki import certificates
+from pmdaemon.pki.authority import Authority
+from sla_server.cli.main import cli
+
+GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
+
+
+class Shell:
+    """Runs ``sla ca`` with a configuration whose authority is in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ca = directory / "data" / "ca"
+        self.config = directory / "server.toml"
+        self.config.write_text(f'data_dir = "{directory}/data"\nruntime_dir = "{directory}/run"\n')
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["--config", str(self.config), "ca", *arguments])
+
+
+@pytest.fixture
+def sla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    for name in ("SLA_SERVER", "SLA_CONFIG", "SLA__DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return Shell(tmp_path)
+
+
+def enrol(sla: Shell, name: str, gateway_id: str = GATEWAY) -> None:
+    token = sla("token", name, "-q").stdout.strip()
+    key = certificates.make_key()
+    Authority(sla.ca).enrol(token, certificates.make_request(key, name), gateway_id)
+
+
+def test_init_once(sla: Shell) -> None:
+    first = sla("init")
+    assert first.exit_code == 0
+    assert Authority(sla.ca).fingerprint() in first.stdout
+    assert "[pmdaemon.tls] enabled = true" in first.stdout
+    second = sla("init")
+    assert second.exit_code == 77
+    assert "exists already" in second.stderr
+
+
+def test_before_init_it_says_what_to_do(sla: Shell) -> None:
+    for arguments in (("token", "gw-a"), ("list",), ("revoke", "gw-a")):
+        done = sla(*arguments)
+        assert done.exit_code == 78, arguments
+        assert "sla ca init" in done.stderr
+
+
+def test_token_prints_the_command_to_run(sla: Shell) -> None:
+    sla("init")
+    done = sla("token", "gw-a", "--for", "10m", "--address", "sla.example.org:7411")
+    assert done.exit_code == 0
+    said = re.search(
+        r"gateway-agent enrol --config agent.toml --server sla\.example\.org:7411 \\\n"
+        r"\s+--token '?([\w-]{43})'? \\\n\s+--fingerprint ([0-9a-f]{64})",
+        done.stdout,
+    )
+    assert said is not None
+    assert said[2] == Authority(sla.ca).fingerprint()
+    key = certificates.make_key()
+    assert Authority(sla.ca).enrol(said[1], certificates.make_request(key, "x"), GATEWAY)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("token", "a b"), ("token", "gw-a", "--for", "31d"), ("token", "gw-a", "--for", "x")]
+)
+def test_wrong_tokens_are_usage_errors(sla: Shell, arguments: tuple[str, ...]) -> None:
+    sla("init")
+    assert sla(*arguments).exit_code == 2
+
+
+def test_list_and_revoke(sla: Shell) -> None:
+    sla("init")
+    assert "sla ca token NAME" in sla("list").stdout
+    enrol(sla, "gw-a")
+    sla("token", "gw-b")
+    listed = json.loads(sla("list", "-o", "json").stdout)
+    assert [(item["name"], item["state"], item["by"]) for item in listed["certificates"]] == [
+        ("gw-a", "valid", "token")
+    ]
+    assert [item["name"] for item in listed["tokens"]] == ["gw-b"]
+    table = sla("list").stdout
+    assert "gw-a" in table
+    assert "token for gw-b" in table
+    done = sla("revoke", "gw-a", "--reason", "stolen")
+    assert done.exit_code == 0
+    assert f"of gw-a ({GATEWAY})" in done.stdout
+    [item] = json.loads(sla("list", "-o", "json").stdout)["certificates"]
+    assert (item["state"], item["reason"]) == ("revoked", "stolen")
+    again = sla("revoke", "gw-a")
+    assert again.exit_code == 1
+    assert "names no valid certificate" in again.stderr
+
+
+def test_issue_by_hand(sla: Shell, tmp_path: Path) -> None:
+    sla("init")
+    out = tmp_path / "gateway.pem"
+    done = sla("issue", "gw-a", "--gateway-id", GATEWAY, "-o", str(out))
+    assert done.exit_code == 0, done.output
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert b"PRIVATE KEY" in out.read_bytes()
+    assert sla("issue", "gw-a", "--gateway-id", GATEWAY, "-o", str(out)).exit_code == 2, "it is not replaced"
+    request = tmp_path / "request.der"
+    request.write_bytes(certificates.make_request(certificates.make_key(), "gw-a"))
+    other = tmp_path / "other.pem"
+    done = sla("issue", "gw-a", "--gateway-id", GATEWAY, "--csr", str(request), "-o", str(other))
+    assert done.exit_code == 0
+    assert b"PRIVATE KEY" not in other.read_bytes()
+    request.write_bytes(b"junk")
+    done = sla(
+        "issue", "gw-a", "--gateway-id", GATEWAY, "--csr", str(request), "-o", str(tmp_path / "no.pem")
+    )
+    assert done.exit_code == 77
+    assert "cannot be read" in done.stderr

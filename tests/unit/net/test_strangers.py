@@ -1,0 +1,30 @@
+"""Who may wait to register, and how many log lines strangers can cause."""
+
+from __future__ import annotations
+
+import structlog
+
+from pmdaemon.net.strangers import LINES_A_SECOND, PATIENCE_NS, LimitedLog, Strangers
+
+
+def test_room_then_the_oldest_that_had_its_time_then_nobody() -> None:
+    strangers: Strangers[str] = Strangers(limit=2)
+    assert strangers.admit(0) == (True, None)
+    strangers.add("a", 0)
+    strangers.add("b", 10)
+    assert strangers.admit(PATIENCE_NS - 1) == (False, None), "a storm: the newcomer goes"
+    assert strangers.admit(PATIENCE_NS) == (True, "a"), "a slow-loris: the oldest goes"
+    strangers.remove("a")
+    strangers.remove("a")  # again does no harm
+    assert strangers.admit(PATIENCE_NS) == (True, None)
+    assert len(strangers) == 1
+
+
+def test_ten_thousand_refusals_are_a_few_lines_and_none_is_uncounted() -> None:
+    limited = LimitedLog("test")
+    with structlog.testing.capture_logs() as lines:
+        for index in range(10_000):
+            limited.warning(5 * 10**9 + index, "refused", n=index)
+        limited.warning(6 * 10**9, "refused", n=10_000)
+    assert len(lines) == LINES_A_SECOND + 2
+    assert [line["left_out"] for line in lines if "left_out" in line] == [10_000 - LINES_A_SECOND]

@@ -1,0 +1,262 @@
+"""The authority on a fake clock: tokens, identities, renewal, revocation, files."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from pmdaemon.pki import certificates, identity
+from pmdaemon.pki.authority import DAY_S, Authority
+from pmdaemon.pki.errors import (
+    AuthorityExists,
+    CredentialRefused,
+    NoAuthority,
+    NothingToRevoke,
+    StateUnusable,
+    UnsafeState,
+)
+from pmdaemon.runtime.clock import FakeClock
+
+GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
+OTHER = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0002"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def authority(tmp_path: Path, clock: FakeClock) -> Authority:
+    made = Authority(tmp_path / "ca", 90 * DAY_S, clock)
+    made.init()
+    return made
+
+
+def request(name: str = "gw-a") -> bytes:
+    return certificates.make_request(certificates.make_key(), name)
+
+
+def enrol(authority: Authority, name: str = "gw-a", gateway_id: str = GATEWAY) -> identity.Credential:
+    token = authority.token(name, 60.0)[0]
+    return identity.credential_of_der(authority.enrol(token, request(), gateway_id))
+
+
+def refused(code: str) -> pytest.RaisesExc[CredentialRefused]:
+    return pytest.raises(CredentialRefused, check=lambda exc: exc.code == code)
+
+
+def test_files_are_private_and_a_second_init_is_refused(authority: Authority) -> None:
+    directory = authority.store.directory
+    authority.ensure_server()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    for item in directory.rglob("*"):
+        assert item.stat().st_mode & 0o077 == 0, item
+    before = (directory / "ca.key").read_bytes()
+    with pytest.raises(AuthorityExists, match="move the directory away"):
+        authority.init()
+    assert (directory / "ca.key").read_bytes() == before
+
+
+def test_the_fingerprint_is_of_the_certificate(authority: Authority) -> None:
+    loaded = x509.load_pem_x509_certificate((authority.store.directory / "ca.crt").read_bytes())
+    assert authority.fingerprint() == certificates.fingerprint(certificates.der(loaded))
+    assert len(authority.fingerprint()) == 64
+
+
+def test_no_authority_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(NoAuthority, match="sla ca init"):
+        Authority(tmp_path / "none").token("gw-a", 60.0)
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with pytest.raises(NoAuthority, match="sla ca init"):
+        Authority(tmp_path / "empty").fingerprint()
+
+
+def test_a_directory_or_key_that_others_can_read_is_refused(authority: Authority) -> None:
+    directory = authority.store.directory
+    (directory / "ca.key").chmod(0o640)
+    with pytest.raises(UnsafeState, match=r"chmod 0600 .*ca\.key"):
+        enrol(authority)
+    (directory / "ca.key").chmod(0o600)
+    directory.chmod(0o750)
+    with pytest.raises(UnsafeState, match="chmod 0700"):
+        authority.fingerprint()
+
+
+def test_a_damaged_key_is_named(authority: Authority) -> None:
+    (authority.store.directory / "ca.key").write_text("junk")
+    with pytest.raises(StateUnusable, match=r"ca\.key: is no private key"):
+        enrol(authority)
+
+
+def test_enrolment_binds_id_and_name(authority: Authority, clock: FakeClock) -> None:
+    held = enrol(authority)
+    assert (held.gateway_id, held.name) == (GATEWAY, "gw-a")
+    assert held.not_before_us <= clock.unix_us() < held.not_after_us
+    assert held.not_after_us == clock.unix_us() + round(90 * DAY_S * 1e6)
+    assert clock.unix_us() < held.renew_at_us < held.not_after_us
+    [entry] = authority.entries()
+    assert (entry.serial, entry.how, entry.state(clock.unix_us())) == (held.serial, "token", "valid")
+    assert entry.state(held.not_after_us) == "expired"
+
+
+def test_a_name_longer_than_a_common_name(authority: Authority) -> None:
+    name = "g" * 128
+    assert enrol(authority, name).name == name
+
+
+def test_token_unknown_expired_used(authority: Authority, clock: FakeClock) -> None:
+    with refused("token-unknown"):
+        authority.enrol("no-such-token", request(), GATEWAY)
+    with refused("token-unknown"):
+        authority.enrol("x" * 5000, request(), GATEWAY)
+    token = authority.token("gw-a", 60.0)[0]
+    clock.advance(60.0)
+    with refused("token-expired"):
+        authority.enrol(token, request(), GATEWAY)
+    token = authority.token("gw-a", 60.0)[0]
+    authority.enrol(token, request(), GATEWAY)
+    with refused("token-used"):
+        authority.enrol(token, request(), GATEWAY)
+
+
+def test_a_token_is_not_on_disk(authority: Authority) -> None:
+    token = authority.token("gw-a", 60.0)[0]
+    for item in authority.store.directory.rglob("*"):
+        assert token not in item.name
+        assert item.is_dir() or token.encode() not in item.read_bytes()
+    [waiting] = authority.waiting_tokens()
+    assert waiting.name == "gw-a"
+    authority.enrol(token, request(), GATEWAY)
+    assert authority.waiting_tokens() == []
+
+
+def test_a_bad_request_does_not_spend_the_token(authority: Authority) -> None:
+    token = authority.token("gw-a", 60.0)[0]
+    good = request()
+    for bad in (b"", b"junk", good[:-5], good[:-1] + bytes([good[-1] ^ 1]), b"x" * 3000):
+        with refused("bad-request"):
+            authority.enrol(token, bad, GATEWAY)
+    assert authority.enrol(token, good, GATEWAY)
+
+
+def test_of_many_with_one_token_one_succeeds(authority: Authority) -> None:
+    token = authority.token("gw-a", 60.0)[0]
+    results: list[str] = []
+    start = threading.Barrier(8)
+
+    def attempt() -> None:
+        mine = Authority(authority.store.directory, clock=FakeClock())
+        start.wait()
+        try:
+            mine.enrol(token, request(), GATEWAY)
+            results.append("enrolled")
+        except CredentialRefused as exc:
+            results.append(exc.code)
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == ["enrolled"] + ["token-used"] * 7
+    assert len(authority.entries()) == 1
+
+
+def test_an_identity_belongs_to_one_name_while_valid(authority: Authority, clock: FakeClock) -> None:
+    held = enrol(authority)
+    with refused("identity-taken"):
+        enrol(authority, "gw-b")
+    enrol(authority, "gw-a")  # the same gateway again
+    enrol(authority, "gw-b", OTHER)
+    authority.revoke("gw-a", "")
+    assert enrol(authority, "gw-b").name == "gw-b"
+    clock.advance((held.not_after_us - clock.unix_us()) / 1e6 + 1)
+    assert enrol(authority, "gw-c").name == "gw-c"
+
+
+def test_renewal(authority: Authority, clock: FakeClock) -> None:
+    held = enrol(authority)
+    clock.advance(60 * DAY_S)
+    new = identity.credential_of_der(authority.renew(held, request("anything")))
+    assert (new.gateway_id, new.name) == (held.gateway_id, held.name)
+    assert new.serial != held.serial
+    assert new.not_after_us > held.not_after_us
+    with refused("bad-request"):
+        authority.renew(held, b"junk")
+    clock.advance(31 * DAY_S)
+    with refused("expired"):
+        authority.renew(held, request())
+
+
+def test_revoking_by_name_ends_all_and_forbids_renewal(authority: Authority, clock: FakeClock) -> None:
+    held = enrol(authority)
+    new = identity.credential_of_der(authority.renew(held, request()))
+    other = enrol(authority, "gw-b", OTHER)
+    assert {entry.serial for entry in authority.revoke("gw-a", "stolen")} == {held.serial, new.serial}
+    assert authority.revoked() == {held.serial, new.serial}
+    with refused("revoked"):
+        authority.renew(new, request())
+    states = {entry.serial: (entry.state(clock.unix_us()), entry.reason) for entry in authority.entries()}
+    assert states == {
+        held.serial: ("revoked", "stolen"),
+        new.serial: ("revoked", "stolen"),
+        other.serial: ("valid", ""),
+    }
+    assert [entry.serial for entry in authority.revoke(other.serial, "")] == [other.serial]
+    for who in ("gw-a", "nobody", other.gateway_id):
+        with pytest.raises(NothingToRevoke, match="sla ca list"):
+            authority.revoke(who, "")
+
+
+def test_what_ended_long_ago_is_forgotten(authority: Authority, clock: FakeClock) -> None:
+    enrol(authority)
+    authority.revoke("gw-a", "")
+    clock.advance(90 * DAY_S)
+    authority.sweep()
+    assert len(authority.entries()) == 1
+    clock.advance(31 * DAY_S)
+    authority.sweep()
+    assert authority.entries() == []
+    assert authority.revoked() == frozenset()
+    assert authority.store.names("tokens/used") == []
+
+
+def test_the_servers_certificate_is_renewed_after_two_thirds(authority: Authority, clock: FakeClock) -> None:
+    first = authority.ensure_server().read_bytes()
+    clock.advance(59 * DAY_S)
+    assert authority.ensure_server().read_bytes() == first
+    clock.advance(2 * DAY_S)
+    second = authority.ensure_server().read_bytes()
+    assert second != first
+    made = certificates.certificate_in(second)
+    assert identity.uris(made) == [identity.SERVER_URI]
+    assert identity.unix_us(made.not_valid_after_utc) > clock.unix_us()
+    with refused("no-identity"):
+        identity.credential(made)
+
+
+def test_nothing_outlives_the_authority(tmp_path: Path, clock: FakeClock) -> None:
+    short = Authority(tmp_path / "ca", 90 * DAY_S, clock)
+    short.init(lifetime_s=10 * DAY_S)
+    held = enrol(short)
+    assert held.not_after_us <= clock.unix_us() + round(10 * DAY_S * 1e6)
+    clock.advance(11 * DAY_S)
+    with refused("authority-expired"):
+        enrol(short)
+
+
+def test_a_received_certificate_must_fit_key_and_authority(authority: Authority, tmp_path: Path) -> None:
+    key = certificates.make_key()
+    made = authority.issue(certificates.make_request(key, "gw-a"), GATEWAY, "gw-a")
+    ca_pem = (authority.store.directory / "ca.crt").read_bytes()
+    assert certificates.issued(made, key, ca_pem)
+    with pytest.raises(ValueError, match="another key"):
+        certificates.issued(made, certificates.make_key(), ca_pem)
+    other = Authority(tmp_path / "other")
+    other.init()
+    with pytest.raises(ValueError, match="pinned authority"):
+        certificates.issued(made, key, (tmp_path / "other" / "ca.crt").read_bytes())

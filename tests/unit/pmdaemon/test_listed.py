@@ -1,0 +1,62 @@
+"""Which gateways are dialled: the configuration's list and the file from the database."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmdaemon.config import PmFile
+from pmdaemon.listed import GatewayList
+from pmdaemon.net.dialler import Target
+
+
+def config(tmp_path: Path, *, tls: bool = False, **table: Any) -> PmFile:
+    return PmFile.model_validate(
+        {"runtime_dir": tmp_path, "pmdaemon": {"tls": {"enabled": tls}, **table}},
+    )
+
+
+def store(tmp_path: Path, value: Any, stamp: int) -> None:
+    path = tmp_path / "gateways.json"
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    os.utime(path, ns=(stamp, stamp))
+
+
+def test_both_lists_and_only_when_changed(tmp_path: Path) -> None:
+    listed = GatewayList(config(tmp_path, gateway=[{"name": "own", "address": "127.0.0.1:1"}]))
+    assert listed.changed() == [Target("own", "127.0.0.1:1")]
+    assert listed.changed() is None
+    store(tmp_path, [{"name": "a", "address": "127.0.0.1:1"}, {"name": "b", "address": "127.0.0.1:2"}], 10**9)
+    assert listed.changed() == [Target("own", "127.0.0.1:1"), Target("b", "127.0.0.1:2")]
+    assert listed.changed() is None
+    (tmp_path / "gateways.json").unlink()
+    assert listed.changed() == [Target("own", "127.0.0.1:1")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "junk",
+        "{}",
+        "[1]",
+        [{"name": "x"}],
+        [{"name": "x", "address": "host:1"}],
+        [{"name": "x", "address": "127.0.0.1:0"}],
+        [{"name": "x", "address": "10.0.0.1:7412"}],
+    ],
+)
+def test_what_cannot_be_dialled_is_left_out(tmp_path: Path, value: Any) -> None:
+    store(tmp_path, value, 10**9)
+    assert GatewayList(config(tmp_path)).changed() == []
+
+
+def test_other_machines_with_tls_only(tmp_path: Path) -> None:
+    store(tmp_path, [{"name": "x", "address": "10.0.0.1:7412"}], 10**9)
+    assert GatewayList(config(tmp_path, tls=True)).changed() == [Target("x", "10.0.0.1:7412")]
+    with pytest.raises(ValueError, match="another machine's"):
+        config(tmp_path, gateway=[{"name": "own", "address": "10.0.0.2:1"}])
+    assert config(tmp_path, tls=True, gateway=[{"name": "own", "address": "10.0.0.2:1"}])
