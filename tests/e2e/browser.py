@@ -92,9 +92,9 @@ def settle(driver: Chrome) -> None:
     )
 
 
-def text_of(url: str, css: str) -> str:
-    """Text of the first element that matches, once it is there."""
+def text_of(url: str, css: str, wait_css: str = "") -> str:
+    """Text of the first element that matches, once it is there, and ``wait_css`` too if given."""
     with browser() as driver:
         driver.get(url)
-        wait_for(driver, css)
+        wait_for(driver, wait_css or css)
         return str(driver.find_element(By.CSS_SELECTOR, css).text)
