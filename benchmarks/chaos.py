@@ -252,11 +252,14 @@ class Chaos:
         return [*found, small]
 
     def _settle(self) -> None:
-        """Wait until what the agents have made by now is stored, or was dropped.
+        """Wait until what the clients did is in cuts, and these are stored or were dropped.
 
         Raises:
             StageError: it is not within SETTLE_S.
         """
+        counted = self._gateways()[0]  # a: the newest I/Os are in the cut that is open now, or the next one
+        made_by_now = len(ledger(counted.log, counted.gateway_id)[0])
+        self.stage.wait(lambda: self._has_made(counted, made_by_now + 2), "new cuts of a", limit_s=SETTLE_S)
         wanted = []
         for gateway in self._gateways():
             made, dropped = ledger(gateway.log, gateway.gateway_id)
@@ -265,6 +268,10 @@ class Chaos:
         for gateway_id, epoch, seq in wanted:
             newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
         self.stage.wait(lambda: self._stored(newest), "the agents' cuts in SQL", limit_s=SETTLE_S)
+
+    def _has_made(self, gateway: Gateway, cuts: int) -> bool:
+        self._revive()
+        return len(ledger(gateway.log, gateway.gateway_id)[0]) >= cuts
 
     def _stored(self, newest: dict[tuple[str, int], int]) -> bool:
         from sla_server.db.errors import DbError

@@ -83,9 +83,9 @@ class PmConfig(StrictModel):
         host, port = parse_listen(self.listen)
         if not self.tls.enabled and not ipaddress.ip_address(host).is_loopback:
             raise ValueError(
-                f"listen: {host} can be reached from other machines, and without TLS the server cannot tell "
-                "a gateway from a stranger. Run `sla ca init` and set enabled = true in [pmdaemon.tls], or "
-                f'use "127.0.0.1:{port}" and run agents on this machine'
+                f"pmdaemon.listen: {host} can be reached from other machines, and without TLS the server "
+                "cannot tell a gateway from a stranger. Run `sla ca init` and set enabled = true in "
+                f'[pmdaemon.tls], or use "127.0.0.1:{port}" and run agents on this machine'
             )
         for listed in self.gateway:
             if not self.may_dial(listed.address):
