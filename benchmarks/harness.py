@@ -47,7 +47,8 @@ def _own_ticks(pid: int) -> int:
     """CPU ticks of a process, its waited-for children and its living descendants."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        tasks = Path(f"/proc/{pid}/task").iterdir()  # a child stands with the thread that started it
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
     except OSError:
         return 0
     own = sum(int(value) for value in fields[11:15])
