@@ -9,8 +9,7 @@
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
 
-The increase differs from SLA-MODEL.md's C0/16, which bounces at the edge: see
-docs/adr/0002-approach-the-ceiling.md.
+The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md.
 
 Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the brain's one thread.
 """

@@ -92,7 +92,8 @@ def test_the_reader_cannot_write(config, tmp_path, statement):
 def test_the_reader_has_no_rights_even_in_a_writing_session(config, tmp_path, statement):
     """Not only because its sessions are read-only: that, it could change."""
     engine = make_engine(config.model_copy(update={"url": config.reader_url}), tmp_path)
-    refused(engine, statement, before="SET TRANSACTION READ WRITE", match=r"permission denied|must be owner")
+    pattern = r"permission denied|must be owner"
+    assert refused(engine, statement, before="SET TRANSACTION READ WRITE", match=pattern)
     engine.dispose()
 
 

@@ -109,6 +109,7 @@ def test_any_history_agrees_with_a_dict(history: list[tuple[str, object]]) -> No
     model = Model()
     for kind, value in history:
         model.step(kind, value)
+    assert contents(model.queue) == model.live
 
 
 def test_long_run_wraps_skips_and_rejects() -> None:

@@ -199,6 +199,7 @@ def test_headers_of_two_tries_are_made_again(tmp_path: Path) -> None:
     shutil.copy(paths(other)[0], files[0])
     queue = opened(files)
     queue.put(b"works")
+    assert drain(queue) == [b"works"]
     queue.close()
 
 

@@ -121,6 +121,7 @@ def test_token_unknown_expired_used(authority: Authority, clock: FakeClock) -> N
     authority.enrol(token, request(), GATEWAY)
     with refused("token-used"):
         authority.enrol(token, request(), GATEWAY)
+    assert authority.waiting_tokens() == []
 
 
 def test_a_token_is_not_on_disk(authority: Authority) -> None:
