@@ -190,7 +190,7 @@ class Reception:
         if not verdict.keep and not verdict.judge:
             return
         self._courier.cut(
-            bytes(received.raw),
+            received.raw,
             gateway.gateway_id,
             keep=verdict.keep,
             judge=verdict.judge,

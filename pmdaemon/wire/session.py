@@ -52,12 +52,16 @@ class State(Enum):
     DRAINING = "draining"
     CLOSED = "closed"
 
+    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python, for every frame
+
 
 class Side(Enum):
     """Who speaks."""
 
     AGENT = "agent"
     DAEMON = "daemon"
+
+    __hash__ = object.__hash__  # as in State
 
 
 def _table() -> dict[tuple[State, Side, Kind], State]:
@@ -156,12 +160,12 @@ class Session:
                 self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
 
     def _check(self, frame: Frame) -> None:
-        if frame.kind not in WIRE_KINDS:
-            return
-        kind = Kind(frame.kind)
-        following = TABLE.get((self.state, self._peer, kind))
+        # Kinds are integers with the hash of one: no member has to be looked up for a frame that is right.
+        following = TABLE.get((self.state, self._peer, frame.kind))  # type: ignore[call-overload]
         if following is None:
-            raise ProtocolViolation(self.state.value, kind.name, self.allowed(self._peer))
+            if frame.kind not in WIRE_KINDS:
+                return
+            raise ProtocolViolation(self.state.value, Kind(frame.kind).name, self.allowed(self._peer))
         if self.side is Side.AGENT:
             self.state = following
 
