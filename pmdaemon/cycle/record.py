@@ -205,10 +205,18 @@ class Record:
         Older polls the agent left out are forgotten. An old epoch whose last cut was acknowledged in an
         answered poll is over.
         """
-        if not any(item.poll == poll for item in self._polls):
-            return None
-        while (item := self._polls.popleft()).poll != poll:
-            pass
+        polls = self._polls
+        if not polls or polls[0].poll != poll:
+            if not any(item.poll == poll for item in polls):
+                return None
+            while polls[0].poll != poll:
+                polls.popleft()
+        item = polls.popleft()
+        if len(self._epochs) > 1:
+            self._forget_epochs()
+        return item.sent_ns
+
+    def _forget_epochs(self) -> None:
         over = [
             epoch
             for epoch, position in self._epochs.items()
@@ -217,7 +225,6 @@ class Record:
         for epoch in over:
             del self._epochs[epoch]
             self._judged.pop(epoch, None)
-        return item.sent_ns
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
@@ -265,7 +272,7 @@ class Record:
     def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
         for earlier, other in self._epochs.items():
             if earlier == epoch:
-                break
+                break  # at once, when there is one epoch
             if other.last is not None and not other.exhausted:
                 self.skipped_cuts += other.last - other.received
                 other.received = other.last

@@ -176,14 +176,15 @@ class Reception:
         if gateway_bytes != gateway.id_bytes:
             raise BadCut(f"it names gateway {uuid.UUID(bytes=gateway_bytes)}, the session is another's")
         live = bool(received.flags & frame.FLAG_LIVE)
-        now_ns = self._clock.monotonic_ns()
-        with gateway.lock:
-            hole = not live and gateway.record.leaves_hole(epoch, seq, received.header.get("gap", 0))
+        now_ns = conn.last_received_ns
+        record = gateway.record
+        # Positions of cuts belong to this thread; the lock is for rewinds by others.
+        hole = not live and record.leaves_hole(epoch, seq, received.header.get("gap", 0))
         if hole:
             # What is batched must be posted first: it may lie below the floor that is announced next.
             self._courier.post_cuts()
         with gateway.lock:
-            verdict = gateway.record.received(epoch, seq, live, now_ns)
+            verdict = record.received(epoch, seq, live, now_ns)
         if hole and verdict.keep:
             self._give_up_before(gateway, epoch, seq)
         self._counters["cuts"] += 1
@@ -213,7 +214,7 @@ class Reception:
         poll = _count(received.header, "poll")
         wall_us = _count(received.header, "wall_us")
         dropped = _count(received.header, "dropped")
-        now_ns = self._clock.monotonic_ns()
+        now_ns = conn.last_received_ns
         with gateway.lock:
             sent_ns = gateway.record.answered(poll)
             if sent_ns is not None:

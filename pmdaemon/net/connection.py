@@ -88,6 +88,7 @@ class Connection:
 
     def send(self, *frames: tuple[Kind, bytes]) -> Sent:
         """Send frames as one write, without blocking. Any thread."""
+        data = frames[0][1] if len(frames) == 1 else b"".join([data for _, data in frames])
         with self._lock:
             if self._closed or self.session.state in (State.DRAINING, State.CLOSED):
                 return Sent.GONE
@@ -98,7 +99,7 @@ class Connection:
                 return (
                     Sent.GONE
                 )  # a race with a session that ended and began anew: the frames are for the old one
-            result = self._write(b"".join(data for _, data in frames))
+            result = self._write(data)
         if result is not Sent.SENT:
             self._on_blocked(self)
         return result

@@ -36,7 +36,7 @@ from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import AnnounceAgain, Hint, Post
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame
+from pmdaemon.wire import frame, poll
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
@@ -214,14 +214,9 @@ class Outbound:
         if asked is not None:
             self._poll += 1
             conn, request = asked
-            header = {
-                "poll": self._poll,
-                "sent_ns": now_ns,
-                "ack": request.ack,
-                "from": request.start,
-                "lease": self._book.lease_is_fresh(now_ns),
-            }
-            orders = [*orders, (Kind.POLL, frame.encode(Kind.POLL, header))]
+            lease = self._book.lease_is_fresh(now_ns)
+            encoded = poll.encode(self._poll, now_ns, request.ack, request.start, lease)
+            orders = [*orders, (Kind.POLL, encoded)]
         else:
             with gateway.lock:
                 conn = gateway.conn
