@@ -1,7 +1,7 @@
 """``make bench-poll``: polling N gateways, our pair against other ways (P18), CPU us per poll as the figure.
 
-Every cell is a fresh process on CPU 0 against a swarm of simulated gateways in C on the last CPU; all send and
-receive the same bytes, a real cut of 16 streams. Variants are interleaved within each repetition; a ratio is
+Every cell is a fresh process on CPU 0 against a swarm of simulated gateways in C on the last CPU; all send
+and receive the same bytes, a real cut of 16 streams. Variants are interleaved within each repetition; a ratio is
 the median of the ratios within the repetitions. A round asks all gateways and ends with the last reply.
 
     c             a C epoll loop: the floor              threads    a blocking thread a gateway
@@ -63,7 +63,9 @@ def variants() -> list[str]:
     return names
 
 
-def cell(folder: Path, programs: dict[str, str], variant: str, count: int, seconds: float, stalled: int = 0) -> dict[str, Any]:
+def cell(
+    folder: Path, programs: dict[str, str], variant: str, count: int, seconds: float, stalled: int = 0
+) -> dict[str, Any]:
     """One fresh process; its JSON."""
     spec = folder / f"spec-{count}-{variant in FORMS}"
     if not spec.exists():
@@ -159,7 +161,9 @@ def summary(cells: Cells) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """The table on the terminal."""
-    print(f"{'cell':<19}{'CPU us':>8}{'polls/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'thr':>6}{'sw/poll':>9}{'MB':>7}")
+    print(
+        f"{'cell':<19}{'CPU us':>8}{'polls/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'thr':>6}{'sw/poll':>9}{'MB':>7}"
+    )
     for row in rows:
         print(
             f"{row['cell']:<19}{row['cpu_us']:>8.1f}{row['polls_per_s']:>9}{row['round_p50_ms']:>9.1f}"
@@ -187,7 +191,9 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", default="50,200,1000,4000")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.4)
-    parser.add_argument("--runs", type=int, default=harness.MOST_RUNS, help="at most, while others use the CPU")
+    parser.add_argument(
+        "--runs", type=int, default=harness.MOST_RUNS, help="at most, while others use the CPU"
+    )
     given = parser.parse_args()
     numbers = [int(size) for size in given.sizes.split(",")]
     os.environ.setdefault("PYTHONHASHSEED", "0")

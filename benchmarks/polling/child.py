@@ -74,7 +74,9 @@ def _c_loop(program: str, count: int, seconds: float, listener: socket.socket) -
     return result | {"threads": 1}
 
 
-def run(variant: str, count: int, seconds: float, swarm: list[str], cloop: str, stalled: int) -> dict[str, Any]:
+def run(
+    variant: str, count: int, seconds: float, swarm: list[str], cloop: str, stalled: int
+) -> dict[str, Any]:
     """Start the swarm, serve it, measure."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     program, spec = swarm

@@ -137,7 +137,7 @@ def request() -> bytes:
 
 
 def exporter_text() -> str:
-    """The same information for Prometheus: one sample a counter, one a histogram entry, one a missed count."""
+    """The same for Prometheus: a sample a counter, a histogram entry, a missed count."""
     lines = []
     for row in range(STREAMS):
         where = f'volume="vol-{row}",client="host-a",backend="disk"'

@@ -50,7 +50,11 @@ def cpu_us_per_scrape(folder: Path) -> float:
     body, port, own = folder / "metrics.txt", _free_port(), _free_port()
     body.write_text(payload.exporter_text())
     swarm = subprocess.Popen([str(folder / "swarm"), "http", str(port), str(body)], stdout=subprocess.DEVNULL)
-    command = ["prometheus", f"--config.file={_config(folder, port)}", f"--web.listen-address=127.0.0.1:{own}"]
+    command = [
+        "prometheus",
+        f"--config.file={_config(folder, port)}",
+        f"--web.listen-address=127.0.0.1:{own}",
+    ]
     command += [f"--storage.tsdb.path={folder / 'tsdb'}", "--log.level=error"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -55,6 +55,13 @@ class Verdict(NamedTuple):
     judge: bool
 
 
+_BOTH: Final = Verdict(keep=True, judge=True)
+_KEEP: Final = Verdict(keep=True, judge=False)
+_JUDGE: Final = Verdict(keep=False, judge=True)
+_DROP: Final = Verdict(keep=False, judge=False)
+_new = tuple.__new__  # a named tuple's own constructor is a Python function; two a poll are made here
+
+
 class PollRequest(NamedTuple):
     """The record's part of a POLL header."""
 
@@ -186,7 +193,7 @@ class Record:
 
     def poll(self, poll: int, now_ns: int) -> PollRequest:
         """Account for a poll that is about to leave, and say what it asks for."""
-        self._polls.append(_PollOut(poll, now_ns, self.rewinds))
+        self._polls.append(_new(_PollOut, (poll, now_ns, self.rewinds)))
         if len(self._polls) > MAX_POLLS_OUT:
             self._polls.popleft()
         start: list[int] = []
@@ -197,7 +204,7 @@ class Record:
                 position.acked_to_agent = max(position.acked_to_agent, position.ack)
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        return PollRequest(ack, start)
+        return _new(PollRequest, (ack, start))
 
     def answered(self, poll: int) -> int | None:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
@@ -248,18 +255,18 @@ class Record:
         if live:
             if judge:
                 self._remember_live(epoch, seq)
-            return Verdict(keep=False, judge=judge)
+            return _JUDGE if judge else _DROP
         if seq <= position.received:
             self.repeated_cuts += 1
-            return Verdict(keep=False, judge=False)
+            return _DROP
         if judge or (epoch, seq) in self._live:
             self._judged[epoch] = max(self._judged[epoch], seq)
             self._live.discard((epoch, seq))
         if not self._polls or self._polls[0].rewinds != self.rewinds:
             self.not_kept_cuts += 1
-            return Verdict(keep=False, judge=judge)
+            return _JUDGE if judge else _DROP
         self._advance(epoch, position, seq, now_ns)
-        return Verdict(keep=True, judge=judge)
+        return _BOTH if judge else _KEEP
 
     def _is_news(self, epoch: int, seq: int) -> bool:
         return seq > self._judged.get(epoch, 0) and (epoch, seq) not in self._live

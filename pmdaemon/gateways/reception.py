@@ -171,7 +171,8 @@ class Reception:
     # -- statistics
 
     def _cut(self, conn: Peer, received: frame.Frame) -> None:
-        gateway = _gateway_of(conn)
+        gateway = conn.gateway
+        assert gateway is not None  # see _gateway_of
         gateway_bytes, epoch, seq = cut.check(received)
         if gateway_bytes != gateway.id_bytes:
             raise BadCut(f"it names gateway {uuid.UUID(bytes=gateway_bytes)}, the session is another's")

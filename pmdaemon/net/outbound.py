@@ -41,6 +41,7 @@ from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
+_NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
 log = structlog.get_logger("outbound")
 
 
@@ -203,8 +204,8 @@ class Outbound:
 
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
-        orders = self._orders.pop(gateway_id, [])
-        gen = self._caps_leaving.pop(gateway_id, None)
+        orders = self._orders.pop(gateway_id, _NONE) if self._orders else _NONE
+        gen = self._caps_leaving.pop(gateway_id, None) if self._caps_leaving else None
         gateway = self._registry.get(gateway_id)
         if gateway is None:
             return  # ordered for a gateway of the future: the book keeps it
@@ -216,7 +217,7 @@ class Outbound:
             conn, request = asked
             lease = self._book.lease_is_fresh(now_ns)
             encoded = poll.encode(self._poll, now_ns, request.ack, request.start, lease)
-            orders = [*orders, (Kind.POLL, encoded)]
+            orders = [*orders, (Kind.POLL, encoded)] if orders else [(Kind.POLL, encoded)]
         else:
             with gateway.lock:
                 conn = gateway.conn

@@ -202,7 +202,7 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     # One look at all of them (the usual cut), and one by one only to say which is wrong.
     if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
         _check_one_by_one(header)
-    _, _, rows, hists, misses, *_ = values
+    rows, hists, misses = header["n"], header["h"], header["m"]
     if rows > MAX_ROWS:
         raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
     if get("sch", SCHEMA_ID) != SCHEMA_ID:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from pmdaemon.errors import FrameTooLarge, MalformedFrame
+from pmdaemon.errors import FrameTooLarge, MalformedFrame, WireError
 
 PREFIX = struct.Struct("<IHBB")
 MAX_FRAME_BYTES = 1 << 20  # four times the largest backlog reply (256 KB), so a legal frame never meets it
@@ -35,6 +35,8 @@ MAX_HEADER_ITEMS = (
 FLAG_LIVE = 1
 _ZERO = b"\0" * 8
 _STRINGS = frozenset((str,))
+_unpack_prefix = PREFIX.unpack_from
+_new_frame = tuple.__new__  # a named tuple's own constructor is a Python function
 
 
 class Frame(NamedTuple):
@@ -109,18 +111,21 @@ def decode(view: memoryview | bytes) -> Frame:
     return _decode_whole(view, total)
 
 
-def _decode_whole(view: memoryview, total: int) -> Frame:
-    """``decode`` for a caller that has looked at the size."""
-    _, header_len, kind, flags = PREFIX.unpack_from(view)
-    end = PREFIX.size + header_len
+def _unpack_header(packed: memoryview) -> dict[str, Any]:
     try:
-        header = msgpack.unpackb(
-            view[PREFIX.size : end], raw=False, strict_map_key=False, max_array_len=MAX_HEADER_ITEMS
-        )
+        header = msgpack.unpackb(packed, raw=False, strict_map_key=False, max_array_len=MAX_HEADER_ITEMS)
     except Exception as exc:
         raise MalformedFrame(f"the header is not msgpack ({type(exc).__name__}: {exc})") from exc
     if type(header) is not dict or not _STRINGS.issuperset(map(type, header)):
         raise MalformedFrame("the header is not a map with string keys")
+    return header
+
+
+def _decode_whole(view: memoryview, total: int) -> Frame:
+    """``decode`` for a caller that has looked at the size."""
+    _, header_len, kind, flags = PREFIX.unpack_from(view)
+    end = PREFIX.size + header_len
+    header = _unpack_header(view[PREFIX.size : end])
     return Frame(kind, header, view[min(end + (-header_len % 8), total) :], flags, view)
 
 
@@ -158,6 +163,44 @@ class FrameReader:
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
         return len(self._partial)
+
+    def take(self, data: bytes | memoryview) -> tuple[list[Frame], WireError | None]:
+        """All frames completed by ``data`` at once, and the error behind them, if any.
+
+        For a reader whose limit no longer changes from frame to frame: half the cost of ``feed``.
+        """
+        if self._partial:
+            frames: list[Frame] = []
+            try:
+                frames.extend(self.feed(data))
+            except WireError as exc:
+                return frames, exc
+            return frames, None
+        view = memoryview(data)
+        size, at, frames = len(view), 0, []
+        limit_bytes, need = self.limit_bytes, PREFIX.size
+        try:
+            while size - at >= 8:
+                length, header_len, kind, flags = _unpack_prefix(view, at)
+                total = length + 4
+                blob_at = 8 + header_len + (-header_len & 7)
+                if total > limit_bytes or total < blob_at or total & 7:
+                    peek_size(view[at:], limit_bytes)  # says what is wrong
+                    blob_at = total  # a header that ends within the padding: legal, and no blob
+                if size - at < total:
+                    need = total
+                    break
+                header = _unpack_header(view[at + 8 : at + 8 + header_len])
+                end = at + total
+                parts = (kind, header, view[at + blob_at : end], flags, view[at:end])
+                frames.append(_new_frame(Frame, parts))
+                at = end
+        except WireError as exc:
+            return frames, exc
+        if at < size:
+            self._partial += view[at:]
+        self._need_bytes = need
+        return frames, None
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Yield the frames completed by ``data``. Views are valid until the caller lets go of them.

@@ -1,9 +1,8 @@
 """The POLL frame, encoded by one ``struct`` call.
 
-A POLL is the one frame made for every gateway at every interval. Its header is the same map as ever; only its
-numbers are always written as msgpack's uint 64, so that the usual POLL (one epoch, at most one acknowledgement)
-is a byte pattern with holes. Measured: 0.6 us against 2.4 us for the general encoder. Any other POLL goes
-through ``frame.encode``; a reader sees no difference.
+A POLL is the one frame made for every gateway at every interval. Its header is the same map as ever; only
+its numbers are always written as msgpack's uint 64, so that the usual POLL (one epoch, at most one
+acknowledgement) is a byte pattern with holes. Any other POLL goes through ``frame.encode``; a reader sees no difference.
 
 Source: P10 (pre-encoded requests); docs/formats/messages.md (POLL).
 """

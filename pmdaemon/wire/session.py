@@ -120,6 +120,16 @@ def negotiate(proto_min: int, proto_max: int) -> int:
     return chosen
 
 
+_WHILE_POLLING: Final = frozenset(
+    int(kind) for state, side, kind in TABLE if state is State.POLLING and side is Side.AGENT
+)
+
+
+def _then_raise(frames: list[Frame], error: WireError) -> Iterator[Frame]:
+    yield from frames
+    raise error
+
+
 class Session:
     """One side's view of one connection.
 
@@ -149,6 +159,22 @@ class Session:
         Raises:
             WireError: framing, size or state; close the connection with ``error_code``.
         """
+        if self.state is State.POLLING and self.side is Side.DAEMON:
+            return self._feed_polling(data)
+        return self._feed_steps(data)
+
+    def _feed_polling(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """Statistics, all the time: no frame of an agent changes the state or the limit any more."""
+        frames, error = self._reader.take(data)
+        for count, frame in enumerate(frames):
+            if frame.kind not in _WHILE_POLLING and frame.kind in WIRE_KINDS:
+                kind = Kind(frame.kind).name
+                error = ProtocolViolation(self.state.value, kind, self.allowed(self._peer))
+                del frames[count:]
+                break
+        return iter(frames) if error is None else _then_raise(frames, error)
+
+    def _feed_steps(self, data: bytes | memoryview) -> Iterator[Frame]:
         if self.state in (State.DRAINING, State.CLOSED):
             return
         for frame in self._reader.feed(data):
@@ -161,7 +187,7 @@ class Session:
 
     def _check(self, frame: Frame) -> None:
         # Kinds are integers with the hash of one: no member has to be looked up for a frame that is right.
-        following = TABLE.get((self.state, self._peer, frame.kind))  # type: ignore[call-overload]
+        following = TABLE.get((self.state, self._peer, frame.kind))  # type: ignore[arg-type]
         if following is None:
             if frame.kind not in WIRE_KINDS:
                 return
