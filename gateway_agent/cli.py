@@ -9,6 +9,7 @@ import click
 
 from gateway_agent import agent
 from gateway_agent.config import AgentConfig
+from gateway_agent.nbd.storage import Storage
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime import logs
@@ -34,9 +35,21 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
         if show_config:
             click.echo(configuration.show(config), nl=False)
         elif check_config:
+            check_files(config)
             click.echo(f"{path}: valid; {len(config.plane)} data planes, {len(config.export)} volumes")
         else:
             agent.run(config)
     except SlaError as exc:
         click.echo(f"gateway-agent: {exc}", err=True)
         sys.exit(exc.exit_status)
+
+
+def check_files(config: AgentConfig) -> None:
+    """See that every file of file mode can be served as its export says. Opens and closes them, no more.
+
+    Raises:
+        BackingFileError: the first that cannot.
+    """
+    for export in config.export:
+        if export.file is not None:
+            Storage(export.volume, export.file, read_only=export.read_only).close()

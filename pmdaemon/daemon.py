@@ -27,6 +27,7 @@ from pmdaemon.config import PmFile, parse_listen
 from pmdaemon.errors import ConfigError
 from pmdaemon.net.children import Child
 from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.sizing import T_PTMAX_US, pairs_by_formula, pairs_needed
 
@@ -63,20 +64,7 @@ def listen(value: str) -> socket.socket:
     Raises:
         ConfigError: the address is not loopback, or is in use.
     """
-    host, port = parse_listen(value)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(1024)
-    except OSError as exc:
-        sock.close()
-        raise ConfigError(
-            "pmdaemon.listen",
-            f"cannot listen on {value}: {exc.strerror}",
-            "Another server may be running (sla-server status), or choose another port; 0 takes a free one",
-        ) from exc
+    sock = open_listener("pmdaemon.listen", *parse_listen(value))
     sock.setblocking(False)
     return sock
 

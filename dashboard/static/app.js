@@ -1,9 +1,9 @@
 // The page: takes the live feed, draws it, and sends changes through the REST API.
 
 import {call, read} from "./api.js";
-import {addPoint, drawChart, hasTrend, loadTrend} from "./chart.js";
+import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
-import {duration, latency, stateOf} from "./format.js";
+import {duration, latency, sentence, stateOf} from "./format.js";
 import {startFeed} from "./feed.js";
 import * as views from "./views.js";
 
@@ -11,7 +11,7 @@ const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", selected: null, totals: new Map(),
-  policy: null, signedIn: false, notice: ""};
+  policy: null, signedIn: false, notice: "", database: ""};
 
 function draw() {
   const {snapshot} = page;
@@ -35,7 +35,8 @@ function chart() {
   const row = page.snapshot.slas.find((sla) => views.keyOf(sla) === page.selected);
   $("chart").hidden = !row || !hasTrend(page.selected);
   if ($("chart").hidden) return;
-  const title = `${row.name}, p${row.percentile} of the last 15 minutes: measured (line), promised (dashed); now `
+  const [startMs, endMs] = spanMs(page.selected);
+  const title = `${row.name}, p${row.percentile} of the last ${duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
     + `${latency(row.latency_us)} of ${latency(row.threshold_us)}, ${stateOf(row.state)[1].slice(1).trim() || row.state}.`;
   if ($("chart-title").dataset.shown !== title) {
     $("chart-title").dataset.shown = title;
@@ -53,6 +54,7 @@ function onSnapshot(snapshot) {
   const newPolicy = snapshot.policy?.version !== page.snapshot?.policy?.version;
   page.snapshot = snapshot;
   page.takenMs = Date.now();
+  page.database = snapshot.database || "";
   const helped = new Set(snapshot.throttles.filter((row) => ACTIVE.has(row.state)).map((row) => (row.victim || "").split("/")[0]));
   for (const row of snapshot.slas) addPoint(views.keyOf(row), snapshot.at_us, row, helped.has(row.name));
   if (!snapshot.slas.some((row) => views.keyOf(row) === page.selected)) {
@@ -79,10 +81,13 @@ function showFeed() {
   $("feed").className = `chip ${cls}`;
   setText($("feed"), words);
   const banner = lost ? "Connection to the server lost, retrying. What you see is what was last known."
+    : stale && page.database ? `${sentence(page.database)} The services part waits for it. What you see is what was last known.`
     : stale ? `No live data for ${duration(ageMs / 1000)}: the services part does not answer (it is restarted by itself; `
-      + "‘sla-server status’ says more)." : page.notice;
+      + "‘sla-server status’ says more)."
+    : page.notice || (page.database ? `${sentence(page.database)} Live values go on; totals, compliance and events are those last read.` : "");
+  const problem = lost || stale || (page.database && !page.notice);
   $("banner").hidden = !banner;
-  $("banner").classList.toggle("notice", !lost && !stale);
+  $("banner").classList.toggle("notice", !problem);
   setText($("banner"), banner);
   document.body.classList.toggle("stale", lost || stale);
 }
@@ -114,6 +119,8 @@ async function loadSlow() {
 async function everySoOften() {
   await loadTotals();
   if (Date.now() - page.takenMs > STALE_MS) {
+    const health = await read("/health"); // who waits for the database says nothing: ask for it ourselves
+    if (health) page.database = health.database === "ok" ? "" : health.database;
     const answer = await read("/processes");
     if (answer) views.showProcesses(answer.items);
   }

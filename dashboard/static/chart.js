@@ -3,6 +3,7 @@
 // A trend is {at: [ms], latency: [us|null], promise: [us|null], throttled: [bool]}, 15 minutes at one a second.
 
 const KEEP = 900;
+const LEAST_MS = 60000; // of the axis, so that the first seconds are not stretched over it
 const SVG = "http://www.w3.org/2000/svg";
 const trends = new Map();
 
@@ -29,6 +30,13 @@ export function addPoint(key, atUs, row, throttled) {
   trend.promise.push(row.threshold_us ?? null);
   trend.throttled.push(throttled);
   if (trend.at.length > KEEP) for (const column of Object.values(trend)) column.shift();
+}
+
+// [first, last] time in ms of what was measured: nothing before the first sample, 15 minutes once they are full.
+export function spanMs(key) {
+  const {at, latency} = trendOf(key);
+  const first = latency.findIndex((value) => value !== null);
+  return at.length ? [at[Math.max(0, first)], at.at(-1)] : [Date.now(), Date.now()];
 }
 
 // Runs of true as [first, last] indices.
@@ -84,8 +92,8 @@ export async function drawChart(node, key) {
   const at = trend.at.map((ms) => new Date(ms));
   const ms = (values) => values.map((value) => (value === null ? null : value / 1000));
   const axis = {gridcolor: colour("line"), linecolor: colour("line"), zeroline: false, fixedrange: true};
-  const end = trend.at.at(-1) || Date.now();
-  const start = Math.min(trend.at[0] || end, end - 120000);
+  const [start, newest] = spanMs(key);
+  const end = Math.max(newest, start + LEAST_MS);
   const high = Math.max(1, ...ms(trend.latency), ...ms(trend.promise)) * 1.12;
   await Plotly.react(node, [
     {x: at, y: ms(trend.promise), name: "promised", mode: "lines", connectgaps: false,
@@ -95,7 +103,7 @@ export async function drawChart(node, key) {
   ], {
     shapes: runs(trend.throttled).map(([a, b]) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1,
       x0: at[a], x1: at[Math.min(b + 1, at.length - 1)], fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
-    margin: {l: 44, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false,
+    margin: {l: 54, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false,
     font: {family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colour("soft")}, hovermode: "closest",
     xaxis: {...axis, type: "date", range: [new Date(start), new Date(end)], tickformat: "%H:%M:%S", nticks: Math.max(3, Math.floor(node.clientWidth / 130)), tickangle: 0, showgrid: false},
     yaxis: {...axis, range: [0, high], nticks: 5, ticksuffix: " ms"},

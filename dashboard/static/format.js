@@ -45,6 +45,9 @@ export function clock(us) {
   return today ? time : `${at.toLocaleDateString("en-GB", {day: "numeric", month: "short"})} ${time}`;
 }
 
+// An error's text as a sentence.
+export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.$/, "")}.`;
+
 export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
 // State of an agreement's objective: [badge class, words, explanation].

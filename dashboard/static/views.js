@@ -65,7 +65,7 @@ export function showSlas(snapshot, selected, onSelect) {
     }},
   ];
   fillTable($("slas"), columns, snapshot.slas, keyOf, () =>
-    ["No agreement yet. Write one in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
+    ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
 }
 
 export function showVolumes(snapshot, totals, actions) {

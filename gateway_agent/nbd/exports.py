@@ -1,16 +1,20 @@
 """What this plane exports: names to volumes and clients, and the right kind of session for each.
 
 Holds the volumes, the storages and worker pools of file mode, and the table of streams.
+
+A file that cannot be used makes its own export unavailable, not the plane: it is tried again after 1 s, then
+after twice as long up to a minute, and when a client asks for it; each planned try that fails is logged.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
-from gateway_agent.errors import ExportRefused
+from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.account import Stream
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig
@@ -24,6 +28,8 @@ from gateway_agent.throttle.rates import RateSet
 from pmdaemon.wire.names import is_name
 
 log = structlog.get_logger("exports")
+RETRY_FIRST_S: Final = 1.0
+RETRY_MOST_S: Final = 60.0
 
 
 def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
@@ -59,9 +65,6 @@ class ExportTable:
         config: of the plane.
         context: what its connections share.
         on_learned: called when the size of a volume has become known or has changed.
-
-    Raises:
-        BackingFileError: a file of file mode cannot be opened.
     """
 
     def __init__(self, config: PlaneConfig, context: Context, on_learned: Callable[[], None]) -> None:
@@ -77,11 +80,43 @@ class ExportTable:
             volume = Volume(export, RateSet(burst_ns, hold_ns), context, hold_ns)
             self.volumes[export.volume] = volume
             if export.file is not None:
-                storage = Storage(export.volume, export.file, read_only=export.read_only)
-                self._storages[export.volume] = storage
-                volume.facts = storage.facts
-                if export.workers:
-                    self._pools[export.volume] = WorkerPool(context.loop, export.volume, export.workers)
+                self._try(volume, RETRY_FIRST_S)
+
+    def _open(self, volume: Volume) -> Storage:
+        """The file of a volume in file mode; opens it if need be.
+
+        Raises:
+            BackingFileError: it cannot be used.
+        """
+        export, name = volume.export, volume.export.volume
+        if (storage := self._storages.get(name)) is not None:
+            return storage
+        assert export.file is not None  # the caller knows: the volume has no upstream
+        storage = self._storages[name] = Storage(name, export.file, read_only=export.read_only)
+        volume.facts = storage.facts
+        if export.workers:
+            self._pools[name] = WorkerPool(self._context.loop, name, export.workers)
+        return storage
+
+    def _try(self, volume: Volume, wait_s: float) -> None:
+        """Open the file of a volume; if that fails, say so and plan the next try."""
+        try:
+            self._open(volume)
+        except BackingFileError as exc:
+            log.error("export-refused", volume=volume.export.volume, error=str(exc), again_in_s=wait_s)
+            due_ns = self._context.clock.monotonic_ns() + round(wait_s * 1e9)
+            later = min(2 * wait_s, RETRY_MOST_S)
+            self._context.loop.at(("open", volume), due_ns, lambda _now: self._retry(volume, later))
+
+    def _retry(self, volume: Volume, wait_s: float) -> None:
+        if volume.export.volume not in self._storages:  # a client's try may have succeeded
+            self._try(volume, wait_s)
+            self._tell_if_open(volume)
+
+    def _tell_if_open(self, volume: Volume) -> None:
+        if (storage := self._storages.get(volume.export.volume)) is not None:
+            log.info("export-served", volume=volume.export.volume, size_bytes=storage.facts.size_bytes)
+            self._on_learned()
 
     def find(self, name: str, address_name: str) -> tuple[Volume, str]:
         """Volume and client of an export name.
@@ -102,8 +137,20 @@ class ExportTable:
         return cuts.table.get(volume.export, client, cuts.thresholds)
 
     def file_facts(self, volume: Volume) -> p.ExportFacts:
-        """Facts of a volume in file mode."""
-        return self._storages[volume.export.volume].facts
+        """Facts of a volume in file mode.
+
+        Raises:
+            ExportRefused: its file cannot be used now.
+        """
+        was_open = volume.export.volume in self._storages
+        try:
+            facts = self._open(volume).facts
+        except BackingFileError as exc:
+            text = f"the storage behind this export is not available: {exc}"
+            raise ExportRefused(p.Rep.ERR_UNKNOWN, text) from exc
+        if not was_open:
+            self._tell_if_open(volume)
+        return facts
 
     def learn(self, volume: Volume, facts: p.ExportFacts) -> p.ExportFacts:
         """Facts as clients of this gateway see them; remembered for DP_HELLO."""

@@ -102,15 +102,17 @@ class Negotiation:
     def _open(self, export: str) -> None:
         try:
             self._volume, client = self._exports.find(export, self._address_name)
+            uri = self._volume.export.upstream
+            facts = self._exports.file_facts(self._volume) if uri is None else None
             self._stream = (
                 self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None
             )
         except ExportRefused as exc:
             self._refuse(exc.code, str(exc))
             return
-        uri = self._volume.export.upstream
         if uri is None:
-            self._ready(None, self._exports.file_facts(self._volume))
+            assert facts is not None  # just asked for
+            self._ready(None, facts)
         else:
             self._loop.want(self._sock.fileno(), 0)  # one thing at a time; the client waits for its answer
             self._opening = UpstreamOpening(self._loop, uri, self._ready, self._on_upstream_failed)

@@ -53,7 +53,6 @@ class Plane:
 
     Raises:
         ConfigError: an address that cannot be listened on.
-        BackingFileError: a file that cannot be opened.
     """
 
     def __init__(self, config: PlaneConfig, clock: Clock | None = None) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 from typing import Final
 
 from gateway_agent.errors import BackingFileError
 from gateway_agent.nbd import protocol as p
 
+SECTOR_BYTES: Final = 512
+"""Clients that are block devices count in these: they would hide what is behind the last whole one."""
 _KEEP_SIZE: Final = 1
 _PUNCH_HOLE: Final = 2
 _ZERO_RANGE: Final = 16
@@ -38,7 +41,8 @@ class Storage:
         read_only: open it so.
 
     Raises:
-        BackingFileError: it cannot be opened, or its size is unknown.
+        BackingFileError: it cannot be opened, is neither file nor block device, or has a size that cannot be
+            served.
     """
 
     def __init__(self, volume: str, path: str, *, read_only: bool) -> None:
@@ -47,13 +51,25 @@ class Storage:
         except OSError as exc:
             raise BackingFileError(volume, path, exc.strerror or str(exc)) from exc
         try:
-            size_bytes = os.lseek(self._fd, 0, os.SEEK_END)  # block devices have no size in fstat
-        except OSError as exc:
+            size_bytes = self._size_bytes()
+        except (OSError, ValueError) as exc:
             os.close(self._fd)
-            raise BackingFileError(volume, path, f"its size cannot be found: {exc.strerror}") from exc
+            raise BackingFileError(volume, path, str(exc)) from exc
         flags = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | p.TX_SEND_FUA | p.TX_CAN_MULTI_CONN
         changes = p.TX_READ_ONLY if read_only else p.TX_SEND_TRIM | p.TX_SEND_WRITE_ZEROES
         self.facts = p.ExportFacts(size_bytes, flags | changes)
+
+    def _size_bytes(self) -> int:
+        mode = os.fstat(self._fd).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise ValueError("it is neither a regular file nor a block device")
+        size_bytes = os.lseek(self._fd, 0, os.SEEK_END)  # block devices have no size in fstat
+        if not size_bytes or size_bytes % SECTOR_BYTES:
+            raise ValueError(
+                f"its size of {size_bytes} bytes is not a multiple of {SECTOR_BYTES} above 0; "
+                "make it so with truncate -s"
+            )
+        return size_bytes
 
     def read(self, into: memoryview, offset: int) -> int:
         """Fill ``into``; a file that has become shorter is EIO."""

@@ -270,14 +270,18 @@ class Reception:
             log.warning("gateway-stalled", gateway=gateway.name, reason=reason)
             self._tell(gateway, "stalled", reason)
 
-    def lost(self, conn: Peer, reason: str) -> None:
-        """A connection is over. Says so to everybody if a gateway was registered on it."""
+    def lost(self, conn: Peer, reason: str, *, by_us: bool = False) -> None:
+        """A connection is over. Says so to everybody if a gateway was registered on it.
+
+        ``by_us``: this process ends, nothing is wrong with the gateway: it is ``detached``, not ``lost``.
+        """
         gateway, conn.gateway = conn.gateway, None
         if gateway is None:
             return
         gateway.end()
-        log.warning("gateway-lost", gateway=gateway.name, reason=reason)
-        self._tell(gateway, "lost", reason)
+        state = "detached" if by_us else "lost"
+        log.warning(f"gateway-{state}", gateway=gateway.name, reason=reason)
+        self._tell(gateway, state, reason)
 
     def refused(self, conn: Peer, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""

@@ -153,9 +153,10 @@ class Inbound:
     def shut(self, reason: str) -> None:
         """Tell every agent, post what waits, close everything."""
         bye = frame.encode(Kind.BYE, {"reason": f"server stops: {reason}"})
+        why = f"its pair of the PMDaemon stops: {reason}"
         for conn in tuple(self._connections):
-            conn.finish(Kind.BYE, bye, "the server stops")
-            self._drop(conn, "the server stops")
+            conn.finish(Kind.BYE, bye, why)
+            self._drop(conn, why, by_us=True)
         self._courier.post_cuts()
         self._courier.flush(self._clock.monotonic_ns())
         self._selector.close()
@@ -253,11 +254,11 @@ class Inbound:
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
         self._reception.lost(conn, conn.end_reason)
 
-    def _drop(self, conn: Connection, reason: str) -> None:
+    def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
         self._connections.discard(conn)
         self._selector.unregister(conn)
         conn.close()
-        self._reception.lost(conn, conn.end_reason or reason)
+        self._reception.lost(conn, conn.end_reason or reason, by_us=by_us)
         log.debug("disconnected", address=conn.address, reason=conn.end_reason or reason)
 
     def _follow_hints(self) -> None:

@@ -61,12 +61,19 @@ def backends(parts: Parts, _request: Request) -> Response:
 
 
 def slas(parts: Parts, _request: Request) -> Response:
-    """Agreements in force without their documents; ``live`` is a list, one entry an objective."""
-    rows = [
-        {key: value for key, value in row.items() if key not in ("document", "spec")}
-        for row in parts.source.agreements(True)
-    ]
-    return answers.as_list([{**row, "live": _objectives(parts, row["name"])} for row in rows])
+    """Agreements in force without their documents.
+
+    ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
+    """
+    rows = []
+    for row in parts.source.agreements(True):
+        plain = {key: value for key, value in row.items() if key not in ("document", "spec")}
+        agreed = [
+            {"name": one.get("name"), "metric": (one.get("indicator") or {}).get("metric")}
+            for one in _agreed(row)
+        ]
+        rows.append({**plain, "objectives": agreed, "live": _objectives(parts, row["name"])})
+    return answers.as_list(rows)
 
 
 def sla(parts: Parts, _request: Request, name: str) -> Response:
@@ -150,9 +157,16 @@ def _agreement(parts: Parts, name: str) -> dict[str, Any]:
     return row
 
 
+def _agreed(agreement: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objectives of an agreement's row, as its document has them."""
+    objectives: list[dict[str, Any]] = ((agreement.get("spec") or {}).get("spec") or {}).get(
+        "objectives"
+    ) or []
+    return objectives
+
+
 def _first_objective(agreement: dict[str, Any]) -> str:
-    spec = agreement.get("spec") or {}
-    objectives = spec.get("objectives") or (spec.get("spec") or {}).get("objectives") or [{}]
+    objectives = _agreed(agreement) or [{}]
     return str(objectives[0].get("name", "latency"))
 
 

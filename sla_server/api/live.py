@@ -24,7 +24,13 @@ from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
 LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events")
-EMPTY: Final[dict[str, Any]] = {"at_us": 0, "mode": None, "policy": None, **{name: [] for name in LISTS}}
+EMPTY: Final[dict[str, Any]] = {
+    "at_us": 0,
+    "mode": None,
+    "policy": None,
+    "database": "",
+    **{name: [] for name in LISTS},
+}
 _ACTIVE: Final = frozenset(("requested", "sent", "confirmed", "seen"))
 
 

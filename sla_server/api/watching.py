@@ -32,7 +32,10 @@ def live(parts: Parts, request: Request) -> Response:
     since_us = answers.number(request, "since", -1, least=-1)
     if newest.number and newest.snapshot["at_us"] == since_us:
         return Response(status=204)
-    server = {"age_s": parts.live.age_s(), "stale": parts.live.is_stale()}
+    stale = parts.live.is_stale()
+    # While services are silent (they wait for the database at their start) nobody else would say so.
+    database = _database(parts) if stale else newest.snapshot["database"]
+    server = {"age_s": parts.live.age_s(), "stale": stale, "database": database}
     return answers.as_json({**newest.snapshot, "server": server})
 
 
@@ -101,11 +104,7 @@ def operation(parts: Parts, _request: Request, operation_id: str) -> Response:
 
 def health(parts: Parts, _request: Request) -> Response:
     """Always 200 when this part answers; ``status`` says whether what it depends on does too."""
-    database = "ok"
-    try:
-        parts.source.processes()
-    except SlaError as exc:
-        database = str(exc)
+    database = _database(parts) or "ok"
     stale = parts.live.is_stale()
     told: dict[str, Any] = {
         "status": "ok" if database == "ok" and not stale else "degraded",
@@ -115,6 +114,15 @@ def health(parts: Parts, _request: Request) -> Response:
         "version": version("storage-sla-server"),
     }
     return answers.as_json(told)
+
+
+def _database(parts: Parts) -> str:
+    """Why the database cannot be read; "" if it can."""
+    try:
+        parts.source.processes()
+    except SlaError as exc:
+        return str(exc)
+    return ""
 
 
 def session_state(_parts: Parts, _request: Request) -> Response:

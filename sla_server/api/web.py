@@ -21,7 +21,7 @@ from flask import Flask
 from waitress import wasyncore
 
 import dashboard
-from pmdaemon.errors import ConfigError
+from pmdaemon.runtime import listening
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -37,7 +37,6 @@ from sla_server.api.source import Source
 log = structlog.get_logger("appserver")
 LOOP_S: Final = 0.25  # how late the socket loop notices the stop
 STOP_LIMIT_S: Final = 5.0
-BACKLOG: Final = 1024  # who connects between the announcement and the loop's first pass waits here
 OUTPUT_MAX_BYTES: Final = 1 << 20  # of one connection, before its thread waits for the browser
 
 
@@ -47,17 +46,7 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ConfigError: the address is in use or not this machine's.
     """
-    host, port = split_address(address)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as exc:
-        listener.close()
-        fix = "Stop what uses it, or set api.listen to another port (0: any free one)"
-        raise ConfigError("api.listen", f"cannot listen on {address}: {exc.strerror}", fix) from exc
-    return listener
+    return listening.open_listener("api.listen", *split_address(address))
 
 
 @dataclass

@@ -29,10 +29,14 @@ def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
         print_json(answer)
         return
     for item in answer.get("applied", []):
-        word = "unchanged" if not item.get("changed") else "would change to" if dry_run else "in force as"
+        word = "would be in force as" if dry_run else "in force as"
+        if not item.get("changed"):
+            word = "no change, stays in force as" if dry_run else "no change, in force as"
         click.echo(f"{item['name']}: {word} version {item.get('version')}")
     for warning in answer.get("warnings", []):
         click.echo(f"note: {warning}", err=True)
+    if dry_run:
+        click.echo("The documents are valid. Nothing was changed (--dry-run).")
 
 
 def read_documents(path: str) -> bytes:

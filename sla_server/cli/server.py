@@ -14,12 +14,15 @@ from typing import Any
 
 import click
 
-from pmdaemon.errors import SlaError
+from pmdaemon.config import parse_listen
+from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server.api.config import split_address
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.supervisor import Supervisor, running_pid, wait_stopped
 from sla_server.topology import app_layout, main_layout
@@ -32,6 +35,7 @@ CONFIG = click.option(
     help="The server's TOML file (default: built-in values, data in ./sla-data).",
 )
 READY_LIMIT_S = 30.0
+LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 
 
 class Group(click.Group):
@@ -72,6 +76,9 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         )
         click.echo(f"# mailbox segments: {mebibytes:.0f} MiB of shared memory under {config.runtime_dir}")
         return
+    if (pid := running_pid(config.data_dir)) is not None:
+        raise ServerRunning(config.data_dir, pid)
+    check_addresses(config)
     if background:
         _start_in_background(config, path)
         return
@@ -82,10 +89,31 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
     raise SystemExit(Supervisor(config, path.absolute() if path else None, stop).run())
 
 
+def check_addresses(config: configuration.ResolvedConfig) -> None:
+    """See that the server's ports can be had, before parts are started that would only try again and again.
+
+    The port files are removed by an orderly stop. Where one is left, the parts of a server that was killed
+    may still be ending, so their ports are waited for.
+
+    Raises:
+        ConfigError: one is taken; names port and setting.
+    """
+    for setting, (host, port), left in (
+        ("api.listen", split_address(config.api.listen), "api.port"),
+        ("pmdaemon.listen", parse_listen(config.pmdaemon.listen), "pmdaemon.port"),
+    ):
+        deadline = Deadline(LEFTOVER_LIMIT_S if (config.runtime_dir / left).exists() else 0)
+        while True:
+            try:
+                open_listener(setting, host, port).close()
+                break
+            except ConfigError:
+                if deadline.passed:
+                    raise
+            time.sleep(0.1)
+
+
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
-    pid = running_pid(config.data_dir)
-    if pid is not None:
-        raise ServerRunning(config.data_dir, pid)
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     port_file = config.runtime_dir / "api.port"
     port_file.unlink(missing_ok=True)

@@ -76,7 +76,7 @@ def what_of(row: Row) -> str:
 
 def gateway_state(row: Row) -> Text:
     """State of a gateway."""
-    style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN}.get(
+    style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN, "detached": words.WARN}.get(
         str(row.get("state")), words.BAD
     )
     return Text(str(row.get("state") or words.DASH), style)
@@ -112,8 +112,7 @@ KINDS: Final = {
     "slas": Kind(
         "/slas",
         (
-            Column("NAME", _plain("name")),
-            Column("OBJECTIVE", _plain("objective")),
+            Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
             Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
             Column("PROMISED", lambda row, _now_us: promise(row), number=True),
@@ -159,6 +158,11 @@ KINDS: Final = {
 }
 
 
+def objective_of(row: Row) -> str:
+    """agreement/objective, or the agreement alone if it has none."""
+    return "/".join(str(row[key]) for key in ("name", "objective") if row.get(key)) or words.DASH
+
+
 def promise(row: Row) -> str:
     """Percentile and threshold."""
     if row.get("threshold_us") is None:
@@ -167,11 +171,23 @@ def promise(row: Row) -> str:
 
 
 def by_objective(rows: Sequence[Row]) -> list[Row]:
-    """Agreements as the API lists them -> one row an objective; one without live view keeps its name."""
+    """Agreements as the API lists them -> one row an objective.
+
+    An objective that is not judged, and an agreement without any, have a row that says so.
+    """
     spread: list[Row] = []
     for row in rows:
-        plain = {key: value for key, value in row.items() if key != "live"}
-        spread += [{**plain, **entry} for entry in row.get("live") or [{}]]
+        plain = {key: value for key, value in row.items() if key not in ("live", "objectives")}
+        live = row.get("live") or []
+        judged = {entry.get("objective") for entry in live}
+        others = [one for one in row.get("objectives") or [] if one["name"] not in judged]
+        spread += [{**plain, **entry} for entry in live]
+        spread += [
+            {**plain, "objective": one["name"], "state": None if one["metric"] == "latency" else "not-judged"}
+            for one in others
+        ]
+        if not live and not others:
+            spread.append({**plain, "state": "no-objective" if row.get("objectives") == [] else None})
     return spread
 
 

@@ -26,10 +26,10 @@ from sla_server.cli import words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
 from sla_server.cli.shared import console, pass_client
-from sla_server.cli.tables import Column, Row, build, promise, state_of, what_of
+from sla_server.cli.tables import Column, Row, build, objective_of, promise, state_of, what_of
 
 SLAS: Final = (
-    Column("AGREEMENT", lambda row, _now_us: f"{row.get('name')}/{row.get('objective')}"),
+    Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
     Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
     Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
     Column("PROMISED", lambda row, _now_us: promise(row), number=True),
@@ -58,6 +58,8 @@ EVENTS: Final = (
     Column("EVENT", lambda row, _now_us: what_of(row) if row.get("text") else str(row.get("kind"))),
 )
 EVENTS_SHOWN: Final = 5
+NO_SLAS: Final = "No promise is in force: sla apply -f agreement.yaml"
+NO_VOLUMES: Final = "No volume seen: gateway-agent run --config FILE"
 _QUIT: Final = frozenset(b"qQ\x04")
 
 
@@ -67,13 +69,16 @@ def frame(snapshot: Row, trouble: str = "") -> RenderableType:
     parts: list[RenderableType] = [_headline(snapshot, trouble)]
     if trouble:
         parts.append(Text(trouble, words.BAD))
+    known = bool(snapshot.get("at_us"))  # before the first live view an empty list says nothing
     sections: tuple[tuple[tuple[Column, ...], list[Row], str], ...] = (
-        (SLAS, snapshot.get("slas", []), "No agreement is in force: sla apply -f agreement.yaml"),
-        (VOLUMES, snapshot.get("volumes", []), "No volume seen: gateway-agent run --config FILE"),
-        (THROTTLES, snapshot.get("throttles", []), "Nobody is throttled."),
-        (EVENTS, snapshot.get("events", [])[:EVENTS_SHOWN], "No events yet."),
+        (SLAS, snapshot.get("slas", []), NO_SLAS if known else "Agreements are not known yet."),
+        (VOLUMES, snapshot.get("volumes", []), NO_VOLUMES if known else "Volumes are not known yet."),
+        (THROTTLES, snapshot.get("throttles", []), "Nobody is throttled." if known else ""),
+        (EVENTS, snapshot.get("events", [])[:EVENTS_SHOWN], "No events yet." if known else ""),
     )
     for columns, rows, empty in sections:
+        if not rows and not empty:
+            continue
         parts.append(Text())
         parts.append(build(columns, rows, now_us) if rows else Text(empty, "dim"))
     return Group(*parts)
@@ -122,8 +127,11 @@ def top(client: Client, once: bool, interval: float) -> None:
 def trouble_of(snapshot: Row) -> str:
     """What is wrong with the view itself, in words; empty when it is fresh."""
     server = snapshot.get("server") or {}
+    database = words.sentence(server.get("database"))
     if not server.get("stale"):
-        return ""
+        return f"{database} Live values go on; compliance and events are those last read." if database else ""
+    if database:
+        return f"{database} The services part waits for it; agreements come back with it."
     if server.get("age_s") is None:
         return "The services part has not sent a live view yet; 'sla-server status' says more."
     silent = words.span(server["age_s"])

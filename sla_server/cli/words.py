@@ -14,6 +14,8 @@ STATES: Final = {
     "no-data": ("no data", WARN),
     "idle": ("idle", "dim"),
     "out-of-curve": ("above demand", "dim"),
+    "no-objective": ("no objective", "dim"),
+    "not-judged": ("not judged", "dim"),
 }
 SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 
@@ -62,8 +64,12 @@ def ago(at_us: Any, now_us: int) -> str:
 
 
 def when(at_us: Any) -> str:
-    """A time in this machine's zone."""
-    return DASH if not at_us else time.strftime("%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
+    """A time in this machine's zone; with the date before it when it was not today."""
+    if not at_us:
+        return DASH
+    at, now = time.localtime(at_us / 1e6), time.localtime()
+    today = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
+    return time.strftime("%H:%M:%S" if today else "%m-%d %H:%M:%S", at)
 
 
 def cap(row: dict[str, Any]) -> str:
@@ -76,3 +82,9 @@ def cap(row: dict[str, Any]) -> str:
     if row.get("bytes_per_s") is not None:
         parts.append(rate(row["bytes_per_s"]))
     return ", ".join(parts) or DASH
+
+
+def sentence(text: Any) -> str:
+    """An error's text as a sentence; "" for none."""
+    told = str(text or "").strip().rstrip(".")
+    return f"{told[0].upper()}{told[1:]}." if told else ""

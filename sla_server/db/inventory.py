@@ -1,7 +1,9 @@
 """GATEWAY and STREAMS_SEEN messages to rows of gateways, volumes, backends, streams and events.
 
-An event is written when a gateway's stored state or epoch changes, so a message that is posted again (a
-pair that restarted, a new incarnation of the dbmanager) makes none. Event ids are uuid5 of what happened.
+A session that the server itself ended is ``detached``: stored, but no event, and none when it is back with
+the same epoch (``services`` says so if it is not). Else an event is written when a gateway's stored state or
+epoch changes, so a message that is posted again (a pair that restarted, a new incarnation of the dbmanager)
+makes none. Event ids are uuid5 of what happened.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             events.append(_state_event(header, identity, state, epoch, at_us))
             continue
         stored = "up" if state == "recovered" else state
-        if known.get(gateway_id) != (stored, epoch):
+        if known.get(gateway_id) != (stored, epoch) and not _is_ours(known.get(gateway_id), stored, epoch):
             events.append(_state_event(header, (gateway_id, epoch, state, at_us), state, epoch, at_us))
         known[gateway_id] = (stored, epoch)
         rows[gateway_id] = {
@@ -107,6 +109,11 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
     kept = ("name", "state", "reason", "address", "software", "epoch", "clock_offset_us")
     upsert(connection, table, list(rows.values()), set_=kept, maximum=("last_seen_us", "dropped_cuts"))
     return events
+
+
+def _is_ours(before: tuple[str, str] | None, state: str, epoch: str) -> bool:
+    """Whether a change of state is the server's own doing: its process ended, or is back."""
+    return state == "detached" or (state == "up" and before == ("detached", epoch))
 
 
 def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str, at_us: int) -> Row:

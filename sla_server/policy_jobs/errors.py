@@ -2,9 +2,13 @@
 
 SlaError (pmdaemon.errors)
 └── PolicyJobError
-    ├── NoJava            no usable Java runtime; says what was looked at
-    ├── JobRunning        another run holds the lock
-    └── NothingToLearn    no statistics in the window
+    ├── NoJava            69  no usable Java runtime; says what was looked at
+    ├── SparkFailed       70  Spark ended with an error; its log says more
+    ├── JobRunning        79  another run holds the lock
+    └── NothingToLearn    80  no statistics in the window
+
+The numbers are exit statuses (docs/operations/cli.md). None of them is 75, which says of every other command
+that a change was taken and will be carried out.
 """
 
 from __future__ import annotations
@@ -32,11 +36,21 @@ class NoJava(PolicyJobError):
         )
 
 
+class SparkFailed(PolicyJobError):
+    """Spark could not be started, or ended with an error."""
+
+    exit_status = 70  # EX_SOFTWARE
+
+    def __init__(self, reason: str, log_path: Path) -> None:
+        self.log_path = log_path
+        super().__init__(f"Spark failed: {reason}. Its log is {log_path}")
+
+
 class JobRunning(PolicyJobError):
     """Another policy job holds the lock."""
 
     retryable = True
-    exit_status = 75
+    exit_status = 79
 
     def __init__(self, lock: Path) -> None:
         self.lock = lock
@@ -47,7 +61,7 @@ class NothingToLearn(PolicyJobError):
     """The window holds no statistics."""
 
     retryable = True
-    exit_status = 75
+    exit_status = 80
 
     def __init__(self, window_days: int) -> None:
         self.window_days = window_days

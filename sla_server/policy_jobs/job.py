@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -25,12 +25,15 @@ from pmdaemon.runtime import logs
 from sla_server import config as configuration
 from sla_server.db.policies import open_policies
 from sla_server.policy_jobs import inputs, policy, transforms
-from sla_server.policy_jobs.errors import JobRunning
+from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.schema import PROMISE_DDL
-from sla_server.policy_jobs.session import build_session
+from sla_server.policy_jobs.session import build_session, stderr_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+EX_UNAVAILABLE: Final = 69
+EX_TEMPFAIL: Final = 75
 
 
 @contextmanager
@@ -67,24 +70,47 @@ def compute(spark: SparkSession, read: inputs.Inputs) -> policy.Policy:
     return policy.build(points, demands, read)
 
 
+def on_spark(
+    settings: configuration.PolicyJobConfig, job_dir: Path, read: inputs.Inputs, log_path: Path
+) -> policy.Policy:
+    """Start Spark, compute, stop it.
+
+    Raises:
+        NoJava: there is nothing to start it with.
+        SparkFailed: it does not start, or fails.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        spark = build_session(settings.master, job_dir, settings.driver_memory)
+        try:
+            return compute(spark, read)
+        finally:
+            spark.stop()
+    except (PySparkException, Py4JError) as exc:
+        reason = (str(exc).strip() or type(exc).__name__).splitlines()[0].rstrip(".")
+        raise SparkFailed(reason, log_path) from exc
+
+
 def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     """One whole run; returns what was published.
 
     Raises:
-        JobRunning, NothingToLearn, NoJava, DatabaseUnavailable: nothing was published.
+        JobRunning, NothingToLearn, NoJava, SparkFailed, DatabaseUnavailable: nothing was published.
     """
     started_s = time.monotonic()
     job_dir = config.data_dir / "policy-job"
     with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
         read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
+        log_path = job_dir / "spark.log"
         click.echo(
-            f"read {read.slots.num_rows} rollups, {read.hours.num_rows} hours; starting Spark", err=True
+            f"read {read.slots.num_rows} rollups, {read.hours.num_rows} hours; starting Spark, "
+            f"which writes its warnings to {log_path}",
+            err=True,
         )
-        spark = build_session(config.policy.master, job_dir, config.policy.driver_memory)
-        try:
-            found = compute(spark, read)
-        finally:
-            spark.stop()
+        with stderr_to(log_path):
+            found = on_spark(config.policy, job_dir, read, log_path)
         job = {
             "window_days": config.policy.window_days,
             "rollups": read.slots.num_rows,
@@ -121,6 +147,11 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def status_of(error: SlaError) -> int:
+    """The exit status: 75 means another thing to users of ``sla``, so a database that is away is 69."""
+    return EX_UNAVAILABLE if error.exit_status == EX_TEMPFAIL else error.exit_status
+
+
 @click.command()
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
@@ -141,7 +172,7 @@ def main(path: Path | None, output: str, show_config: bool, check_config: bool) 
         result = run(config, who=os.environ.get("USER", "policy-job"))
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
-        raise SystemExit(exc.exit_status) from exc
+        raise SystemExit(status_of(exc)) from exc
     click.echo(json.dumps(result) if output == "json" else describe(result))
 
 

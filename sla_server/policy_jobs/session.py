@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,3 +55,25 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
         .getOrCreate()
     )
     return session
+
+
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Let everything that this process and its children write to stderr meanwhile go to a file, made anew.
+
+    Spark's Java process, and the shell script that starts it, warn of a dozen things that no operator of
+    ours can change; who sees them takes the job for broken. The descriptor is redirected, not ``sys.stderr``,
+    because the children inherit it; a child that lives on keeps the file.
+
+    Thread: while no other thread of this process writes to stderr.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -154,9 +154,9 @@ class Brain:
         self.policy.cut(table, cut.duration_us, recv_us)
         self._feed(taken, now_ns)
 
-    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, now_ns: int) -> None:
-        """A SET_CAPS was sent, confirmed or refused."""
-        self.policy.caps_state(gateway_id, gen, state, reason, self._unix_us)
+    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
+        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
+        self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
 
@@ -190,9 +190,11 @@ class Brain:
             )
         )
 
-    def manual_release(self, volume: str | None = None, throttle_id: str | None = None) -> list[str]:
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
         """Release operators' throttles of a volume, or one by id; returns the ids released."""
-        return self.policy.manual_release(volume, throttle_id)
+        return self.policy.manual_release(volume, throttle_id, who)
 
     def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
         """The Spark policy's caps of the current hour, complete; None is no cap."""
@@ -279,6 +281,7 @@ class Brain:
         control = self._control(backend)
         if not control.active and not any(v.need is Need.AT_RISK for v in victims):
             self._observed.pop(backend, None)
+            control.helpless_since_ns = None
             return []
         neighbours = self.around.neighbours(backend, scopes, self._control_caps())
         if self.policy.mode == "observe":
@@ -334,9 +337,10 @@ class Brain:
         at_risk = {v.key for v in victims if v.need is Need.AT_RISK}
         if at_risk <= self._observed.get(backend, set()):
             return []
-        self._observed[backend] = at_risk | self._observed.get(backend, set())
         control = self._control(backend)
         step = control.step(victims, neighbours, now_ns)
+        if step.changed or step.notice:  # else the view has not settled yet
+            self._observed[backend] = at_risk | self._observed.get(backend, set())
         decisions: list[Decision] = _notices(backend, step)
         if step.changed and control.active and step.reason is not None:
             lead = control.lead
@@ -372,7 +376,7 @@ class Brain:
 def _notices(backend: str, step: Step) -> list[Decision]:
     if not step.notice:
         return []
-    severity = "warning" if step.notice == "control-oscillation" else "critical"
+    severity = "critical" if step.violated else "warning"  # at risk is not broken yet
     return [RaiseEvent(step.notice, severity, "backend", backend, step.notice_text, {"backend": backend})]
 
 

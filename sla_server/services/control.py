@@ -25,7 +25,7 @@ from enum import StrEnum
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.decisions import Reason
-from sla_server.services.neighbours import Neighbour, floor_for, may_slow
+from sla_server.services.neighbours import Neighbour, floor_for, may_slow, nobody_because
 from sla_server.services.settings import ControlSettings
 from sla_server.services.windows import Signal
 
@@ -58,7 +58,11 @@ _ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.GONE))
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One promise with streams on this backend, as the loop sees it."""
+    """One promise with streams on this backend, as the loop sees it.
+
+    Attributes:
+        fresh: it had statistics lately; what they said still holds.
+    """
 
     key: Key
     priority: Priority
@@ -66,6 +70,7 @@ class Victim:
     need: Need
     signal: Signal
     volumes: frozenset[str]
+    fresh: bool = True
 
     @property
     def name(self) -> str:
@@ -81,6 +86,7 @@ class Step:
         changed: C was set, moved or given up.
         reason: why, when changed; text with figures.
         notice: event kind to raise ("unattributed", "infeasible", "control-oscillation") with its text.
+        violated: a promise is broken, not only at risk: the notice is critical.
     """
 
     changed: bool = False
@@ -88,6 +94,7 @@ class Step:
     text: str = ""
     notice: str = ""
     notice_text: str = ""
+    violated: bool = False
 
 
 NOTHING = Step()
@@ -119,6 +126,7 @@ class BackendControl:
     demands: deque[tuple[int, float]] = field(default_factory=deque)
     quiet_until_ns: int = 0
     told: dict[str, int] = field(default_factory=dict)
+    helpless_since_ns: int | None = None  # at risk, and nobody found to slow down, without a break
 
     @property
     def active(self) -> bool:
@@ -161,6 +169,8 @@ class BackendControl:
         if self.active and (released := self._release(victims, now_ns)):
             return released
         at_risk = [v for v in victims if v.need is Need.AT_RISK]
+        if not at_risk:
+            self.helpless_since_ns = None
         if at_risk and self.gate_open:
             self.clear_since_ns = None
             self.calm_since_ns = now_ns
@@ -225,12 +235,12 @@ class BackendControl:
             return NOTHING
         if any(n.priority >= lead.priority and n.curve_end is None for n in self.managed.values()):
             # The caps in force were set for somebody more important; what is left to slow down is his to say.
-            return self._tell(
-                "infeasible", now_ns, f"{_figures(lead)}; the backend works for a higher priority"
-            )
+            return self._tell("infeasible", now_ns, lead, "the backend works for a higher priority")
         self._manage(lead, neighbours)
         if not self.managed:
-            return self._no_neighbour(lead, neighbours, now_ns)
+            return self._helpless(
+                lead, *nobody_because(lead.volumes, lead.priority, lead.urgency, neighbours, s), now_ns
+            )
         if self.active and (failed := self._ineffective(lead, now_ns)):
             return failed
         factor = min(max(1 / max(lead.signal.r, 1e-9), s.decrease_min), s.decrease_max)
@@ -239,6 +249,7 @@ class BackendControl:
         self.ceiling = min(self.ceiling, self.allowed)
         if wanted >= self.allowed * 0.999:
             return self._at_floor(lead, now_ns)
+        self.helpless_since_ns = None
         if not self.active or not self.decreases:
             self.r_before = lead.signal.r
         self.decreases += 1
@@ -263,23 +274,13 @@ class BackendControl:
                 self.start += n.cost_per_s
                 self.ceiling += n.cost_per_s
 
-    def _no_neighbour(self, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int) -> Step:
-        others = [n for v, n in neighbours.items() if v not in lead.volumes and n.cost_per_s > 0]
-        equals = sorted(n.volume for n in others if n.priority >= lead.priority)
-        spared = sorted(n.volume for n in others if n.priority < lead.priority)
-        if equals and not spared:
-            names = ", ".join(equals)
-            why = f"{names} of the same or higher priority share the backend and keep their promises"
-            return self._tell("infeasible", now_ns, f"{_figures(lead)}; {why}")
-        if spared:
-            why = (
-                f"{', '.join(spared)} of lower priority use less than {self.settings.small_share_ratio:.0%} "
-                f"of the backend's cost, or may not be slowed down while the error budget lasts "
-                f"(urgency {lead.urgency:.2f})"
-            )
-        else:
-            why = "no other volume uses this backend"
-        return self._tell("unattributed", now_ns, f"{_figures(lead)}; nobody to slow down: {why}")
+    def _helpless(self, lead: Victim, kind: str, why: str, now_ns: int) -> Step:
+        """Nobody can be slowed down; said once that has held for a while, as harm precedes a first cut."""
+        if self.helpless_since_ns is None or not lead.fresh:
+            self.helpless_since_ns = now_ns
+        if now_ns - self.helpless_since_ns < self.settings.settled_s * 1e9:
+            return NOTHING
+        return self._tell(kind, now_ns, lead, why)
 
     def _ineffective(self, lead: Victim, now_ns: int) -> Step | None:
         """After enough decreases r must have fallen, else the neighbours are not the cause."""
@@ -300,25 +301,24 @@ class BackendControl:
         self.reset()
         self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
         self.told["unattributed"] = now_ns
-        return Step(True, Reason.UNATTRIBUTED, text, "unattributed", text)
+        return Step(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
 
     def _at_floor(self, lead: Victim, now_ns: int) -> Step:
         if not self.active:
             names = ", ".join(sorted(self.managed))
             self.reset()  # nothing was in force: the managed set was only looked at
             why = f"{names} use no more than their floors already"
-            return self._tell("unattributed", now_ns, f"{_figures(lead)}; nobody to slow down: {why}")
+            return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
         if self.decreases and lead.signal.r >= self.r_before * (1 - self.settings.effective_ratio):
             return self._restore(lead, now_ns)
-        text = f"{_figures(lead)}, although its neighbours are at their floors"
-        return self._tell("infeasible", now_ns, text)
+        return self._tell("infeasible", now_ns, lead, "its neighbours are at their floors already")
 
-    def _tell(self, kind: str, now_ns: int, text: str) -> Step:
+    def _tell(self, kind: str, now_ns: int, lead: Victim, why: str) -> Step:
         last_ns = self.told.get(kind)
         if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
             return NOTHING
         self.told[kind] = now_ns
-        return Step(notice=kind, notice_text=text)
+        return Step(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> Step:
         own = frozenset(self.managed)

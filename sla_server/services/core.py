@@ -23,6 +23,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
 from sla_server.agreements.standing import Standing
 from sla_server.services import catalog as catalogs
+from sla_server.services.attendance import Attendance
 from sla_server.services.catalog import Catalog
 from sla_server.services.changes import Changes, Job
 from sla_server.services.config import ServicesConfig
@@ -42,7 +43,7 @@ from sla_server.services.startup import Start
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
 FIRST_PAIR: Final = "pair-0"
-_GONE: Final = frozenset(("lost", "stalled", "refused"))
+_GONE: Final = frozenset(("lost", "detached", "stalled", "refused"))
 
 
 class Services:
@@ -77,6 +78,7 @@ class Services:
         self._shown = Shown(start.events)
         self._standings: dict[tuple[str, str], Standing] = {}
         self._rows: Rows = list(start.rows)
+        self._attendance = Attendance(start.awaited, now_ns)
         self._pair_of: dict[str, str] = {}
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
@@ -138,6 +140,10 @@ class Services:
         header = message.header
         self._pairs.add(sender)
         self._pair_of[header["gw"]] = sender
+        if header["state"] == "detached":
+            self._attendance.await_return(header["gw"], header["name"], now_ns)
+        elif header["state"] != "refused":  # it was another with its name, perhaps
+            self._attendance.settled(header["gw"])
         if header["state"] in _GONE:
             self.brain.gateway_lost(header["gw"], header.get("reason", header["state"]), now_ns)
             return
@@ -153,9 +159,10 @@ class Services:
         self.brain.add_streams(header["gw"], header["streams"])
         self._learn(stream["volume"] for stream in header["streams"])
 
-    def _caps_state(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+    def _caps_state(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         header = message.header
-        self.brain.caps_state(header["gw"], header["gen"], header["state"], header.get("reason", ""), now_ns)
+        reason, at_us = header.get("reason", ""), header.get("at_us", now_us)
+        self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         header = message.header
@@ -220,7 +227,7 @@ class Services:
         self._requests.tick(now_ns)
         if now_ns - self._second_ns >= SECOND_NS:
             self._second_ns = now_ns
-            self._each_second(now_us)
+            self._each_second(now_ns, now_us)
         if self._thresholds_due:
             self._thresholds_due = False
             self._post_thresholds()
@@ -274,13 +281,15 @@ class Services:
         self._rows += rows
         self._shown.add(row for table, row in rows if table == "events")
 
-    def _each_second(self, now_us: int) -> None:
+    def _each_second(self, now_ns: int, now_us: int) -> None:
+        self._note(*self._attendance.overdue(now_ns, now_us))
         for pair in sorted(self._pairs):
             self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
         view = self.brain.snapshot(now_us)
         states = {(row["name"], row["objective"]): row for row in view["slas"]}
         self._note(*self._episodes.look(states, now_us))
-        header = self._shown.compose(view, self.mode, self._standings, self._policy.shown(), now_us)
+        policy, trouble = self._policy.shown(), self.looker.trouble
+        header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _post_caps(self, caps: SetCaps) -> None:

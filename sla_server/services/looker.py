@@ -79,7 +79,13 @@ class Looker:
         self._policy_wanted = True
         self._policy_at_ns = 0
         self._policy_hour = -1
-        self._away = False
+        self._trouble = ""
+        self._interrupted = False  # the last look read what is shown, but not all that is judged
+
+    @property
+    def trouble(self) -> str:
+        """Why the database cannot be read; "" while it can. Thread: any (one reference, read whole)."""
+        return self._trouble
 
     def set_catalog(self, catalog: Catalog) -> None:
         """Judge by these agreements from the next look on. Thread: any."""
@@ -112,14 +118,14 @@ class Looker:
                 raise
             self._note_away(exc)
         else:
-            if self._away:
-                self._away = False
+            if self._trouble and not self._interrupted:
+                self._trouble = ""
                 log.info("database-back")
 
     def _note_away(self, error: SlaError) -> None:
-        if not self._away:
-            self._away = True
+        if not self._trouble:
             log.warning("database-away", error=str(error), effect="slices and policies wait; control goes on")
+        self._trouble = str(error)
 
     def _look(self, now_us: int) -> Found:
         with self._lock:
@@ -137,6 +143,7 @@ class Looker:
         policy = self._look_at_policies(now_us) if policy_due else None
         # Last, because what it judges must not be thrown away by a later read that fails.
         judgement = self._judge.run(now_us)
+        self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
             self._note_away(judgement.interrupted)
         return Found(judgement, processes, events, policy_due, policy)

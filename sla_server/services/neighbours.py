@@ -11,7 +11,7 @@ Pure functions. Source: SLA-MODEL.md 3 "Urgency", "Several victims".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -93,6 +93,32 @@ def may_slow(victim: Priority, g: float, neighbour: Neighbour) -> bool:
         return neighbour.curve_end is not None
     limit = highest_touched(victim, g)
     return limit is not None and neighbour.priority <= limit
+
+
+def nobody_because(
+    own: Collection[str],
+    victim: Priority,
+    g: float,
+    neighbours: Mapping[str, Neighbour],
+    settings: ControlSettings,
+) -> tuple[str, str]:
+    """Why a victim with the volumes ``own`` finds nobody to slow down: (event kind, text)."""
+    others = [n for v, n in neighbours.items() if v not in own and n.cost_per_s > 0]
+    equals = sorted(n.volume for n in others if n.priority >= victim)
+    spared = sorted(n.volume for n in others if n.priority < victim)
+    if equals and not spared:
+        names = ", ".join(equals)
+        return (
+            "infeasible",
+            f"{names} of the same or higher priority share the backend and keep their promises",
+        )
+    why = "no other volume uses this backend"
+    if spared:
+        why = (
+            f"{', '.join(spared)} of lower priority use less than {settings.small_share_ratio:.0%} of the "
+            f"backend's cost, or may not be slowed down while the error budget lasts (urgency {g:.2f})"
+        )
+    return "unattributed", f"nobody to slow down: {why}"
 
 
 def floor_for(victim: Priority, neighbour: Neighbour) -> float:

@@ -31,7 +31,7 @@ class PolicyInForce:
         if not found.published:
             return []
         capped = sum(cap is not None for cap in found.caps.values())
-        text = f"policy version {found.version} is in force; it caps {capped} volumes this hour"
+        text = f"policy version {found.version} is in force; volumes that it caps this hour: {capped}"
         details = {"version": found.version, "before": before or None, "capped_now": capped}
         return [
             ("policies", {"version": found.version, "state": "in-force"}),

@@ -108,15 +108,15 @@ class PolicyManager:
         self.layers["manual"].pop(throttle.throttle_id, None)
         self._begin("manual", throttle.throttle_id, throttle)
 
-    def manual_release(self, volume: str | None, throttle_id: str | None) -> list[str]:
-        """Release an operator's throttles by volume or id; returns their ids."""
+    def manual_release(self, volume: str | None, throttle_id: str | None, who: str = "") -> list[str]:
+        """Release operators' throttles by volume or id, on behalf of ``who``; returns their ids."""
         keys = [
             key
             for key, t in self.layers["manual"].items()
             if (throttle_id is not None and key == throttle_id) or (volume is not None and t.volume == volume)
         ]
         for key in keys:
-            self._end("manual", key, "released", Reason.MANUAL_RELEASE, "released by an operator")
+            self._end("manual", key, "released", Reason.MANUAL_RELEASE, f"released by {who or 'an operator'}")
         return keys
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> list[Throttle]:
@@ -263,11 +263,12 @@ class PolicyManager:
             self._events.append(_event("throttle-set", throttle, throttle.text))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
-            throttle.state, throttle.released_us = state, unix_us
-            throttle.reason, throttle.text = reason.value, text
+            throttle.end(state, reason.value, text, unix_us)
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
-                self._events.append(_event("throttle-released", throttle, text))
+                event = _event("throttle-released", throttle, throttle.text)
+                event.details["ended"] = reason.value
+                self._events.append(event)
         self._ended = []
         for throttle in self.throttles():
             if why := throttle.failure(self.settings, now_ns):

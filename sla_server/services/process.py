@@ -38,6 +38,8 @@ log = structlog.get_logger("services")
 TICK_S: Final = 0.25
 ATTACH_LIMIT_S: Final = 10.0
 READ_AGAIN_S: Final = 0.1
+SCHEMA_GRACE_S: Final = 5.0
+"""Until then dbmanager, started with us, may still be making the schema: that is no trouble."""
 STOP_LIMIT_S: Final = 5.0
 MAX_BATCHES: Final = 16  # of each mailbox between two ticks: 4 MB of cuts, some 100 ms of work
 
@@ -84,7 +86,7 @@ def run(config: ServerConfig, stop: Stop) -> int:
     try:
         tag = uuid.uuid4().hex[:12]
         journal = Journal(main, tag, config.services.outbox_limit_bytes)
-        start = _take_up(store, journal, main, tag, config.services.mode, clock, stop)
+        start = take_up(store, journal, tag, config.services.mode, clock, stop)
         if start is None:
             return 0
         outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
@@ -117,13 +119,11 @@ def _attach(path: Path, stop: Stop) -> Mailbox:
                 raise
 
 
-def _take_up(
-    store: Store, journal: Journal, main: Mailbox, tag: str, mode: str, clock: Clock, stop: Stop
-) -> Start | None:
+def take_up(store: Store, journal: Journal, tag: str, mode: str, clock: Clock, stop: Stop) -> Start | None:
     """Wait until our own marker is in SQL, then read what our predecessor left; None if we must stop."""
     table, marker = marker_event(tag, clock)
     journal.append([(table, marker)])
-    told = False
+    began_ns: int | None = clock.monotonic_ns()
     while not stop.is_set():
         journal.flush(clock.monotonic_ns())
         try:
@@ -132,9 +132,10 @@ def _take_up(
         except SlaError as exc:
             if not exc.retryable:
                 raise
-            if not told:
-                told = True
-                log.warning("waiting-for-database", error=str(exc))
+            waited_s = 0.0 if began_ns is None else (clock.monotonic_ns() - began_ns) / 1e9
+            if waited_s >= SCHEMA_GRACE_S:
+                began_ns = None  # said once
+                log.warning("waiting-for-database", error=str(exc), waited_s=round(waited_s))
         stop.wait(READ_AGAIN_S)
     return None
 

@@ -36,8 +36,8 @@ class Controller(Protocol):
     def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
         """Statistics."""
 
-    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, now_ns: int) -> None:
-        """What became of SetCaps."""
+    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
+        """What became of SetCaps, and when."""
 
     def set_mode(self, mode: str) -> None:
         """Switch between observe and enforce."""
@@ -59,8 +59,10 @@ class Controller(Protocol):
     ) -> None:
         """An operator's throttle."""
 
-    def manual_release(self, volume: str | None = None, throttle_id: str | None = None) -> list[str]:
-        """Release an operator's throttles; the ids released."""
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
+        """Release operators' throttles; the ids released."""
 
     def set_policy_caps(self, version: int, caps: Mapping[str, float | None]) -> None:
         """Caps of the current hour."""
@@ -82,6 +84,10 @@ class Eyes(Protocol):
 
     def set_catalog(self, catalog: Catalog) -> None:
         """Judge by these agreements."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the database cannot be read; "" while it can."""
 
     def look_for_policy(self) -> None:
         """Look for a policy now."""

@@ -252,7 +252,7 @@ class Requests:
 
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = _ThrottleRelease.model_validate(raw)
-        released = self._desk.brain.manual_release(volume=body.volume, throttle_id=body.throttle_id)
+        released = self._desk.brain.manual_release(volume=body.volume, throttle_id=body.throttle_id, who=who)
         subject = body.volume or body.throttle_id or ""
         if not released:
             problem = f"no manual throttle of {subject!r} is in force"

@@ -87,6 +87,10 @@ class ControlSettings(StrictModel):
     backoff_s: float = Field(default=60.0, ge=0)
     """How long a backend is left alone after that, and the least time between two such events."""
 
+    settled_s: float = Field(default=10.0, ge=0)
+    """Nobody to slow down must have held this long before it is said: as long as the longest window, so that
+    every volume that was there while the windows ran has shown itself in several cuts."""
+
     # Sharing.
     small_share_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Volumes below this share of the backend's cost are left alone: throttling them gains nothing."""

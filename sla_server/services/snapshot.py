@@ -49,8 +49,9 @@ class Shown:
         standings: Mapping[tuple[str, str], Standing],
         policy: Row | None,
         now_us: int,
+        database: str = "",
     ) -> Row:
-        """The whole snapshot."""
+        """The whole snapshot; ``database``: why SQL cannot be read, "" if it can."""
         slas = []
         for row in view["slas"]:
             standing = standings.get((row["name"], row["objective"]))
@@ -64,6 +65,7 @@ class Shown:
             "processes": [{key: row.get(key) for key in keys} for row in self.processes],
             "events": self.events(),
             "policy": policy,
+            "database": database,
         }
 
 

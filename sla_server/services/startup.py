@@ -44,12 +44,14 @@ class Start:
     """The state before the first message.
 
     Attributes:
+        awaited: gateway_id to name of all that were not known to be lost: they should come back
         rows: to record: what was noticed while reading
         policy_version: 0 if none was ever in force
     """
 
     catalog: Catalog = field(default_factory=Catalog)
     gateways: list[KnownGateway] = field(default_factory=list)
+    awaited: dict[str, str] = field(default_factory=dict)
     throttles: list[Row] = field(default_factory=list)
     episodes: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
@@ -88,9 +90,11 @@ def read_start(store: Store, default_mode: str, now_us: int) -> Start:
     policies = [row for row in store.policies() if row["state"] == "in-force"]
     version = max((row["version"] for row in policies), default=0)
     applied = store.last_audit("policy-applied") if version else None
+    gateways = store.gateways()
     return Start(
         catalog=catalog,
-        gateways=_gateways(store.gateways(), store.streams(), volumes),
+        gateways=_gateways(gateways, store.streams(), volumes),
+        awaited={row["gateway_id"]: row["name"] for row in gateways if row["state"] != "lost"},
         throttles=store.throttles_in_force(),
         episodes=store.open_episodes(),
         events=store.newest_events(SHOWN_EVENTS),

@@ -119,7 +119,10 @@ class Surroundings:
         need = self._need(scope, now_ns)
         signal = scope.tracker.signal(self.r_on(key))
         volumes = frozenset(scope.volumes)
-        return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes)
+        last_ns = scope.tracker.last_piece_ns
+        limit_s = max(self._settings.stale_s, self._settings.poll_interval_s * 3)
+        fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
+        return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
 
     def _need(self, scope: Scope, now_ns: int) -> Need:
         s, tracker = self._settings, scope.tracker

@@ -208,6 +208,16 @@ def test_a_new_queue_starts_at_its_own_cursor(database):
     second.close()
 
 
+def test_a_session_that_the_server_ended_itself_is_stored_and_makes_no_event(rig):
+    rig.feed(gateway_message(at_us=T0), gateway_message("detached", at_us=T0 + 1, reason="restart"))
+    [row] = rig.reader.gateways()
+    assert (row["state"], row["reason"]) == ("detached", "restart")
+    rig.feed(gateway_message(at_us=T0 + 2))
+    assert [row["kind"] for row in rig.reader.events()] == ["gateway-up"]
+    rig.feed(gateway_message("detached", at_us=T0 + 3), gateway_message(at_us=T0 + 4, ep=EPOCH + 1))
+    assert [row["kind"] for row in rig.reader.events()] == ["gateway-up"] * 2  # the agent, too, was restarted
+
+
 def test_gateway_events_once_a_change(rig):
     up = gateway_message(at_us=T0)
     rig.feed(

@@ -42,13 +42,15 @@ NARROW_PX, WIDE_PX = 400, 1280
 class Site:
     """A web server with a feed that the test decides."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, snapshot: Callable[[int], dict[str, Any]] | None = fakes.snapshot, **config: Any
+    ) -> None:
         self.folder = folder
         self.config = config
         self.stop = Stop()
         self.box = fakes.FakeBox(answer=lambda _header: (True, 200, {}))
         self.source = fakes.FakeSource()
-        self.snapshot: Callable[[int], dict[str, Any]] | None = fakes.snapshot
+        self.snapshot = snapshot
         self.start("127.0.0.1:0")
 
     def start(self, listen: str) -> None:
@@ -106,6 +108,35 @@ def ask(site: Site, path: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", site.server.port, timeout=10.0)
     connection.request("GET", path, headers={"Connection": "close"})
     return connection.getresponse()
+
+
+def axis_of(driver: Chrome) -> tuple[float, float]:
+    """First and last time of the chart's axis, in s."""
+    script = "return document.getElementById('plot').layout.xaxis.range.map((at) => new Date(at).getTime())"
+    first, last = driver.execute_script(script)
+    return first / 1000, last / 1000
+
+
+def test_the_chart_begins_with_the_first_sample(tmp_path: Path) -> None:
+    site = Site(fakes.data_dir(tmp_path), snapshot=None)
+    try:
+        began_s = time.time()
+        idle = [{**fakes.snapshot()["slas"][0], "latency_us": None}]
+        for ago_s in range(600, 0, -1):  # ten minutes without an agreement, then with one, but no I/O
+            slas = [] if ago_s > 300 else idle
+            site.server.parts.live.put(fakes.snapshot(round((began_s - ago_s) * 1e6), slas=slas))
+        site.snapshot = fakes.snapshot
+        with browser(WIDE_PX, 900) as driver:
+            driver.get(site.url)
+            until(driver, lambda: "of 12.0 ms" in text(driver, "#chart-title"), "the newest values are shown")
+            wait_for(driver, "#plot .main-svg")
+            first_s, last_s = axis_of(driver)
+            assert began_s - 1 <= first_s <= time.time()
+            assert 60 <= last_s - first_s < 75
+            assert "of the last 15 min" not in text(driver, "#chart-title")
+    finally:
+        site.close()
+        site.box.close()
 
 
 def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:

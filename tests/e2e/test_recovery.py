@@ -54,6 +54,8 @@ def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
         limit_s=60,
     )
     stage.wait(lambda: shown_restarted(stage, victim, since_us=killed_us), f"the page to say so of {victim}")
+    if victim == "pmdaemon":
+        assert lost_gateways(stage, since_us=killed_us) == [], "the server's own restart is no lost gateway"
     for name, load in loads.items():
         assert len(load.done) > counted[name], f"I/O of {name} went on"
         driver.stop(load)
@@ -74,6 +76,12 @@ def shown_restarted(stage: Stage, victim: str, since_us: float) -> bool:
         and f"{SHOWN_AS.get(victim, victim)} was restarted" in event["text"]
         for event in stage.live().get("events", [])
     )
+
+
+def lost_gateways(stage: Stage, since_us: float) -> list[str]:
+    """Texts of stored events that call a gateway lost."""
+    events = stage.get("events?limit=100")["items"]
+    return [row["text"] for row in events if row["kind"] == "gateway-lost" and row["at_us"] > since_us]
 
 
 def settled_ios(stage: Stage) -> dict[str, int]:

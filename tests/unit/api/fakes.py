@@ -160,7 +160,7 @@ class FakeSource:
 
     @staticmethod
     def _agreement(name: str) -> dict[str, Any]:
-        spec = {"objectives": [{"name": "latency"}]}
+        spec = {"spec": {"objectives": [{"name": "latency", "indicator": {"metric": "latency"}}]}}
         row = {"name": name, "version": 2, "priority": "gold", "applied_us": NOW_US, "applied_by": "token"}
         return {**row, "document": "apiVersion: storage-sla/v1", "spec": spec}
 

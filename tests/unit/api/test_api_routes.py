@@ -76,6 +76,20 @@ def test_a_database_that_is_away_is_said(web: FlaskClient, source: fakes.FakeSou
     assert web.get("/api/v1/live").status_code == 200, "the live view needs no database"
 
 
+def test_the_live_view_says_that_the_database_is_away(
+    web: FlaskClient, source: fakes.FakeSource, parts: Parts, clock: FakeClock
+) -> None:
+    source.away = True
+    parts.live.put(snapshot(NOW_US, database="as services found it"))
+    fresh = web.get("/api/v1/live").json
+    assert (fresh["server"]["database"], fresh["slas"]) == ("as services found it", snapshot()["slas"])
+    clock.advance(60)  # services are silent: they wait for the database themselves
+    silent = web.get("/api/v1/live").json
+    assert silent["server"]["stale"]
+    assert "connection refused" in silent["server"]["database"]
+    assert silent["slas"] == snapshot()["slas"], "what was last known is kept"
+
+
 def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, parts: Parts) -> None:
     fresh = {**snapshot()["volumes"][0], "volume": "new-one"}
     parts.live.put(snapshot(volumes=[*snapshot()["volumes"], fresh]))
@@ -165,9 +179,9 @@ def test_policy_caps(web: FlaskClient, source: fakes.FakeSource) -> None:
 def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: Parts, clock: FakeClock) -> None:
     empty = web.get("/api/v1/live?since=-1").json
     assert empty["at_us"] == 0
-    assert empty["server"] == {"age_s": None, "stale": True}
+    assert empty["server"] == {"age_s": None, "stale": True, "database": ""}
     parts.live.put(snapshot())
-    assert web.get("/api/v1/live").json["server"] == {"age_s": 0.0, "stale": False}
+    assert web.get("/api/v1/live").json["server"] == {"age_s": 0.0, "stale": False, "database": ""}
     assert web.get(f"/api/v1/live?since={NOW_US}").status_code == 204
     assert web.get(f"/api/v1/live?since={NOW_US - 1}").status_code == 200
     assert web.get(f"/api/v1/live?since={NOW_US + 9}").status_code == 200, (

@@ -22,14 +22,18 @@ def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
     path = tmp_path / "agreement.yaml"
     path.write_text("kind: SLA\n")
     done = sla("apply", "-f", str(path))
-    assert done.output == "erp-gold: in force as version 3\nb: unchanged version 1\n"
+    assert done.output == "erp-gold: in force as version 3\nb: no change, in force as version 1\n"
     assert sla.asked == [("apply", {"documents": "kind: SLA\n", "dry_run": False})]
 
 
 def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
     sla.box.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
     done = sla("apply", "-f", "-", "--dry-run", text="kind: SLA\n")
-    assert "would change to version 3" in done.stdout
+    assert done.stdout.splitlines() == [
+        "erp-gold: would be in force as version 3",
+        "b: no change, stays in force as version 1",
+        "The documents are valid. Nothing was changed (--dry-run).",
+    ]
     assert "not judged" in done.stderr
     assert sla.asked[0][1]["dry_run"] is True
 

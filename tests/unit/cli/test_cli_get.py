@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import Any
 
 import pytest
@@ -43,10 +45,22 @@ def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
 
 def test_slas_show_one_row_an_objective(sla: Terminal) -> None:
     row = next(line for line in sla("get", "slas").output.splitlines() if line.startswith("erp-gold"))
-    assert row.split() == ["erp-gold", "latency", "kept", "9.20ms", "p95", "12.0ms", "99.21%", "99.8%", "63%"]
-    assert by_objective([{"name": "a", "live": []}]) == [{"name": "a"}]
+    assert row.split() == ["erp-gold/latency", "kept", "9.20ms", "p95", "12.0ms", "99.21%", "99.8%", "63%"]
+    assert by_objective([{"name": "a", "live": []}]) == [{"name": "a", "state": None}]
     two = by_objective([{"name": "a", "live": [{"objective": "x"}, {"objective": "y"}]}])
     assert [row["objective"] for row in two] == ["x", "y"]
+
+
+def test_what_is_not_judged_says_what_it_is(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed = {"neighbour": [], "fast": [{"name": "rate", "indicator": {"metric": "iops"}}]}
+    rows = [{"name": name, "spec": {"spec": {"objectives": list_}}} for name, list_ in agreed.items()]
+    latency = [{"name": "latency", "indicator": {"metric": "latency"}}]
+    rows.append({"name": "unseen", "spec": {"spec": {"objectives": latency}}})
+    monkeypatch.setattr(sla.source, "agreements", lambda *_: rows)
+    lines = {line.split()[0]: line.split()[1:3] for line in sla("get", "slas").output.splitlines()[2:]}
+    assert lines["neighbour"] == ["no", "objective"]
+    assert lines["fast/rate"] == ["not", "judged"]
+    assert lines["unseen/latency"][0] == "unknown"  # services have not said yet
 
 
 def test_long_names_fold_and_numbers_are_never_cut() -> None:
@@ -116,11 +130,28 @@ def test_events_name_their_subject_once() -> None:
 
 
 def test_headings_are_never_folded() -> None:
-    rows = [{"name": "batch-best-effort"}, {"name": "erp-gold", "objective": "latency", "state": "violating"}]
+    rows = [
+        {"name": "batch-best-effort", "state": "no-objective"},
+        {
+            "name": "erp-gold",
+            "objective": "latency",
+            "state": "violating",
+            "latency_us": 1e6,
+            "percentile": 99.9,
+        }
+        | {"threshold_us": 12_500, "compliance": 1.0, "coverage": 1.0, "budget_remaining": 1.0},
+    ]
     from rich.console import Console
 
     console = Console(width=80)
     with console.capture() as captured:
         console.print(build(KINDS["slas"].columns, rows, NOW_US))
-    heading = captured.get().splitlines()[0].split()
-    assert heading == [column.title for column in KINDS["slas"].columns]
+    lines = captured.get().splitlines()
+    assert lines[0].split() == [column.title for column in KINDS["slas"].columns]
+    assert len(lines) == 4  # heading, rule and a line a row: ordinary names do not fold
+
+
+def test_times_of_today_have_no_date() -> None:
+    now_us = time.time_ns() // 1000
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", words.when(now_us))
+    assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d:\d\d", words.when(now_us - 3 * 86_400_000_000))

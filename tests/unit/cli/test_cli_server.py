@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from sla_server.cli.server import cli
@@ -26,3 +28,20 @@ def test_status_without_its_database(tmp_path: Path) -> None:
     assert first.startswith(f"running, pid {os.getpid()}")
     assert "states of the processes are unknown" in second
     assert json.loads(as_json.output)["trouble"]
+
+
+@pytest.mark.parametrize("table", ["api", "pmdaemon"])
+@pytest.mark.parametrize("how", ["--background", ""])
+def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: str, how: str) -> None:
+    path = tmp_path / "server.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listens = {"api": "127.0.0.1:0", "pmdaemon": "127.0.0.1:0", table: f"127.0.0.1:{port}"}
+        path.write_text(
+            f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+            + "".join(f'[{name}]\nlisten = "{value}"\n' for name, value in listens.items())
+        )
+        told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [how])])
+    assert told.exit_code == 78, told.output
+    assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in told.output
+    assert not (tmp_path / "data").exists()  # nothing was started

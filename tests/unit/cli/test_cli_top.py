@@ -32,10 +32,31 @@ def test_one_picture_holds_everything_in_eighty_columns() -> None:
 
 
 def test_an_empty_view_says_what_to_do() -> None:
-    text = draw({"at_us": 0})
+    text = draw({"at_us": 1})
     assert "mode unknown" in text
     assert "sla apply -f agreement.yaml" in text
     assert "gateway-agent run" in text
+
+
+def test_before_the_first_live_view_nothing_is_claimed() -> None:
+    text = draw({"at_us": 0})
+    assert "not known yet" in text
+    assert "sla apply" not in text
+    assert "Nobody" not in text
+
+
+def test_a_database_that_cannot_be_read_is_said_and_the_live_view_kept() -> None:
+    why = "the database postgresql://h/d cannot be used: connection refused. Check that it runs"
+    fresh = {**fakes.snapshot(), "server": {"stale": False, "age_s": 0.1, "database": why}}
+    said = trouble_of(fresh)
+    assert said.startswith("The database postgresql://h/d cannot be used")
+    assert "Live values go on" in said
+    text = draw(fresh, said)
+    assert "connection refused" in text
+    assert "erp-gold/latency" in text
+    starting = trouble_of({"server": {"stale": True, "age_s": None, "database": why}})
+    assert "connection refused" in starting
+    assert "services part waits for it" in starting
 
 
 def test_trouble_is_said() -> None:

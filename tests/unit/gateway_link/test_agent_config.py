@@ -189,3 +189,20 @@ def test_published_facts_name_the_children(write, tmp_path):
     agent.publish(config, "id", All)
     value = json.loads((tmp_path / "run" / "agent.json").read_text())
     assert (value["children"], value["restarts"], value["gateway_id"]) == ({"link": 5}, {"link": 0}, "id")
+
+
+def test_check_config_looks_at_the_files(write, tmp_path):
+    text = GOOD + '[[export]]\nvolume = "vol-2"\nbackend = "b"\nfile = "{dir}/disk.img"\n'
+    path = write(text)
+
+    def check():
+        return CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+
+    missing = check()
+    assert missing.exit_code == 66
+    assert "volume vol-2" in missing.output
+    assert "No such file" in missing.output
+    (tmp_path / "disk.img").write_bytes(bytes(1024))
+    assert (check().exit_code, (tmp_path / "disk.img").read_bytes()) == (0, bytes(1024))
+    (tmp_path / "disk.img").write_bytes(bytes(1025))
+    assert "multiple of 512" in check().output

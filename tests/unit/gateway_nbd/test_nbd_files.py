@@ -1,9 +1,13 @@
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from gateway_agent.errors import BackingFileError
+from gateway_agent.errors import BackingFileError, ExportRefused
+from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.config import PlaneConfig
+from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import FileSession
 from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.storage import Storage
@@ -174,3 +178,60 @@ def test_read_only_files_are_announced_and_kept_so(path):
 def test_a_file_that_is_not_there_says_what_to_do(tmp_path):
     with pytest.raises(BackingFileError, match="Correct `file`"):
         Storage("vol-1", str(tmp_path / "nope"), read_only=False)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 511, 1000])
+def test_a_size_that_clients_cannot_use_is_told(tmp_path, size_bytes):
+    odd = tmp_path / "odd.img"
+    odd.write_bytes(bytes(size_bytes))
+    with pytest.raises(BackingFileError, match=f"{size_bytes} bytes is not a multiple of 512"):
+        Storage("vol-1", str(odd), read_only=True)
+
+
+def test_a_directory_is_no_volume(tmp_path):
+    with pytest.raises(BackingFileError, match="neither a regular file nor a block device"):
+        Storage("vol-1", str(tmp_path), read_only=True)
+
+
+def plane_of(tmp_path, **more):
+    rig, learned = Rig(), []
+    entries = [
+        {"volume": "here", "backend": "b", "file": str(tmp_path / "here.img")},
+        {"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img"), **more},
+    ]
+    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": entries}
+    (tmp_path / "here.img").write_bytes(bytes(4096))
+    table = ExportTable(PlaneConfig.model_validate(config), rig.context, lambda: learned.append(1))
+    return rig, table, learned
+
+
+def test_a_missing_file_costs_its_own_export_only(tmp_path, monkeypatch):
+    said = []
+    log = SimpleNamespace(error=lambda event, **_: said.append(event), info=lambda *_, **__: None)
+    monkeypatch.setattr(exports, "log", log)
+    rig, table, learned = plane_of(tmp_path)
+    assert table.file_facts(table.volumes["here"]).size_bytes == 4096
+    for _ in range(2):
+        with pytest.raises(ExportRefused, match=r"gone.img cannot be used: No such file"):
+            table.file_facts(table.volumes["gone"])
+    assert [row["size_bytes"] for row in table.describe()] == [4096, 0]
+    rig.loop.fire(3.5)  # tries after 1 and 3 s; asking clients are no tries
+    assert said == ["export-refused"] * 3
+    (tmp_path / "gone.img").write_bytes(bytes(512))
+    assert not learned
+    rig.loop.fire(4)
+    assert learned == [1]  # the link is told the size
+    assert table.file_facts(table.volumes["gone"]).size_bytes == 512
+    assert not rig.loop.timers
+    table.close()
+
+
+def test_a_client_need_not_wait_for_the_next_try(tmp_path):
+    rig, table, learned = plane_of(tmp_path, workers=1)
+    rig.loop.fire(100)
+    (tmp_path / "gone.img").write_bytes(bytes(512))
+    assert table.file_facts(table.volumes["gone"]).size_bytes == 512
+    assert learned == [1]
+    rig.loop.fire(100)
+    assert (learned, rig.loop.timers) == ([1], {})
+    table.close()

@@ -88,6 +88,23 @@ def test_a_file_is_served_at_once(gateway):
     assert gateway.rig.cuts.table.streams[0].client == "10.0.0.7"
 
 
+def test_a_file_that_is_missing_refuses_its_client_and_serves_the_next_when_it_is_there(gateway, tmp_path):
+    path = tmp_path / "disk.img"
+    gone = [{"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img")}]
+    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": gone}
+    table = ExportTable(PlaneConfig.model_validate(config), gateway.rig.context, lambda: None)
+    gateway.talk._exports = table
+    gateway.say(FLAGS, go("gone"))
+    ((_, kind, words),) = gateway.heard()[0]
+    assert kind == p.Rep.ERR_UNKNOWN
+    assert b"gone.img cannot be used" in words
+    assert gateway.rig.cuts.table.streams == []
+    path.rename(tmp_path / "gone.img")
+    gateway.say(go("gone"))
+    assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
+    table.close()
+
+
 def test_an_upstream_is_asked_first_and_its_facts_are_passed_on_as_far_as_we_can_keep_them(gateway):
     gateway.say(FLAGS, go("up"))
     assert gateway.heard() == ([], b"")

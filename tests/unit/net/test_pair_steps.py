@@ -626,6 +626,7 @@ def test_stop_tells_agents_and_posts_what_is_batched() -> None:
     assert bench.box.cuts_to("dbmanager") == []
     bench.inbound.shut("maintenance")
     assert bench.box.cuts_to("dbmanager") == [(1, False)]
+    assert bench.box.states()[-1] == (GATEWAY, "detached")  # the gateway is well: nobody is to be alarmed
     farewell = bench.heard(agent)[-1]
     assert farewell.kind == Kind.BYE
     assert "maintenance" in farewell.header["reason"]

@@ -42,6 +42,12 @@ def start(control, r=2.0, now=100 * S):
     return control.step([victim(r=r)], world(neighbour()), now)
 
 
+def settled(control, found, at_risk=None):
+    """The step ten seconds after the first look at a victim whom nobody harms visibly."""
+    assert control.step([at_risk or victim()], found, 0).notice == ""
+    return control.step([at_risk or victim()], found, 10 * S)
+
+
 def test_the_first_cut_bites_from_present_use(control):
     step = start(control)
     assert step.changed
@@ -233,17 +239,17 @@ def test_a_volume_that_grows_joins_with_its_use(control):
 
 def test_urgency_opens_higher_classes(control):
     bronze = world(neighbour("bronze", priority=Priority.BRONZE))
-    step = control.step([victim(g=0.2)], bronze, 0)
+    step = settled(control, bronze, victim(g=0.2))
     assert step.notice == "unattributed"
     assert "urgency 0.20" in step.notice_text
-    assert control.step([victim(g=0.6)], bronze, S).changed
+    assert control.step([victim(g=0.6)], bronze, 11 * S).changed
 
 
 def test_same_priority_is_infeasible_and_said_once_a_minute(control):
     equal = world(neighbour("gold2", priority=Priority.GOLD))
-    assert control.step([victim()], equal, 0).notice == "infeasible"
-    assert control.step([victim()], equal, 30 * S).notice == ""
-    assert control.step([victim()], equal, 61 * S).notice == "infeasible"
+    assert settled(control, equal).notice == "infeasible"
+    assert control.step([victim()], equal, 40 * S).notice == ""
+    assert control.step([victim()], equal, 71 * S).notice == "infeasible"
     assert not control.active
 
 
@@ -254,13 +260,32 @@ def test_same_priority_above_its_own_curve_is_cut_to_the_curves_end(control):
 
 
 def test_alone_on_the_backend_is_unattributed(control):
-    step = control.step([victim()], world(), 0)
+    step = settled(control, world())
     assert (step.notice, step.changed) == ("unattributed", False)
     assert "no other volume" in step.notice_text
 
 
+def test_a_neighbour_that_joins_is_not_preceded_by_unattributed(control):
+    for second in range(10):
+        assert control.step([victim()], world(), second * S).notice == ""
+    step = control.step([victim()], world(neighbour()), 10 * S)  # its first cut came
+    assert (step.changed, step.notice) == (True, "")
+
+
+def test_a_view_that_was_calm_between_has_not_settled(control):
+    assert control.step([victim()], world(), 0).notice == ""
+    control.step([clear()], world(), 5 * S)
+    assert control.step([victim()], world(), 11 * S).notice == ""
+    assert control.step([victim()], world(), 21 * S).notice == "unattributed"
+
+
+@pytest.mark.parametrize(("u", "violated"), [(0.8, False), (1.2, True)])
+def test_nobody_to_slow_down_is_critical_only_if_the_promise_is_broken(control, u, violated):
+    assert settled(control, world(), victim(u=u)).violated is violated
+
+
 def test_neighbours_below_their_floors_are_not_blamed(control):
-    step = control.step([victim()], world(neighbour(cost=40.0)), 0)
+    step = settled(control, world(neighbour(cost=40.0)))
     assert step.notice == "unattributed"
     assert "floors" in step.notice_text
     assert not control.active

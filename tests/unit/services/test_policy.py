@@ -43,7 +43,7 @@ def test_its_life_until_release():
     made = desk()
     made.brain.manual_set("t1", "v", cost_per_s=120)
     gen = caps_of(busy(made), A).gen
-    made.brain.caps_state(A, gen, "sent", "", made.now_ns)
+    made.brain.caps_state(A, gen, "sent", "", made.unix_us)
     assert rows_of(busy(made, 0))[0]["state"] == "sent"
     assert busy(made, -1) == []
     (row,) = rows_of(busy(made, gen))
@@ -55,6 +55,37 @@ def test_its_life_until_release():
     assert rows_of(found)[0]["released_us"] == made.unix_us
     assert [e.kind for e in events_of(found)] == ["throttle-released"]
     assert made.brain.manual_release(throttle_id="t1") == []
+
+
+def test_how_an_operators_throttle_ended_is_added_to_why_it_was_set():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120, who="ann", reason="nightly copy")
+    busy(made)
+    made.brain.manual_release(volume="v", who="bob")
+    found = busy(made)
+    (ended,) = rows_of(found)
+    assert (ended["reason"], ended["text"]) == ("manual", "nightly copy; released by bob")
+    (event,) = events_of(found)
+    assert (event.text, event.details["ended"]) == (ended["text"], "manual-release")
+    made.brain.manual_set("t2", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000, reason="short")
+    busy(made)
+    assert rows_of(busy(made))[-1]["text"] == "short; its time is over"
+
+
+def test_it_is_confirmed_when_the_gateway_proved_it_and_not_when_it_was_asked_for():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    found = busy(made)
+    (asked,) = rows_of(found)
+    assert (asked["requested_us"], asked["confirmed_us"]) == (made.unix_us, None)
+    proved_us = made.unix_us + 40_000  # before the next tick
+    made.brain.caps_state(A, caps_of(found, A).gen, "confirmed", "", proved_us)
+    (row,) = rows_of(made.brain.tick(made.now_ns, made.unix_us))
+    assert (row["state"], row["requested_us"], row["confirmed_us"]) == (
+        "confirmed",
+        asked["requested_us"],
+        proved_us,
+    )
 
 
 def test_release_by_id_leaves_the_others():
@@ -142,14 +173,14 @@ def test_a_refused_cap_is_told_once_and_sent_again():
     made = desk()
     made.brain.manual_set("t1", "v", cost_per_s=100)
     first = caps_of(busy(made), A).gen
-    made.brain.caps_state(A, first, "refused", "no such volume", made.now_ns)
+    made.brain.caps_state(A, first, "refused", "no such volume", made.unix_us)
     found = busy(made)
     assert rows_of(found)[0]["state"] == "refused"
     (event,) = events_of(found, "throttle-not-effective")
     assert "no such volume" in event.text
     later = [d for _ in range(3) for d in busy(made)]
     assert [d.gen for d in later if isinstance(d, SetCaps)] == [first + 1]
-    made.brain.caps_state(A, first + 1, "refused", "no such volume", made.now_ns)
+    made.brain.caps_state(A, first + 1, "refused", "no such volume", made.unix_us)
     assert events_of(busy(made), "throttle-not-effective") == []
 
 

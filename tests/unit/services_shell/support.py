@@ -240,7 +240,10 @@ class FakeBrain:
     def last(self, name: str) -> Any:
         return next(args for called, args in reversed(self.calls) if called == name)
 
-    def manual_release(self, volume: str | None = None, throttle_id: str | None = None) -> list[str]:
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
+        self.calls.append(("manual_release", (volume, throttle_id, who)))
         return self.released
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
@@ -256,6 +259,7 @@ class FakeLooker:
         self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
         self.catalog: Catalog | None = None
         self.wanted = 0
+        self.trouble = ""
 
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog

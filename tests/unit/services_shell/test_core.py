@@ -44,14 +44,14 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     blob = a_cut(1) + a_cut(2)
     header = {"pair": 0, "n": 2, "recv_us": [10, 20], "offset_us": [1, 2], "live": [False, True]}
     bench.message(Kind.CUTS, header, blob)
-    bench.message(Kind.CAPS_STATE, {"gw": GATEWAY, "gen": 3, "state": "sent", "reason": "", "at_us": 1})
+    bench.message(Kind.CAPS_STATE, {"gw": GATEWAY, "gen": 3, "state": "sent", "reason": "", "at_us": 77})
     bench.message(Kind.GATEWAY, gateway("lost"))
     now_ns = bench.clock.monotonic_ns()
     assert ("gateway_up", (GATEWAY, "host-1", [EXPORT], now_ns)) in bench.brain.calls
     assert ("add_streams", (GATEWAY, [STREAM])) in bench.brain.calls
     taken = [(args[0].seq, *args[1:4]) for name, args in bench.brain.calls if name == "add_cut"]
     assert taken == [(1, 10, 1, False), (2, 20, 2, True)]
-    assert ("caps_state", (GATEWAY, 3, "sent", "", now_ns)) in bench.brain.calls
+    assert ("caps_state", (GATEWAY, 3, "sent", "", 77)) in bench.brain.calls
     assert ("gateway_lost", (GATEWAY, "why", now_ns)) in bench.brain.calls
     assert bench.core.bad_frames == 0
 
@@ -265,6 +265,7 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     bench.request("throttle_release", {"volume": "vol-1", "throttle_id": None}, "r2")
     bench.confirm()
     assert bench.answers()[0]["body"] == {"released": [throttle_id]}
+    assert bench.brain.last("manual_release") == ("vol-1", None, "ann")
 
 
 def test_the_mode_is_switched_and_recorded() -> None:
@@ -281,6 +282,18 @@ def test_the_mode_is_switched_and_recorded() -> None:
     )
     bench.tick(1)
     assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["mode"] == "enforce"
+
+
+def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> None:
+    bench = Bench()
+    bench.tick(1)
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["database"] == ""
+    bench.brain.slas = [{"name": "gold", "objective": "latency", "state": "ok"}]
+    bench.looker.trouble = "the database cannot be used"
+    bench.tick(1)
+    shown = bench.app.take_posted(Kind.SNAPSHOT)[-1][1]
+    assert shown["database"] == "the database cannot be used"
+    assert [row["name"] for row in shown["slas"]] == ["gold"]
 
 
 def policy(version: int = 3, hour: int = 96, **keys: Any) -> Found:

@@ -83,6 +83,23 @@ def test_a_database_that_goes_away_loses_neither_agreements_nor_slices(method: s
     assert [row["state"] for table, row in found.judgement.rows if table == "slices"] == ["good"]
 
 
+@pytest.mark.parametrize("method", ["*", "slices"])
+def test_it_says_why_the_database_cannot_be_read_until_it_can(method: str) -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    assert scene.looker.trouble == ""
+    scene.store.away = {method}
+    scene.look(61)
+    assert scene.looker.trouble
+    scene.look(1)
+    assert scene.looker.trouble
+    scene.store.away = set()
+    scene.look(1)
+    assert scene.looker.trouble == ""
+
+
 def test_an_error_that_is_not_the_databases_stops_the_thread() -> None:
     scene = Scene()
     scene.store.away = {"*"}
@@ -125,6 +142,15 @@ def test_the_start_reads_what_the_process_before_left() -> None:
 
 def test_an_empty_database_gives_the_configured_mode() -> None:
     assert read_start(FakeStore(), "enforce", START_US) == Start(mode="enforce")
+
+
+def test_every_gateway_that_was_not_lost_is_awaited() -> None:
+    store = FakeStore()
+    states = ("up", "stalled", "detached", "lost")
+    store.tables["gateways"] = [{"gateway_id": s, "name": f"host-{s}", "state": s} for s in states]
+    start = read_start(store, "observe", START_US)
+    assert start.awaited == {s: f"host-{s}" for s in states[:3]}
+    assert [known.name for known in start.gateways] == ["host-up"]
 
 
 def test_the_marker_is_each_processs_own() -> None:

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, ensure_private_dir
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.services import process
 from sla_server.services.config import ServicesConfig
+from sla_server.services.journal import Journal
 from tests.unit.agreements.documents import simple
-from tests.unit.services_shell.support import FakeStore
+from tests.unit.services_shell.support import START_US, FakeMailbox, FakeStore
 
 LIMIT_S = 20.0
 MIB = 1 << 20
@@ -117,3 +119,39 @@ def test_a_thread_that_dies_stops_the_process_with_a_status(world: World) -> Non
     world.thread.join(LIMIT_S)
     assert world.status == [1]
     assert "sv-looker" in world.stop.reason
+
+
+class Patience(Stop):
+    """Waits by moving the clock; does something at given seconds."""
+
+    def __init__(self, clock: FakeClock, at: dict[float, Callable[[], None]]) -> None:
+        super().__init__()
+        self.clock, self.at, self.waited_s = clock, at, 0.0
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self.clock.advance(timeout_s or 0.0)
+        self.waited_s += timeout_s or 0.0
+        for second in [at for at in self.at if self.waited_s >= at]:
+            self.at.pop(second)()
+        return self.is_set()
+
+
+@pytest.mark.parametrize(("back_after_s", "warnings"), [(4.0, 0), (30.0, 1)])
+def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
+    monkeypatch: pytest.MonkeyPatch, back_after_s: float, warnings: int
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(process, "log", SimpleNamespace(warning=lambda event, **_: said.append(event)))
+    clock, store, box = FakeClock(unix_us=START_US), FakeStore(), FakeMailbox()
+    store.away = {"*"}
+    journal = Journal(box, "t", 1 << 20)
+
+    def come_back() -> None:
+        store.away = set()
+        for _, header in box.take_posted(Kind.RECORD):
+            store.keep([(table, row) for table, row in header["rows"]])
+
+    stop = Patience(clock, {back_after_s: come_back})
+    start = process.take_up(store, journal, "tag", "observe", clock, stop)
+    assert start is not None
+    assert said == ["waiting-for-database"] * warnings

@@ -1,0 +1,66 @@
+"""The job as a command: its exit statuses, and where Spark's own words go. Nothing here starts Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import PySparkRuntimeError
+
+from sla_server.config import PolicyJobConfig
+from sla_server.db.errors import DatabaseUnavailable
+from sla_server.policy_jobs import errors, job
+from sla_server.policy_jobs.session import stderr_to
+
+
+def test_what_spark_and_its_children_say_goes_to_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "spark.log"
+    path.write_text("of the run before\n")
+    os.write(2, b"before\n")
+    with stderr_to(path):
+        os.write(2, b"WARN Utils: your hostname\n")
+        subprocess.run(["sh", "-c", "echo WARNING: incubator modules >&2"], check=True)
+    os.write(2, b"after\n")
+    assert path.read_text() == "WARN Utils: your hostname\nWARNING: incubator modules\n"
+    assert capfd.readouterr().err == "before\nafter\n"
+
+
+def test_stderr_is_back_after_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), stderr_to(tmp_path / "spark.log"):
+        raise ZeroDivisionError
+    os.write(2, b"here\n")
+    assert capfd.readouterr().err == "here\n"
+
+
+def test_every_failure_has_a_status_of_its_own() -> None:
+    lock = Path("lock")
+    failures = [errors.NoJava([]), errors.SparkFailed("x", lock), errors.JobRunning(lock)]
+    failures.append(errors.NothingToLearn(7))
+    assert [job.status_of(error) for error in failures] == [69, 70, 79, 80]
+    assert job.status_of(DatabaseUnavailable("sqlite:///x", "locked")) == 69
+
+
+def test_a_second_run_says_so_and_ends_with_79(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    with job.only_one(tmp_path / "data" / "policy-job" / "lock"):
+        told = CliRunner().invoke(job.main, ["--config", str(path)])
+    assert told.exit_code == 79
+    assert "another policy job is running" in told.output
+
+
+def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_gateway(*_: Any) -> NoReturn:
+        raise PySparkRuntimeError("Java gateway process exited before sending its port number\nmore")
+
+    monkeypatch.setattr(job, "build_session", no_gateway)
+    reading: Any = None  # Spark fails before it is looked at
+    with pytest.raises(errors.SparkFailed, match=r"its port number\. Its log is .*spark\.log") as caught:
+        job.on_spark(PolicyJobConfig(), tmp_path, reading, tmp_path / "spark.log")
+    assert "more" not in str(caught.value)
