@@ -2,7 +2,8 @@
 
 A POLL is the one frame made for every gateway at every interval. Its header is the same map as ever; only
 its numbers are always written as msgpack's uint 64, so that the usual POLL (one epoch, at most one
-acknowledgement) is a byte pattern with holes. Any other POLL goes through ``frame.encode``; a reader sees no difference.
+acknowledgement) is a byte pattern with holes. Any other POLL goes through ``frame.encode``; a reader sees no
+difference.
 
 Source: P10 (pre-encoded requests); docs/formats/messages.md (POLL).
 """
