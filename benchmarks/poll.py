@@ -1,8 +1,8 @@
 """``make bench-poll``: polling N gateways, our pair against other ways (P18), CPU us per poll as the figure.
 
 Every cell is a fresh process on CPU 0 against a swarm of simulated gateways in C on the last CPU; all send
-and receive the same bytes, a real cut of 16 streams. Variants are interleaved within each repetition; a ratio is
-the median of the ratios within the repetitions. A round asks all gateways and ends with the last reply.
+and receive the same bytes, a real cut of 16 streams. Variants are interleaved within each repetition; a
+ratio is the median of the ratios within the repetitions. A round asks all and ends with the last reply.
 
     c             a C epoll loop: the floor              threads    a blocking thread a gateway
     pair          the product's pair, in-memory sink     blocking   one blocking thread

@@ -90,6 +90,7 @@ def decide(
         running: pairs there are (the last one may be on its way out).
         wanted: pairs the formula or the configuration asks for.
         loads: of the pairs that run and have reported.
+        now_ns: monotonic.
     """
     short = _since(wanted > running, balance.short_ns, now_ns)
     surplus = _since(wanted < running, balance.surplus_ns, now_ns)

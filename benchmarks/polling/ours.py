@@ -28,6 +28,7 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import Hint, Inbound, Patience
+from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import Outbound
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.wire import frame
@@ -96,6 +97,9 @@ class Rounds:
         self.wanted = False
         return due
 
+    def remove(self, _gateway_id: str) -> None:
+        """Gateways stay."""
+
     def next_due_ns(self) -> None:
         """Unknown."""
 
@@ -120,7 +124,7 @@ class Rig:
         self.counters: Counter[str] = Counter()
         self.schedule = Rounds()
         self.hints: Handover[Hint] = Handover()
-        self.registered: Handover[str] = Handover()
+        self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(mailbox, 0, self.registry.rewind)
         reception = Reception(
             self.registry,
@@ -137,7 +141,7 @@ class Rig:
             clock,
             Patience.for_interval(10**9),
             hints=self.hints,
-            arrivals=None,
+            mover=None,
             counters=self.counters,
         )
         self.outbound = Outbound(

@@ -32,12 +32,19 @@ class OffsetEstimator:
     def add(self, agent_unix_us: int, server_unix_us: int, round_trip_us: int) -> None:
         """One reply: the agent's stamp, our wall clock at receipt, and the monotonic round trip."""
         round_trip_us = max(round_trip_us, 0)
+        self.remember((round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us))
+
+    def samples(self) -> list[tuple[int, int]]:
+        """(round trip, offset) of the last replies, oldest first."""
+        return list(self._samples)
+
+    def remember(self, sample: tuple[int, int]) -> None:
+        """Take one of ``samples``."""
         samples = self._samples
         gone = samples[0] if len(samples) == SAMPLES else None
-        sample = (round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us)
         samples.append(sample)
         # Looked for anew only when the best one has left: the other 15 of 16 replies pay one comparison.
-        if len(samples) == 1 or round_trip_us <= self._best[0]:
+        if len(samples) == 1 or sample[0] <= self._best[0]:
             self._best = sample
         elif gone is self._best:
             self._best = min(reversed(samples), key=lambda item: item[0])

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pmdaemon.errors import BadCut
 
@@ -87,6 +87,7 @@ class _Epoch:
         self.ack = ack
         self.received = max(ack, floor)
         self.acked_to_agent = 0
+        self.over_poll: int | None = None  # the first poll that acknowledged its last cut
 
     @property
     def exhausted(self) -> bool:
@@ -151,6 +152,37 @@ class Record:
             position.ack = durable.get(epoch, 0)
         self.rewind()
 
+    def pack(self) -> dict[str, Any]:
+        """Everything, for the process that the gateway moves to."""
+        return {
+            "epochs": [
+                [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
+                for epoch, item in self._epochs.items()
+            ],
+            "judged": list(self._judged.items()),
+            "live": list(self._live),
+            "polls": [list(item) for item in self._polls],
+            "waiting_since_ns": self._waiting_since_ns,
+            "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
+        }
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> Record:
+        """The record of another process. Rewind it: what that one posted may come later than what we post."""
+        record = cls()
+        for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
+            position = _Epoch(floor, last, ack)
+            position.received, position.acked_to_agent = received, acked_to_agent
+            position.over_poll = over_poll
+            record._epochs[epoch] = position
+        record._judged = dict(packed["judged"])
+        record._live = {(epoch, seq) for epoch, seq in packed["live"]}
+        record._polls = deque(_PollOut(*item) for item in packed["polls"])
+        record._waiting_since_ns = packed["waiting_since_ns"]
+        counts = packed["counts"]
+        record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
+        return record
+
     def spool(self) -> list[list[int]]:
         """[epoch, first seq the agent may still hold, last seq known], oldest epoch first."""
         rows = []
@@ -202,6 +234,8 @@ class Record:
             if position.ack:
                 ack.append([epoch, position.ack])
                 position.acked_to_agent = max(position.acked_to_agent, position.ack)
+                if position.over_poll is None and position.last is not None and position.ack >= position.last:
+                    position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
         return _new(PollRequest, (ack, start))
@@ -213,22 +247,20 @@ class Record:
         answered poll is over.
         """
         polls = self._polls
+        passed = [poll]
         if not polls or polls[0].poll != poll:
             if not any(item.poll == poll for item in polls):
                 return None
             while polls[0].poll != poll:
-                polls.popleft()
+                passed.append(polls.popleft().poll)
         item = polls.popleft()
         if len(self._epochs) > 1:
-            self._forget_epochs()
+            self._forget_epochs(passed)
         return item.sent_ns
 
-    def _forget_epochs(self) -> None:
-        over = [
-            epoch
-            for epoch, position in self._epochs.items()
-            if position.last is not None and position.acked_to_agent >= position.last
-        ]
+    def _forget_epochs(self, passed: Sequence[int]) -> None:
+        # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
+        over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
         for epoch in over:
             del self._epochs[epoch]
             self._judged.pop(epoch, None)
@@ -236,6 +268,9 @@ class Record:
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
         self._polls = deque(item for item in self._polls if item.poll != poll)
+        for position in self._epochs.values():
+            if position.over_poll == poll:
+                position.over_poll = None
 
     @property
     def oldest_poll_sent_ns(self) -> int | None:

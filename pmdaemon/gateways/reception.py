@@ -136,6 +136,17 @@ class Reception:
         body = {"code": "superseded", "text": text}
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 
+    def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
+        """The same gateway has registered with another pair, or has moved here again: the newer wins."""
+        conn = gateway.conn
+        if conn is not None:
+            self._supersede(gateway, conn, address)
+            gateway.end()
+
+    def announce_session(self, gateway: Gateway) -> None:
+        """GATEWAY up and STREAMS_SEEN to everybody: it has moved here from another pair."""
+        self._announce_to(gateway, DBMANAGER, SERVICES)
+
     def _announce(self, gateway: Gateway) -> None:
         """GATEWAY up to everybody.
 
@@ -149,14 +160,16 @@ class Reception:
     def announce_again(self, *recipients: str) -> None:
         """Every session's GATEWAY up and STREAMS_SEEN: a recipient has restarted and knows nothing."""
         for gateway in self._registry.all():
-            if gateway.conn is None:
-                continue
-            self._courier.news(news.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
-            if gateway.condition is Condition.STALLED:
-                stalled = news.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
-                self._courier.news(stalled, *recipients)
-            for message in news.streams_seen(gateway.gateway_id, gateway.streams.values()):
-                self._courier.news(message, *recipients)
+            if gateway.conn is not None:
+                self._announce_to(gateway, *recipients)
+
+    def _announce_to(self, gateway: Gateway, *recipients: str) -> None:
+        self._courier.news(news.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
+        if gateway.condition is Condition.STALLED:
+            stalled = news.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
+            self._courier.news(stalled, *recipients)
+        for message in news.streams_seen(gateway.gateway_id, gateway.streams.values()):
+            self._courier.news(message, *recipients)
 
     def _streams(self, conn: Peer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
@@ -224,6 +237,8 @@ class Reception:
             raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
         gateway.offset.add(wall_us, self._clock.unix_us(), (now_ns - sent_ns) // 1000)
         self._counters["replies"] += 1
+        if now_ns - sent_ns > self._interval_us * 1000:
+            self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved
         if gateway.condition is Condition.STALLED:
             gateway.condition = Condition.UP
             log.info("gateway-recovered", gateway=gateway.name)

@@ -21,7 +21,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from pmdaemon.errors import ProtocolViolation
 from pmdaemon.gateways.gateway import Gateway
@@ -36,6 +36,15 @@ DRAIN_NS: Final = 10**9
 DRAIN_BYTES: Final = 4 << 20
 
 
+class Luggage(NamedTuple):
+    """What goes with a connection to another process: its descriptor, and bytes of both directions."""
+
+    descriptor: int
+    state: State
+    pending: bytes
+    out: bytes
+
+
 class Connection:
     """An accepted socket and its session.
 
@@ -43,6 +52,7 @@ class Connection:
         address: "host:port" of the peer, for messages.
         opened_ns: when it was accepted (monotonic).
         last_received_ns: when bytes last arrived.
+        received_bytes: so far, in this process.
         doomed: why it must be closed; set by whoever noticed, acted on by the inbound thread.
         drain_until_ns: while draining, when to give up.
     """
@@ -57,6 +67,7 @@ class Connection:
         self.gateway: Gateway | None = None
         self.opened_ns = now_ns
         self.last_received_ns = now_ns
+        self.received_bytes = 0
         self.doomed = ""
         self.drain_until_ns: int | None = None
         self.end_reason = ""
@@ -73,6 +84,11 @@ class Connection:
     def fileno(self) -> int:
         """The socket's descriptor, -1 when closed."""
         return self._sock.fileno()
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether another process can go on with it: all its state is ours to pack."""
+        return True
 
     @property
     def closed(self) -> bool:
@@ -156,10 +172,37 @@ class Connection:
         if size == 0:
             return None
         self.last_received_ns = now_ns
+        self.received_bytes += size
         if self.drain_until_ns is not None:
             self._discarded_bytes += size
             return None if self._discarded_bytes > DRAIN_BYTES else iter(())
         return self.session.feed(buffer[:size])
+
+    def resume_frames(self) -> Iterator[frame.Frame]:
+        """The whole frames among bytes that another process had received (``session.resume``)."""
+        return self.session.feed(b"")
+
+    # -- moving
+
+    def pack_up(self) -> Luggage | None:
+        """Give the socket away, to be served by another process; None if it is ending. Inbound thread.
+
+        From here on ``send`` answers GONE: what another thread was about to send is not lost between two
+        processes, its sender knows.
+        """
+        with self._lock:
+            if self._closed or self.session.state in (State.DRAINING, State.CLOSED):
+                return None
+            self._closed = True
+            luggage = Luggage(self._sock.detach(), self.session.state, self.session.pending, bytes(self._out))
+            self._out.clear()
+        return luggage
+
+    def unpack(self, state: State, pending: bytes, out: bytes) -> None:
+        """Go on with a connection of another process. Before anything is sent. Inbound thread."""
+        with self._lock:
+            self.session.resume(state, pending)
+            self._out += out
 
     # -- ending
 

@@ -10,7 +10,7 @@ are stalled, silent, late with their handshake or done draining.
     lost      the connection closed, or nothing arrived for ``lost_after_ns`` while an answer was due
 
 Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
-and ``arrivals`` (handovers).
+(a handover); moves connections with ``net.moving``.
 
 Source: P10, P16; DESIGN.md 3.
 """
@@ -21,9 +21,9 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -34,6 +34,7 @@ from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
+from pmdaemon.net.moving import Forward, Mover
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.sizing import DecayingMax
@@ -71,7 +72,8 @@ class Blocked(NamedTuple):
     conn: Connection
 
 
-Hint = Post | AnnounceAgain | Blocked
+Hint = Post | AnnounceAgain | Blocked | Forward
+_UNUSUAL: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +90,6 @@ class Patience:
         return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9))
 
 
-class Arrivals(Protocol):
-    """Where new sockets come from; the parent's control socket in life, a list in tests."""
-
-    def fileno(self) -> int:
-        """Readable when something arrived."""
-
-    def take(self) -> list[tuple[socket.socket, str]]:
-        """New sockets and their peers' addresses.
-
-        Raises:
-            PeerGone: nothing will arrive any more.
-        """
-
-
 class Inbound:
     """The inbound thread's work; ``run`` is the thread's target, ``step`` one round of it."""
 
@@ -114,7 +102,7 @@ class Inbound:
         patience: Patience,
         *,
         hints: Handover[Hint],
-        arrivals: Arrivals | None,
+        mover: Mover | None,
         counters: Counter[str],
         selector: selectors.BaseSelector | None = None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
@@ -125,18 +113,21 @@ class Inbound:
         self._clock = clock
         self._patience = patience
         self._hints = hints
-        self._arrivals = arrivals
+        self._mover = mover
+        self._channel_waits = False
+        self.steps = 0
         self._counters = counters
         self._selector = selector or selectors.DefaultSelector()
         self._thread_time_ns = thread_time_ns
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._connections: set[Connection] = set()
+        self._received_bytes = 0  # of connections that have ended
         self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
         self._reads = 0
         self.t_ptmax = DecayingMax()
         self._selector.register(hints, selectors.EVENT_READ)
-        if arrivals is not None:
-            self._selector.register(arrivals, selectors.EVENT_READ)
+        if mover is not None:
+            self._selector.register(mover, selectors.EVENT_READ)
 
     @property
     def connections(self) -> int:
@@ -164,14 +155,17 @@ class Inbound:
     def step(self, limit_s: float | None = None) -> None:
         """One round: wait, serve each ready descriptor once, flush and sweep what is due."""
         ready = self._selector.select(self._timeout_s() if limit_s is None else limit_s)
+        self.steps += 1
         for key, events in ready:
             source = key.fileobj
             if isinstance(source, Connection):
                 self._serve(source, events)
             elif source is self._hints:
                 self._follow_hints()
-            elif source is self._arrivals and self._arrivals is not None:
-                self._welcome_arrivals(self._arrivals)
+            elif source is self._mover and self._mover is not None:
+                self._welcome_arrivals(self._mover, events)
+        if self._mover is not None:
+            self._move(self._mover)
         now_ns = self._clock.monotonic_ns()
         self._courier.flush(now_ns)
         if now_ns >= self._sweep_at_ns:
@@ -179,6 +173,8 @@ class Inbound:
             self._sweep(now_ns)
 
     def _timeout_s(self) -> float:
+        if self._mover is not None and self._mover.has_work:
+            return 0.0
         now_ns = self._clock.monotonic_ns()
         until_ns = self._sweep_at_ns
         if (due_ns := self._courier.due_ns()) is not None:
@@ -200,15 +196,43 @@ class Inbound:
         log.debug("connected", address=address)
         return conn
 
-    def _welcome_arrivals(self, arrivals: Arrivals) -> None:
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received from agents by this process. Thread: any (then right to a read or two)."""
+        return self._received_bytes + sum(conn.received_bytes for conn in tuple(self._connections))
+
+    def release(self, conn: Connection) -> None:
+        """Serve a connection no more; it leaves for another process."""
+        self._received_bytes += conn.received_bytes
+        self._connections.discard(conn)
+        self._selector.unregister(conn)
+
+    def read_pending(self, conn: Connection) -> None:
+        """Act on bytes that came with a connection from another process."""
+        self._handle(conn, is_pending=True)
+        if not conn.closed and conn.waiting_bytes:
+            self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _welcome_arrivals(self, mover: Mover, events: int) -> None:
         try:
-            for sock, address in arrivals.take():
-                self.adopt(sock, address)
+            if events & selectors.EVENT_WRITE:
+                mover.channel.flush()
+            if events & selectors.EVENT_READ:
+                mover.take(self)
         except PeerGone as exc:
             # The parent has died; its pipe stops this process. Until then, serve what is here.
             log.warning("no-more-arrivals", reason=str(exc))
-            self._selector.unregister(arrivals)
-            self._arrivals = None
+            self._selector.unregister(mover)
+            self._mover = None
+
+    def _move(self, mover: Mover) -> None:
+        """Let sessions leave, and ask for write readiness while the parent's end is full."""
+        if mover.has_work:
+            mover.work(self)
+        if bool(mover.channel.waiting) != self._channel_waits:
+            self._channel_waits = not self._channel_waits
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
+            self._selector.modify(mover, events)
 
     def _serve(self, conn: Connection, events: int) -> None:
         if conn.closed:
@@ -224,25 +248,45 @@ class Inbound:
         self._reads += 1
         is_timed = self._reads % TIMED_READS == 0
         started_ns = self._thread_time_ns() if is_timed else 0
+        messages = self._handle(conn)
+        if is_timed and messages:
+            spent_us = (self._thread_time_ns() - started_ns) / 1000
+            self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
+
+    def _handle(self, conn: Connection, is_pending: bool = False) -> int:
+        """Read once, or take what came with the connection; act on it; returns the number of frames."""
         messages = 0
         try:
-            frames = conn.receive(self._buffer, self._clock.monotonic_ns())
+            frames: Iterator[frame.Frame] | None
+            if is_pending:
+                frames = conn.resume_frames()
+            else:
+                frames = conn.receive(self._buffer, self._clock.monotonic_ns())
             if frames is None:
                 self._drop(conn, "the connection was closed by the agent")
-                return
+                return 0
             for received in frames:
                 messages += 1
-                if received.kind in (Kind.ERROR, Kind.BYE):
-                    self._drop(conn, _farewell(received))
-                    return
+                if received.kind in _UNUSUAL and self._leaves(conn, received, frames):
+                    return messages
                 self._reception.handle(conn, received)
         except WireError as exc:
             self._refuse(conn, exc)
         except OSError as exc:
             self._drop(conn, f"receiving failed: {exc.strerror or exc}")
-        if is_timed and messages:
-            spent_us = (self._thread_time_ns() - started_ns) / 1000
-            self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
+        return messages
+
+    def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
+        """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
+        if received.kind != Kind.HELLO:
+            self._drop(conn, _farewell(received))
+            return True
+        if self._mover is None or not self._mover.is_foreign(conn, received):
+            return False
+        if isinstance(frames, Generator):
+            frames.close()  # the session keeps HELLO and what follows it, for the other pair
+        self._mover.send_stranger(conn, received.header["gw"], self)
+        return True
 
     def _refuse(self, conn: Connection, error: WireError) -> None:
         """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
@@ -255,9 +299,12 @@ class Inbound:
         self._reception.lost(conn, conn.end_reason)
 
     def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
+        self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
         self._selector.unregister(conn)
         conn.close()
+        if self._mover is not None:
+            self._mover.forget(conn)
         self._reception.lost(conn, conn.end_reason or reason, by_us=by_us)
         log.debug("disconnected", address=conn.address, reason=conn.end_reason or reason)
 
@@ -266,6 +313,9 @@ class Inbound:
             match hint:
                 case Post(message, recipients):
                     self._courier.news(message, *recipients)
+                case Forward():
+                    if self._mover is not None:
+                        self._mover.forward(hint)
                 case AnnounceAgain(recipients):
                     self._reception.announce_again(*recipients)
                 case Blocked(conn):

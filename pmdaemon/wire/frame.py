@@ -19,7 +19,7 @@ readers; unknown kinds are the session's business.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import msgpack
@@ -164,6 +164,16 @@ class FrameReader:
         """Bytes of a frame that has not arrived whole."""
         return len(self._partial)
 
+    @property
+    def pending(self) -> bytes:
+        """The bytes that have arrived and were not yielded."""
+        return bytes(self._partial)
+
+    def resume(self, pending: bytes) -> None:
+        """Go on where another reader stopped, with its ``pending``."""
+        self._partial[:] = pending
+        self._need_bytes = 0
+
     def take(self, data: bytes | memoryview) -> tuple[list[Frame], WireError | None]:
         """All frames completed by ``data`` at once, and the error behind them, if any.
 
@@ -202,7 +212,7 @@ class FrameReader:
         self._need_bytes = need
         return frames, None
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+    def feed(self, data: bytes | memoryview) -> Generator[Frame, None, None]:
         """Yield the frames completed by ``data``. Views are valid until the caller lets go of them.
 
         Raises:
@@ -216,12 +226,16 @@ class FrameReader:
             self._partial.clear()
         else:
             view = memoryview(data)
-        while True:
-            total = peek_size(view, self.limit_bytes)
-            if total is None or total > len(view):
-                break
-            yield _decode_whole(view[:total], total)
-            view = view[total:]
-        # A generator dropped half-way would lose the rest: callers drain it (``for`` does).
-        self._partial += view
-        self._need_bytes = total or PREFIX.size
+        total: int | None = None
+        try:
+            while True:
+                total = peek_size(view, self.limit_bytes)
+                if total is None or total > len(view):
+                    break
+                yield _decode_whole(view[:total], total)
+                view = view[total:]
+        finally:
+            # Also when the caller closes us at a frame: that frame and the rest are still to be read, here
+            # or by the process that the connection moves to.
+            self._partial += view
+            self._need_bytes = total or PREFIX.size

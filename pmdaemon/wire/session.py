@@ -27,7 +27,8 @@ Source: docs/formats/messages.md; DESIGN.md 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -174,16 +175,31 @@ class Session:
                 break
         return iter(frames) if error is None else _then_raise(frames, error)
 
-    def _feed_steps(self, data: bytes | memoryview) -> Iterator[Frame]:
+    def _feed_steps(self, data: bytes | memoryview) -> Generator[Frame, None, None]:
         if self.state in (State.DRAINING, State.CLOSED):
             return
-        for frame in self._reader.feed(data):
-            self._check(frame)
-            yield frame
-            if self.state in (State.DRAINING, State.CLOSED):
-                return
-            if self.state is not State.CONNECTED:
-                self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+        with closing(self._reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
+            for frame in frames:
+                self._check(frame)
+                yield frame
+                if self.state in (State.DRAINING, State.CLOSED):
+                    return
+                self._set_limit()
+
+    def _set_limit(self) -> None:
+        if self.state is not State.CONNECTED:
+            self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes that have arrived and were not yielded."""
+        return self._reader.pending
+
+    def resume(self, state: State, pending: bytes) -> None:
+        """Go on where a session in another process stopped."""
+        self.state = state
+        self._set_limit()
+        self._reader.resume(pending)
 
     def _check(self, frame: Frame) -> None:
         # Kinds are integers with the hash of one: no member has to be looked up for a frame that is right.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import uuid
 from collections import Counter
@@ -67,7 +68,7 @@ def test_a_second_pair_gets_half_in_bounded_steps_with_pauses() -> None:
     assert max(moves) <= shards.MOVES_AT_ONCE
     assert moves[:3] == [0, 0, 0]
     busy = [index for index, count in enumerate(moves) if count]
-    assert all(later - earlier >= 5 for earlier, later in zip(busy, busy[1:], strict=False))
+    assert all(later - earlier >= 5 for earlier, later in itertools.pairwise(busy))
     assert abs(life.sums()[0] - life.sums()[1]) < 100
     assert moves[-10:] == [0] * 10
 
