@@ -197,9 +197,7 @@ def test_a_killed_pair_loses_its_shards_and_its_gateways_come_back(server: TwoPa
         os.kill(int(children.split()[1]), signal.SIGKILL)
         until(server, lambda: any(not thread.is_alive() for thread in fleet.threads))
         orphans = [
-            agent
-            for agent, thread in zip(fleet.agents, fleet.threads, strict=True)
-            if not thread.is_alive()
+            agent for agent, thread in zip(fleet.agents, fleet.threads, strict=True) if not thread.is_alive()
         ]
         assert 0 < len(orphans) < GATEWAYS
         back = Agent.dial(port, orphans[0].gateway_id)
