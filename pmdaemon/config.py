@@ -132,6 +132,11 @@ class PmFile(BaseModel):
         return self.runtime_dir / "gateways.json"
 
     @property
+    def metrics_path(self) -> Path:
+        """The daemon's figures about itself, written each second."""
+        return self.runtime_dir / "metrics" / "pmdaemon.prom"
+
+    @property
     def port_path(self) -> Path:
         """The file that says on which port the daemon listens."""
         return self.runtime_dir / "pmdaemon.port"

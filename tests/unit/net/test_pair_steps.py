@@ -18,6 +18,7 @@ from pmdaemon.gateways.registration import Registration
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import HANDSHAKE_NS, Hint, Inbound, Patience
+from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import Outbound
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
@@ -47,7 +48,7 @@ class Bench:
         self.registry = Registry()
         self.counters: Counter[str] = Counter()
         self.hints: Handover[Hint] = Handover()
-        self.registered: Handover[str] = Handover()
+        self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(self.box, 0, self.registry.rewind)
         reception = Reception(
             self.registry,
@@ -64,7 +65,7 @@ class Bench:
             self.clock,
             Patience.for_interval(SECOND),
             hints=self.hints,
-            arrivals=None,
+            mover=None,
             counters=self.counters,
             thread_time_ns=lambda: 0,
         )
