@@ -190,7 +190,7 @@ class Inbound:
             try:
                 transport = TlsTransport(sock, self._clerk.context, server_side=True)
             except OSError as exc:
-                self._counters["tls_closed"] += 1
+                self._counters["refusal_closed"] += 1
                 log.debug("gone-before-handshake", address=address, reason=exc.strerror)
                 sock.close()
                 return None
@@ -219,7 +219,7 @@ class Inbound:
         try:
             wanted = conn.secure()
         except (HandshakeFailed, CredentialRefused) as exc:
-            self._counters[f"tls_{exc.code.replace('-', '_')}"] += 1
+            self._counters[f"refusal_{exc.code.replace('-', '_')}"] += 1
             now_ns = self._clock.monotonic_ns()
             self._refusals.warning(
                 now_ns, "peer-refused", address=conn.address, code=exc.code, error=str(exc)
@@ -342,7 +342,7 @@ class Inbound:
     def _refuse(self, conn: Connection, error: WireError) -> None:
         """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
         code = error_code(error)
-        self._counters[f"refused_{code.replace('-', '_')}"] += 1
+        self._counters[f"refusal_{code.replace('-', '_')}"] += 1
         if conn.gateway is not None:
             who = conn.gateway.name
             log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=str(error))
@@ -455,7 +455,7 @@ class Inbound:
         if not conn.secured:
             if now_ns - conn.opened_ns < TLS_LIMIT_NS:
                 return ""
-            self._counters["tls_slow"] += 1
+            self._counters["refusal_slow"] += 1
             reason = f"no TLS handshake within {TLS_LIMIT_NS // 10**9} s of connecting"
             self._refusals.warning(now_ns, "peer-refused", address=conn.address, code="slow", error=reason)
             return reason

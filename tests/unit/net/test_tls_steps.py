@@ -162,7 +162,7 @@ def test_a_slow_handshake_is_ended_and_others_are_served(bench: Bench) -> None:
     bench.pass_time(1.2)
     assert silent.is_closed
     assert slow.is_closed
-    assert bench.counters["tls_slow"] == 2
+    assert bench.counters["refusal_slow"] == 2
     assert [item.kind for item in good.read()] == [Kind.WELCOME, Kind.REGISTERED]
     assert bench.inbound.connections == 1
 
@@ -181,7 +181,7 @@ def test_a_peer_that_vanishes_in_the_handshake_is_counted(bench: Bench) -> None:
     bench.inbound.step(0)
     far.sock.close()
     bench.inbound.step(0)
-    assert bench.counters["tls_closed"] == 1
+    assert bench.counters["refusal_closed"] == 1
     assert bench.inbound.connections == 0
 
 
@@ -323,4 +323,4 @@ def test_a_malformed_enrolment(bench: Bench, body: dict[str, object]) -> None:
     bench.inbound.step(0)
     [last] = far.read()
     assert last.header["code"] == "malformed"
-    assert bench.counters["refused_malformed"] == 1
+    assert bench.counters["refusal_malformed"] == 1
