@@ -83,6 +83,14 @@ PAIR: Final = (
     Declared(
         "cpu_seconds", "cpu_seconds_total", "counter", "CPU time of the pair; by polls it is CPU a poll."
     ),
+    Declared("tls_handshakes", "tls_handshakes_total", "counter", "TLS handshakes that succeeded."),
+    Declared("certificates_issued", "certificates_issued_total", "counter", "Enrolments and renewals."),
+    Declared(
+        "strangers_evicted", "strangers_evicted_total", "counter", "Ended because others waited to register."
+    ),
+    Declared(
+        "strangers_turned_away", "strangers_turned_away_total", "counter", "Not taken: too many unregistered."
+    ),
     Declared("connections_open", "connections_open", "gauge", "Connections open, registered or not."),
     Declared("gateways_up", "gateways_up", "gauge", "Gateways with a session that answers."),
     Declared(
@@ -94,6 +102,9 @@ PAIR: Final = (
     ),
     Declared("shards", "shards", "gauge", "Shards this pair has, of 256."),
     Declared("resident_bytes", "resident_bytes_max", "gauge", "Largest resident memory of the pair so far."),
+)
+REFUSALS: Final = Declared(
+    "refusal_", "refusals_total", "counter", "Peers refused, by the code they and the log were told."
 )
 PARENT: Final = (
     Declared("pairs", "pairs", "gauge", "Pairs that run."),
@@ -121,12 +132,23 @@ def text(traffic: Traffic, refused_connections: int) -> str:
     lines = [line for item in PARENT for line in _lines(item, [("", float(parent[item.key]))])]
     for item in PAIR:
         lines += _lines(item, _samples(item.key, children))
+    lines += _lines(REFUSALS, _refusals(children))
     return "\n".join(lines) + "\n"
 
 
 def _samples(key: str, children: Iterable[Child]) -> list[tuple[str, float]]:
     reports: list[tuple[int, Mapping[str, float]]] = [(child.index, child.last.metrics) for child in children]
     return [(f'{{pair="{index}"}}', metrics[key]) for index, metrics in reports if key in metrics]
+
+
+def _refusals(children: Iterable[Child]) -> list[tuple[str, float]]:
+    found = []
+    for child in children:
+        for key, value in sorted(child.last.metrics.items()):
+            if key.startswith(REFUSALS.key):
+                code = key.removeprefix(REFUSALS.key).replace("_", "-")
+                found.append((f'{{pair="{child.index}",code="{code}"}}', value))
+    return found
 
 
 def _lines(item: Declared, samples: list[tuple[str, float]]) -> list[str]:

@@ -45,6 +45,16 @@ def test_figures_of_all_pairs_and_of_the_parent() -> None:
     assert all(family.documentation.endswith(".") for family in found.values())
 
 
+def test_refusals_have_their_code_as_a_label() -> None:
+    found = families(FakeChild(0, refusal_token_used=2.0, refusal_not_tls=1.0), FakeChild(1))
+    refusals = found["sla_pmdaemon_refusals"]
+    assert {sample.labels["code"]: sample.value for sample in refusals.samples} == {
+        "token-used": 2,
+        "not-tls": 1,
+    }
+    assert {sample.labels["pair"] for sample in refusals.samples} == {"0"}
+
+
 def test_every_declared_figure_has_one_name_and_a_sentence() -> None:
     names = [item.name for item in (*metrics.PAIR, *metrics.PARENT)]
     assert len(set(names)) == len(names)
