@@ -91,6 +91,7 @@ class Inbound:
         mover: Mover | None,
         counters: Counter[str],
         clerk: Clerk | None = None,
+        on_sweep: Callable[[], None] = lambda: None,
         selector: selectors.BaseSelector | None = None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
@@ -108,6 +109,7 @@ class Inbound:
         self._strangers: Strangers[Connection] = Strangers()
         self._refusals = LimitedLog("inbound")
         self._handshakes_left = HANDSHAKES_A_ROUND
+        self._on_sweep = on_sweep
         self._selector = selector or selectors.DefaultSelector()
         self._thread_time_ns = thread_time_ns
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -163,6 +165,7 @@ class Inbound:
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
+            self._on_sweep()
 
     def _timeout_s(self) -> float:
         if self._mover is not None and self._mover.has_work:

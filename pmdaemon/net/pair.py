@@ -29,6 +29,7 @@ from pmdaemon.config import PmFile
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.cycle.teller import Teller
 from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
@@ -137,6 +138,7 @@ class Pair:
             self._registered,
             self.in_counters,
         )
+        teller = Teller(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
             reception,
@@ -147,6 +149,7 @@ class Pair:
             mover=mover,
             counters=self.in_counters,
             clerk=self._clerk,
+            on_sweep=teller.tick,
         )
         self.outbound = Outbound(
             self.registry,
@@ -205,6 +208,15 @@ class Pair:
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "resident_bytes": float(usage.ru_maxrss * 1024),
             "shards": float(self.ownership.owners.count(self.index)),
+        }
+
+    def _refused(self) -> dict[str, int]:
+        """What found no room, since the start."""
+        courier = self._courier
+        return {
+            "batches_to_keep": courier.refused_keeping,
+            "live_cuts": courier.dropped_live_cuts,
+            "news": courier.dropped_news,
         }
 
     def summary(self) -> dict[str, object]:

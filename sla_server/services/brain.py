@@ -108,6 +108,10 @@ class Brain:
         self.policy.gateway_up(table, now_ns)
         self._set_agreed_caps()
 
+    def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
+        """How many cuts its spool has lost in its life, as it says; for the live view."""
+        self.tables.setdefault(gateway_id, GatewayTable(gateway_id)).dropped_cuts = cuts
+
     def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
         """Its session ended; caps it holds lapse with their lease."""
         table = self.tables.get(gateway_id)

@@ -101,6 +101,7 @@ class GatewayTable:
     hists: deque[npt.NDArray[Any]] = field(default_factory=lambda: deque(maxlen=RING_CUTS))
     use: dict[str, Use] = field(default_factory=dict)
     ignored: int = 0
+    dropped_cuts: int = 0
     unknown_rows: int = 0
 
     def add_streams(self, streams: list[Stream]) -> list[int]:

@@ -85,6 +85,7 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
             "clock_offset_us": t.offset_us,
             "exports": len(t.exports),
             "streams": len(t.streams),
+            "dropped_cuts": t.dropped_cuts,
         }
         for t in tables
     ]

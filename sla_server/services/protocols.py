@@ -30,6 +30,9 @@ class Controller(Protocol):
     def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
         """A gateway is gone or stalled."""
 
+    def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
+        """How many cuts its spool has lost in its life."""
+
     def add_streams(self, gateway_id: str, streams: Sequence[dict[str, Any]]) -> None:
         """Streams of a gateway."""
 
