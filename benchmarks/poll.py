@@ -8,7 +8,10 @@ ratio is the median of the ratios within the repetitions. A round asks all and e
     pair          the product's pair, in-memory sink     blocking   one blocking thread
     pair-mailbox  the same, real mailbox and DURABLE     streams    asyncio streams
     unified       P15, in-memory sink                    protocol   asyncio BufferedProtocol
-                                                         uvloop     the same on uvloop
+    *-lean        decode and keep, no bookkeeping        uvloop     the same on uvloop
+
+All but the floor and ``*-lean`` do the product's own work for each poll: positions, acknowledgement, session
+table, clock offset, batches for the mailbox; only the way of input and output differs.
 
 Loopback runs the receiver's kernel work in the sender's time, for all alike. Prometheus scrapes the same
 information as text, 200 targets a second for 15 s; it also indexes and stores, so compare with care.
@@ -31,7 +34,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.polling import payload, prometheus
 from benchmarks.polling.ours import FORMS
-from benchmarks.polling.peers import PEERS
+from benchmarks.polling.peers import LEAN, PEERS
 
 HERE = Path(__file__).parent / "polling"
 STALL_SIZE = 1000
@@ -54,12 +57,12 @@ def compile_programs(folder: Path) -> dict[str, str]:
 
 def variants() -> list[str]:
     """All that can run here."""
-    names = ["c", *FORMS, *PEERS]
+    names = ["c", *FORMS, *PEERS, f"protocol{LEAN}", f"uvloop{LEAN}"]
     try:
         import uvloop  # noqa: F401  # only asked for
     except ImportError:
         print("uvloop is not installed: left out (pip install the extra 'bench')", flush=True)
-        names.remove("uvloop")
+        names = [name for name in names if not name.startswith("uvloop")]
     return names
 
 
@@ -67,9 +70,10 @@ def cell(
     folder: Path, programs: dict[str, str], variant: str, count: int, seconds: float, stalled: int = 0
 ) -> dict[str, Any]:
     """One fresh process; its JSON."""
-    spec = folder / f"spec-{count}-{variant in FORMS}"
+    registers = variant != "c" and not variant.endswith(LEAN)
+    spec = folder / f"spec-{count}-{registers}"
     if not spec.exists():
-        payload.write_spec(spec, count, registers=variant in FORMS)
+        payload.write_spec(spec, count, registers=registers)
     command = [sys.executable, "-m", "benchmarks.polling.child", variant, str(count), str(seconds)]
     command += [str(spec), programs["swarm"], programs["cloop"], str(stalled)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)

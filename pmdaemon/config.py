@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -26,8 +27,9 @@ class PmConfig(StrictModel):
     directory). Loopback addresses only, until enrolment and TLS exist."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
-    pairs: int | None = Field(default=None, ge=1, le=256)
-    """Number of thread pairs (processes); unset: by the formula of docs/design/1-monitor-daemon.md."""
+    pairs: Annotated[int, Field(ge=1, le=256)] | Literal["unified"] | None = None
+    """Number of thread pairs (processes); unset: by the formula of docs/design/1-monitor-daemon.md.
+    "unified": one process, in which one thread sends and reads and another only wakes it (P15)."""
     max_pairs: int = Field(default=1, ge=1, le=256)
     """Upper limit of pairs; the mailbox segment is laid out for this many."""
     thread_quantum_ms: float = Field(default=10.0, ge=0.1, le=1000.0)
@@ -40,6 +42,11 @@ class PmConfig(StrictModel):
     def _loopback_only(cls, value: str) -> str:
         parse_listen(value)
         return value
+
+    @property
+    def fixed_pairs(self) -> int | None:
+        """The number of pair processes, if it is not left to the formula."""
+        return 1 if self.pairs == "unified" else self.pairs
 
     @property
     def interval_ns(self) -> int:

@@ -3,6 +3,7 @@
     main thread      starts the two, reports to the parent each second, logs a summary line each minute
     pm-out-<index>   net.outbound: takes from the mailbox, polls, sends
     pm-in-<index>    net.inbound: selects, receives, posts to the mailbox
+    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: net.unified
 
 What they share: the registry (its locks), the book of orders, the map of shards, two handovers, and
 counters. Each counter key is written by one thread only; the main thread merely reads them, so no lock is
@@ -38,6 +39,7 @@ from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import Hint, Inbound, Patience
 from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -95,6 +97,7 @@ class Pair:
         clock = SystemClock()
         settings = config.pmdaemon
         self.index = index
+        self._is_unified = settings.pairs == "unified"
         self._channel = handoff.Channel(control)
         self._mailbox = mailbox
         self.registry = Registry()
@@ -150,8 +153,13 @@ class Pair:
     def run(self, stop: Stop) -> int:
         """Serve until the stop; returns the exit status."""
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
-        threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
-        threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+        core = UnifiedCore(self.inbound, self.outbound) if self._is_unified else None
+        if core is not None:
+            threads.start(f"pm-core-{self.index}", lambda: core.run(stop))
+            threads.start(f"pm-in-{self.index}", lambda: core.run_inbound(stop))
+        else:
+            threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
+            threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
         seconds = 0
         while not stop.wait(1.0):
             seconds += 1
@@ -160,6 +168,8 @@ class Pair:
                 log.info("summary", **self.summary())
         threads.join()
         log.info("stopped", reason=stop.reason, **self.summary())
+        if core is not None:
+            core.close()
         self._hints.close()
         self._registered.close()
         return EX_SOFTWARE if threads.failed else 0
