@@ -1,7 +1,8 @@
 #!/bin/sh
-# Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test
+# Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test|bench
 #   demo  .venv with the product
 #   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, Chromium (through apt when root)
+#   bench the same as test with the libraries that benchmarks compare with
 # Does nothing, quickly, when everything is already there.
 set -eu
 cd "$(dirname "$0")/.."
@@ -25,7 +26,7 @@ need() { # need PROGRAM-OR-GLOB PACKAGE
     for path in $1; do [ -e "$path" ] && return 0; done
     missing="$missing $2"
 }
-if [ "$what" = test ]; then
+if [ "$what" != demo ]; then
     need '/usr/lib/postgresql/*/bin/postgres' postgresql
     need fio fio
     need nbdkit nbdkit
@@ -53,6 +54,7 @@ python=${python:-python3}
 
 extras=server,policy
 [ "$what" = test ] && extras=server,policy,test,dev
+[ "$what" = bench ] && extras=server,policy,test,dev,bench
 stamp=.venv/.installed-$what
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     if [ ! -x .venv/bin/python ]; then
@@ -64,6 +66,7 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
         -e ".[$extras]" 2>&1 | awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'
     .venv/bin/python -c 'import sla_server, pyspark' || fail "the installation did not finish; run 'make clean' and try again"
     touch "$stamp"
-    [ "$what" = test ] && touch .venv/.installed-demo
+    [ "$what" = demo ] || touch .venv/.installed-demo
+    [ "$what" = bench ] && touch .venv/.installed-test
 fi
 exit 0

@@ -1,9 +1,9 @@
 """Shared-memory mailboxes between the processes of one server (P8, M1-M9).
 
 Two steps, neither of which waits: a sender posts, a recipient takes later. Read in this order: ``layout``
-(the byte map), ``segment`` (the file), ``ring`` (payloads), ``lane`` (the sender's list), ``lookahead``
-(the recipient's search), ``doorbell`` (sleep), ``mailbox`` (what others use), ``dump`` (an outsider's
-view), ``errors``.
+(the byte map), ``segment`` (the file), ``ring`` (payloads), ``lane`` (posting, and the list of one sender),
+``shared`` and ``mutex`` (the one list of all), ``lookahead`` (the recipient's search), ``doorbell`` (sleep),
+``mailbox`` (what others use; ``wiring`` is what it is made of), ``dump`` (an outsider's view), ``errors``.
 
 Imports of ours: ``pmdaemon.errors`` and ``pmdaemon.runtime`` only. Payloads are opaque bytes here.
 """
@@ -11,8 +11,8 @@ Imports of ours: ``pmdaemon.errors`` and ``pmdaemon.runtime`` only. Payloads are
 from pmdaemon.mailbox.doorbell import BACKSTOP_S
 from pmdaemon.mailbox.dump import describe
 from pmdaemon.mailbox.layout import Layout, Route
-from pmdaemon.mailbox.lookahead import Message
 from pmdaemon.mailbox.mailbox import Mailbox, attach
+from pmdaemon.mailbox.message import LookAhead, Message, View
 from pmdaemon.mailbox.segment import (
     Segment,
     create_segment,
@@ -24,10 +24,12 @@ from pmdaemon.mailbox.segment import (
 __all__ = [
     "BACKSTOP_S",
     "Layout",
+    "LookAhead",
     "Mailbox",
     "Message",
     "Route",
     "Segment",
+    "View",
     "attach",
     "create_segment",
     "default_runtime_dir",

@@ -15,6 +15,9 @@ MailboxError
 ├── NoRoute              the layout has no ring from this sender to that recipient
 ├── MessageTooLarge      it can never fit that ring
 ├── MailboxFull          some recipients had no room just now (retryable); the others have the message
+│   └── MailboxBusy      a stopped process holds the lock of the list (retryable); nothing was posted
+├── PayloadInUse         a view of a taken payload is still in use where its batch would be released
+├── NotInHand            a message was given back that is not in hand
 ├── MailboxCorrupt       what stands in shared memory cannot be true
 └── MailboxClosed        used after ``close``
 """
@@ -30,13 +33,16 @@ __all__ = [
     "LayoutInvalid",
     "LayoutMismatch",
     "MachineUnsupported",
+    "MailboxBusy",
     "MailboxClosed",
     "MailboxCorrupt",
     "MailboxError",
     "MailboxFull",
     "MessageTooLarge",
     "NoRoute",
+    "NotInHand",
     "ParticipantBusy",
+    "PayloadInUse",
     "SegmentError",
     "SegmentExists",
     "SegmentMissing",
@@ -192,16 +198,52 @@ class MessageTooLarge(MailboxError):
 
 
 class MailboxFull(MailboxError):
-    """``recipients`` had no room; every other recipient of this post has the message."""
+    """``recipients`` had no room; every other recipient of this post has the message.
+
+    ``posted``: of a ``post_many``, how many of its payloads, from the first on, were posted.
+    """
 
     retryable = True
 
-    def __init__(self, sender: str, recipients: tuple[str, ...]) -> None:
+    def __init__(self, sender: str, recipients: tuple[str, ...], text: str = "", posted: int = 0) -> None:
         self.sender = sender
         self.recipients = recipients
+        self.posted = posted
         super().__init__(
-            f"no room from {sender!r} to {', '.join(recipients)}: not taken fast enough, or not running. "
+            text
+            or f"no room from {sender!r} to {', '.join(recipients)}: not taken fast enough, or not running. "
             "Post again later to these only"
+        )
+
+
+class MailboxBusy(MailboxFull):
+    """A process that is stopped holds the lock of the list (form `shared`). Nothing was posted to anybody."""
+
+    def __init__(self, sender: str, recipients: tuple[str, ...]) -> None:
+        super().__init__(
+            sender,
+            recipients,
+            f"post from {sender!r} to {', '.join(recipients)}: another sender has locked the list and does "
+            "not go on. Look for a stopped process (state T in ps), continue or kill it, and post again",
+        )
+
+
+class PayloadInUse(MailboxError):
+    """A view handed out by ``take_views`` is still exported, by an array made of it for example."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"mailbox of {name!r}: something still uses a payload view of the last batch, whose memory "
+            "would be written again. Drop arrays and slices made of it, or copy them, before the next take"
+        )
+
+
+class NotInHand(MailboxError):
+    """Only messages of the newest batch can be given back, once."""
+
+    def __init__(self, sender: str, sequence: int) -> None:
+        super().__init__(
+            f"message {sequence} of {sender!r} is not in hand: give messages back before the next take, once"
         )
 
 

@@ -1,74 +1,57 @@
-"""A lane as its sender sees it: the linked list it alone writes.
+"""The posting side: filling slots and making them visible. This class is the form `lanes`.
 
 Form `lanes`: every sender has a list of its own, so linking needs no lock; what is given up is the total
-order between senders (M1). The form `shared` (one list for all, linked under a robust mutex) would replace
-``_link`` and ``_unlink`` and keep slots, rings and takers as they are.
+order between senders (M1). The form `shared` (module ``shared``) replaces how a chain is linked, unlinked and
+walked; slots (``slots``), rings, quotas and takers are the same.
 
-**Post.** Slots for all recipients are filled and chained among themselves; then *one* store, the
+**Post.** Slots for all copies are filled and chained among themselves; then *one* store, the
 predecessor's NEXT, makes the whole chain visible. x86-64 keeps stores in order, so whoever sees that store
 sees the slots. An urgent chain goes behind the last urgent slot still linked, so urgent slots always form
 the front of the list; FRONT is counted up to tell takers to look there.
 
-**Reclaim.** Only a recipient marks a slot TAKEN, only the sender frees it, later, when it posts. Per route,
-from the oldest payload on: ring space is free as soon as the slot is TAKEN; the slot is unlinked (one
-store), then freed (one store: generation + 1). The list's tail is never unlinked: it is *parked* and goes
-when another has become the tail. A slot is freed before the next one is unlinked; takers rely on that
-(``lookahead``).
-
-**What a crash can leave.** After every single store the chain from HEAD is valid. Slots may be filled but
-not linked, or unlinked but not freed: ``adopt`` frees whatever is not reachable. It only repeats such
-stores, so it may itself die anywhere. HEAD, NEXT, STATE are shared; everything else here is a private
-mirror that ``adopt`` rebuilds. ``_interrupted`` is set while shared memory and mirror differ; if an
-exception leaves it set, the next post adopts first.
+**Bulk stores.** A slot is filled by one copy of its eight words, and a payload, or a bundle of them
+(``bundle``), by another, in no order of their words: nobody can reach them yet, and a stale look-ahead knows
+the slot by its new generation, which it got when it was freed. (Not ``pack_into``: it zeroes its target
+first, and a look-ahead into generation 0 would take that for its own.)
 
 Thread: one, the posting thread.
 """
 
 from __future__ import annotations
 
+import mmap
+import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
+from pmdaemon.mailbox.bundle import LENGTHS, Piece, plan, shrink
 from pmdaemon.mailbox.doorbell import Ringer
-from pmdaemon.mailbox.errors import MailboxCorrupt, MessageTooLarge
-from pmdaemon.mailbox.layout import (
-    C_FRONT,
-    C_HEAD,
-    C_SEQUENCE,
-    COUNT_LIMIT,
-    FLAG_URGENT,
-    FREE,
-    MASK32,
-    READY,
-    S_ADDRESS,
-    S_CHECK,
-    S_NEXT,
-    S_POSITION,
-    S_SEQUENCE,
-    S_STATE,
-    SLOT_WORDS,
-    TAKEN,
-    Layout,
-)
-from pmdaemon.mailbox.ring import Outlet
+from pmdaemon.mailbox.errors import MessageTooLarge
+from pmdaemon.mailbox.layout import BUNDLE_SHIFT, FLAG_URGENT, READY, SLOT_BYTES, Layout
+from pmdaemon.mailbox.ring import CRC_BYTES, Outlet
+from pmdaemon.mailbox.slots import SlotKeeper
 
-RECLAIM_BATCH: Final = 64
-"""Look for taken slots once in so many posts of a route: the look is amortised, and the list that a taker
-walks after a reset holds at most that many dead slots a route."""
+_pack: Final = struct.Struct("=8Q").pack  # the words of a slot that nobody can reach yet
+Copy = tuple[Outlet, int, bytes | memoryview | list[bytes | memoryview], int, int]
+"""What goes into one slot: outlet, position in its ring, bytes or a bundle's parts, length, sequence."""
+
+Placed = tuple[int, int, int, int]
+"""A piece (``bundle``), and its position in the ring."""
 
 
-class LaneWriter:
-    """The list of one sender.
+class LaneWriter(SlotKeeper):
+    """Posts of one sender.
 
     Attributes:
-        posts, bytes_posted: copies linked, and their payload bytes. full: copies refused.
-        linked, reclaimed: slots since attach.
+        posts, bytes_posted: messages linked, a copy each, and their payload bytes. full: copies refused.
+        busy: posts refused because the list was locked (form `shared`).
     """
 
     def __init__(
         self,
+        memory: mmap.mmap,
         words: memoryview,
         layout: Layout,
         sender: int,
@@ -76,124 +59,71 @@ class LaneWriter:
         ringer: Ringer,
         where: str,
     ) -> None:
-        control = layout.control_word(sender)
-        self._words = words
-        self._where = where
+        super().__init__(memory, words, layout, sender, outlets, where)
         self._sender = layout.participants[sender]
-        self._slots = layout.slots_per_sender
-        self._first_word = layout.slots_word(sender)
-        self._head_word = control + C_HEAD
-        self._front_word = control + C_FRONT
-        self._sequence_word = control + C_SEQUENCE
-        self._outlets = outlets
-        self._by_address = {outlet.address: outlet for outlet in outlets}
         self._ringer = ringer
         fence = threading.Lock()
         self._fence_in, self._fence_out = fence.acquire, fence.release
-        self._state_word = [self._first_word + slot * SLOT_WORDS + S_STATE for slot in range(self._slots)]
-        self._next_word = [word + S_NEXT for word in self._state_word]
-        self._next_word.append(self._head_word)
-        self.posts = self.bytes_posted = self.full = self.reclaimed = 0
+        self.posts = self.bytes_posted = self.full = self.busy = 0
         self.adopt()
 
-    def adopt(self) -> None:
-        """Rebuild the mirror from shared memory and free what an interrupted post or reclaim left behind.
+    def post_one(self, outlet: Outlet, payload: bytes) -> bool:
+        """``post`` of one copy, not urgent: the usual case, laid out flat. False if there was no room.
 
         Raises:
-            MailboxCorrupt: the chain is damaged in a way that no crash of ours can cause.
+            MessageTooLarge, MailboxBusy, MailboxCorrupt: as ``post``.
         """
+        length = len(payload)
+        position = outlet.written
+        written = position + (length + 7 & -8)
+        pending = outlet.pending
+        if (
+            written > outlet.limit
+            or len(pending) >= outlet.reclaim_at
+            or length >= outlet.size
+            or self._interrupted
+        ):
+            return not self.post((outlet,), payload, False)
+        words, memory = self._words, self._memory
         self._interrupted = True
-        # The mirror is a circle of slots closed by ``root``, which stands for HEAD and for the end.
-        root = self._slots
-        self._refs = [0] * (root + 1)  # each slot's reference in its present use
-        self._starts = [0] * root  # position of its payload
-        self._next, self._previous = [root] * (root + 1), [root] * (root + 1)
-        self._free: list[int] = []
-        self._parked = self._last_urgent = root
-        chain = self._walk()
-        for before, slot in zip([root, *chain], [*chain, root], strict=True):
-            self._next[before], self._previous[slot] = slot, before
-        linked = set(chain)
-        for slot in range(root - 1, -1, -1):  # downwards, so that slot 0 is used first
-            if slot not in linked:
-                self._refs[slot] = self._make_free(slot)
-                self._free.append(slot)
-        self._sequence = self._words[self._sequence_word]
-        if self._sequence >= COUNT_LIMIT:
-            raise MailboxCorrupt(self._where, f"sequence {self._sequence:#x} is impossible")
-        self._adopt_routes(chain)
-        if self._last_urgent != root:
-            self._announce_urgent()  # we may have died between an urgent link and its announcement
+        self._sequence = sequence = self._sequence + 1
+        words[self._sequence_word] = sequence  # before the link: may be lost in a crash, never used twice
+        slot = self._free.pop()  # cannot fail: the quotas add up to less than the slots
+        start = outlet.start + position % outlet.size
+        if start + length <= outlet.end:
+            memory[start : start + length] = payload
+        else:
+            outlet.ring.write(position, payload, length)
+        at_bytes = self._at_bytes[slot]
+        memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
+            self._states[slot] + READY,
+            0,
+            length << 32 | outlet.address,
+            position,
+            crc32(payload) if length <= CRC_BYTES else outlet.ring.checksum(payload),
+            sequence,
+            0,
+            0,
+        )
+        self._starts[slot] = position
+        outlet.written = written
+        pending.append(slot)
+        self._append(slot, self._refs[slot])
         self._interrupted = False
-
-    def _walk(self) -> list[int]:
-        """Slots reachable from HEAD, in order, each checked; notes the last urgent one."""
-        words = self._words
-        chain: list[int] = []
-        seen = bytearray(self._slots)
-        reference = words[self._head_word]
-        while reference:
-            slot = (reference & MASK32) - 1
-            if not 0 <= slot < self._slots or seen[slot]:
-                raise MailboxCorrupt(self._where, f"link {reference:#x} leads outside the lane or back")
-            word = self._first_word + slot * SLOT_WORDS
-            state = words[word]
-            if state >> 8 != reference >> 32 or state & 0xFF not in (READY, TAKEN):
-                raise MailboxCorrupt(self._where, f"slot {slot} is linked in state {state:#x}")
-            if words[word + S_CHECK] & FLAG_URGENT:
-                self._last_urgent = slot
-            seen[slot] = 1
-            self._refs[slot] = reference
-            chain.append(slot)
-            reference = words[word + S_NEXT]
-        return chain
-
-    def _make_free(self, slot: int) -> int:
-        """Free an unreachable slot if it is not free; returns its reference for the next use."""
-        word = self._first_word + slot * SLOT_WORDS + S_STATE
-        state = self._words[word]
-        generation = state >> 8 & MASK32
-        if state & 0xFF != FREE:
-            generation = generation + 1 & MASK32
-            self._words[word] = generation << 8 | FREE
-        return generation << 32 | slot + 1
-
-    def _adopt_routes(self, chain: Iterable[int]) -> None:
-        """Rebuild every route's pending slots and ring positions from the linked slots."""
-        words = self._words
-        found: dict[int, list[tuple[int, int, int]]] = {address: [] for address in self._by_address}
-        for slot in chain:
-            word = self._first_word + slot * SLOT_WORDS
-            address = words[word + S_ADDRESS] & MASK32
-            if address not in found:
-                raise MailboxCorrupt(self._where, f"slot {slot} is addressed {address:#x}, which is no route")
-            # By sequence: it is the order of the ring also where empty payloads share a position.
-            found[address].append((words[word + S_SEQUENCE], words[word + S_POSITION], slot))
-        for address, entries in found.items():
-            outlet = self._by_address[address]
-            outlet.pending.clear()
-            outlet.written = 0
-            waiting = False  # payloads before the first READY slot are free, and may be overwritten already
-            for _, position, slot in sorted(entries):
-                if position >= COUNT_LIMIT or (outlet.written > position and outlet.pending):
-                    raise MailboxCorrupt(self._where, f"payload of slot {slot} lies in an impossible place")
-                if not waiting and words[self._state_word[slot]] & 0xFF == READY:
-                    waiting = True
-                    outlet.freed = position
-                self._starts[slot] = position
-                outlet.pending.append(slot)
-                outlet.written = position + (words[self._state_word[slot] + S_ADDRESS] >> 32) + 7 & -8
-            if not waiting:
-                outlet.freed = outlet.written
-            if outlet.written - outlet.freed > outlet.size:
-                raise MailboxCorrupt(self._where, f"more in the ring to {outlet.recipient} than it holds")
-            outlet.reclaim_at = min(outlet.quota, len(outlet.pending) + RECLAIM_BATCH)
+        self.posts += 1
+        self.bytes_posted += length
+        self._fence_in()  # see ``_ring``
+        self._fence_out()
+        if words[outlet.sleep_word]:
+            self._wake(outlet)
+        return True
 
     def post(self, outlets: Sequence[Outlet], payload: bytes | memoryview, urgent: bool) -> list[Outlet]:
         """Link one copy of ``payload`` for each outlet that has room; returns the outlets that had none.
 
         Raises:
             MessageTooLarge: it can never fit one of the rings; nothing was posted.
+            MailboxBusy: the list is locked by a process that is stopped; nothing was posted.
             MailboxCorrupt: a stranger wrote into this lane.
         """
         if self._interrupted:
@@ -202,126 +132,176 @@ class LaneWriter:
         need = length + 7 & -8
         full: list[Outlet] = []
         for outlet in outlets:
-            size = outlet.size
-            if length >= size:
-                raise MessageTooLarge(self._sender, outlet.recipient, length, size)
-            if len(outlet.pending) >= outlet.reclaim_at or outlet.written + need - outlet.freed > size:
+            if length >= outlet.size:
+                raise MessageTooLarge(self._sender, outlet.recipient, length, outlet.size)
+            if len(outlet.pending) >= outlet.reclaim_at or outlet.written + need > outlet.limit:
                 self._reclaim(outlet)
-                if len(outlet.pending) >= outlet.quota or outlet.written + need - outlet.freed > size:
+                if len(outlet.pending) >= outlet.quota or outlet.written + need > outlet.limit:
                     full.append(outlet)
         if full:
             self.full += len(full)
             outlets = [outlet for outlet in outlets if outlet not in full]
-            if not outlets:
-                return full
-        self._link(outlets, payload, need, urgent)
+        if outlets:
+            sequence = self._sequence + 1
+            copies: list[Copy] = [(outlet, outlet.written, payload, length, sequence) for outlet in outlets]
+            self._commit(copies, sequence, urgent)
+            self.posts += len(outlets)
+            self.bytes_posted += length * len(outlets)
+            self._ring(outlets)
+        return full
+
+    def post_many(self, outlet: Outlet, payloads: Sequence[bytes | memoryview], urgent: bool) -> int:
+        """Make the first payloads that find room visible by one store; returns their number.
+
+        Raises:
+            MessageTooLarge, MailboxBusy, MailboxCorrupt: as ``post``; nothing was posted.
+        """
+        if not payloads:
+            return 0
+        if self._interrupted:
+            self.adopt()
+        lengths = list(map(len, payloads))
+        longest = max(lengths)
+        if longest >= outlet.size:
+            raise MessageTooLarge(self._sender, outlet.recipient, longest, outlet.size)
+        pieces = plan(lengths)
+        placed = self._place(outlet, pieces, outlet.reclaim_at)
+        if len(placed) < len(pieces):
+            self._reclaim(outlet)
+            placed = self._place(outlet, pieces, outlet.quota)
+            self._shorten(outlet, placed, pieces, lengths)
+        posted = sum([number for _, number, _, _ in placed])
+        self.full += len(payloads) - posted
+        if posted:
+            sequence = self._sequence + 1
+            copies: list[Copy] = [
+                (
+                    outlet,
+                    position,
+                    payloads[first] if number == 1 else _parts(payloads, lengths, first, number),
+                    span,
+                    sequence + first,
+                )
+                for first, number, span, position in placed
+            ]
+            self._commit(copies, self._sequence + posted, urgent)
+            self.posts += posted
+            self.bytes_posted += sum(lengths[:posted])
+            self._ring((outlet,))
+        return posted
+
+    @staticmethod
+    def _place(outlet: Outlet, pieces: Sequence[Piece], most_pending: int) -> list[Placed]:
+        """The first pieces that find slots and ring space, each with its position."""
+        written, size, limit = outlet.written, outlet.size, outlet.limit
+        placed: list[Placed] = []
+        for first, number, span in pieces[: max(0, most_pending - len(outlet.pending))]:
+            rest = size - written % size
+            if span > rest and written + rest + span <= limit:
+                written += rest  # begin at the ring's start, so that it lies in one piece
+            after = written + (span + 7 & -8)
+            if after > limit:
+                break
+            placed.append((first, number, span, written))
+            written = after
+        return placed
+
+    @staticmethod
+    def _shorten(
+        outlet: Outlet, placed: list[Placed], pieces: Sequence[Piece], lengths: Sequence[int]
+    ) -> None:
+        """Add as much as fits of the first piece that did not."""
+        slots = outlet.quota - len(outlet.pending)
+        if len(placed) < min(len(pieces), slots):
+            _, _, span, position = placed[-1] if placed else (0, 0, 0, outlet.written)
+            written = position + (span + 7 & -8)
+            part = shrink(lengths, pieces[len(placed)], outlet.limit - written)
+            if part:
+                placed.append((*part, outlet.place(written, part[2])))
+
+    def _ring(self, outlets: Sequence[Outlet]) -> None:
         # Race: our link must be visible before we load SLEEP, as the sleeper's SLEEP is before it looks once
         # more; else each could miss the other's store. A lock's acquire is a full fence on x86-64.
         self._fence_in()
         self._fence_out()
-        words = self._words
         for outlet in outlets:
-            if words[outlet.sleep_word]:
-                # Cleared before the ring: cleared after it, we might wipe out the *next* sleep's word.
-                words[outlet.sleep_word] = 0
-                self._ringer.ring(outlet.recipient)
-        return full
+            if self._words[outlet.sleep_word]:
+                self._wake(outlet)
 
-    def _link(self, outlets: Sequence[Outlet], payload: bytes | memoryview, need: int, urgent: bool) -> None:
-        """Fill one slot for each outlet, last one first, and make the chain visible by one store."""
-        words, refs, after, before = self._words, self._refs, self._next, self._previous
-        length = len(payload)
-        check = crc32(payload) | (FLAG_URGENT if urgent else 0)
+    def _wake(self, outlet: Outlet) -> None:
+        # Cleared before the ring: cleared after it, we might wipe out the *next* sleep's word.
+        self._words[outlet.sleep_word] = 0
+        self._ringer.ring(outlet.recipient)
+
+    def _commit(self, copies: Sequence[Copy], sequence: int, urgent: bool) -> None:
+        """Fill a slot for each copy and make them visible together; ``sequence`` is the last used."""
         self._interrupted = True
-        self._sequence = sequence = self._sequence + 1
-        # Stored before the link: a number may be lost in a crash, never used twice.
-        words[self._sequence_word] = sequence
-        left = self._last_urgent if urgent else before[self._slots]
-        following = right = after[left]
-        reference = refs[right]
-        for outlet in reversed(outlets):
-            slot = self._free.pop()  # cannot fail: the quotas add up to less than the slots
-            position = outlet.written
-            if length:
-                outlet.ring.write(position, payload, length)
-            word = self._state_word[slot]
-            words[word + S_NEXT] = reference
-            words[word + S_ADDRESS] = length << 32 | outlet.address
-            words[word + S_POSITION] = position
-            words[word + S_CHECK] = check
-            words[word + S_SEQUENCE] = sequence
-            reference = refs[slot]
-            words[word] = reference >> 32 << 8 | READY
-            self._starts[slot] = position
-            after[slot] = following
-            before[following] = slot
-            following = slot
-            outlet.written = position + need
-            outlet.pending.append(slot)
-        words[self._next_word[left]] = reference  # the commit
-        after[left] = following
-        before[following] = left
-        if urgent:
-            self._last_urgent = before[right]
-            self._announce_urgent()
+        self._sequence = sequence
+        self._words[self._sequence_word] = sequence  # as in ``post_one``
+        chain = [self._free.pop() for _ in copies]
+        self._link(chain, copies, urgent)
         self._interrupted = False
-        self.posts += len(outlets)
-        self.bytes_posted += length * len(outlets)
 
-    def _announce_urgent(self) -> None:
-        """Tell takers to look at the head. Without it their own resets (M5) find the chain, later."""
-        self._words[self._front_word] = self._words[self._front_word] + 1 & MASK32
-
-    def _reclaim(self, outlet: Outlet) -> None:
-        """Free what the outlet's recipient has taken, oldest first.
-
-        Raises:
-            MailboxCorrupt: a pending slot is in a state that neither we nor its recipient store.
-        """
-        words, root = self._words, self._slots
-        tail = self._previous[root]
-        self._interrupted = True
-        if self._parked not in (root, tail):
-            self._unlink(self._parked)
-            self._parked = root
-        pending = outlet.pending
-        while pending:
-            slot = pending[0]
-            ready = self._refs[slot] >> 32 << 8 | READY
-            state = words[self._state_word[slot]]
-            if state == ready:
-                break
-            if state != ready - READY + TAKEN:
-                raise MailboxCorrupt(self._where, f"slot {slot} turned from {ready:#x} into {state:#x}")
-            pending.popleft()
-            if slot == tail:
-                self._parked = slot
+    def _fill(self, chain: Sequence[int], copies: Sequence[Copy], behind: int, urgent: bool) -> None:
+        """Fill the slots of a chain that nobody can reach yet; the last one's NEXT becomes ``behind``."""
+        flags = FLAG_URGENT if urgent else 0
+        memory, refs, starts = self._memory, self._refs, self._starts
+        references = [refs[slot] for slot in chain[1:]]
+        references.append(behind)
+        before: object = None
+        for slot, following, (outlet, position, data, length, sequence) in zip(
+            chain, references, copies, strict=True
+        ):
+            if isinstance(data, list):
+                check = len(data) - 1 << BUNDLE_SHIFT | outlet.ring.write_parts(position, data, length)
             else:
-                self._unlink(slot)
-        outlet.freed = self._starts[pending[0]] if pending else outlet.written
-        outlet.reclaim_at = min(outlet.quota, len(pending) + RECLAIM_BATCH)
-        self._interrupted = False
+                if data is not before:  # else it is a copy for another recipient
+                    before, check = data, outlet.ring.checksum(data)
+                outlet.ring.write(position, data, length)
+            at_bytes = self._at_bytes[slot]
+            memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
+                self._states[slot] + READY,
+                following,
+                length << 32 | outlet.address,
+                position,
+                flags | check,
+                sequence,
+                0,
+                0,
+            )
+            starts[slot] = position
+            outlet.written = position + (length + 7 & -8)
+            outlet.pending.append(slot)
 
-    def _unlink(self, slot: int) -> None:
-        """Take a slot that is not the tail out of the list, then free it."""
-        words, after, before = self._words, self._next, self._previous
-        left, right = before[slot], after[slot]
-        words[self._next_word[left]] = self._refs[right]
-        generation = (self._refs[slot] >> 32) + 1 & MASK32
-        words[self._state_word[slot]] = generation << 8 | FREE
+    def _append(self, slot: int, reference: int) -> None:
+        """Link one filled slot, whose NEXT is 0, at the end."""
+        after, before, root = self._next, self._previous, self._slots
+        tail = before[root]
+        self._words[self._next_word[tail]] = reference  # the commit
+        after[tail] = before[root] = slot
+        before[slot] = tail
+        after[slot] = root
+
+    def _link(self, chain: Sequence[int], copies: Sequence[Copy], urgent: bool) -> None:
+        """Fill a chain and make it visible by one store."""
+        after, before, root = self._next, self._previous, self._slots
+        left = self._last_urgent if urgent else before[root]
+        right = after[left]
+        self._fill(chain, copies, self._refs[right], urgent)
+        self._words[self._next_word[left]] = self._refs[chain[0]]  # the commit
+        for slot in chain:
+            after[left] = slot
+            before[slot] = left
+            left = slot
         after[left] = right
         before[right] = left
-        self._refs[slot] = generation << 32 | slot + 1
-        self._free.append(slot)
-        self.reclaimed += 1
-        if slot == self._last_urgent:  # what stands before an urgent slot is urgent, or the head
+        if urgent:
             self._last_urgent = left
+            self._announce_urgent()
 
-    def fill_ratio(self, outlet: Outlet) -> float:
-        """Share of the outlet's ring that holds payloads not taken yet, 0 to 1. Any thread; approximate."""
-        waiting = 0
-        for slot in list(outlet.pending):
-            word = self._state_word[slot]
-            if self._words[word] & 0xFF == READY:
-                waiting += (self._words[word + S_ADDRESS] >> 32) + 7 & -8
-        return min(1.0, waiting / outlet.size)
+
+def _parts(
+    payloads: Sequence[bytes | memoryview], lengths: Sequence[int], first: int, count: int
+) -> list[bytes | memoryview]:
+    """A bundle of some of the payloads: its directory, then they."""
+    return [LENGTHS[count].pack(*lengths[first : first + count]), *payloads[first : first + count]]

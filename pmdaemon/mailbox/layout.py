@@ -7,18 +7,30 @@ All words are 8 bytes, aligned, native order (x86-64: little-endian).
     128            n * 64      names, UTF-8, NUL-padded           static, covered by TABLES_CRC
     ROUTES         r * 16      routes {sender|recipient, bytes}   static, covered by TABLES_CRC
     (to 64)
-    CONTROL        n * 192     control blocks, three cache lines a participant
-    SLOTS          n * s * 64  slots, s a participant; written by it alone but for READY -> TAKEN
+    CONTROL        n * 320     control blocks, five cache lines a participant
+    LIST           128         mutex and ends of the one list; used by the form `shared` only
+    SLOTS          n * s * 64  slots, s a participant; written by it alone but for READY -> TAKEN and DONE
+                               (and in the form `shared` NEXT and PREVIOUS, written under the mutex)
     RINGS          sum of ring_bytes                              one ring a route, in the table's order
 
 Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
-OWNER_START, CREATED_US. They are written before the file gets its name and never again.
+OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0 `full`, 1 `ends`). They
+are written before the file gets its name and never again.
 
 Control block of participant i (word: writer):
 
     line 0  INCARNATION, PID, START: the participant, at attach and close
-    line 1  HEAD, FRONT, SEQUENCE: the participant as sender
+    line 1  HEAD, FRONT, SEQUENCE: the participant as sender (HEAD and FRONT in the form `lanes` only)
     line 2  SLEEP: set by the participant, cleared by it and by whoever rings its bell
+    line 3  figures of the posting thread, for onlookers: POSTS, BYTES, FULL, RECLAIMED, RINGS, BUSY
+    line 4  figures of the taking thread, for onlookers: TAKES, BYTES, SCANS, INSPECTED, RESETS, DISCARDED,
+            THRESHOLD, HELD
+
+List block:
+
+    words 0-4  a pthread mutex: robust, shared by processes (glibc, 40 bytes)
+    word  8    HEAD    9 TAIL (index + 1)    10 URGENT: last urgent slot (index + 1)    11 FRONT
+    word  12   DIRTY: 0, or while the list is changed index + 1 of the slot being unlinked, or ~0
 
 Slot:
 
@@ -27,11 +39,16 @@ Slot:
     1     NEXT      reference of the next slot, 0 at the end
     2     ADDRESS   length << 32 | sender << 16 | recipient
     3     POSITION  of the payload in its ring, counted since the ring was made; modulo its size: the place
-    4     CHECK     flags << 32 | crc32 of the payload
+    4     CHECK     messages << 40 | urgent << 32 | checksum of the payload (module ``ring``)
     5     SEQUENCE  of the sender's post; copies of one post share it
-    6, 7            zero; kept for the form with one list for all senders (previous slot, list number)
+    6     PREVIOUS  form `shared`: index + 1 of the slot before, 0 at the head
+    7     DONE      of a bundle: bit i, message i was released; written by the recipient
 
-A reference is generation << 32 | (index + 1). A generation (32 bits) grows by one each time the slot is
+A slot carries one message, or, if the ``messages`` of its CHECK are not 0, a *bundle* of as many (module
+``bundle``). SEQUENCE is then that of the first.
+
+A reference is generation << 32 | (index + 1); in the form `lanes` the index counts within the sender's lane,
+in the form `shared` over all slots. A generation (32 bits) grows by one each time the slot is
 freed, so a reference names one *use* of a slot.
 
 Source: M1, M2; DESIGN.md 3 "Mailboxes".
@@ -47,36 +64,46 @@ from typing import Final
 from pmdaemon.mailbox.errors import LayoutInvalid
 
 MAGIC: Final = int.from_bytes(b"SLAMBOX\n", "little")
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 3
 MACHINE_X86_64: Final = 62  # EM_X86_64 of the ELF specification
 
 # Header words
 H_MAGIC, H_VERSION, H_MACHINE, H_TOTAL_BYTES, H_PARTICIPANTS, H_ROUTES, H_SLOTS, H_TABLES_CRC = range(8)
-H_OWNER_PID, H_OWNER_START, H_CREATED_US = range(8, 11)
+H_OWNER_PID, H_OWNER_START, H_CREATED_US, H_FORM, H_CHECKSUM = range(8, 13)
 
 # Control words, relative to ``Layout.control_word``
 C_INCARNATION, C_PID, C_START = 0, 1, 2
 C_HEAD, C_FRONT, C_SEQUENCE = 8, 9, 10
 C_SLEEP: Final = 16
+C_POSTS, C_POSTED_BYTES, C_FULL, C_RECLAIMED, C_RINGS, C_BUSY = range(24, 30)
+C_TAKES, C_TAKEN_BYTES, C_SCANS, C_INSPECTED, C_RESETS, C_DISCARDED, C_THRESHOLD, C_HELD = range(32, 40)
+
+# List words, relative to ``Layout.list_word``
+L_MUTEX: Final = 0
+L_HEAD, L_TAIL, L_URGENT, L_FRONT, L_DIRTY = range(8, 13)
 
 # Slot words, relative to the slot's first word
-S_STATE, S_NEXT, S_ADDRESS, S_POSITION, S_CHECK, S_SEQUENCE = range(6)
+S_STATE, S_NEXT, S_ADDRESS, S_POSITION, S_CHECK, S_SEQUENCE, S_PREVIOUS, S_DONE = range(8)
 SLOT_WORDS: Final = 8
 
 FREE, READY, TAKEN = 0, 1, 2  # TAKEN must be READY + 1: the taker adds one
 FLAG_URGENT: Final = 1 << 32  # within CHECK
+BUNDLE_SHIFT: Final = 40  # within CHECK: number of messages, 0 for a plain slot
 MASK32: Final = 0xFFFFFFFF
 COUNT_LIMIT: Final = 1 << 62  # no sequence or position gets there; a larger one is damage
 
 HEADER_BYTES: Final = 128
 NAME_BYTES: Final = 64
 ROUTE: Final = struct.Struct("<II Q")  # static table only: never used on a word that changes
-CONTROL_BYTES: Final = 192
+CONTROL_BYTES: Final = 320
+LIST_BYTES: Final = 128
 SLOT_BYTES: Final = SLOT_WORDS * 8
 RING_UNIT_BYTES: Final = 64  # a cache line, so that two rings never share one
 MAX_PARTICIPANTS: Final = 256  # far above any server of ours; a sane bound for what is read from a file
 MAX_SLOTS: Final = 1 << 20
 MAX_RING_BYTES: Final = 1 << 31  # lengths are 32-bit
+FORMS: Final = ("lanes", "shared")  # the index is what the header holds
+CHECKSUMS: Final = ("full", "ends")  # likewise
 _NAME_RE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -102,6 +129,9 @@ class Layout:
         routes: one ring for each (sender, recipient); pairs without a route cannot post to each other.
         slots_per_sender: messages one sender may have outstanding, divided equally among its routes, so that
             a recipient that takes nothing costs the others nothing. At least one a route, and one more.
+        form: ``lanes``, a list for each sender, or ``shared``, one list for all in order of arrival.
+        checksum: ``full`` covers every byte of every payload; ``ends`` only both ends of those above 4 KiB,
+            for senders of large payloads who would rather have the time (module ``ring``).
 
     Raises:
         LayoutInvalid: names the entry and what it must be.
@@ -110,8 +140,14 @@ class Layout:
     participants: tuple[str, ...]
     routes: tuple[Route, ...]
     slots_per_sender: int = 1024
+    form: str = "lanes"
+    checksum: str = "full"
 
     def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise LayoutInvalid(f"form is {self.form!r}, must be one of {', '.join(FORMS)}")
+        if self.checksum not in CHECKSUMS:
+            raise LayoutInvalid(f"checksum is {self.checksum!r}, must be one of {', '.join(CHECKSUMS)}")
         self._check_participants()
         pairs = set()
         for route in self.routes:
@@ -172,9 +208,19 @@ class Layout:
         return _round_up(self.routes_at_bytes + ROUTE.size * len(self.routes), 64)
 
     @property
+    def list_at_bytes(self) -> int:
+        """Offset of the list block."""
+        return self.control_at_bytes + CONTROL_BYTES * len(self.participants)
+
+    @property
+    def list_word(self) -> int:
+        """Index of the first word of the list block."""
+        return self.list_at_bytes // 8
+
+    @property
     def slots_at_bytes(self) -> int:
         """Offset of the slots."""
-        return self.control_at_bytes + CONTROL_BYTES * len(self.participants)
+        return self.list_at_bytes + LIST_BYTES
 
     @property
     def rings_at_bytes(self) -> int:
@@ -222,7 +268,9 @@ def tables_bytes(participants: int, routes: int) -> int:
     return NAME_BYTES * participants + ROUTE.size * routes
 
 
-def layout_from_tables(tables: bytes, participants: int, slots_per_sender: int) -> Layout:
+def layout_from_tables(
+    tables: bytes, participants: int, slots_per_sender: int, form: int = 0, check: int = 0
+) -> Layout:
     """Inverse of ``Layout.tables``.
 
     Raises:
@@ -237,6 +285,7 @@ def layout_from_tables(tables: bytes, participants: int, slots_per_sender: int) 
             Route(names[sender], names[recipient], size)
             for sender, recipient, size in ROUTE.iter_unpack(tables[split:])
         )
+        form_name, checksum = FORMS[form], CHECKSUMS[check]
     except (UnicodeDecodeError, IndexError, struct.error) as exc:
         raise LayoutInvalid(f"tables do not decode ({exc})") from exc
-    return Layout(names, routes, slots_per_sender)
+    return Layout(names, routes, slots_per_sender, form_name, checksum)

@@ -1,4 +1,4 @@
-"""A lane as a recipient sees it: a search that goes on where the last one ended (M3).
+"""A list as a recipient sees it: a search that goes on where the last one ended (M3). Both forms.
 
 The look-ahead is (slot, generation) of the last slot *inspected*, in this process's own memory. Following
 its NEXT finds what was appended since; an empty look costs three loads, whatever the list's length. Slots
@@ -9,9 +9,12 @@ only if its generation is the one its reference names. A mismatch means that it 
 meanwhile: reset to the head.
 
 **Resets** (M5): `invalid` as above; `scans`, more than `threshold` scans since the last reset; `idle`, more
-than a quarter of it since the last reset or message of ours; `urgent`, the sender linked something at the
-front. The threshold adapts: halved after a reset of the middle two kinds that found a message of ours in
-front of the old look-ahead (something had been passed over), doubled after one that did not.
+than a quarter of it since the last reset or message of ours; `urgent`, a sender linked something at the
+front; `returned`, we gave a message back. An adaptive threshold is halved after a reset of kind `scans` or
+`idle` that found a message of ours in front of the old look-ahead (something had been passed over), doubled
+after one that did not (``LookAhead``).
+
+What is found is taken by ``taking``. A search passes by what is in hand.
 
 **Damage.** Nothing read here is trusted: a link outside the lane, a linked slot in an impossible state, a
 foreign sender, the same slot use met twice in one walk, or a stale link that its holder has not changed (a
@@ -23,81 +26,69 @@ Thread: one, the taking thread.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-from zlib import crc32
+import mmap
+from typing import Final
 
 from pmdaemon.mailbox.errors import MailboxCorrupt
 from pmdaemon.mailbox.layout import (
-    C_FRONT,
-    C_HEAD,
     MASK32,
     READY,
     S_ADDRESS,
-    S_CHECK,
     S_NEXT,
-    S_POSITION,
-    S_SEQUENCE,
     SLOT_WORDS,
     TAKEN,
-    Layout,
 )
-from pmdaemon.mailbox.ring import Ring
+from pmdaemon.mailbox.message import LookAhead, Place
 
 THRESHOLD_MIN: Final = 64
 THRESHOLD_MAX: Final = 65_536
-THRESHOLD_FIRST: Final = 1_024  # urgent posts announce themselves, so skipping is not expected
+_NEVER: Final = 1 << 62
 _HEAD: Final = -1
 _FIRST_LAP: Final = 16  # slots walked before the search for circles begins
 
 
-class Message(NamedTuple):
-    """A message taken.
+class Search:
+    """Search in one list for messages to one recipient.
 
     Attributes:
-        sequence: of the sender's posts to anybody: it rises, and goes on over restarts of the sender.
-    """
-
-    sender: str
-    payload: bytes
-    sequence: int
-
-
-class LaneReader:
-    """Search in one sender's lane for messages to one recipient.
-
-    Attributes:
-        takes, bytes_taken: messages taken and their payload.
         scans, inspected: searches, and slots met in them.
         resets: by cause.
-        discarded: messages with a wrong checksum.
         threshold: scans between two resets, adaptive.
     """
 
     def __init__(
-        self, words: memoryview, layout: Layout, sender: int, recipient: int, ring: Ring, where: str
+        self, memory: mmap.mmap, words: memoryview, place: Place, held: dict[int, int], look: LookAhead
     ) -> None:
-        control = layout.control_word(sender)
+        self._memory = memory
         self._words = words
-        self._where = where
-        self._sender = layout.participants[sender]
-        self._sender_bits = sender << 16
-        self._participants = len(layout.participants)
-        self._mine = sender << 16 | recipient
-        self._ring = ring
-        self._slots = layout.slots_per_sender
+        self._first_sender = place.first_sender
+        self._held = held
+        self._adaptive = look.adaptive
+        self._enabled = look.enabled
+        self._where = place.where
+        if place.senders == 1:  # every slot there has the same sender: compare it, too
+            self._mine, self._mask = place.first_sender << 16 | place.recipient, MASK32
+        else:
+            self._mine, self._mask = place.recipient, 0xFFFF
+        self._per_sender = place.layout.slots_per_sender
+        self._participants = len(place.layout.participants)
+        self._slots = self._per_sender * place.senders
         self._step_limit = 4 * self._slots + 64  # enough for the mark below to close any circle
-        self._first_word = layout.slots_word(sender)
-        self._head_word = control + C_HEAD
-        self._front_word = control + C_FRONT
+        self._first_word = place.layout.slots_word(place.first_sender)
+        self._end_word = self._first_word + self._slots * SLOT_WORDS
+        self._rings = place.rings
+        self._head_word, self._front_word = place.head_word, place.front_word
         self._front = words[self._front_word]
         self._at = _HEAD  # look-ahead: word index of the slot, and its generation
         self._generation = 0
         self._seeking = 0  # reference of the look-ahead given up in the last reset, while not met again
         self._reset_at = self._met_at = 0
-        self._due = 0
-        self.threshold = THRESHOLD_FIRST
-        self.takes = self.bytes_taken = self.scans = self.inspected = self.discarded = 0
-        self.resets = {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0}
+        self.threshold = _NEVER if look.threshold is None else look.threshold
+        self._due = _NEVER if look.threshold is None else 0
+        if not look.enabled:
+            self._due = -1
+        self.scans = self.inspected = 0
+        self.resets = {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0, "returned": 0}
 
     @property
     def scans_since_reset(self) -> int:
@@ -124,7 +115,7 @@ class LaneReader:
             self._reset("urgent")
         elif self.scans > self._due:
             self._reset_if_due()
-        at, generation = self._at, self._generation
+        at, generation, mine, mask = self._at, self._generation, self._mine, self._mask
         mark = steps = 0
         lap = _FIRST_LAP
         while steps <= self._step_limit:  # a live list grows while we walk, but not faster than we walk
@@ -143,7 +134,7 @@ class LaneReader:
                 found = self._first_word + slot * SLOT_WORDS
                 # Race: ADDRESS before STATE. Were the slot freed and filled anew between the loads, the new
                 # address would come with the new generation, and the comparison fails.
-                address = words[found + S_ADDRESS] & MASK32
+                address = words[found + S_ADDRESS]
                 state = words[found]
                 if state >> 8 != reference >> 32:
                     self._check_stale(at, generation, reference)
@@ -154,7 +145,7 @@ class LaneReader:
                 steps += 1
                 continue
             steps += 1
-            if address == self._mine and state & 0xFF == READY:
+            if address & mask == mine and state & 0xFF == READY and found not in self._held:
                 self._at, self._generation = at, generation
                 self.inspected += steps
                 self._met()
@@ -175,7 +166,8 @@ class LaneReader:
 
     def _check_slot(self, slot: int, address: int, state: int) -> None:
         """A slot that we pass by must at least be possible."""
-        if address & ~0xFFFF != self._sender_bits or address & 0xFFFF >= self._participants:
+        sender = self._first_sender + slot // self._per_sender
+        if address >> 16 & 0xFFFF != sender or address & 0xFFFF >= self._participants:
             raise MailboxCorrupt(self._where, f"slot {slot} is addressed {address:#x}")
         if state & 0xFF not in (READY, TAKEN):
             raise MailboxCorrupt(self._where, f"slot {slot} is linked in state {state:#x}")
@@ -192,6 +184,9 @@ class LaneReader:
 
     def _reset_if_due(self) -> None:
         """Reset when one of the two thresholds has passed (M5 b, c); else note when to ask again."""
+        if not self._enabled:
+            self._at = _HEAD
+            return
         scans_due = self._reset_at + self.threshold
         idle_due = max(self._met_at, self._reset_at) + self.threshold // 4
         if self._at == _HEAD:
@@ -209,56 +204,22 @@ class LaneReader:
         self._at = _HEAD
         self._seeking = 0
         self._reset_at = self.scans
-        self._due = self.scans + self.threshold // 4
+        if self._enabled:
+            self._due = self.scans + self.threshold // 4
+
+    def look_back(self) -> None:
+        """Search from the head next time: a message was given back."""
+        self._reset("returned")
 
     def _met(self) -> None:
         """A message of ours was found."""
         self._met_at = self.scans
         if self._seeking:  # in front of the old look-ahead: it had been passed over
             self._seeking = 0
-            self.threshold = max(THRESHOLD_MIN, self.threshold // 2)
+            if self._adaptive:
+                self.threshold = max(THRESHOLD_MIN, self.threshold // 2)
 
     def _nothing_passed_over(self) -> None:
         self._seeking = 0
-        self.threshold = min(THRESHOLD_MAX, self.threshold * 2)
-
-    def collect(self, taken: list[Message], max_messages: int, room_bytes: int) -> int:
-        """Append messages to ``taken`` until it has ``max_messages``; returns what is left of ``room_bytes``.
-
-        A payload above ``room_bytes`` is taken only as the first of all; otherwise it stays and -1 is
-        returned.
-
-        Raises:
-            MailboxCorrupt: the lane is damaged; or the first message's checksum is wrong, and it was
-            discarded.
-        """
-        words = self._words
-        while len(taken) < max_messages:
-            found = self.find()
-            if found < 0:
-                break
-            length = words[found + S_ADDRESS] >> 32
-            if length > room_bytes and taken:
-                return -1
-            if length > self._ring.size:
-                raise MailboxCorrupt(
-                    self._where, f"a message of {length} bytes in a ring of {self._ring.size}"
-                )
-            payload = self._ring.read(words[found + S_POSITION], length) if length else b""
-            intact = crc32(payload) == words[found + S_CHECK] & MASK32
-            if not intact and taken:
-                return -1  # hand out what is good first; the next take meets it again
-            sequence = words[found + S_SEQUENCE]
-            state = words[found]
-            words[found] = state - READY + TAKEN
-            self._at, self._generation = found, state >> 8
-            if not intact:
-                self.discarded += 1
-                raise MailboxCorrupt(
-                    self._where, f"message {sequence} has a wrong checksum and was discarded"
-                )
-            self.takes += 1
-            self.bytes_taken += length
-            room_bytes -= length
-            taken.append(Message(self._sender, payload, sequence))
-        return room_bytes
+        if self._adaptive:
+            self.threshold = min(THRESHOLD_MAX, self.threshold * 2)

@@ -14,15 +14,17 @@ owns this participant's lane, its rings and the ringer; the taker owns look-ahea
 in the lanes of others. The shared words have one writer at a time, and SLEEP may be cleared twice.
 ``stats`` may be called from any thread; ``close`` when both have stopped.
 
-Delivery: a message is in shared memory when ``post`` returns, and survives the death of both sides until it
-is taken. A sender that dies within ``post`` cannot know whether it was posted; a recipient that dies within
-``take`` may get the messages it was about to return again, or (those marked already) not at all: what must
-not be lost is acknowledged by messages (DESIGN.md 4). Source: P8, M1-M9.
+Delivery is at least once. A message is in shared memory when ``post`` returns, and survives the death of
+both sides until it is *released*. The messages of one ``take`` are a *batch in hand*: they are released by
+the next ``take`` or ``prepare_sleep`` (``wait``), by ``release``, or by ``close``; leaving a ``with`` block
+by an exception does not release. Who dies with a batch in hand is given it again, in order, at its next
+attach; a living recipient never gets a message twice, unless it gave it back. A sender that dies in ``post``
+cannot know whether it was posted. Source: P8, M1-M9.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import select
 import threading
@@ -31,27 +33,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pmdaemon.mailbox.claim import claim
 from pmdaemon.mailbox.doorbell import BACKSTOP_S, Bell, Ringer, bell_path
 from pmdaemon.mailbox.errors import (
     MailboxClosed,
     MailboxCorrupt,
     MailboxFull,
     NoRoute,
-    ParticipantBusy,
+    PayloadInUse,
     UnknownParticipant,
 )
+from pmdaemon.mailbox.figures import Sources, metrics, publish, stats
+from pmdaemon.mailbox.hand import Hand
 from pmdaemon.mailbox.lane import LaneWriter
-from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP, C_START, COUNT_LIMIT
-from pmdaemon.mailbox.liveness import is_alive, start_ticks
-from pmdaemon.mailbox.lookahead import LaneReader, Message
-from pmdaemon.mailbox.ring import Outlet, Ring
+from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP
+from pmdaemon.mailbox.message import LookAhead, Message, View
+from pmdaemon.mailbox.ring import Outlet
 from pmdaemon.mailbox.segment import Segment
+from pmdaemon.mailbox.shared import SharedWriter
+from pmdaemon.mailbox.taking import LaneReader
+from pmdaemon.mailbox.wiring import Buffer, flatten, make_outlets, places
 from pmdaemon.runtime.clock import Deadline
 
-Buffer = bytes | bytearray | memoryview
+_LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
+_PUBLISH_EVERY = 64  # takes of a recipient that never sleeps
 
 
-def attach(path: Path, name: str) -> Mailbox:
+def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbox:
     """Join a segment as participant ``name``, repairing what an earlier process of that name left half done.
 
     Messages that were posted to it and not taken are still there; its own sequence goes on. A process may
@@ -62,39 +70,23 @@ def attach(path: Path, name: str) -> Mailbox:
         LayoutMismatch, SegmentUnsafe, SegmentUnusable, MachineUnsupported: this file cannot be used.
         UnknownParticipant: the layout has no such name.
         ParticipantBusy: another living process holds the name.
-        MailboxCorrupt: the participant's own lane is damaged.
+        MailboxCorrupt: the participant's own lane (`shared`: the list) is damaged.
+        MailboxBusy: form `shared`, a stopped process holds the list's lock.
     """
     segment = Segment(path)
     try:
         if name not in segment.layout.participants:
             raise UnknownParticipant(name, segment.layout.participants)
         index = segment.layout.index(name)
-        _claim(segment, index, name)
+        claim(segment, index, name)
         try:
-            return Mailbox(segment, index)
+            return Mailbox(segment, index, look_ahead or LookAhead())
         except BaseException:
             segment.words[segment.layout.control_word(index) + C_PID] = 0
             raise
     except BaseException:
         segment.close()
         raise
-
-
-def _claim(segment: Segment, index: int, name: str) -> None:
-    """Write our process into the participant's control block, unless another living one stands there."""
-    words, control = segment.words, segment.layout.control_word(index)
-    # Race: two processes of one name starting at once. The kernel drops this lock if we die here.
-    fcntl.flock(segment.fd, fcntl.LOCK_EX)
-    try:
-        pid = words[control + C_PID]
-        if pid != os.getpid() and is_alive(pid, words[control + C_START]):
-            raise ParticipantBusy(name, pid)
-        words[control + C_START] = start_ticks(os.getpid()) or 0
-        words[control + C_PID] = os.getpid()
-        words[control + C_INCARNATION] = (words[control + C_INCARNATION] + 1) % COUNT_LIMIT
-        words[control + C_SLEEP] = 0
-    finally:
-        fcntl.flock(segment.fd, fcntl.LOCK_UN)
 
 
 class Mailbox:
@@ -105,7 +97,7 @@ class Mailbox:
         time.
     """
 
-    def __init__(self, segment: Segment, index: int) -> None:
+    def __init__(self, segment: Segment, index: int, look_ahead: LookAhead) -> None:
         layout = segment.layout
         control = layout.control_word(index)
         self.name = layout.participants[index]
@@ -116,14 +108,25 @@ class Mailbox:
         self._sleep_word = control + C_SLEEP
         self._closed = False
         self._ringer = Ringer(segment.path)
-        outlets = _make_outlets(segment, self.name, index)
+        outlets = make_outlets(segment, self.name, index)
         self._outlets: dict[str, tuple[Outlet, ...]] = {outlet.recipient: (outlet,) for outlet in outlets}
-        where = f"{segment.path}, lane of {self.name}"
-        self._writer = LaneWriter(segment.words, layout, index, outlets, self._ringer, where)
-        self._readers = _make_readers(segment, self.name, index)
+        shared = layout.form == "shared"
+        where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
+        writer = SharedWriter if shared else LaneWriter
+        self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        self._post_one = self._writer.post_one
+        self._hand = Hand(segment.words, layout, self.name)
+        self._held = self._hand.held
+        self._control = control
+        self._readers = [
+            LaneReader(segment.memory, segment.words, place, self._held, look_ahead)
+            for place in places(segment, index)
+        ]
+        self._sources = Sources(self._writer, self._ringer, self._readers, self._hand)
         # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
         self._turn = 0
+        self._takes_unpublished = 0
         self._fence = threading.Lock()
         self._bell = Bell(bell_path(segment.path, self.name))
 
@@ -147,10 +150,16 @@ class Mailbox:
             MessageTooLarge, NoRoute: nothing was posted.
             MailboxCorrupt: this participant's lane was overwritten by a stranger.
         """
+        if type(payload) is bytes and type(recipients) is str and not urgent:
+            one = self._outlets.get(recipients)  # empty when closed
+            if one:
+                if self._post_one(one[0], payload):
+                    return
+                raise MailboxFull(self.name, (recipients,))
         if self._closed:
             raise MailboxClosed(self.name)
         if type(payload) is not bytes:
-            payload = _flatten(payload)
+            payload = flatten(payload)
         try:
             if isinstance(recipients, str):
                 outlets = self._outlets[recipients]
@@ -163,32 +172,103 @@ class Mailbox:
             if full:
                 raise MailboxFull(self.name, tuple(outlet.recipient for outlet in full))
 
-    def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Message]:
-        """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each lane in order.
+    def post_many(self, recipient: str, payloads: Sequence[Buffer], *, urgent: bool = False) -> None:
+        """Post several messages to one recipient; they become visible together. Never blocks.
 
-        Never blocks. A message above ``max_bytes`` comes alone; nothing is ever too large to be taken. The
-        limit in bytes keeps the copies within the CPU's cache and the allocator's reach.
+        Raises:
+            MailboxFull: the first ``posted`` of them were posted, the others found no room.
+            MessageTooLarge, NoRoute, MailboxCorrupt, MailboxBusy: nothing was posted.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        outlet = self._outlets.get(recipient)
+        if outlet is None:
+            raise NoRoute(self.name, recipient, self.recipients)
+        flat = [payload if type(payload) is bytes else flatten(payload) for payload in payloads]
+        posted = self._writer.post_many(outlet[0], flat, urgent)
+        if posted < len(flat):
+            raise MailboxFull(self.name, (recipient,), posted=posted)
+
+    def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Message]:
+        """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each list in order.
+
+        Releases the batch before, and never blocks. A message above ``max_bytes`` comes alone; nothing is
+        ever too large to be taken. The limit in bytes keeps the copies within the CPU's cache and the
+        allocator's reach.
 
         Raises:
             MailboxCorrupt: a lane is damaged, or a message was (and is discarded). The other
                 lanes are served by the next calls.
         """
+        taken: list[Message] = []
+        self._collect(taken, max_messages, max_bytes, False)
+        return taken
+
+    def take_views(self, max_messages: int = 64, max_bytes: int = 4_194_304) -> list[View]:
+        """As ``take``, without a copy: payloads are views of shared memory.
+
+        Only a payload that meets the end of its ring is copied. A view is valid until its batch is released,
+        and raises ``ValueError`` afterwards. Slices and arrays made of it must be gone by then: Python cannot
+        tell us of all of them.
+
+        Raises:
+            PayloadInUse: a buffer taken of one is in use still; that batch stays in hand.
+            MailboxCorrupt: as ``take``.
+        """
+        taken: list[View] = []
+        self._collect(taken, max_messages, max_bytes, True)
+        self._hand.views = [view.payload for view in taken]
+        return taken
+
+    def _collect(
+        self, taken: list[Message] | list[View], max_messages: int, max_bytes: int, views: bool
+    ) -> None:
         if self._closed:
             raise MailboxClosed(self.name)
-        taken: list[Message] = []
+        if self._held:
+            self.release()
         order = self._orders[self._turn]
         self._turn = (self._turn + 1) % len(self._orders)
         room_bytes = max_bytes
         for reader in order:
             try:
-                room_bytes = reader.collect(taken, max_messages, room_bytes)
+                room_bytes = reader.collect(taken, max_messages, room_bytes, views)
             except MailboxCorrupt:
                 if taken:
                     break  # never lose what is in hand; the damage is met again
                 raise
             if (room_bytes <= 0 and taken) or len(taken) >= max_messages:
                 break
-        return taken
+        self._takes_unpublished += 1
+        if self._takes_unpublished >= _PUBLISH_EVERY:
+            self._publish()
+
+    def release(self) -> None:
+        """Done with the batch in hand: its messages are gone for good, its views void.
+
+        Raises:
+            PayloadInUse: a view of it is still in use; the batch stays in hand.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        self._hand.release()
+
+    def give_back(self, messages: Sequence[Message | View]) -> None:
+        """Put messages of the batch in hand back where they stood; the next takes bring them again, in order.
+
+        Raises:
+            NotInHand: one is not in hand; none was given back.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        self._hand.give_back(messages)
+        for reader in self._readers:
+            reader.look_back()
+
+    def _publish(self) -> None:
+        """Show our figures to onlookers (``describe``)."""
+        self._takes_unpublished = 0
+        publish(self._words, self._control, self._sources)
 
     def fileno(self) -> int:
         """Doorbell, readable when something was posted after ``prepare_sleep``; for selectors."""
@@ -197,13 +277,16 @@ class Mailbox:
     def prepare_sleep(self) -> bool:
         """Ask to be rung. Returns False if something is waiting (take it), True if sleep is right.
 
-        Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
+        Releases the batch in hand. Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
 
         Raises:
-            MailboxCorrupt: as ``take``.
+            MailboxCorrupt, PayloadInUse: as ``take``.
         """
         if self._closed:
             raise MailboxClosed(self.name)
+        if self._held:
+            self.release()
+        self._publish()
         self._words[self._sleep_word] = 1
         # Our SLEEP must be visible before we look once more; see LaneWriter.post for the other half.
         self._fence.acquire()
@@ -222,7 +305,17 @@ class Mailbox:
         self._bell.drain()
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until something can be taken (True) or ``timeout_s`` has passed (False)."""
+        """Sleep until something can be taken (True) or ``timeout_s`` has passed (False).
+
+        Releases the batch in hand. Before it sleeps it gives others the processor and looks again, a few
+        times: a sender that is busy is then not made to ring for every message.
+        """
+        if self._held:
+            self.release()
+        for _ in range(_LOOKS_BEFORE_SLEEP if timeout_s else 0):
+            if any(reader.find() >= 0 for reader in self._readers):
+                return True
+            os.sched_yield()
         deadline = Deadline(timeout_s)
         poll = select.poll()
         poll.register(self._bell.fileno(), select.POLLIN)
@@ -239,31 +332,28 @@ class Mailbox:
         """Counters since ``attach`` and the present fill of the rings to each recipient (0 to 1)."""
         if self._closed:
             raise MailboxClosed(self.name)
-        readers, writer = self._readers, self._writer
-        return {
-            "posts": writer.posts,
-            "bytes_posted": writer.bytes_posted,
-            "full": writer.full,
-            "reclaimed": writer.reclaimed,
-            "rings": self._ringer.rings,
-            "rings_missed": self._ringer.missed,
-            "takes": sum(reader.takes for reader in readers),
-            "bytes_taken": sum(reader.bytes_taken for reader in readers),
-            "discarded": sum(reader.discarded for reader in readers),
-            "scans": sum(reader.scans for reader in readers),
-            "slots_inspected": sum(reader.inspected for reader in readers),
-            "resets": {
-                cause: sum(reader.resets[cause] for reader in readers)
-                for cause in ("invalid", "scans", "idle", "urgent")
-            },
-            "ring_fill_ratio": {name: writer.fill_ratio(outlet) for name, (outlet,) in self._outlets.items()},
-        }
+        return stats(self._sources)
+
+    def metrics(self) -> dict[str, float]:
+        """The same for a collector: by name and labels, as ``figures.METRICS`` declares them."""
+        return metrics(self.name, self.stats())
 
     def close(self) -> None:
-        """Leave the segment; messages stay. Call it when its threads have stopped; twice is fine."""
+        """Release the batch and leave the segment. Call it when its threads have stopped; twice is fine.
+
+        What still uses a view of the batch keeps the mapping; the batch is then left to the next attach.
+        """
+        self._leave(release=True)
+
+    def _leave(self, release: bool) -> None:
         if self._closed:
             return
+        if release:
+            with contextlib.suppress(PayloadInUse):
+                self.release()
+        self._publish()
         self._closed = True
+        self._outlets = {}
         self._words[self._sleep_word] = 0
         self._words[self._pid_word] = 0
         self._bell.close()
@@ -274,41 +364,6 @@ class Mailbox:
         return self
 
     def __exit__(
-        self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+        self, type_: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self.close()
-
-
-def _flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
-    """The payload as one run of bytes; copies only what is not one already."""
-    if isinstance(payload, memoryview):
-        return (
-            payload
-            if payload.c_contiguous and payload.format == "B" and payload.ndim == 1
-            else payload.tobytes()
-        )
-    if isinstance(payload, bytes | bytearray):
-        return bytes(payload)
-    return b"".join(payload)
-
-
-def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
-    layout = segment.layout
-    outlets = []
-    for route in layout.routes_of(name):
-        recipient = layout.index(route.recipient)
-        ring = Ring(segment.memory, *layout.ring_at_bytes(name, route.recipient))
-        sleep_word = layout.control_word(recipient) + C_SLEEP
-        outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
-    return outlets
-
-
-def _make_readers(segment: Segment, name: str, index: int) -> list[LaneReader]:
-    layout = segment.layout
-    readers = []
-    for route in layout.routes:
-        if route.recipient == name:
-            ring = Ring(segment.memory, *layout.ring_at_bytes(route.sender, name))
-            where = f"{segment.path}, lane of {route.sender}"
-            readers.append(LaneReader(segment.words, layout, layout.index(route.sender), index, ring, where))
-    return readers
+        self._leave(release=type_ is None)

@@ -26,6 +26,7 @@ import zlib
 from pathlib import Path
 
 from pmdaemon.mailbox import layout as lay
+from pmdaemon.mailbox import mutex
 from pmdaemon.mailbox.errors import (
     LayoutInvalid,
     LayoutMismatch,
@@ -124,16 +125,22 @@ def _write_static(fd: int, layout: Layout) -> None:
     header[lay.H_OWNER_PID] = os.getpid()
     header[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
     header[lay.H_CREATED_US] = time.time_ns() // 1000
+    header[lay.H_FORM] = lay.FORMS.index(layout.form)
+    header[lay.H_CHECKSUM] = lay.CHECKSUMS.index(layout.checksum)
     data = b"".join(word.to_bytes(8, "little") for word in header) + tables
     if os.pwrite(fd, data, 0) != len(data):
         raise OSError(errno.EIO, "short write")
+    if layout.form == "shared":
+        with mmap.mmap(fd, layout.total_bytes) as memory:
+            mutex.make(memory, layout.list_at_bytes)
 
 
 class Segment:
     """A mapped segment that passed all checks.
 
     Attributes:
-        memory: the mapping; slices of it are copies. words: the same as native 8-byte words.
+        memory: the mapping; slices of it are copies. bytes: the same as a view, slices of which are not.
+        words: the same as native 8-byte words.
         Shared words are loaded and stored only through ``words``: such a store is one instruction, while
         ``struct.pack_into`` writes byte by byte.
 
@@ -174,8 +181,8 @@ class Segment:
             self.memory = mmap.mmap(self.fd, status.st_size, access=access)
         except OSError as exc:
             raise SegmentUnusable(self.path, "map the segment", exc) from exc
-        self._bytes = memoryview(self.memory)
-        self.words = self._bytes.cast("Q")
+        self.bytes = memoryview(self.memory)
+        self.words = self.bytes.cast("Q")
 
     def _read_layout(self) -> Layout:
         words = self.words
@@ -197,7 +204,9 @@ class Segment:
                 self.path, "checksum of the tables", zlib.crc32(tables), words[lay.H_TABLES_CRC]
             )
         try:
-            layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS])
+            layout = lay.layout_from_tables(
+                tables, participants, words[lay.H_SLOTS], words[lay.H_FORM], words[lay.H_CHECKSUM]
+            )
         except LayoutInvalid as exc:
             raise LayoutMismatch(self.path, "table of routes", exc.problem, "a valid layout") from exc
         if layout.total_bytes != len(self.memory):
@@ -205,10 +214,11 @@ class Segment:
         return layout
 
     def close(self) -> None:
-        """Unmap. The views go first: a mapping with views of it cannot be closed (BufferError)."""
+        """Unmap. The views go first; one that a user still holds keeps the mapping until it is gone."""
         self.words.release()
-        self._bytes.release()
-        self.memory.close()
+        with contextlib.suppress(BufferError):  # a view of a payload, or of this very view, is still in use
+            self.bytes.release()
+            self.memory.close()
         os.close(self.fd)
 
 

@@ -53,6 +53,11 @@ class Letter(Protocol):
 class Box(Protocol):
     """What is used of ``pmdaemon.mailbox.Mailbox``."""
 
+    name: str
+
+    def stats(self) -> dict[str, Any]:
+        """Its figures; any thread."""
+
     def post(self, recipients: str, payload: bytes) -> object:
         """Post one payload; MailboxFull when the recipient has no room."""
 

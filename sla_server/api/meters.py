@@ -8,17 +8,39 @@ old says that its part is gone: its age is shown, its figures no more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
+from pmdaemon.mailbox.figures import FILL_METRIC, METRICS, samples
 from sla_server.api.calls import Calls
 from sla_server.api.live import LiveView
 
 FRESH_S: Final = 15.0  # written each second; a scrape interval is 15 s by custom
 MOST_BYTES: Final = 4 << 20  # 256 pairs are some 600 KB
+
+
+class MailboxCollector(Collector):
+    """Figures of this part's mailbox, read when asked. ``stats`` as of ``pmdaemon.mailbox.Mailbox``."""
+
+    def __init__(self, participant: str, stats: Callable[[], Mapping[str, Any]]) -> None:
+        self._participant = participant
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """One family a metric."""
+        about = dict([*METRICS.values(), FILL_METRIC])
+        families: dict[str, Metric] = {}
+        for metric, labels, value in samples(self._participant, self._stats()):
+            total = metric.endswith("_total")
+            family = families.setdefault(
+                metric, Metric(metric.removesuffix("_total"), about[metric], "counter" if total else "gauge")
+            )
+            family.add_sample(metric, labels, value)
+        return families.values()
 
 
 class Meters:
@@ -28,9 +50,8 @@ class Meters:
         folder: where other parts write their metrics; None while there is none.
     """
 
-    def __init__(self, live: LiveView, calls: Calls, now_unix_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, live: LiveView, calls: Calls, mailbox: MailboxCollector | None = None) -> None:
         self.folder: Path | None = None
-        self._now_unix_s = now_unix_s
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "sla_api_requests",
@@ -61,6 +82,9 @@ class Meters:
         for name, about, value in gauges:
             Gauge(name, about, registry=self._registry).set_function(value)
 
+        if mailbox is not None:
+            self._registry.register(mailbox)
+
     def text(self) -> str:
         """All metrics: ours, and the fresh files of the other parts."""
         ages: list[str] = []
@@ -79,7 +103,7 @@ class Meters:
         """(part, age in seconds, content) of each file; what vanishes meanwhile is left out."""
         for path in sorted(self.folder.glob("*.prom")) if self.folder is not None else ():
             try:
-                age_s = max(0.0, self._now_unix_s() - path.stat().st_mtime)
+                age_s = max(0.0, time.time() - path.stat().st_mtime)
                 with path.open(encoding="utf-8", errors="replace") as file:
                     yield path.stem, age_s, file.read(MOST_BYTES)
             except OSError:

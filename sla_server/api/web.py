@@ -29,7 +29,7 @@ from sla_server.api.bridge import Box, Bridge, Poster
 from sla_server.api.calls import Calls
 from sla_server.api.config import WORKER_THREADS, ApiConfig, split_address
 from sla_server.api.live import LiveView
-from sla_server.api.meters import Meters
+from sla_server.api.meters import MailboxCollector, Meters
 from sla_server.api.parts import Parts
 from sla_server.api.security import Guard, Logins, load_or_make_token, write_private
 from sla_server.api.source import Source
@@ -123,7 +123,7 @@ def make_parts(config: ApiConfig, data_dir: Path, source: Source, box: Box, cloc
         calls=calls,
         guard=Guard(token, config.allowed_hosts),
         logins=Logins(clock),
-        meters=Meters(live, calls),
+        meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
         clock=clock,
         port=port,
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import structlog
@@ -112,12 +113,13 @@ class Journal:
             self._resend_ns = min(2 * self._resend_ns, RESEND_LAST_NS)
         if self._sent == 0:
             self._waiting_since_ns = now_ns
-        while self._sent < len(self._entries):
+        unsent = [entry.payload for entry in islice(self._entries, self._sent, None)]
+        if unsent:
             try:
-                self._mailbox.post(RECIPIENT, self._entries[self._sent].payload)
-            except MailboxFull:
-                return
-            self._sent += 1
+                self._mailbox.post_many(RECIPIENT, unsent)
+                self._sent += len(unsent)
+            except MailboxFull as full:
+                self._sent += full.posted
 
     def recorded(self, request: str, ok: bool, error: str, now_ns: int) -> None:
         """Dbmanager's answer; one that is not ours, or a repeated one, is ignored."""

@@ -29,6 +29,9 @@ class Poster(Protocol):
     def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
         """Post; raises MailboxFull."""
 
+    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
+        """Post in order; raises MailboxFull, whose ``posted`` of them were posted."""
+
 
 class Outbox:
     """See the module.
@@ -67,14 +70,16 @@ class Outbox:
         """Post what has room."""
         for recipient, waiting in self._waiting.items():
             mailbox = self._routes[recipient if recipient in self._routes else "*"]
-            while waiting:
-                key, payload = next(iter(waiting.items()))
-                try:
-                    mailbox.post(recipient, payload)
-                except MailboxFull:
-                    self.full += 1
-                    break
-                del waiting[key]
+            if not waiting:
+                continue
+            posted = len(waiting)
+            try:
+                mailbox.post_many(recipient, list(waiting.values()))
+            except MailboxFull as full:
+                self.full += 1
+                posted = full.posted
+            for _ in range(posted):
+                _, payload = waiting.popitem(last=False)
                 self._bytes[recipient] -= len(payload)
 
     def waiting(self, recipient: str | None = None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pmdaemon.errors import MailboxError
+from pmdaemon.mailbox.figures import METRICS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -16,7 +17,7 @@ from sla_server.api.bridge import Bridge
 from sla_server.api.calls import Calls
 from sla_server.api.config import ApiConfig
 from sla_server.api.live import LiveView
-from sla_server.api.meters import Meters
+from sla_server.api.meters import MailboxCollector, Meters
 from sla_server.api.parts import Parts
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
@@ -40,6 +41,7 @@ class FakeBox:
     waiting: list[Letter] = field(default_factory=list)
     full: bool = False
     bridge: Bridge | None = None
+    name: str = "appserver"
 
     def __post_init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK)
@@ -63,6 +65,9 @@ class FakeBox:
         os.write(self._write_fd, b"\0")
         if self.bridge is not None:
             self.bridge.step()
+
+    def stats(self) -> dict[str, Any]:
+        return dict.fromkeys(METRICS, 0)
 
     def take(self) -> list[Letter]:
         taken, self.waiting = self.waiting, []
@@ -349,7 +354,7 @@ def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None,
         calls=calls,
         guard=Guard(TOKEN, settings.allowed_hosts),
         logins=Logins(used),
-        meters=Meters(live, calls),
+        meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
         clock=used,
         port=8411,
     )

@@ -52,6 +52,22 @@ def test_a_goal_is_met_on_its_own_side() -> None:
     assert not rows["neighbour_kept_ratio"]["met"], "a missing value is not a met goal"
 
 
+def test_what_has_no_target_is_shown_and_not_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "HERE", tmp_path)
+    (tmp_path / "targets.toml").write_text(
+        '[x.a]\ngoal = "a"\ntarget = 2.0\ndirection = "min"\nunit = "x"\n'
+        '[x.b]\ngoal = "b"\ndirection = "min"\nunit = "x"\n'
+    )
+    assert harness.run("x", lambda: harness.Sample({"a": 2.5, "b": 0.1})) == 0
+    assert "goals met: 1 of 1" in capsys.readouterr().out
+    assert [row["met"] for row in json.loads((tmp_path / "results/x.json").read_text())["rows"]] == [
+        True,
+        None,
+    ]
+
+
 def test_the_table_fits_80_columns() -> None:
     text = harness.table(harness.rows_for("gateway", {"proxy_qd16_vs_direct": 0.91}))
     assert max(len(line) for line in text.splitlines()) <= 80

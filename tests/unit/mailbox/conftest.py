@@ -1,6 +1,34 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.unit.mailbox import support
+
+IN_BOTH_FORMS = (
+    "test_mailbox",
+    "test_batch",
+    "test_bundle",
+    "test_lane",
+    "test_races",
+    "test_model",
+    "test_crash",
+    "test_processes",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """These modules hold for the forms `lanes` and `shared` alike."""
+    if metafunc.module.__name__.rpartition(".")[2] in IN_BOTH_FORMS:
+        metafunc.fixturenames.append("form")
+        metafunc.parametrize("form", ["lanes", "shared"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def form(request: pytest.FixtureRequest) -> Iterator[str]:
+    support.FORM = request.param
+    yield request.param
+    support.FORM = "lanes"
 
 
 @pytest.fixture

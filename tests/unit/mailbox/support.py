@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, create_segment
+from pmdaemon.mailbox.layout import MASK32, S_PREVIOUS
+from pmdaemon.mailbox.shared import SharedWriter
+
+FORM = "lanes"  # set by the fixture ``form`` (conftest) for the modules that run in both forms
 
 
 def mesh(*names: str, ring_bytes: int = 1024, slots: int = 32) -> Layout:
     """Everybody may post to everybody else."""
     routes = tuple(Route(a, b, ring_bytes) for a in names for b in names if a != b)
-    return Layout(names, routes, slots)
+    return Layout(names, routes, slots, FORM)
 
 
 def make_mesh(path: Path, *names: str, ring_bytes: int = 1024, slots: int = 32) -> Path:
@@ -33,6 +38,28 @@ def drain(box: Mailbox) -> list[bytes]:
 
 class Crash(Exception):
     """The process is thought to die here."""
+
+
+def run_mortal(action: Callable[[], object]) -> bool:
+    """Run ``action`` in a thread that may die by ``Crash``; whether it lived.
+
+    A thread of its own, because the kernel gives a robust mutex up when the thread that holds it ends.
+    """
+    ended: list[BaseException | None] = []
+
+    def body() -> None:
+        try:
+            action()
+            ended.append(None)
+        except BaseException as exc:  # noqa: BLE001 - told to the caller below
+            ended.append(exc.with_traceback(None) if isinstance(exc, Crash) else exc)
+
+    thread = threading.Thread(target=body, name="mortal")
+    thread.start()
+    thread.join()
+    if ended[0] is not None and not isinstance(ended[0], Crash):
+        raise ended[0]
+    return ended[0] is None
 
 
 class FailingStores:
@@ -55,6 +82,16 @@ class _Failing:
         return self._target[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, slice):
+            # A copy of many words may end after any of them; the longer ones are cut in eight places.
+            step = max(8, len(value) // 64 * 8)
+            for start in range(key.start, key.stop, step):
+                end = min(start + step, key.stop)
+                self._store(slice(start, end), value[start - key.start : end - key.start])
+        else:
+            self._store(key, value)
+
+    def _store(self, key: Any, value: Any) -> None:
         if self._counter.left == 0:
             raise Crash
         self._counter.left -= 1
@@ -69,19 +106,41 @@ def fail_stores(box: Mailbox, fail_at: int) -> FailingStores:
     """Let the sending side of ``box`` die at its k-th store, of a word or of a payload."""
     counter = FailingStores(fail_at)
     box._writer._words = counter.wrap(box._writer._words)
+    box._writer._memory = counter.wrap(box._writer._memory)
     for outlet in box._writer._outlets:
         outlet.ring._map = counter.wrap(outlet.ring._map)
     return counter
 
 
+def revive(box: Mailbox, words: Any, memory: Any) -> None:
+    """Undo ``fail_stores``: the words and the memory of before."""
+    box._writer._words, box._writer._memory = words, memory
+    for outlet in box._writer._outlets:
+        outlet.ring._map = memory
+
+
 def audit(box: Mailbox) -> None:
     """No slot of this sender is lost: each is either free or linked, none is both."""
     writer = box._writer
-    linked = writer._walk()
+    linked = linked_slots(box)
     assert sorted([*writer._free, *linked]) == list(range(writer._slots))
     pending = [slot for outlet in writer._outlets for slot in outlet.pending]
-    parked = [writer._parked] if writer._parked != writer._slots else []
-    assert sorted(pending + parked) == sorted(linked)
+    assert sorted(pending + writer._parked) == sorted(linked)
+
+
+def linked_slots(box: Mailbox) -> list[int]:
+    """Slots of this sender that stand in the list, in order; the links backward are checked, too."""
+    writer = box._writer
+    if not isinstance(writer, SharedWriter):
+        return writer._walk()
+    words, first = writer._words, writer._first_reference
+    with writer._locked():
+        numbers = [reference & MASK32 for reference in writer._walk_all()]
+        previous = [words[writer._all_words + (number - 1) * 8 + S_PREVIOUS] for number in numbers]
+        assert previous == [0, *numbers][:-1]
+        assert words[writer._list_tail] == (numbers or [0])[-1]
+        assert words[writer._dirty_word] == 0
+    return [number - first for number in numbers if 0 <= number - first < writer._slots]
 
 
 @contextlib.contextmanager

@@ -1,20 +1,29 @@
 """Death at every store of a sender, and of its repair: nothing acknowledged is lost, doubled or leaked.
 
 The death is an exception instead of the k-th store; the object is then abandoned and the name attached anew,
-as a restarted process does. (Real kills: test_processes.)
+as a restarted process does. (Real kills: test_processes and tests/crash.)
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from pathlib import Path
 
 import pytest
 
 from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.mailbox import lookahead as lookahead_module
+from pmdaemon.mailbox import taking as taking_module
 from pmdaemon.mailbox.errors import MailboxFull
-from tests.unit.mailbox.support import Crash, FailingStores, abandon, audit, drain, fail_stores, make_mesh
+from tests.unit.mailbox.support import (
+    Crash,
+    FailingStores,
+    abandon,
+    audit,
+    drain,
+    fail_stores,
+    make_mesh,
+    run_mortal,
+)
 
 NEVER = 1 << 60
 RECIPIENTS = ("b", "c")
@@ -31,10 +40,7 @@ class Life:
         for number in range(4):
             self._post(b"old %d" % number + b"." * 40, urgent=number == 1)
         self.counter: FailingStores = fail_stores(self.boxes["a"], fail_at)
-        self.died = True
-        with contextlib.suppress(Crash):
-            self._script()
-            self.died = False
+        self.died = not run_mortal(self._script)
 
     def _script(self) -> None:
         """Posts into full rings, past a slow recipient, to a sleeper, urgent, around the ring's end."""
@@ -117,10 +123,7 @@ def test_a_repair_may_die_at_any_store_too(tmp_path: Path, stores: int) -> None:
         for second in range(4):
             life = Life(tmp_path / f"{fail_at}-{second}", fail_at)
             life.counter.left = second
-            try:
-                life.boxes["a"]._writer.adopt()
-            except Crash:
-                deaths += 1
+            deaths += not run_mortal(life.boxes["a"]._writer.adopt)
             life.restart()
             life.check()
     assert deaths > stores // 4
@@ -133,8 +136,7 @@ def test_the_acknowledgement_order_of_one_route_is_kept_over_a_death(tmp_path: P
             a = attach(path, "a")
             a.post("b", b"%d first" % fail_at)
             fail_stores(a, fail_at)
-            with contextlib.suppress(Crash):
-                a.post("b", b"%d maybe" % fail_at)
+            run_mortal(functools.partial(a.post, "b", b"%d maybe" % fail_at))
             abandon(a)
             with attach(path, "a") as again:
                 again.post("b", b"%d last" % fail_at)
@@ -152,12 +154,13 @@ def test_a_recipient_that_dies_before_its_mark_gets_the_message_again(
     for number in range(5):
         a.post("b", b"%d" % number)
     assert len(b.take(2)) == 2
+    b.release()
 
     def die(_payload: bytes) -> int:
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(lookahead_module, "crc32", die)
+        patch.setattr(taking_module, "crc32", die)
         with pytest.raises(Crash):
             b.take()
     again: Mailbox = attach(path, "b")

@@ -12,14 +12,21 @@ def test_parts_follow_each_other_without_overlap_and_aligned() -> None:
     layout = Layout(("a", "b", "c"), (ROUTE, Route("c", "a", 4096)), 7)
     assert layout.routes_at_bytes == 128 + 3 * 64
     assert layout.control_at_bytes >= layout.routes_at_bytes + 2 * 16
-    assert layout.slots_at_bytes == layout.control_at_bytes + 3 * 192
+    assert layout.list_at_bytes == layout.control_at_bytes + 3 * 320
+    assert layout.slots_at_bytes == layout.list_at_bytes + 128
+    assert layout.list_word * 8 == layout.list_at_bytes
     assert layout.rings_at_bytes == layout.slots_at_bytes + 3 * 7 * 64
     assert layout.total_bytes == layout.rings_at_bytes + 1024 + 4096
-    for at_bytes in (layout.control_at_bytes, layout.slots_at_bytes, layout.rings_at_bytes):
+    for at_bytes in (
+        layout.control_at_bytes,
+        layout.list_at_bytes,
+        layout.slots_at_bytes,
+        layout.rings_at_bytes,
+    ):
         assert at_bytes % 64 == 0
     assert layout.ring_at_bytes("a", "b") == (layout.rings_at_bytes, 1024)
     assert layout.ring_at_bytes("c", "a") == (layout.rings_at_bytes + 1024, 4096)
-    assert layout.control_word(2) * 8 == layout.control_at_bytes + 2 * 192
+    assert layout.control_word(2) * 8 == layout.control_at_bytes + 2 * 320
     assert layout.slots_word(1) * 8 == layout.slots_at_bytes + 7 * 64
 
 
@@ -33,6 +40,10 @@ def test_tables_are_read_back() -> None:
     tables = layout.tables()
     assert len(tables) == lay.tables_bytes(3, 6)
     assert lay.layout_from_tables(tables, 3, 9) == layout
+    shared = Layout(layout.participants, layout.routes, 9, "shared")
+    assert lay.layout_from_tables(shared.tables(), 3, 9, 1) == shared
+    ends = Layout(layout.participants, layout.routes, 9, "lanes", "ends")
+    assert lay.layout_from_tables(ends.tables(), 3, 9, 0, 1) == ends
 
 
 def test_quotas_of_a_lane_leave_one_slot_spare() -> None:
@@ -68,3 +79,13 @@ def test_tables_that_name_a_stranger_are_refused() -> None:
     tables = mesh("a", "b").tables()
     with pytest.raises(LayoutInvalid, match="decode"):
         lay.layout_from_tables(tables[:128] + lay.ROUTE.pack(0, 7, 64), 2, 8)
+
+
+def test_a_form_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(LayoutInvalid, match="'queue', must be one of lanes, shared"):
+        Layout(("a", "b"), (ROUTE,), 8, "queue")
+    with pytest.raises(LayoutInvalid, match="'md5', must be one of full, ends"):
+        Layout(("a", "b"), (ROUTE,), 8, "lanes", "md5")
+    for form, check in ((7, 0), (0, 7)):
+        with pytest.raises(LayoutInvalid):
+            lay.layout_from_tables(mesh("a", "b").tables(), 2, 8, form, check)

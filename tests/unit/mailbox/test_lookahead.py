@@ -11,7 +11,9 @@ from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.errors import MailboxCorrupt
-from pmdaemon.mailbox.lookahead import THRESHOLD_FIRST, THRESHOLD_MAX, LaneReader
+from pmdaemon.mailbox.lookahead import THRESHOLD_MAX
+from pmdaemon.mailbox.message import THRESHOLD_FIRST
+from pmdaemon.mailbox.taking import LaneReader
 from tests.unit.mailbox.support import drain, make_mesh
 
 
@@ -30,7 +32,7 @@ def test_foreign_messages_are_inspected_once(path: Path) -> None:
             a.post("b", b"%d" % number)
             assert drain(b) == [b"%d" % number]
         assert reader_of(b).inspected == 1100
-        assert b.stats()["resets"] == {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0}
+        assert b.stats()["resets"] == {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0, "returned": 0}
 
 
 def test_an_empty_look_inspects_nothing(path: Path) -> None:
@@ -114,7 +116,7 @@ def test_nothing_linked_in_front_of_the_look_ahead_is_passed_over_for_good(path:
             looks += 1
             assert looks <= THRESHOLD_FIRST
         assert got[0].payload == b"in front"
-        assert reader.resets == {"invalid": 0, "scans": 0, "idle": 1, "urgent": 0}
+        assert reader.resets == {"invalid": 0, "scans": 0, "idle": 1, "urgent": 0, "returned": 0}
         assert reader.threshold == THRESHOLD_FIRST // 2  # skipping happens here: look more often
 
 
@@ -194,8 +196,9 @@ def test_whatever_stands_in_the_segment_the_answer_is_an_error_of_ours(
 ) -> None:
     path = make_mesh(tmp_path_factory.mktemp("fuzz") / "main", "a", "b", "c", slots=8, ring_bytes=64)
     a, b, c = (attach(path, name) for name in "abc")
-    for number in range(3):
+    for number in range(2):
         a.post(("b", "c"), b"%d" % number)
+    a.post_many("b", (b"four", b"five"))  # a bundle
     b.take(1)
     first = a._segment.layout.control_word(0)
     for offset, value in pokes:

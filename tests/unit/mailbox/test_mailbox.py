@@ -314,6 +314,7 @@ def test_stats_count(path: Path) -> None:
         assert (stats["posts"], stats["bytes_posted"], stats["full"]) == (3, 1280, 0)
         assert stats["ring_fill_ratio"] == {"b": 0.75, "c": 0.5}
         b.take()
+        b.release()
         stats = b.stats()
         assert (stats["takes"], stats["bytes_taken"], stats["slots_inspected"]) == (2, 768, 3)
         assert a.stats()["ring_fill_ratio"] == {"b": 0.0, "c": 0.5}

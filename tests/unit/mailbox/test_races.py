@@ -5,13 +5,14 @@ Each scenario is run once for every load of the search: every window is tried, n
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.mailbox import Mailbox, attach, taking
 from tests.unit.mailbox.support import abandon, drain, make_mesh
 
 Boxes = dict[str, Mailbox]
@@ -37,6 +38,17 @@ class HookedLoads:
 
     def __setitem__(self, index: int, value: int) -> None:
         self._words[index] = value
+
+
+def hooked_unpack(hooked: HookedLoads, mine: Any) -> Callable[[Any, int], tuple[Any, ...]]:
+    """The load of a whole slot: for the hooked reader (known by its memory) word by word."""
+
+    def unpack(memory: Any, at_bytes: int) -> tuple[Any, ...]:
+        if memory is not mine:
+            return tuple(struct.unpack_from("=8x7Q", memory, at_bytes))
+        return tuple(hooked[at_bytes // 8 + word] for word in range(1, 8))
+
+    return unpack
 
 
 def reclaim_everything(boxes: Boxes) -> None:
@@ -76,20 +88,34 @@ def restart_sender(boxes: Boxes) -> None:
 
 
 def run(
-    path: Path, action: Callable[[Boxes], None], load: int, again: int = NEVER, order: str = "ccbcbc"
+    path: Path,
+    action: Callable[[Boxes], None],
+    load: int,
+    again: int = NEVER,
+    order: str = "ccbcbc",
+    behind: str = "",
 ) -> tuple[int, int]:
-    """Search with ``action`` before the given load; returns the loads and the resets of the search."""
+    """Search, from the head or ``behind`` a message to that one, with ``action`` before the given load.
+
+    Returns the loads and the resets of the search.
+    """
     # z takes nothing: what it is sent stands still. Then comes what c takes, then what b is looking for.
     make_mesh(path, "a", "b", "c", "z", slots=100, ring_bytes=4096)
     boxes = {name: attach(path, name) for name in "abcz"}
     for _ in range(20):
         boxes["a"].post("z", b"stays")
+    if behind:
+        boxes["a"].post(behind, b"inspected before")
+        drain(boxes["b"])
+        drain(boxes["c"])
     for recipient in order:
         boxes["a"].post(recipient, recipient.encode())
     reader = boxes["b"]._readers[0]
     hooked = HookedLoads(reader._words, load, lambda: action(boxes), again)
     reader._words = hooked
-    got = drain(boxes["b"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taking, "_unpack", hooked_unpack(hooked, reader._memory))
+        got = drain(boxes["b"])
     reader._words = boxes["b"]._words
     loads = hooked.loads
     if load >= loads:
@@ -113,6 +139,20 @@ def test_the_list_may_change_between_any_two_loads(tmp_path: Path, action: Calla
     assert loads > 60
     for load in range(loads):
         run(tmp_path / f"{load}", action, load)
+
+
+@pytest.mark.parametrize("behind", ["b", "c"])
+@pytest.mark.parametrize("order", ["bbcb", "ccbcbc"])
+@pytest.mark.parametrize(
+    "action", [reclaim_everything, reclaim_and_post, post_urgent, reuse_all_slots, restart_sender]
+)
+def test_the_look_ahead_may_be_freed_and_used_again_between_any_two_loads(
+    tmp_path: Path, action: Callable[[Boxes], None], order: str, behind: str
+) -> None:
+    loads, _ = run(tmp_path / "count", action, NEVER, NEVER, order, behind)
+    assert loads > 20
+    for load in range(loads):
+        run(tmp_path / f"{load}", action, load, NEVER, order, behind)
 
 
 def test_a_search_that_is_thrown_back_again_and_again_takes_no_slot_for_a_circle(tmp_path: Path) -> None:

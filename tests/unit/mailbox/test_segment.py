@@ -134,6 +134,8 @@ def test_missing_and_unsafe_files_are_refused(path: Path) -> None:
         (lay.H_ROUTES, "participants"),
         (lay.H_SLOTS, "size|table"),
         (lay.H_TABLES_CRC, "checksum"),
+        (lay.H_FORM, "table"),
+        (lay.H_CHECKSUM, "table"),
         (lay.HEADER_BYTES // 8, "checksum"),
     ],
 )

@@ -200,17 +200,24 @@ class FakeStore:
 
 
 class FakeMailbox:
-    """Keeps what is posted; recipients in ``full`` have no room."""
+    """Keeps what is posted; recipients in ``full`` have no room, and ``post_many`` finds ``room`` at most."""
 
     def __init__(self) -> None:
         self.posted: list[tuple[str, frame.Frame]] = []
         self.full: set[str] = set()
+        self.room = 1 << 30
 
     def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
         assert isinstance(recipients, str)
         if recipients in self.full:
             raise MailboxFull("services", (recipients,))
         self.posted.append((recipients, frame.decode(payload)))
+
+    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
+        room = 0 if recipient in self.full else self.room
+        self.posted += [(recipient, frame.decode(payload)) for payload in payloads[:room]]
+        if len(payloads) > room:
+            raise MailboxFull("services", (recipient,), posted=room)
 
     def take_posted(self, kind: Kind) -> list[tuple[str, dict[str, Any]]]:
         """Headers of one kind posted since the last call; others stay."""

@@ -82,6 +82,19 @@ def test_a_full_mailbox_keeps_rows_and_their_order() -> None:
     assert [names for _, names in ids(mailbox)] == [["a"], ["b"]]
 
 
+def test_what_finds_room_is_posted_once_and_the_rest_later() -> None:
+    journal, mailbox = make()
+    for name in "abc":
+        journal.append([event(name)])
+    mailbox.room = 2
+    journal.flush(0)
+    assert [names for _, names in ids(mailbox)] == [["a"], ["b"]]
+    journal.flush(1)
+    assert [names for _, names in ids(mailbox)] == [["c"]]
+    journal.flush(2)
+    assert ids(mailbox) == []
+
+
 def test_the_asker_hears_once_all_frames_are_durable() -> None:
     journal, mailbox = make()
     heard: list[tuple[bool, str]] = []

@@ -44,6 +44,19 @@ def test_one_full_recipient_holds_up_nobody_else() -> None:
     assert numbers(main) == [("pair-0", 0)]
 
 
+def test_what_finds_room_is_posted_and_the_rest_waits_in_order() -> None:
+    outbox, main, _ = made()
+    for number in range(5):
+        outbox.put("pair-0", lease(number))
+    main.room = 3
+    outbox.flush()
+    assert numbers(main) == [("pair-0", number) for number in range(3)]
+    assert (outbox.waiting("pair-0"), outbox.full) == (2, 1)
+    outbox.flush()
+    assert numbers(main) == [("pair-0", 3), ("pair-0", 4)]
+    assert outbox.waiting() == 0
+
+
 def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
     outbox, main, _ = made()
     main.full = {"pair-0"}

@@ -1,0 +1,70 @@
+"""What a mailbox is made of: outlets for its routes, places to search, payloads in one piece.
+
+Reads the layout of a segment, touches no shared word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_SLEEP, L_FRONT, L_HEAD
+from pmdaemon.mailbox.message import Place
+from pmdaemon.mailbox.ring import Outlet, Ring, checksum, checksum_of_ends
+from pmdaemon.mailbox.segment import Segment
+
+Buffer = bytes | bytearray | memoryview
+
+
+def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
+    """The payload as one run of bytes; copies only what is not one already."""
+    if isinstance(payload, memoryview):
+        return (
+            payload
+            if payload.c_contiguous and payload.format == "B" and payload.ndim == 1
+            else payload.tobytes()
+        )
+    if isinstance(payload, bytes | bytearray):
+        return bytes(payload)
+    return b"".join(payload)
+
+
+def _ring(segment: Segment, sender: str, recipient: str) -> Ring:
+    kind = checksum if segment.layout.checksum == "full" else checksum_of_ends
+    return Ring(segment.memory, segment.bytes, *segment.layout.ring_at_bytes(sender, recipient), kind)
+
+
+def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
+    """The sender's side of each route of participant ``name``, whose number is ``index``."""
+    layout = segment.layout
+    outlets = []
+    for route in layout.routes_of(name):
+        recipient = layout.index(route.recipient)
+        ring = _ring(segment, name, route.recipient)
+        sleep_word = layout.control_word(recipient) + C_SLEEP
+        outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
+    return outlets
+
+
+def places(segment: Segment, index: int) -> list[Place]:
+    """Where messages to participant ``index`` may stand: a place for each lane, or the one shared list."""
+    layout = segment.layout
+    rings: dict[int, tuple[str, Ring]] = {}
+    for route in layout.routes:
+        if route.recipient == layout.participants[index]:
+            ring = _ring(segment, route.sender, route.recipient)
+            rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
+    if layout.form == "shared":
+        base, where = layout.list_word, f"{segment.path}, the shared list"
+        return [
+            Place(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
+        ]
+    found = []
+    for address, (name, ring) in rings.items():
+        sender = address >> 16
+        control, where = layout.control_word(sender), f"{segment.path}, lane of {name}"
+        found.append(
+            Place(
+                layout, sender, 1, control + C_HEAD, control + C_FRONT, index, {address: (name, ring)}, where
+            )
+        )
+    return found

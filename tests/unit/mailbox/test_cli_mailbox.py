@@ -1,0 +1,44 @@
+"""``sla mailbox dump``, human and JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pmdaemon.mailbox import attach
+from sla_server.cli.main import cli
+from tests.unit.mailbox.support import make_mesh
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["mailbox", "dump", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_segments_of_the_runtime_directory_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    path = make_mesh(tmp_path / "main.mbx", "a", "b")
+    with attach(path, "a") as a:
+        a.post("b", b"x" * 512)
+        text = run()
+    assert "form lanes" in text
+    assert "50%" in text
+    assert all(len(line) <= 80 for line in text.splitlines()[1:])
+    (told,) = json.loads(run("-o", "json"))
+    assert told["participants"][0]["slots"]["ready"] == 1
+    assert told["routes"][0]["fill_ratio"] == 0.5
+
+
+def test_a_missing_segment_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    result = CliRunner().invoke(cli, ["mailbox", "dump"])
+    assert result.exit_code != 0
+    assert "main.mbx" in result.output
+    result = CliRunner().invoke(cli, ["mailbox", "dump", str(tmp_path / "none")])
+    assert result.exit_code == 71

@@ -1,0 +1,37 @@
+"""Figures under metric names: declared with a sentence, the same inside and outside."""
+
+import re
+from pathlib import Path
+
+from pmdaemon.mailbox import attach, describe
+from pmdaemon.mailbox.figures import METRICS, PUBLISHED
+from tests.unit.mailbox.support import make_mesh
+
+
+def test_each_figure_has_a_name_of_prometheus_and_a_sentence() -> None:
+    assert METRICS.keys() == PUBLISHED.keys()
+    for name, sentence in METRICS.values():
+        assert re.fullmatch(r"sla_mailbox_[a-z_]+", name)
+        assert sentence.endswith(".")
+    assert len({name for name, _ in METRICS.values()}) == len(METRICS)
+
+
+def test_a_mailbox_and_its_dump_tell_the_same(path: Path) -> None:
+    make_mesh(path, "a", "b", ring_bytes=1024)
+    with attach(path, "a") as a, attach(path, "b") as b:
+        a.post_many("b", [b"x" * 28] * 8)
+        assert len(b.take(3)) == 3
+        assert b.prepare_sleep() is False
+        assert a.prepare_sleep()
+        mine, theirs = a.metrics(), b.metrics()
+    told = describe(path)["metrics"]
+    assert mine['sla_mailbox_posts_total{participant="a"}'] == 8
+    assert mine['sla_mailbox_posted_bytes_total{participant="a"}'] == 8 * 28
+    assert mine['sla_mailbox_ring_fill_ratio{participant="a",recipient="b"}'] == 0.25
+    assert theirs['sla_mailbox_takes_total{participant="b"}'] == 3
+    assert theirs['sla_mailbox_resets_total{participant="b",cause="idle"}'] == 0
+    assert told['sla_mailbox_resets_total{participant="b"}'] == 0
+    for metrics in (mine, theirs):
+        for name, value in metrics.items():
+            if "cause=" not in name:
+                assert told[name] == value
