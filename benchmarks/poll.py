@@ -38,6 +38,8 @@ from benchmarks.polling.peers import LEAN, PEERS
 
 HERE = Path(__file__).parent / "polling"
 STALL_SIZE = 1000
+SIZES_AT = 50
+STREAM_COUNTS = (1, 16, 256, 1600)  # 1600 streams with histograms are 0.9 MB, nearly the largest frame
 Cells = dict[str, list[dict[str, Any]]]
 
 
@@ -67,13 +69,19 @@ def variants() -> list[str]:
 
 
 def cell(
-    folder: Path, programs: dict[str, str], variant: str, count: int, seconds: float, stalled: int = 0
+    folder: Path,
+    programs: dict[str, str],
+    variant: str,
+    count: int,
+    seconds: float,
+    stalled: int = 0,
+    streams: int = payload.STREAMS,
 ) -> dict[str, Any]:
     """One fresh process; its JSON."""
     registers = variant != "c" and not variant.endswith(LEAN)
-    spec = folder / f"spec-{count}-{registers}"
+    spec = folder / f"spec-{count}-{registers}-{streams}"
     if not spec.exists():
-        payload.write_spec(spec, count, registers=registers)
+        payload.write_spec(spec, count, registers=registers, streams=streams)
     command = [sys.executable, "-m", "benchmarks.polling.child", variant, str(count), str(seconds)]
     command += [str(spec), programs["swarm"], programs["cloop"], str(stalled)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
@@ -96,6 +104,26 @@ def collect(folder: Path, sizes: list[int], repeats: int, seconds: float) -> Cel
                 cells.setdefault("stalled", []).append(cell(folder, programs, "pair", count, seconds, 1))
         print(f"{count} gateways done", flush=True)
     return cells
+
+
+def reply_sizes(folder: Path, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """P11: processing time of a message against the size of the reply, up to the largest cut allowed."""
+    programs = {name: str(folder / name) for name in ("swarm", "cloop")}
+    runs: dict[int, list[dict[str, Any]]] = {}
+    for _ in range(repeats):
+        for streams in STREAM_COUNTS:
+            runs.setdefault(streams, []).append(
+                cell(folder, programs, "pair", SIZES_AT, seconds, streams=streams)
+            )
+    return [
+        {
+            "streams": streams,
+            "reply_bytes": len(payload.cut_template(streams)),
+            "cpu_us": round(_median(cells, "cpu_us"), 1),
+            "message_us": round(statistics.median(run["t_ptmax_us"][0] for run in cells), 1),
+        }
+        for streams, cells in runs.items()
+    ]
 
 
 def percentile(values: list[float], ratio: float) -> float:
@@ -180,13 +208,22 @@ def measure(sizes: list[int], repeats: int, seconds: float) -> harness.Sample:
     with tempfile.TemporaryDirectory(prefix="sla-bench-poll-") as name:
         folder = Path(name)
         cells = collect(folder, sizes, repeats, seconds)
+        by_size = reply_sizes(folder, repeats, seconds)
         scrape_us = prometheus.cpu_us_per_scrape(folder) if prometheus.is_installed() else None
     rows = summary(cells)
     show(rows)
+    for row in by_size:
+        print("reply of {reply_bytes} bytes: {message_us} us CPU a message, {cpu_us} a poll".format(**row))
     if scrape_us is not None:
         print(f"prometheus: {scrape_us:.0f} us CPU a scrape of {payload.STREAMS} streams")
     peers = {"prometheus": harness.version_of("prometheus"), "cc": harness.version_of("cc")}
-    raw = {"cells": rows, "prometheus_cpu_us": scrape_us, "repeats": repeats, "seconds": seconds}
+    raw = {
+        "by_size": by_size,
+        "cells": rows,
+        "prometheus_cpu_us": scrape_us,
+        "repeats": repeats,
+        "seconds": seconds,
+    }
     return harness.Sample(goals(cells, scrape_us), raw=raw, peers=peers)
 
 

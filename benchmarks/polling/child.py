@@ -107,7 +107,7 @@ def run(
         else:
             name = variant.removesuffix(LEAN)
             times = PEERS[name](*_works(sockets, name != variant), meter.go_on)
-        return meter.result(times) | {"n": count}
+        return meter.result(times) | {"n": count, "t_ptmax_us": list(ours.T_PTMAX)}
     finally:
         gateways.kill()
         gateways.wait()

@@ -190,6 +190,7 @@ class Pair:
     def metrics(self) -> dict[str, float]:
         """What ``pmdaemon.metrics`` declares, of this process."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        figures = self._mailbox.stats()
         conditions = Counter(gateway.condition.value for gateway in self.registry.all())
         return {
             **{name: float(value) for name, value in self.summary().items() if isinstance(value, int)},
@@ -198,6 +199,10 @@ class Pair:
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "resident_bytes": float(usage.ru_maxrss * 1024),
             "shards": float(self.ownership.owners.count(self.index)),
+            "mailbox_posts": float(figures["posts"]),
+            "mailbox_full": float(figures["full"]),
+            "mailbox_takes": float(figures["takes"]),
+            "mailbox_fill_ratio": max(figures["ring_fill_ratio"].values(), default=0.0),
         }
 
     def summary(self) -> dict[str, object]:
