@@ -5,7 +5,7 @@ ARGS ?=
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help demo test setup setup-bench crash bench-mailbox fmt lint types check unit bench docs clean
+.PHONY: help demo test setup setup-bench crash bench-mailbox bench-poll fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,13 +42,16 @@ check: lint types unit ## what every commit passes
 crash: setup ## kill processes at every pair of stores, and at random for ten minutes
 	@SLA_CRASH_S=300 $(PY) -m pytest -q tests/crash $(ARGS)
 
-bench: bench-demo bench-gateway bench-mailbox ## all benchmarks of this release
+bench: bench-demo bench-gateway bench-mailbox bench-poll ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
 
 bench-mailbox: setup-bench ## the mailbox against the queues of Python's world
 	@$(PY) -m benchmarks.mailbox $(ARGS)
+
+bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C loop and Prometheus
+	@$(PY) -m benchmarks.poll $(ARGS)
 
 bench-%: setup ## one benchmark: demo, gateway
 	@$(PY) -m benchmarks.$* $(ARGS)
