@@ -38,6 +38,8 @@ from benchmarks.polling.peers import LEAN, PEERS
 
 HERE = Path(__file__).parent / "polling"
 STALL_SIZE = 1000
+STALLED = f"stalled/{STALL_SIZE}"
+CELL_S = 120
 SIZES_AT = 50
 STREAM_COUNTS = (1, 16, 256, 1600)  # 1600 streams with histograms are 0.9 MB, nearly the largest frame
 Cells = dict[str, list[dict[str, Any]]]
@@ -84,7 +86,7 @@ def cell(
         payload.write_spec(spec, count, registers=registers, streams=streams)
     command = [sys.executable, "-m", "benchmarks.polling.child", variant, str(count), str(seconds)]
     command += [str(spec), programs["swarm"], programs["cloop"], str(stalled)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=CELL_S)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -96,12 +98,16 @@ def collect(folder: Path, sizes: list[int], repeats: int, seconds: float) -> Cel
     cells: Cells = {}
     for count in sizes:
         for repeat in range(repeats):
-            for variant in names if repeat % 2 == 0 else names[::-1]:
-                cells.setdefault(f"{variant}/{count}", []).append(
-                    cell(folder, programs, variant, count, seconds)
-                )
+            chosen = [(f"{variant}/{count}", variant, 0) for variant in names]
             if count == STALL_SIZE:
-                cells.setdefault("stalled", []).append(cell(folder, programs, "pair", count, seconds, 1))
+                chosen.append((STALLED, "pair", 1))
+            for name, variant, stalled in chosen if repeat % 2 == 0 else chosen[::-1]:
+                try:
+                    result = cell(folder, programs, variant, count, seconds, stalled)
+                except subprocess.SubprocessError as exc:
+                    print(f"{name} failed and is left out of repetition {repeat + 1}: {exc}", flush=True)
+                    continue
+                cells.setdefault(name, []).append(result | {"repeat": repeat})
         print(f"{count} gateways done", flush=True)
     return cells
 
@@ -135,8 +141,11 @@ def percentile(values: list[float], ratio: float) -> float:
 def _ratio(cells: Cells, above: str, below: str) -> float | None:
     if above not in cells or below not in cells:
         return None
-    pairs = zip(cells[above], cells[below], strict=True)
-    return statistics.median(a["cpu_us"] / b["cpu_us"] for a, b in pairs)
+    others = {run["repeat"]: run for run in cells[below]}
+    ratios = [
+        run["cpu_us"] / others[run["repeat"]]["cpu_us"] for run in cells[above] if run["repeat"] in others
+    ]
+    return statistics.median(ratios) if ratios else None
 
 
 def _rounds_ms(runs: list[dict[str, Any]], ratio: float) -> float:
@@ -160,7 +169,7 @@ def goals(cells: Cells, scrape_us: float | None) -> dict[str, float]:
     if "pair/1000" in cells:
         rounds = cells["pair/1000"]
         values["round_p99_to_p50"] = _rounds_ms(rounds, 0.99) / _rounds_ms(rounds, 0.5)
-        values["stalled_p99"] = _rounds_ms(cells["stalled"], 0.99) / _rounds_ms(rounds, 0.99)
+        values["stalled_p99"] = _rounds_ms(cells[STALLED], 0.99) / _rounds_ms(rounds, 0.99)
     return {key: value for key, value in values.items() if value is not None}
 
 
