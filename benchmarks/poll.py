@@ -8,7 +8,10 @@ ratio is the median of the ratios within the repetitions. A round asks all and e
     pair          the product's pair, in-memory sink     blocking   one blocking thread
     pair-mailbox  the same, real mailbox and DURABLE     streams    asyncio streams
     unified       P15, in-memory sink                    protocol   asyncio BufferedProtocol
-                                                         uvloop     the same on uvloop
+    *-lean        decode and keep, no bookkeeping        uvloop     the same on uvloop
+
+All but the floor and ``*-lean`` do the product's own work for each poll: positions, acknowledgement, session
+table, clock offset, batches for the mailbox; only the way of input and output differs.
 
 Loopback runs the receiver's kernel work in the sender's time, for all alike. Prometheus scrapes the same
 information as text, 200 targets a second for 15 s; it also indexes and stores, so compare with care.
@@ -31,10 +34,14 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.polling import payload, prometheus
 from benchmarks.polling.ours import FORMS
-from benchmarks.polling.peers import PEERS
+from benchmarks.polling.peers import LEAN, PEERS
 
 HERE = Path(__file__).parent / "polling"
 STALL_SIZE = 1000
+STALLED = f"stalled/{STALL_SIZE}"
+CELL_S = 120
+SIZES_AT = 50
+STREAM_COUNTS = (1, 16, 256, 1600)  # 1600 streams with histograms are 0.9 MB, nearly the largest frame
 Cells = dict[str, list[dict[str, Any]]]
 
 
@@ -54,25 +61,32 @@ def compile_programs(folder: Path) -> dict[str, str]:
 
 def variants() -> list[str]:
     """All that can run here."""
-    names = ["c", *FORMS, *PEERS]
+    names = ["c", *FORMS, *PEERS, f"protocol{LEAN}", f"uvloop{LEAN}"]
     try:
         import uvloop  # noqa: F401  # only asked for
     except ImportError:
         print("uvloop is not installed: left out (pip install the extra 'bench')", flush=True)
-        names.remove("uvloop")
+        names = [name for name in names if not name.startswith("uvloop")]
     return names
 
 
 def cell(
-    folder: Path, programs: dict[str, str], variant: str, count: int, seconds: float, stalled: int = 0
+    folder: Path,
+    programs: dict[str, str],
+    variant: str,
+    count: int,
+    seconds: float,
+    stalled: int = 0,
+    streams: int = payload.STREAMS,
 ) -> dict[str, Any]:
     """One fresh process; its JSON."""
-    spec = folder / f"spec-{count}-{variant in FORMS}"
+    registers = variant != "c" and not variant.endswith(LEAN)
+    spec = folder / f"spec-{count}-{registers}-{streams}"
     if not spec.exists():
-        payload.write_spec(spec, count, registers=variant in FORMS)
+        payload.write_spec(spec, count, registers=registers, streams=streams)
     command = [sys.executable, "-m", "benchmarks.polling.child", variant, str(count), str(seconds)]
     command += [str(spec), programs["swarm"], programs["cloop"], str(stalled)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=CELL_S)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -84,14 +98,38 @@ def collect(folder: Path, sizes: list[int], repeats: int, seconds: float) -> Cel
     cells: Cells = {}
     for count in sizes:
         for repeat in range(repeats):
-            for variant in names if repeat % 2 == 0 else names[::-1]:
-                cells.setdefault(f"{variant}/{count}", []).append(
-                    cell(folder, programs, variant, count, seconds)
-                )
+            chosen = [(f"{variant}/{count}", variant, 0) for variant in names]
             if count == STALL_SIZE:
-                cells.setdefault("stalled", []).append(cell(folder, programs, "pair", count, seconds, 1))
+                chosen.append((STALLED, "pair", 1))
+            for name, variant, stalled in chosen if repeat % 2 == 0 else chosen[::-1]:
+                try:
+                    result = cell(folder, programs, variant, count, seconds, stalled)
+                except subprocess.SubprocessError as exc:
+                    print(f"{name} failed and is left out of repetition {repeat + 1}: {exc}", flush=True)
+                    continue
+                cells.setdefault(name, []).append(result | {"repeat": repeat})
         print(f"{count} gateways done", flush=True)
     return cells
+
+
+def reply_sizes(folder: Path, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """P11: processing time of a message against the size of the reply, up to the largest cut allowed."""
+    programs = {name: str(folder / name) for name in ("swarm", "cloop")}
+    runs: dict[int, list[dict[str, Any]]] = {}
+    for _ in range(repeats):
+        for streams in STREAM_COUNTS:
+            runs.setdefault(streams, []).append(
+                cell(folder, programs, "pair", SIZES_AT, seconds, streams=streams)
+            )
+    return [
+        {
+            "streams": streams,
+            "reply_bytes": len(payload.cut_template(streams)),
+            "cpu_us": round(_median(cells, "cpu_us"), 1),
+            "message_us": round(statistics.median(run["t_ptmax_us"][0] for run in cells), 1),
+        }
+        for streams, cells in runs.items()
+    ]
 
 
 def percentile(values: list[float], ratio: float) -> float:
@@ -103,8 +141,11 @@ def percentile(values: list[float], ratio: float) -> float:
 def _ratio(cells: Cells, above: str, below: str) -> float | None:
     if above not in cells or below not in cells:
         return None
-    pairs = zip(cells[above], cells[below], strict=True)
-    return statistics.median(a["cpu_us"] / b["cpu_us"] for a, b in pairs)
+    others = {run["repeat"]: run for run in cells[below]}
+    ratios = [
+        run["cpu_us"] / others[run["repeat"]]["cpu_us"] for run in cells[above] if run["repeat"] in others
+    ]
+    return statistics.median(ratios) if ratios else None
 
 
 def _rounds_ms(runs: list[dict[str, Any]], ratio: float) -> float:
@@ -128,7 +169,7 @@ def goals(cells: Cells, scrape_us: float | None) -> dict[str, float]:
     if "pair/1000" in cells:
         rounds = cells["pair/1000"]
         values["round_p99_to_p50"] = _rounds_ms(rounds, 0.99) / _rounds_ms(rounds, 0.5)
-        values["stalled_p99"] = _rounds_ms(cells["stalled"], 0.99) / _rounds_ms(rounds, 0.99)
+        values["stalled_p99"] = _rounds_ms(cells[STALLED], 0.99) / _rounds_ms(rounds, 0.99)
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -176,13 +217,22 @@ def measure(sizes: list[int], repeats: int, seconds: float) -> harness.Sample:
     with tempfile.TemporaryDirectory(prefix="sla-bench-poll-") as name:
         folder = Path(name)
         cells = collect(folder, sizes, repeats, seconds)
+        by_size = reply_sizes(folder, repeats, seconds)
         scrape_us = prometheus.cpu_us_per_scrape(folder) if prometheus.is_installed() else None
     rows = summary(cells)
     show(rows)
+    for row in by_size:
+        print("reply of {reply_bytes} bytes: {message_us} us CPU a message, {cpu_us} a poll".format(**row))
     if scrape_us is not None:
         print(f"prometheus: {scrape_us:.0f} us CPU a scrape of {payload.STREAMS} streams")
     peers = {"prometheus": harness.version_of("prometheus"), "cc": harness.version_of("cc")}
-    raw = {"cells": rows, "prometheus_cpu_us": scrape_us, "repeats": repeats, "seconds": seconds}
+    raw = {
+        "by_size": by_size,
+        "cells": rows,
+        "prometheus_cpu_us": scrape_us,
+        "repeats": repeats,
+        "seconds": seconds,
+    }
     return harness.Sample(goals(cells, scrape_us), raw=raw, peers=peers)
 
 

@@ -101,6 +101,14 @@ PAIR: Final = (
         "t_ptmax_us", "t_ptmax_us", "gauge", "Longest processing time of one message, fading, microseconds."
     ),
     Declared("shards", "shards", "gauge", "Shards this pair has, of 256."),
+    Declared(
+        "mailbox_posts", "mailbox_posts_total", "counter", "Messages posted, a copy for each recipient."
+    ),
+    Declared(
+        "mailbox_full", "mailbox_full_total", "counter", "Copies refused for want of room in the mailbox."
+    ),
+    Declared("mailbox_takes", "mailbox_takes_total", "counter", "Messages taken from the mailbox."),
+    Declared("mailbox_fill_ratio", "mailbox_fill_ratio", "gauge", "Fullest route of the pair, 0 to 1."),
     Declared("resident_bytes", "resident_bytes_max", "gauge", "Largest resident memory of the pair so far."),
 )
 REFUSALS: Final = Declared(

@@ -75,7 +75,7 @@ class Traffic:
         if self._retire(now_ns):
             return
         wanted = self._wanted()
-        if not self.children or self._settings.pairs is not None:
+        if not self.children or self._settings.fixed_pairs is not None:
             self._grow(wanted)  # a fixed number needs no hysteresis, and the first pair no reason
         loads = [
             PairLoad(child.index, child.last.busy_ratio, {row[0]: row[1] for row in child.last.shards})
@@ -97,7 +97,7 @@ class Traffic:
         gateways = sum(child.last.gateways for child in self.children)
         self.t_ptmax_us = max((child.last.t_ptmax_us for child in self.children), default=0.0) or T_PTMAX_US
         needed = pairs_needed(
-            gateways, settings.thread_quantum_ms, self.t_ptmax_us, self._cpus, settings.pairs
+            gateways, settings.thread_quantum_ms, self.t_ptmax_us, self._cpus, settings.fixed_pairs
         )
         wanted = min(needed, settings.max_pairs)
         if needed != self.needed:

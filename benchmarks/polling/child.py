@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.polling import ours, payload
-from benchmarks.polling.peers import PEERS, Timed
+from benchmarks.polling.peers import LEAN, PEERS, End, LeanWork, Timed, Works
 from pmdaemon.runtime import logs
 
 LEAST_ROUNDS = 4
@@ -63,6 +63,14 @@ class Meter:
         }
 
 
+def _works(sockets: list[socket.socket], is_lean: bool) -> tuple[list[socket.socket], Works, End]:
+    """(sockets, work of each, what ends a round)."""
+    if not is_lean:
+        return ours.product_works(sockets)
+    sink: list[bytes] = []
+    return sockets, [LeanWork(payload.request(), sink) for _ in sockets], sink.clear
+
+
 def _c_loop(program: str, count: int, seconds: float, listener: socket.socket) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile() as request:
         request.write(payload.request())
@@ -97,8 +105,9 @@ def run(
         if variant in ours.FORMS:
             times = ours.FORMS[variant](sockets, stalled, meter.go_on)
         else:
-            times = PEERS[variant](sockets, payload.request(), meter.go_on)
-        return meter.result(times) | {"n": count}
+            name = variant.removesuffix(LEAN)
+            times = PEERS[name](*_works(sockets, name != variant), meter.go_on)
+        return meter.result(times) | {"n": count, "t_ptmax_us": list(ours.T_PTMAX)}
     finally:
         gateways.kill()
         gateways.wait()

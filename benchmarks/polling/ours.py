@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import select
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from pmdaemon.cycle.watermarks import Notice
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
+from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import Hint, Inbound, Patience
 from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import SystemClock
-from pmdaemon.wire import frame
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame, poll
 from pmdaemon.wire.kinds import Kind
 
 MIB = 1 << 20
@@ -126,7 +130,8 @@ class Rig:
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(mailbox, 0, self.registry.rewind)
-        reception = Reception(
+        self.polls = 0
+        self.reception = reception = Reception(
             self.registry,
             self.courier,
             clock,
@@ -166,6 +171,54 @@ class Rig:
                 raise RuntimeError(f"{len(self.schedule.gateways)} of {len(sockets)} gateways registered")
         while not self.registry.has_watermarks:
             self.outbound.step()
+
+
+class ProductWork:
+    """What the product does for one connection, for another way of input and output.
+
+    Thread: one at a time; the record, the courier and the counters are shared.
+    """
+
+    def __init__(self, rig: Rig, conn: Connection) -> None:
+        self._rig = rig
+        self._conn = conn
+        assert conn.gateway is not None  # it has registered
+        self._gateway = conn.gateway
+
+    def request(self) -> bytes:
+        """A POLL with positions, as outbound makes it."""
+        rig = self._rig
+        rig.polls += 1
+        now_ns = time.monotonic_ns()
+        asked = self._gateway.ask(rig.polls, now_ns)
+        assert asked is not None  # the round before is complete
+        self._conn.session.sending(Kind.POLL)
+        return poll.encode(rig.polls, now_ns, asked[1].ack, asked[1].start, True)
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """Session table, reception, courier, as inbound does."""
+        conn, done = self._conn, False
+        conn.last_received_ns = time.monotonic_ns()
+        for received in conn.session.feed(data):
+            self._rig.reception.handle(conn, received)
+            done = done or received.kind == Kind.REPLY
+        return done
+
+
+def product_works(sockets: Sockets) -> tuple[Sockets, list[ProductWork], Callable[[], object]]:
+    """Register every connection with the product; (sockets, works, end of round) for a peer."""
+    rig = Rig(MemorySink())
+    rig.register(sockets)
+    works, taken = [], []
+    for gateway in rig.registry.all():
+        conn = gateway.conn
+        assert isinstance(conn, Connection)
+        rig.inbound.release(conn)
+        works.append(ProductWork(rig, conn))
+        taken.append(socket.socket(fileno=os.dup(conn.fileno())))
+    for sock in taken:
+        sock.setblocking(False)
+    return taken, works, rig.courier.post_cuts
 
 
 def _await_durable(rig: Rig, mailbox: Any) -> None:
@@ -212,13 +265,59 @@ def _pair_rounds(rig: Rig, expected: int, go_on: GoOn, mailbox: Any = None) -> T
     return times
 
 
+def _unified_rounds(rig: Rig, expected: int, go_on: GoOn) -> Timed:
+    """The core in this thread, as in its process; the inbound thread wakes it."""
+    core, stop = UnifiedCore(rig.inbound, rig.outbound), Stop()
+    thread = threading.Thread(target=lambda: core.run_inbound(stop), name="pm-in-0")
+    thread.start()
+    sleeper = core.sleeper()
+    times: Timed = []
+    while go_on(times):
+        begun_s = time.monotonic()
+        target = rig.counters["replies"] + expected
+        rig.schedule.wanted = True
+        while rig.counters["replies"] < target:
+            if core.step() and rig.counters["replies"] < target:
+                rig.outbound.sleep(sleeper)
+        times.append(time.monotonic() - begun_s)
+    stop.set("the measurement is over")
+    while not core.step():
+        pass
+    thread.join()
+    core.close()
+    return times
+
+
+def unified(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
+    """Unified mode with the in-memory sink."""
+    sink = MemorySink()
+    rig = Rig(sink)
+    rig.register(sockets)
+    times = _unified_rounds(rig, len(sockets) - stalled, go_on)
+    assert sink.posted_bytes > 0
+    return times
+
+
+T_PTMAX: list[float] = []
+"""Of the last run of ``memory_pair``: CPU us a message of the inbound thread, median and longest."""
+
+
 def memory_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
     """The pair with the in-memory sink."""
     sink = MemorySink()
     rig = Rig(sink)
     rig.register(sockets)
+    samples: list[float] = []
+    add = rig.inbound.t_ptmax.add
+
+    def note(sample_us: float, now_ns: int) -> None:
+        samples.append(sample_us)
+        add(sample_us, now_ns)
+
+    rig.inbound.t_ptmax.add = note  # type: ignore[method-assign]
     times = _pair_rounds(rig, len(sockets) - stalled, go_on)
     assert sink.posted_bytes > 0
+    T_PTMAX[:] = [statistics.median(samples), rig.inbound.t_ptmax.value_us]
     return times
 
 
@@ -254,4 +353,4 @@ def accept_all(listener: socket.socket, count: int) -> Sockets:
     return [listener.accept()[0] for _ in range(count)]
 
 
-FORMS = {"pair": memory_pair, "pair-mailbox": mailbox_pair}
+FORMS = {"pair": memory_pair, "pair-mailbox": mailbox_pair, "unified": unified}

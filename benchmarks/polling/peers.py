@@ -1,8 +1,9 @@
 """The other ways to poll N gateways from Python (P18), each with the same round: ask all, wait for all.
 
-All get the request encoded beforehand and decode with the product's ``wire.frame``; they keep a copy of each
-CUT until the round ends. They do *less* than the product: no record of positions, no acknowledgement, no
-clock offset, no batching for the mailbox, no session table.
+Only the way of input and output differs: what is asked and what is done with an answer is a ``Work``.
+``ProductWork`` (in ``ours``) is the product's own: positions, acknowledgement, session table, clock offset,
+batches. ``LeanWork`` sends a request encoded beforehand, decodes the frames, keeps a copy of each CUT until
+the round ends and does nothing else: a lower bound for a program that would only collect.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from pmdaemon.wire.frame import FrameReader
 from pmdaemon.wire.kinds import Kind
@@ -21,20 +22,40 @@ from pmdaemon.wire.kinds import Kind
 Sockets = list[socket.socket]
 Timed = list[float]
 GoOn = Callable[[Timed], bool]
+End = Callable[[], object]
 BUFFER_BYTES = 128 << 10
+LEAN = "-lean"  # suffix of a variant with LeanWork
 
 
-class Receiver:
-    """One connection's reply: feed bytes, learn whether the REPLY came; cuts go to the sink."""
+class Work(Protocol):
+    """What is done for one connection, whatever the way of input and output."""
 
-    def __init__(self, sink: list[bytes]) -> None:
+    def request(self) -> bytes:
+        """The next request."""
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """Act on received bytes; True when the REPLY was in them."""
+
+
+Works = Sequence[Work]
+
+
+class LeanWork:
+    """Decode and keep."""
+
+    def __init__(self, request: bytes, sink: list[bytes]) -> None:
+        self._request = request
         self._reader = FrameReader()
         self._sink = sink
 
+    def request(self) -> bytes:
+        """The same for all."""
+        return self._request
+
     def feed(self, data: bytes | memoryview) -> bool:
-        """True when the REPLY was in it."""
+        """See ``Work``."""
         done = False
-        for received in self._reader.feed(data):
+        for received in self._reader.take(data)[0]:
             if received.kind == Kind.CUT:
                 self._sink.append(bytes(received.raw))
             elif received.kind == Kind.REPLY:
@@ -42,24 +63,28 @@ class Receiver:
         return done
 
 
-def thread_per_gateway(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
+def thread_per_gateway(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """A blocking thread each; released one by one, the last one to finish ends the round."""
-    sink: list[bytes] = []
     starts = [threading.Lock() for _ in sockets]
     finished, guard = threading.Semaphore(0), threading.Lock()
     missing = 0
     stopping = False
 
-    def work(sock: socket.socket, start: threading.Lock) -> None:
+    def serve(sock: socket.socket, work: Work, start: threading.Lock) -> None:
         nonlocal missing
-        receiver, buffer = Receiver(sink), memoryview(bytearray(16384))
+        buffer = memoryview(bytearray(16384))
         while True:
             start.acquire()
             if stopping:
                 return
+            with guard:  # what it works on is shared
+                request = work.request()
             sock.sendall(request)
-            while not receiver.feed(buffer[: sock.recv_into(buffer)]):
-                pass
+            is_done = False
+            while not is_done:
+                size = sock.recv_into(buffer)
+                with guard:
+                    is_done = work.feed(buffer[:size])
             with guard:
                 missing -= 1
                 last = not missing
@@ -67,10 +92,10 @@ def thread_per_gateway(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
                 finished.release()
 
     threads = []
-    for sock, start in zip(sockets, starts, strict=True):
+    for sock, work, start in zip(sockets, works, starts, strict=True):
         sock.settimeout(None)
         start.acquire()
-        threads.append(threading.Thread(target=work, args=(sock, start)))
+        threads.append(threading.Thread(target=serve, args=(sock, work, start)))
     threading.stack_size(256 << 10)
     for thread in threads:
         thread.start()
@@ -82,7 +107,7 @@ def thread_per_gateway(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
             start.release()
         finished.acquire()
         times.append(time.monotonic() - begun_s)
-        sink.clear()
+        end()
     stopping = True
     for start in starts:
         start.release()
@@ -91,55 +116,51 @@ def thread_per_gateway(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
     return times
 
 
-def one_blocking_thread(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
+def one_blocking_thread(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """One gateway after the other."""
-    sink: list[bytes] = []
-    receivers = [Receiver(sink) for _ in sockets]
     buffer = memoryview(bytearray(BUFFER_BYTES))
     for sock in sockets:
         sock.settimeout(None)
     times: Timed = []
     while go_on(times):
         begun_s = time.monotonic()
-        for sock, receiver in zip(sockets, receivers, strict=True):
-            sock.sendall(request)
-            while not receiver.feed(buffer[: sock.recv_into(buffer)]):
+        for sock, work in zip(sockets, works, strict=True):
+            sock.sendall(work.request())
+            while not work.feed(buffer[: sock.recv_into(buffer)]):
                 pass
         times.append(time.monotonic() - begun_s)
-        sink.clear()
+        end()
     return times
 
 
-def asyncio_streams(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
+def asyncio_streams(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """``asyncio`` with StreamReader and StreamWriter, a task a gateway that lives over all rounds."""
 
     async def main() -> Timed:
-        sink: list[bytes] = []
         arrivals: asyncio.Queue[None] = asyncio.Queue()
         writers = []
 
-        async def receive(reader: asyncio.StreamReader) -> None:
-            receiver = Receiver(sink)
+        async def receive(reader: asyncio.StreamReader, work: Work) -> None:
             while True:
                 prefix = await reader.readexactly(8)
                 (length,) = struct.unpack_from("<I", prefix)
-                if receiver.feed(prefix + await reader.readexactly(length - 4)):
+                if work.feed(prefix + await reader.readexactly(length - 4)):
                     arrivals.put_nowait(None)
 
         tasks = []
-        for sock in sockets:
+        for sock, work in zip(sockets, works, strict=True):
             reader, writer = await asyncio.open_connection(sock=sock)
-            writers.append(writer)
-            tasks.append(asyncio.create_task(receive(reader)))
+            writers.append((writer, work))
+            tasks.append(asyncio.create_task(receive(reader, work)))
         times: Timed = []
         while go_on(times):
             begun_s = time.monotonic()
-            for writer in writers:
-                writer.write(request)
+            for writer, work in writers:
+                writer.write(work.request())
             for _ in writers:
                 await arrivals.get()
             times.append(time.monotonic() - begun_s)
-            sink.clear()
+            end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,55 +187,55 @@ class _Poller(asyncio.BufferedProtocol):
 
     _buffer = memoryview(bytearray(BUFFER_BYTES))
 
-    def __init__(self, sink: list[bytes], round_: _Round) -> None:
-        self._receiver = Receiver(sink)
+    def __init__(self, work: Work, round_: _Round) -> None:
+        self._work = work
         self._round = round_
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._receiver.feed(self._buffer[:nbytes]):
+        if self._work.feed(self._buffer[:nbytes]):
             self._round.one()
 
 
-async def _protocol_rounds(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
-    sink: list[bytes] = []
+async def _protocol_rounds(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     round_ = _Round()
     loop = asyncio.get_running_loop()
     transports: list[Any] = []
-    for sock in sockets:
-        transport, _ = await loop.connect_accepted_socket(lambda: _Poller(sink, round_), sock)
-        transports.append(transport)
+    for sock, work in zip(sockets, works, strict=True):
+        poller = _Poller(work, round_)
+        transport, _ = await loop.connect_accepted_socket(lambda poller=poller: poller, sock)
+        transports.append((transport, work))
     times: Timed = []
     while go_on(times):
         begun_s = time.monotonic()
         round_.missing = len(transports)
         round_.done.clear()
-        for transport in transports:
-            transport.write(request)
+        for transport, work in transports:
+            transport.write(work.request())
         await round_.done.wait()
         times.append(time.monotonic() - begun_s)
-        sink.clear()
-    for transport in transports:
+        end()
+    for transport, _ in transports:
         transport.abort()
     return times
 
 
-def asyncio_protocol(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
+def asyncio_protocol(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """``asyncio`` with a BufferedProtocol a gateway."""
-    return asyncio.run(_protocol_rounds(sockets, request, go_on))
+    return asyncio.run(_protocol_rounds(sockets, works, end, go_on))
 
 
-def uvloop_protocol(sockets: Sockets, request: bytes, go_on: GoOn) -> Timed:
+def uvloop_protocol(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """The same on uvloop."""
     import uvloop  # an extra (bench): only this variant needs it
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_protocol_rounds(sockets, request, go_on))
+        return runner.run(_protocol_rounds(sockets, works, end, go_on))
 
 
-PEERS: dict[str, Callable[[Sockets, bytes, GoOn], Timed]] = {
+PEERS: dict[str, Callable[[Sockets, Works, End, GoOn], Timed]] = {
     "threads": thread_per_gateway,
     "blocking": one_blocking_thread,
     "streams": asyncio_streams,

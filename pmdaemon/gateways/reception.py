@@ -75,6 +75,7 @@ class Reception:
         self._clock = clock
         self._interval_us = interval_us
         self._on_registered = on_registered
+        self._stamp = (-1, 0)
         self._counters = counters
         self._desk = desk
         self._refusal_events: dict[str, int] = {}
@@ -91,6 +92,12 @@ class Reception:
             conn.send((Kind.UNSUPPORTED, frame.encode(Kind.UNSUPPORTED, {"kind": received.kind})))
             return
         handler(self, conn, received)
+
+    def _unix_us(self, now_ns: int) -> int:
+        """Wall clock of a read at ``now_ns``; looked at once for all frames of it."""
+        if now_ns != self._stamp[0]:
+            self._stamp = now_ns, self._clock.unix_us()
+        return self._stamp[1]
 
     # -- registration
 
@@ -265,7 +272,7 @@ class Reception:
             keep=verdict.keep,
             judge=verdict.judge,
             live=live,
-            recv_unix_us=self._clock.unix_us(),
+            recv_unix_us=self._unix_us(now_ns),
             offset_us=gateway.offset.offset_us,
             now_ns=now_ns,
         )
@@ -280,9 +287,8 @@ class Reception:
 
     def _reply(self, conn: Peer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        poll = _count(received.header, "poll")
-        wall_us = _count(received.header, "wall_us")
-        dropped = _count(received.header, "dropped")
+        header = received.header
+        poll, wall_us, dropped = _count(header, "poll"), _count(header, "wall_us"), _count(header, "dropped")
         now_ns = conn.last_received_ns
         with gateway.lock:
             sent_ns = gateway.record.answered(poll)
@@ -290,7 +296,7 @@ class Reception:
                 gateway.awaiting_since_ns = None
         if sent_ns is None:
             raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
-        gateway.offset.add(wall_us, self._clock.unix_us(), (now_ns - sent_ns) // 1000)
+        gateway.offset.add(wall_us, self._unix_us(now_ns), (now_ns - sent_ns) // 1000)
         self._counters["replies"] += 1
         if now_ns - sent_ns > self._interval_us * 1000:
             self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved

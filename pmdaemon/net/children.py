@@ -32,6 +32,7 @@ from pmdaemon.shards import Watch
 BACKOFF_S: Final = 0.2
 BACKOFF_MAX_S: Final = 5.0
 HEALTHY_S: Final = 10.0
+START_LOOKS: Final = 30  # it may wait 10 s for the segment, and a loaded machine is slow to start Python
 STOP_S: Final = 5.0  # a pair needs its mailbox posts and a BYE an agent: milliseconds
 log = structlog.get_logger("children")
 
@@ -60,6 +61,7 @@ class Child:
         self.is_retiring = False
         self.restarts = -1
         self._watch = Watch()
+        self._silent_looks = 0
         self._ended = ""
         self._hung = ""
         self._config_path = config_path
@@ -99,6 +101,7 @@ class Child:
         self.last = handoff.Report()
         self.has_reported = False
         self._watch = Watch()
+        self._silent_looks = 0
         self._started_ns = self._clock.monotonic_ns()
         log.info("pair-started", pair=self.index, pid=self.process.pid, restarts=self.restarts)
         return self.control
@@ -127,12 +130,13 @@ class Child:
         return [parcel for parcel in parcels if parcel.op != "report"]
 
     def hangs(self) -> str:
-        """Why it must be killed: its threads have made no step for ten looks; call once a second."""
+        """Why it must be killed: no report after its start, or no step for ten looks; call once a second."""
         if not self.is_running:
             return ""
-        return self._watch.look(
-            self.last.steps
-        )  # none before the first report: it has ended by then, or reports
+        if self.has_reported:
+            return self._watch.look(self.last.steps)
+        self._silent_looks += 1
+        return f"it has not reported within {START_LOOKS} s" if self._silent_looks >= START_LOOKS else ""
 
     def kill(self, reason: str) -> None:
         """End it at once; its channel's end of file starts the next."""

@@ -92,7 +92,6 @@ class Inbound:
         counters: Counter[str],
         clerk: Clerk | None = None,
         on_sweep: Callable[[], None] = lambda: None,
-        selector: selectors.BaseSelector | None = None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._registry = registry
@@ -110,7 +109,7 @@ class Inbound:
         self._refusals = LimitedLog("inbound")
         self._handshakes_left = HANDSHAKES_A_ROUND
         self._on_sweep = on_sweep
-        self._selector = selector or selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector()
         self._thread_time_ns = thread_time_ns
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._connections: set[Connection] = set()
@@ -129,10 +128,14 @@ class Inbound:
 
     def run(self, stop: Stop) -> None:
         """Work until the stop; then post what is batched and close every connection."""
-        self._selector.register(stop, selectors.EVENT_READ)
+        self.watch(stop)
         while not stop.is_set():
             self.step()
         self.shut(stop.reason)
+
+    def watch(self, stop: Stop) -> None:
+        """Let the stop end a step's wait."""
+        self._selector.register(stop, selectors.EVENT_READ)
 
     def shut(self, reason: str) -> None:
         """Tell every agent, post what waits, close everything."""
@@ -145,15 +148,21 @@ class Inbound:
         self._courier.flush(self._clock.monotonic_ns())
         self._selector.close()
 
-    def step(self, limit_s: float | None = None) -> None:
-        """One round: wait, serve each ready descriptor once, flush and sweep what is due."""
+    def step(self, limit_s: float | None = None) -> bool:
+        """One round: wait, serve each ready descriptor once, flush and sweep what is due.
+
+        Returns:
+            Whether a connection was ready.
+        """
         self._handshakes_left = HANDSHAKES_A_ROUND
         ready = self._selector.select(self._timeout_s() if limit_s is None else limit_s)
         self.steps += 1
+        served = False
         for key, events in ready:
             source = key.fileobj
             if isinstance(source, Connection):
                 self._serve(source, events)
+                served = True
             elif source is self._hints:
                 self._follow_hints()
             elif source is self._mover and self._mover is not None:
@@ -166,6 +175,7 @@ class Inbound:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
             self._on_sweep()
+        return served
 
     def _timeout_s(self) -> float:
         if self._mover is not None and self._mover.has_work:
@@ -298,10 +308,11 @@ class Inbound:
 
     def _receive(self, conn: Connection) -> None:
         self._reads += 1
-        is_timed = self._reads % TIMED_READS == 0
-        started_ns = self._thread_time_ns() if is_timed else 0
-        messages = self._handle(conn)
-        if is_timed and messages:
+        if self._reads % TIMED_READS:
+            self._handle(conn)
+            return
+        started_ns = self._thread_time_ns()
+        if messages := self._handle(conn):
             spent_us = (self._thread_time_ns() - started_ns) / 1000
             self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
 

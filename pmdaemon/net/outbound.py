@@ -111,14 +111,24 @@ class Outbound:
 
     def run(self, stop: Stop) -> None:
         """Work until the stop."""
-        sleeper = select.poll()
-        for source in (stop, self._registered, self._mailbox):
-            sleeper.register(source.fileno(), select.POLLIN)
+        sleeper = self.sleeper()
+        sleeper.register(stop.fileno(), select.POLLIN)
         while not stop.is_set():
             self.step()
-            if self._mailbox.prepare_sleep():
-                sleeper.poll(self._sleep_ms())
-                self._mailbox.awake()
+            self.sleep(sleeper)
+
+    def sleeper(self) -> select.poll:
+        """What this side's work is woken by."""
+        sleeper = select.poll()
+        for source in (self._registered, self._mailbox):
+            sleeper.register(source.fileno(), select.POLLIN)
+        return sleeper
+
+    def sleep(self, sleeper: select.poll) -> None:
+        """Until the next poll, the doorbell, or whatever else ``sleeper`` watches."""
+        if self._mailbox.prepare_sleep():
+            sleeper.poll(self._sleep_ms())
+            self._mailbox.awake()
 
     def step(self) -> None:
         """One round: mailbox, registrations, due polls, sends."""
@@ -282,7 +292,9 @@ class Outbound:
                 gateway.unask(self._poll)
         else:
             self._counters["writes"] += 1
-            self._counters["sent_bytes"] += sum([len(data) for _, data in orders])
+            self._counters["sent_bytes"] += (
+                len(orders[0][1]) if len(orders) == 1 else sum([len(data) for _, data in orders])
+            )
             self._counters["polls"] += asked is not None
             if gen is not None:
                 message = news.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())

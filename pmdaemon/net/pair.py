@@ -4,6 +4,7 @@
     pm-out-<index>   net.outbound: takes from the mailbox, polls, sends
     pm-in-<index>    net.inbound: selects, receives, posts to the mailbox
     pm-ca-<index>    net.clerk: hands out certificates; with TLS only
+    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: net.unified
 
 What they share: the registry (its locks), the book of orders, the map of shards, two handovers, and
 counters. Each counter key is written by one thread only; the main thread merely reads them, so no lock is
@@ -42,6 +43,7 @@ from pmdaemon.net.hints import Hint
 from pmdaemon.net.inbound import Inbound, Patience
 from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -102,6 +104,7 @@ class Pair:
         clock = SystemClock()
         settings = config.pmdaemon
         self.index = index
+        self._is_unified = settings.pairs == "unified"
         self._channel = handoff.Channel(control)
         self._mailbox = mailbox
         self.registry = Registry()
@@ -166,8 +169,13 @@ class Pair:
     def run(self, stop: Stop) -> int:
         """Serve until the stop; returns the exit status."""
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
-        threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
-        threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+        core = UnifiedCore(self.inbound, self.outbound) if self._is_unified else None
+        if core is not None:
+            threads.start(f"pm-core-{self.index}", lambda: core.run(stop))
+            threads.start(f"pm-in-{self.index}", lambda: core.run_inbound(stop))
+        else:
+            threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
+            threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
         if (clerk := self._clerk) is not None:
             threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
         seconds = 0
@@ -178,6 +186,8 @@ class Pair:
                 log.info("summary", **self.summary())
         threads.join()
         log.info("stopped", reason=stop.reason, **self.summary())
+        if core is not None:
+            core.close()
         self._hints.close()
         self._registered.close()
         if self._clerk is not None:
@@ -200,6 +210,7 @@ class Pair:
     def metrics(self) -> dict[str, float]:
         """What ``pmdaemon.metrics`` declares, of this process."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        figures = self._mailbox.stats()
         conditions = Counter(gateway.condition.value for gateway in self.registry.all())
         return {
             **{name: float(value) for name, value in self.summary().items() if isinstance(value, int)},
@@ -208,6 +219,10 @@ class Pair:
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "resident_bytes": float(usage.ru_maxrss * 1024),
             "shards": float(self.ownership.owners.count(self.index)),
+            "mailbox_posts": float(figures["posts"]),
+            "mailbox_full": float(figures["full"]),
+            "mailbox_takes": float(figures["takes"]),
+            "mailbox_fill_ratio": max(figures["ring_fill_ratio"].values(), default=0.0),
         }
 
     def _refused(self) -> dict[str, int]:

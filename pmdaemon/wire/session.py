@@ -231,6 +231,8 @@ class Session:
         Raises:
             ProtocolViolation: we may not send it now; a defect of ours, or a race with the session's end.
         """
+        if kind is Kind.POLL and self.state is State.POLLING:
+            return  # nearly every frame of ours
         following = TABLE.get((self.state, self.side, kind))
         if following is None:
             raise ProtocolViolation(self.state.value, f"our {kind.name}", self.allowed(self.side))

@@ -50,15 +50,8 @@ class Meters:
         folder: where other parts write their metrics; None while there is none.
     """
 
-    def __init__(
-        self,
-        live: LiveView,
-        calls: Calls,
-        mailbox: MailboxCollector | None = None,
-        now_unix_s: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, live: LiveView, calls: Calls, mailbox: MailboxCollector | None = None) -> None:
         self.folder: Path | None = None
-        self._now_unix_s = now_unix_s
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "sla_api_requests",
@@ -110,7 +103,7 @@ class Meters:
         """(part, age in seconds, content) of each file; what vanishes meanwhile is left out."""
         for path in sorted(self.folder.glob("*.prom")) if self.folder is not None else ():
             try:
-                age_s = max(0.0, self._now_unix_s() - path.stat().st_mtime)
+                age_s = max(0.0, time.time() - path.stat().st_mtime)
                 with path.open(encoding="utf-8", errors="replace") as file:
                     yield path.stem, age_s, file.read(MOST_BYTES)
             except OSError:

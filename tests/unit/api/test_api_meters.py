@@ -1,4 +1,4 @@
-"""Figures of the mailbox, and of other parts while they are fresh, in the exposition of metrics."""
+"""Figures of the mailbox in the exposition of metrics, and those that other parts have written."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.cycle.turns import SHARE, in_turn
@@ -12,6 +12,7 @@ def shard(name: str) -> int:
     return int(name.split("-")[0])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=300), st.integers(1, 10))
 def test_everybody_once_and_in_order_within_a_shard(shards: list[int], share: int) -> None:
     names = [f"{number}-{index}" for index, number in enumerate(shards)]
@@ -22,6 +23,7 @@ def test_everybody_once_and_in_order_within_a_shard(shards: list[int], share: in
         assert [name for name in served if shard(name) == number] == mine
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=300), st.integers(1, 10))
 def test_wait_is_bounded_by_shares_not_by_the_others_numbers(shards: list[int], share: int) -> None:
     names = [f"{number}-{index}" for index, number in enumerate(shards)]

@@ -7,7 +7,7 @@ import random
 import uuid
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon import shards
@@ -127,6 +127,7 @@ weights = st.lists(st.floats(0.05, 100), min_size=SHARDS, max_size=SHARDS)
 maps = st.lists(st.integers(0, 3), min_size=SHARDS, max_size=SHARDS).map(tuple)
 
 
+@settings(deadline=None)
 @given(maps, weights, st.sets(st.integers(0, 3), min_size=1))
 def test_evacuation_leaves_nobody_behind_and_moves_no_other(
     owners: shards.Map, heavy: list[float], pairs: set[int]
@@ -136,6 +137,7 @@ def test_evacuation_leaves_nobody_behind_and_moves_no_other(
     assert all(b == a for b, a in zip(owners, after, strict=True) if b in pairs)
 
 
+@settings(deadline=None)
 @given(maps, weights)
 def test_levelling_never_makes_the_fullest_fuller(owners: shards.Map, heavy: list[float]) -> None:
     before = shards.loads_of(owners, range(4), heavy)

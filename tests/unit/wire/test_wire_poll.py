@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.wire import frame, poll
@@ -12,6 +12,7 @@ U64 = st.integers(0, (1 << 64) - 1)
 PAIR = st.tuples(U64, U64).map(list)
 
 
+@settings(deadline=None)
 @given(U64, U64, st.lists(PAIR, max_size=3), st.one_of(PAIR, st.just([])), st.booleans())
 def test_header_is_what_was_given(
     number: int, sent_ns: int, ack: list[list[int]], start: list[int], lease: bool
