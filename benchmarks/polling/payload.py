@@ -28,7 +28,7 @@ def gateway_id(index: int) -> str:
     return str(uuid.UUID(int=random.Random(index).getrandbits(128), version=4))
 
 
-def _registration(index: int) -> bytes:
+def registration(index: int) -> bytes:
     """HELLO, SCHEMA, REGISTER and STREAMS of one gateway; equally long for all."""
     own = gateway_id(index)
     hello = {
@@ -118,7 +118,7 @@ def write_spec(path: Path, gateways: int, *, registers: bool, streams: int = STR
     blocks = []
     for index in range(gateways):
         raw = uuid.UUID(gateway_id(index)).bytes
-        blocks.append(raw + (_registration(index) if registers else b""))
+        blocks.append(raw + (registration(index) if registers else b""))
     size = len(blocks[0])
     assert all(len(block) == size for block in blocks)
     gw_at = made.index(uuid.UUID(int=_MARK << 64 | _MARK).bytes)

@@ -338,6 +338,40 @@ def test_tls_without_an_authority_says_what_to_do(tmp_path: Path) -> None:
     assert "sla ca init" in done.stderr
 
 
+def resident_mb(pid: int) -> float:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) / 1024
+
+
+def test_a_flood_of_half_open_handshakes_costs_bounded_memory_and_delays_nobody(
+    server: TlsServer, name: str
+) -> None:
+    good = server.up(server.new_gateway(name))
+    good.answer(good.expect(Kind.POLL))
+    pair = server.pair_pid()
+    before_mb = resident_mb(pair)
+    half = b"\x16\x03\x01\x01\x00\x01\x00\x00\xfc\x03\x03"  # the beginning of a ClientHello
+    flood = []
+    try:
+        for number in range(1500):
+            sock = socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)
+            sock.sendall(half)
+            flood.append(sock)
+            if number % 100 == 0:
+                good.answer(good.expect(Kind.POLL))
+        server.until_logged("turned-away")  # beyond 1,024 that have not had their time yet
+        grown_mb = resident_mb(pair) - before_mb
+        assert grown_mb < 200, f"{grown_mb:.0f} MB for 1,024 handshakes under way"
+        server.until_logged("no TLS handshake within 5 s")
+        late = server.up(server.new_gateway(f"{name}-2"))
+        for agent in (good, late):
+            agent.answer(agent.expect(Kind.POLL))
+            agent.close()
+    finally:
+        for sock in flood:
+            sock.close()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
