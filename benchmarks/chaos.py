@@ -18,7 +18,6 @@ the seed; when each meets what the processes are doing does not.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -36,9 +35,10 @@ from pathlib import Path
 
 import click
 
+from benchmarks.chaos_clients import Clients
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
 from benchmarks.cutting_proxy import CuttingProxy
-from benchmarks.load import Load
+from benchmarks.harness import HERE, machine_facts, rows_for, table
 from benchmarks.postgres import PostgresServer
 from benchmarks.stage import Agent, Stage, StageError
 from gateway_agent.clock import STEP_FILE
@@ -63,43 +63,6 @@ VICTIMS = {  # name: (fragment of its command line, weight)
 }
 OTHERS = {"cut": 2, "stall": 2, "disk": 1, "clock": 2, "database": 1}
 SETTLE_S = 120.0
-
-
-class Clients(threading.Thread):
-    """One load on each agent with a data plane, connected again whenever it breaks."""
-
-    def __init__(self, stage: Stage, agents: list[Agent]) -> None:
-        super().__init__(name="clients", daemon=True)
-        self._sockets = {next(iter(agent.volumes)): agent.socket(stage) for agent in agents}
-        self._loop = asyncio.new_event_loop()
-        self._ended = asyncio.Event()
-        self.loads: dict[str, list[Load]] = {volume: [] for volume in self._sockets}
-
-    def run(self) -> None:
-        """The thread's work."""
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._drive())
-        self._loop.close()
-
-    async def _drive(self) -> None:
-        await asyncio.gather(*(self._one(volume) for volume in self._sockets))
-
-    async def _one(self, volume: str) -> None:
-        while not self._ended.is_set():
-            load = Load(self._sockets[volume], volume, seed=len(self.loads[volume]), rate_iops=60)
-            self.loads[volume].append(load)
-            with contextlib.suppress(OSError, EOFError, asyncio.IncompleteReadError):
-                await load.run(self._ended)
-            await asyncio.sleep(0.1)
-
-    def finish(self) -> None:
-        """Stop and wait."""
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self.join(20)
-
-    def done(self, volume: str) -> int:
-        """I/Os answered."""
-        return sum(len(load.done) for load in self.loads[volume])
 
 
 class Chaos:
@@ -354,6 +317,25 @@ def run(
         return chaos.run(duration_s, most_kills, pause_s), chaos.faults
 
 
+def _record(seed: int, database: str, proof: Proof, faults: Counter[str], killed: int) -> None:
+    """Print the goals and write the JSON beside those of the benchmarks."""
+    values = {"kills": killed, "lost": len(proof.lost), "doubled": len(proof.doubled)}
+    rows = rows_for("chaos", {**values, "problems": len(proof.problems)})
+    click.echo(table(rows))
+    result = {
+        "benchmark": "chaos",
+        "rows": rows,
+        "seed": seed,
+        "database": database,
+        "faults": dict(faults.most_common()),
+        "cuts": {name: getattr(proof, name) for name in ("made", "delivered", "held", "dropped")},
+        "machine": machine_facts(),
+        "finished_unix_s": int(time.time()),
+    }
+    path = HERE / "results" / "chaos.json"
+    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+
+
 @click.command()
 @click.option("--seed", type=int, default=1, show_default=True, help="Fixes the sequence of faults.")
 @click.option("--for", "duration_s", type=float, default=420.0, show_default=True, help="Seconds of faults.")
@@ -386,6 +368,7 @@ def main(seed: int, duration_s: float, kills: int, pause_s: float, database: str
     )
     for problem in proof.problems[:20]:
         click.echo(f"  {problem}")
+    _record(seed, database, proof, faults, killed)
     sys.exit(1 if proof.problems else 0)
 
 

@@ -2,10 +2,10 @@
 
 Theory of operation. ``add`` is the receipt: the request stands in ``_pending`` in the order of its place in
 the file. A *round* takes a batch from the front, writes it, syncs once, marks all its requests done together
-and then confirms its waiters one after the other: each that wakes wakes the next (a chain, so that at any
-time one thread competes for the interpreter lock, not sixty). Only when the last waiter has its confirmation
-does the next round begin, led by the first waiter of the requests that came meanwhile; by then the threads
-just confirmed have added their next requests, and the batch is full.
+and then confirms its waiters in a chain: each that wakes wakes the next, ``AWAKE`` at a time, so that a few
+threads compete for the interpreter lock, not sixty, while the wake-up of the next is under way. Only when
+the last waiter has its confirmation does the next round begin, led by the first waiter of the requests that
+came meanwhile; by then the threads just confirmed have added their next requests, and the batch is full.
 
     _busy  who leads                                      becomes
     no     nobody; the next ``wait`` leads inline         yes
@@ -15,8 +15,9 @@ just confirmed have added their next requests, and the batch is full.
 A single waiter therefore never changes threads: it writes and syncs itself.
 
 Lock ``_lock`` (the queue's) guards ``_pending``, ``_busy``, ``_chain`` and each request's ``gate``,
-``leads``, ``done``. Invariant: while ``_busy``, exactly one thread has the duty to call ``_round`` or
-``_pass_on``; a thread that is interrupted while it waits hands its duty on (``_abandon``).
+``leads``, ``done``. Invariant: while ``_busy``, ``_duties`` threads have the duty to call ``_pass_on`` (or,
+one alone, ``_round`` before it), and the last of them hands the lead on; a thread that is interrupted while
+it waits hands its duty on (``_abandon``).
 Source: Q5. Downside: with a fast disk the chain delays the next sync; it gains more by fuller batches.
 """
 
@@ -34,6 +35,7 @@ from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.clock import Clock, Deadline
 
+AWAKE: Final = 4  # of 1, 2, 3, 4, 6 the best or as good as the best with 64 threads (`make bench-queue`)
 Run = tuple[int, int, list[bytes]]  # begin and end in the ring, buffers one behind another
 
 
@@ -46,7 +48,7 @@ class Request:
     """
 
     __slots__ = ("_commit", "count", "done", "end", "entries", "error", "first_seq", "gate", "leads",
-                 "on_done", "runs", "size_bytes")  # fmt: skip
+                 "on_done", "runs", "size_bytes", "waits_at")  # fmt: skip
 
     def __init__(self, commit: Commit, first_seq: int, entries: list[Entry], runs: list[Run]) -> None:
         self._commit = commit
@@ -54,12 +56,13 @@ class Request:
         self.count = len(entries)
         self.entries = entries
         self.runs = runs
-        self.size_bytes = sum(entry.end - entry.offset for entry in entries)
-        self.end = entries[-1].end
+        self.size_bytes = sum(run[1] - run[0] for run in runs)
+        self.end = runs[-1][1]
         self.done = False
         self.leads = False
         self.error: DiskQueueError | None = None
-        self.gate: Any = None  # a raw lock, held until its waiter may go on
+        self.gate: Any = None  # a raw lock, held until its waiter may go on; None again when it was told to
+        self.waits_at: Any = None  # the same, for its waiter
         self.on_done: Callable[[Request], None] | None = None
 
     @property
@@ -113,6 +116,7 @@ class Commit:
         self._pending: deque[Request] = deque()
         self._chain: deque[Request] = deque()
         self._busy = False
+        self._duties = 0
         self._gathering = False
         self._arrived = threading.Condition(lock)
         self.rounds = 0
@@ -128,20 +132,28 @@ class Commit:
 
     def wait(self, request: Request) -> None:
         """Block until ``request`` is confirmed, leading rounds as it comes."""
-        gate = None
-        leads = False
         with self._lock:
-            if request.done:
-                pass
-            elif self._busy:
-                gate = request.gate = threading.Lock()
-                gate.acquire()
-            else:
-                self._busy = leads = True
-        if leads:
-            self._lead(request)
-        elif gate is not None:
+            if not request.done:
+                self.queue_up(request)
+        self.wait_in_queue(request)
+
+    def queue_up(self, request: Request) -> None:
+        """Take the lead, or a gate to wait at. Lock held; ``wait_in_queue`` must follow without it."""
+        if self._busy:
+            gate = request.gate = request.waits_at = threading.Lock()
+            gate.acquire()
+        else:
+            self._busy = request.leads = True
+            self._duties = 1
+
+    def wait_in_queue(self, request: Request) -> None:
+        """Block until ``request`` is confirmed; raises its error."""
+        gate, request.waits_at = request.waits_at, None
+        if gate is not None:
             self._wait_at(gate, request)
+        elif request.leads:
+            request.leads = False
+            self._lead(request)
         if request.error is not None:
             raise request.error
 
@@ -150,6 +162,7 @@ class Commit:
         if self._busy or self._pending or self._settings.gather_s:
             return False
         self._busy = True
+        self._duties = 1
         return True
 
     def give_up(self) -> None:
@@ -187,6 +200,7 @@ class Commit:
             if self._busy or not self._pending:
                 return False
             self._busy = True
+            self._duties = 1
         try:
             self._round()
         finally:
@@ -245,22 +259,29 @@ class Commit:
 
     def _pass_on(self) -> None:
         """Confirm the next waiter; behind the last, hand leadership on."""
-        gate = None
+        gates = []
         with self._lock:
-            while self._chain and gate is None:
+            self._duties -= 1
+            while self._chain and self._duties < AWAKE:
                 request = self._chain.popleft()
-                gate, request.gate = request.gate, None
-            if gate is None:
+                if request.gate is not None:
+                    gates.append(request.gate)
+                    request.gate = None
+                    self._duties += 1
+            if self._duties <= 0:
                 for request in self._pending:
                     if request.gate is not None:
-                        gate, request.gate = request.gate, None
+                        gates.append(request.gate)
+                        request.gate = None
                         request.leads = True
+                        self._duties = 1
                         break
                 else:
                     self._busy = False
+                    self._duties = 0
                     if self._pending and self._wake_helper is not None:
                         self._wake_helper()
-        if gate is not None:
+        for gate in gates:
             gate.release()
 
     def _round(self) -> None:

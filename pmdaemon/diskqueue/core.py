@@ -128,8 +128,8 @@ class Core:
 
     # adding
 
-    def _put_alone(self, data: bytes, kind: int, destination: bytes, reserved: bool) -> int:
-        """Add one record and commit it inline, if nothing else is going on; 0 if something is.
+    def _put_one(self, data: bytes, kind: int, destination: bytes, reserved: bool) -> int:
+        """Add one record and wait until it is durable: inline if nothing else is going on, else with others.
 
         Raises:
             QueueFull, RecordTooLarge: it was not added. QueuePoisoned, QueueClosed.
@@ -139,17 +139,25 @@ class Core:
         with self._lock:
             self._refuse()
             limit = self._index.capacity - (0 if reserved else self.settings.reserve_entries)
-            if not self._commit.lead_alone():
-                return 0
+            is_alone = self._commit.lead_alone()
             try:
                 offset = self._place_one(span, limit, reserved)
                 entries: list[Entry] = []
                 run = self._fill(offset, (data,), (span,), kind, destination, entries)
             except BaseException:
-                self._commit.give_up()
+                if is_alone:
+                    self._commit.give_up()
                 raise
-        self._commit.solo(run, entries[0])
-        return entries[0].seq
+            seq = entries[0].seq
+            if not is_alone:
+                request = Request(self._commit, seq, entries, [run])
+                self._commit.add(request, waits=True)
+                self._commit.queue_up(request)
+        if is_alone:
+            self._commit.solo(run, entries[0])
+        else:
+            self._commit.wait_in_queue(request)
+        return seq
 
     def _reserve(self, payloads: Sequence[bytes], kind: int, destination: bytes, reserved: bool) -> Request:
         """Entries, space and packed bytes for all payloads, or nothing. Lock held.
@@ -212,12 +220,8 @@ class Core:
         index, live, seed = self._index, self._live, self._seed
         pack, seal, crc32 = BODY.pack, FRONT.pack, zlib.crc32
         slots, dirty, tail = index.slots, index.dirty, self._ring.tail
-        now_us, floor, seq, named = (
-            self._clock.unix_us(),
-            self._lower_bound(),
-            self._next_seq,
-            len(destination),
-        )
+        now_us, floor = self._clock.unix_us(), self._lower_bound()
+        seq, named = self._next_seq, len(destination)
         lap = self._ring.advance(begin, begin + sum(spans))
         if tail is not None:
             dirty.append(tail.slot)
@@ -310,11 +314,7 @@ class Core:
             raise self._fail(f"index sync: {exc}") from exc
 
     def flush(self) -> None:
-        """Make everything submitted so far durable, without the helper.
-
-        Raises:
-            QueuePoisoned: the write or sync failed, now or earlier.
-        """
+        """Make everything submitted so far durable, without the helper. Raises QueuePoisoned."""
         while self._commit.lead_pending():
             pass
         self._refuse()

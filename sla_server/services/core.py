@@ -71,6 +71,7 @@ class Services:
         self.mode = start.mode
         self.changes = Changes(start.catalog, journal, clock, self._catalog_changed)
         self._documents = documents
+        self._live_rows = config.live_rows
         self.bad_frames = 0
         self._outbox = outbox
         self._requests = Requests(self, config.request_limit_s)
@@ -254,7 +255,8 @@ class Services:
         for key, start_us, end_us in found.judgement.bad:
             self._rows += self._episodes.bad_slice(key, start_us, end_us)
         self._standings = found.judgement.standings
-        for key, standing in self._standings.items():
+        for key in found.judgement.changed:
+            standing = self._standings[key]
             remaining = standing.budget.remaining_ratio
             self.brain.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
         self._shown.processes = found.processes
@@ -293,8 +295,8 @@ class Services:
         self._note(*self._attendance.overdue(now_ns, now_us))
         for pair in sorted(self._pairs):
             self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
-        view = self.brain.snapshot(now_us)
-        states = {(row["name"], row["objective"]): row for row in view["slas"]}
+        view = self.brain.snapshot(now_us, self._live_rows)
+        states = self.brain.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
         policy, trouble = self._policy.shown(), self.looker.trouble
         header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)

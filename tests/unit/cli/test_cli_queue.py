@@ -81,3 +81,17 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     refused = run("stat", tmp_path / "text")
     assert refused.exit_code != 0
     assert "not a disk queue" in refused.output + str(refused.exception)
+
+
+def test_a_queue_over_several_files_needs_all_of_them(tmp_path: Path) -> None:
+    files = [tmp_path / "q0", tmp_path / "q1"]
+    settings = QueueSettings(data_path=files[0], more_paths=(files[1],), data_bytes=1 << 16, entries=64)
+    queue = DiskQueue(settings, helper=False)
+    queue.put_many([bytes([number]) * 9000 for number in range(5)])
+    queue.close()
+    figures = json.loads(run("stat", files[0], "--part", files[1], "-o", "json").stdout)
+    assert figures["records"] == 5
+    assert run("recover", "--dry-run", files[0], "--part", files[1]).exit_code == 0
+    alone = run("stat", files[0])
+    assert alone.exit_code == 65
+    assert "one of the 2 data files" in alone.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -288,3 +289,37 @@ def test_gathering_waits_for_company() -> None:
     queue, data = gated(gather_s=1.0, pause_s=1.0, batch_requests=8)
     join(start(8, lambda n: queue.put(b"%d" % n)))
     assert data.syncs == 1
+
+
+def test_a_handle_may_be_waited_for_twice() -> None:
+    """Also one that stood at a gate behind another thread's round."""
+    disk = FaultDisk()
+    queue = open_queue(disk)
+    handle = queue.submit([b"a"], wake_helper=False)
+    handle.wait()
+    handle.wait()
+    assert contents(queue) == {1: b"a"}
+
+
+def test_many_threads_each_hand_the_duty_on_exactly_once(tmp_path: Path) -> None:
+    """After any number of rounds nobody leads and no duty is left over."""
+    queue = DiskQueue(settings(data_path=tmp_path / "q", data_bytes=1 << 20, entries=4000))
+    handles = []
+
+    def produce() -> None:
+        for number in range(30):
+            queue.put(b"%d" % number)
+            handle = queue.submit([b"s"], wake_helper=False)
+            handle.wait()
+            handle.wait()
+            handles.append(handle)
+
+    threads = [threading.Thread(target=produce) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(contents(queue)) == 24 * 60
+    assert (queue._commit._busy, queue._commit._duties) == (False, 0)
+    queue.close()

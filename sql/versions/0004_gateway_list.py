@@ -1,6 +1,6 @@
 """Gateways to dial, kept by operators.
 
-Revision: 0002.
+Revision: 0004.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
