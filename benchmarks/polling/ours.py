@@ -223,10 +223,12 @@ def product_works(sockets: Sockets) -> tuple[Sockets, list[ProductWork], Callabl
 
 def _await_durable(rig: Rig, mailbox: Any) -> None:
     """Follow the notices until every cut posted is durable, so that rounds do not outrun the taker."""
+    sleeper = select.poll()
+    sleeper.register(mailbox.fileno(), select.POLLIN)
     while rig.registry.durable_rows < rig.courier.posted_cuts:
         rig.outbound.step()
         if mailbox.prepare_sleep():
-            select.select([mailbox.fileno()], [], [], 0.05)
+            sleeper.poll(50)
             mailbox.awake()
 
 

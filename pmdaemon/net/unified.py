@@ -29,6 +29,13 @@ from pmdaemon.runtime.stop import Stop
 DRAINS_A_TURN: Final = 8  # rounds of reading before it is the sends' turn again
 
 
+def _wait(*fds: int, timeout_ms: int | None = None) -> None:
+    sleeper = select.poll()  # descriptors above 1023 are usual here, ``select.select`` refuses them
+    for fd in fds:
+        sleeper.register(fd, select.POLLIN)
+    sleeper.poll(timeout_ms)
+
+
 class UnifiedCore:
     """Both threads' work; ``run`` and ``run_inbound`` are their targets."""
 
@@ -80,12 +87,12 @@ class UnifiedCore:
         while not stop.is_set():
             self.wait_once(stop)
         # The core has armed us for the last time, or died: it does not touch the inbound side again.
-        select.select([self._armed], [], [], 5.0)
+        _wait(self._armed, timeout_ms=5000)
         self._inbound.shut(stop.reason)
 
     def wait_once(self, stop: Stop) -> None:
         """Sleep until armed; then wait for a first reply, serve what is ready and hand over."""
-        select.select([self._armed, stop.fileno()], [], [])
+        _wait(self._armed, stop.fileno())
         if not self._read(self._armed):
             return
         while not stop.is_set():
