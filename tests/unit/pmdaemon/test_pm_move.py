@@ -5,6 +5,7 @@ Real processes on loopback and the real mailbox, as in ``test_pm_live``; waiting
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -119,7 +120,8 @@ class Fleet:
 
     def close(self) -> None:
         for agent in self.agents:
-            agent.sock.shutdown(2)
+            with contextlib.suppress(OSError):  # its pair was killed, and the kernel sent a reset
+                agent.sock.shutdown(2)
         for thread in self.threads:
             thread.join()
         for agent in self.agents:
