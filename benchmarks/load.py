@@ -81,7 +81,7 @@ class Load:
         self, writer: asyncio.StreamWriter, blocks: int, rng: random.Random, stop: asyncio.Event
     ) -> None:
         due_s = time.monotonic()
-        while not stop.is_set():
+        while not stop.is_set() and not writer.is_closing():
             due_s += rng.expovariate(self.rate_iops)
             pause_s = due_s - time.monotonic()
             if pause_s > 0:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
-from pmdaemon.mailbox.ring import checksum
+from pmdaemon.mailbox.ring import checksum, checksum_of_ends
 
 REPEATS = 200
 BATCH = 64
@@ -65,6 +65,7 @@ def primitives(size: int) -> dict[str, float]:
     idle = loop(lambda: None)
     return {
         "checksum": loop(lambda: checksum(payload)),
+        "checksum_of_ends": loop(lambda: checksum_of_ends(payload)),
         "payload_store": loop(store),
         "payload_load": loop(lambda: memory[4096 : 4096 + size]),
         "slot_fill": loop(slot),
@@ -102,4 +103,6 @@ def calls(size: int) -> dict[str, float]:
 
 def steps() -> dict[str, dict[str, float]]:
     """By size: what the steps and the calls cost, microseconds a message."""
-    return {str(size): primitives(size) | calls(size) for size in (100, 4096)}
+    return {str(size): primitives(size) | calls(size) for size in (100, 4096)} | {
+        "102400": primitives(102_400)
+    }

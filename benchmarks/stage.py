@@ -72,6 +72,8 @@ class Agent:
     name: str
     volumes: dict[str, str]
     backend: str = "disk-1"
+    extra_toml: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
     def socket(self, stage: Stage) -> Path:
         """The Unix socket on which its NBD clients connect."""
@@ -86,6 +88,7 @@ class Stage:
         folder: data, logs and configuration; created.
         interval_s: poll interval.
         slice_s: slice and rollup length; short, so that a short run shows judged slices.
+        agents_port: where agents connect if not to the PMDaemon itself: a proxy.
         database_url: empty for SQLite in the folder.
     """
 
@@ -97,7 +100,9 @@ class Stage:
     mode: str = "observe"
     api_port: int = 0
     extra_toml: str = ""
+    agents_port: int = 0
     sockets: Path = field(init=False)
+    pm_port: int = field(init=False, default=0)
     _processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
     _client: httpx.Client | None = None
 
@@ -132,9 +137,10 @@ class Stage:
             f'[pmdaemon]\nlisten = "127.0.0.1:{pm_port}"\ninterval_s = {self.interval_s}\n'
             f'[services]\nmode = "{self.mode}"\n'
             f'[database]\nurl = "{self.database_url}"\nrollup_s = {self.slice_s}\n'
+            f"queue_bytes = {32 << 20}\n"
             f'[api]\nlisten = "127.0.0.1:{self.api_port}"\n{self.extra_toml}'
         )
-        self._pm_port = pm_port
+        self.pm_port = pm_port
         (self.folder / "agreements.yaml").write_text(AGREEMENTS.replace("SLICE", f"{self.slice_s}s"))
 
     def _agent_config(self, agent: Agent) -> Path:
@@ -142,7 +148,8 @@ class Stage:
             f'name = "{agent.name}"',
             f'state_dir = "{self.folder}/{agent.name}"',
             f'runtime_dir = "{self.sockets}/{agent.name}"',
-            f'server = "127.0.0.1:{self._pm_port}"',
+            f'server = "127.0.0.1:{self.agents_port or self.pm_port}"',
+            agent.extra_toml,
             "[[plane]]",
             'name = "nbd-0"',
             f'listen = ["unix:{agent.socket(self)}"]',
@@ -160,7 +167,9 @@ class Stage:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, name: str, *arguments: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start ``python -m arguments``; its output goes to ``<folder>/<name>.log``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -169,9 +178,14 @@ class Stage:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **(environment or {})},
             )
         self._processes.append((name, process))
         return process
+
+    def running(self, name: str) -> list[subprocess.Popen[bytes]]:
+        """Processes spawned under that name that have not ended."""
+        return [process for known, process in self._processes if known == name and process.poll() is None]
 
     @staticmethod
     def stop(name: str, process: subprocess.Popen[bytes], limit_s: float = 30.0) -> int:
@@ -200,8 +214,12 @@ class Stage:
 
     def start_agent(self, agent: Agent) -> subprocess.Popen[bytes]:
         """Start one gateway agent and wait until its clients can connect."""
-        process = self.spawn(agent.name, "gateway_agent", "run", "--config", str(self._agent_config(agent)))
-        self.agents.append(agent)
+        path = self._agent_config(agent)
+        process = self.spawn(
+            agent.name, "gateway_agent", "run", "--config", str(path), environment=agent.environment
+        )
+        if agent not in self.agents:
+            self.agents.append(agent)
         self.wait(agent.socket(self).exists, agent.name, process)
         return process
 

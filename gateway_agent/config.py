@@ -86,7 +86,8 @@ class AgentConfig(StrictModel):
     server: str = "127.0.0.1:7411"
     """Where the PMDaemon listens. This release: on this host only."""
     spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
-    """Room for cuts that the server has not acknowledged; the oldest are dropped beyond it."""
+    """Room for cuts that the server has not acknowledged, reserved when the spool is made; beyond it the
+    oldest are dropped."""
     client_rule: Literal["address", "export-suffix"] = "address"
     """How a client is named: by its address, or by VOLUME@CLIENT in the export it asks for."""
     reconnect: ReconnectConfig = Field(default_factory=ReconnectConfig)

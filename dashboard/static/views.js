@@ -127,6 +127,7 @@ export function showGateways(snapshot, nowUs) {
     {label: "Last cut", cls: "num", text: (row) => (row.last_cut_us ? `${f.duration((nowUs - row.last_cut_us) / 1e6)} ago` : f.DASH)},
     {label: "Exports", cls: "num", text: (row) => f.count(row.exports)},
     {label: "Streams", cls: "num", text: (row) => f.count(row.streams)},
+    {label: "Lost cuts", cls: "num", text: (row) => (row.dropped_cuts ? f.count(row.dropped_cuts) : f.DASH)},
   ];
   fillTable($("gateways"), columns, snapshot.gateways, (row) => row.gateway_id, () =>
     ["No gateway has connected. Start one: ", code("gateway-agent run --config FILE")]);
@@ -151,7 +152,13 @@ export function showProcesses(rows) {
       li.className = `chip ${up ? (row.restarts && row.since_us > recentUs ? "warn" : "") : "bad"}`.trim();
       const restarts = row.restarts ? `, ${f.plural(row.restarts, "restart")}` : "";
       setText(li, up ? `${row.name}${restarts}` : `${row.name}: ${row.state}${restarts}`);
-      li.title = row.since_us ? `${row.state} since ${f.clock(row.since_us)}` : row.state;
+      const fullest = Object.entries(row.pressure?.fullness ?? {}).sort((a, b) => b[1] - a[1])[0];
+      const full = fullest ? `; ${fullest[0]} ${f.percent(fullest[1], 0)} full` : "";
+      if (fullest && fullest[1] >= 0.8) {
+        li.className = "chip warn";
+        setText(li, `${row.name}${restarts}${full}`);
+      }
+      li.title = (row.since_us ? `${row.state} since ${f.clock(row.since_us)}` : row.state) + full;
     }, () => []);
 }
 

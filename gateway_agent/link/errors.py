@@ -71,9 +71,7 @@ class SpoolWriteFailed(SpoolError):
     def __init__(self, path: str, cause: str) -> None:
         self.path = path
         self.cause = cause
-        super().__init__(
-            f"{path}: the cut could not be spooled ({cause}). Free space there, or lower spool_bytes"
-        )
+        super().__init__(f"{path}: the cut could not be spooled ({cause}). Check the disk")
 
 
 class SpoolUnusable(SpoolError):

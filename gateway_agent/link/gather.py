@@ -3,7 +3,7 @@
 For each group of samples, in this order: 1. new streams are saved in the book; 2. the cut is appended to the
 spool, with the marks of the planes in it; 3. the sources forget their samples. Killed before 2 is whole, the
 planes repeat the same bytes to the next link and nothing was counted; killed after it, the next link reads
-the marks and asks for what follows. There is no third case: the append is one write with a checksum.
+the marks and asks for what follows. There is no third case: a record of the disk queue is whole or not there.
 
 Holds: the epoch and the seq of this link process.
 """

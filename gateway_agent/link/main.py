@@ -18,6 +18,7 @@ import click
 import structlog
 
 from gateway_agent.children import restarts_of_this_process
+from gateway_agent.clock import agent_clock
 from gateway_agent.link import state
 from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.config import LinkConfig, load_link, parse_server
@@ -31,7 +32,7 @@ from gateway_agent.sources.base import Source
 from gateway_agent.sources.host import HostSource
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
-from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
@@ -80,7 +81,7 @@ def run(config: LinkConfig) -> None:
     Raises:
         SlaError: this host cannot run the link; the parent starts it again with backoff.
     """
-    clock = SystemClock()
+    clock = agent_clock()
     stop = Stop()
     stop.install_signals()
     stop.watch_parent()

@@ -1,52 +1,60 @@
 """The spool: every cut stands here from before it is sent until the server has it on disk.
 
-    append ──► segment files, oldest first ──► read_from (as often as asked for) ──► forget (acknowledged)
-                    └── too many bytes: the oldest segment is dropped, its cuts counted
+    append ──► disk queue, oldest first ──► read_from (as often as asked for) ──► forget (acknowledged)
+                   └── no room: the oldest sixteenth is dropped, its cuts counted
 
-Holds: an index (epoch, seq) -> place of every cut that is not forgotten, in spool order; the number of such
-cuts per segment; ``dropped`` (lifetime) and ``gaps`` (cuts lost directly before a cut), both also in
-``dropped.json``.
+Holds: the disk queue (``pmdaemon.diskqueue``, files ``cuts`` and ``cuts.index`` at full size from the start);
+by epoch, the seq and place of every cut that is not forgotten, in spool order; ``dropped`` (lifetime) and
+``gaps`` (cuts lost directly before a cut), which every record carries too.
 
-Invariants: within an epoch the seqs grow; a segment without an unforgotten cut is deleted, except the one
-with the newest cut, whose header says what the data planes need not repeat (``dp``). So the spool always
-knows that much.
+Invariants: within an epoch the seqs grow; the newest cut stays in the queue even when it is forgotten,
+because its header says what the data planes need not repeat (``dp``).
 
-Recovery, in this order: 1. read ``dropped.json``; 2. delete the segments it says are dropped (we died between
-counting and deleting); 3. scan the others, each up to its first record that is not whole; 4. a hole between
-two seqs of an epoch (a damaged file) is counted like a drop; 5. delete segments without records; 6. drop the
-oldest epochs beyond what a registration may name.
+Dropping, in this order: 1. a note with the new counts and the number up to which records are dropped becomes
+durable, in room kept for it; 2. those records leave the queue; 3. the cut is appended; 4. the note leaves.
+Died before 1 is durable, nothing was dropped; after it, recovery drops what the note says. So no place is
+written over before the count is on disk.
 
-What a crash can leave: a torn last record (it was never promised to anybody: its sources still have it); cuts
-that were acknowledged already (they are offered again, and the server knows them); an empty segment.
+Recovery: 1. the queue's own (whole records only); 2. the newest record of either kind has the counts; 3. if
+it is a note, what it says is dropped goes (behind a cut nothing of that comes back: diskqueue, floor); 4. of
+two records of one cut (the first was never confirmed) the later counts; 5. a hole between two seqs of an
+epoch (a damaged record) is counted like a drop; 6. the oldest epochs beyond what a registration may name are
+dropped.
 
-Limits: no fsync, so a power cut loses what the kernel had not written; after a restart an acknowledged cut
-that comes back may be counted as dropped if the spool overflows before it is acknowledged again.
+What a crash can leave: a cut never promised to anybody, whole or not at all (its sources still have it, and
+its ``dp`` tells them that they need not repeat it); cuts that were acknowledged since the last append (they
+are offered again, and the server knows them).
 
-Thread: the link's loop only.
+After a failed write or sync the queue is opened anew at once, and what it finds unconfirmed is discarded.
+
+Limits: one fdatasync a cut in the link's loop; a disk that stalls stalls the link, not the I/O path.
+
+Thread: the link's loop only. Source: Q1-Q7; DESIGN.md 4.1.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
-from gateway_agent.link import segment, state
-from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed, StateFileBroken
-from pmdaemon.wire import frame
+from gateway_agent.link import spool_record, state
+from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
+from gateway_agent.link.spool_record import Account, Gaps, Key, marks_of, with_gap
+from pmdaemon.diskqueue import DiskQueue, QueueSettings
+from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
+from pmdaemon.runtime.clock import Clock, SystemClock
 
 log = structlog.get_logger("spool")
 
-SEGMENTS_PER_SPOOL: Final = 16  # a full spool drops a sixteenth at a time
-SEGMENT_MAX_BYTES: Final = 4 << 20  # read whole at recovery
+DROPS_PER_SPOOL: Final = 16  # a full spool drops a sixteenth at a time
 MAX_EPOCHS: Final = 200  # the server accepts 256 in a registration
-_COUNTS: Final = "dropped.json"
-
-Key = tuple[int, int]
+INDEX_SYNC_NS: Final = 10_000_000_000
+_READ_BYTES: Final = 4 << 20  # at a time, at recovery
 
 
 class Spooled(NamedTuple):
@@ -57,94 +65,134 @@ class Spooled(NamedTuple):
     raw: bytes
 
 
+class Place(NamedTuple):
+    """Where a cut stands: its record's number in the queue, and its size."""
+
+    number: int
+    size_bytes: int
+
+
 class _Epoch:
     """Unforgotten cuts of one epoch: two parallel lists, oldest first."""
 
     def __init__(self) -> None:
         self.seqs: list[int] = []
-        self.places: list[segment.Place] = []
+        self.places: list[Place] = []
 
-    def cut_front(self, count: int) -> list[segment.Place]:
+    def cut_front(self, count: int) -> list[Place]:
         gone = self.places[:count]
         del self.seqs[:count], self.places[:count]
         return gone
 
 
+def queue_settings(directory: Path, limit_bytes: int) -> QueueSettings:
+    """The disk queue of a spool of ``limit_bytes``: room kept for a note, an entry for each KB."""
+    ring_bytes = max(4096, limit_bytes - limit_bytes % 256)
+    return QueueSettings(
+        data_path=directory / "cuts",
+        data_bytes=ring_bytes,
+        entries=max(256, ring_bytes // 1024),
+        reserve_bytes=min(16_384, ring_bytes // 8),
+        reserve_entries=8,
+    )
+
+
 class Spool:
     """See the module docstring. Construction recovers what is there.
 
+    Args:
+        directory: made if missing.
+        limit_bytes: size of the queue when it is made; an existing one keeps its own.
+        open_queue: tests bring their own disk.
+
     Raises:
-        SpoolUnusable: the directory cannot be created, read or written.
+        SpoolUnusable: the directory or the queue in it cannot be used.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        limit_bytes: int,
+        clock: Clock | None = None,
+        open_queue: Callable[[QueueSettings], DiskQueue] | None = None,
+    ) -> None:
         self._directory = directory
-        self._limit_bytes = limit_bytes
-        self._segment_bytes = min(limit_bytes // SEGMENTS_PER_SPOOL, SEGMENT_MAX_BYTES)
-        self._epochs: dict[int, _Epoch] = {}
-        self._alive: dict[int, int] = {}  # segment -> unforgotten cuts in it
-        self._sizes: dict[int, int] = {}  # segment -> bytes
-        self._gaps: dict[Key, int] = {}
-        self._writer: segment.SegmentWriter | None = None
-        self._newest: tuple[Key, segment.Place] | None = None
-        self._newest_raw = b""
-        self.dropped = 0
-        self.marks: dict[str, int] = {}
+        self._clock = clock or SystemClock()
+        self._settings = queue_settings(directory, limit_bytes)
+        self._open_queue = open_queue or (lambda settings: DiskQueue(settings, helper=False))
+        self._is_broken = False
+        self._index_due_ns = self._clock.monotonic_ns() + INDEX_SYNC_NS
+        state.make_private_directory(directory)
+        if list(directory.glob("*.spool")):
+            raise SpoolUnusable(
+                str(directory), "it holds *.spool files of an earlier version; move them away"
+            )
         try:
-            state.make_private_directory(directory)
             self._recover()
-        except OSError as exc:
+        except (OSError, DiskQueueError, ValueError) as exc:
             raise SpoolUnusable(str(directory), str(exc)) from exc
 
     # -- recovery
 
     def _recover(self) -> None:
-        through = self._read_counts()
-        self._next_segment = through + 1
-        for number in segment.numbers(self._directory):
-            self._next_segment = number + 1
-            if number <= through:
-                segment.path_of(self._directory, number).unlink()
+        self._queue = self._open_queue(self._settings)
+        self._epochs: dict[int, _Epoch] = {}
+        self._gaps: Gaps = {}
+        self._newest: tuple[Key, Place] | None = None
+        self._newest_raw = b""
+        self._notes: list[int] = []
+        self.dropped = number = through = 0
+        for number, kind, data in self._records():
+            record = spool_record.unpack(data)
+            self.dropped, self._gaps = record.account
+            if kind == spool_record.NOTE:
+                self._notes.append(number)
+                through = record.first
             else:
-                self._recover_segment(number)
+                self._enter((record.first, record.second), Place(number, len(data)))
+                self._newest_raw, through = record.raw, 0
+        self._queue.delete_through(through)
+        self._forget_places(through)
+        self.marks: dict[str, int] = marks_of(self._newest_raw)
+        self._count_holes()
+        self._gaps = {key: count for key, count in self._gaps.items() if self._holds(*key)}
         while len(self._epochs) > MAX_EPOCHS:
-            self._drop_oldest_epoch()
-        self._gaps = {key: count for key, count in self._gaps.items() if self.holds(*key)}
-        self._delete_dead()
+            oldest = next(iter(self._epochs.values()))
+            self._drop_through(oldest.places[-1].number)
+        self._confirmed = max(number, *self._notes, 0)
 
-    def _read_counts(self) -> int:
-        """Returns the number of the last segment that was counted as dropped."""
-        path = self._directory / _COUNTS
+    def _records(self) -> Iterator[tuple[int, int, bytes]]:
+        number = 0
+        while messages := self._queue.peek(number, _READ_BYTES):
+            for message in messages:
+                yield message.seq, message.kind, message.data
+            number = messages[-1].seq
+
+    def _count_holes(self) -> None:
+        for epoch, held in self._epochs.items():
+            for before, seq in zip(held.seqs, held.seqs[1:], strict=False):
+                if seq - before > 1 and (epoch, seq) not in self._gaps:
+                    self.dropped += seq - before - 1
+                    self._gaps[epoch, seq] = seq - before - 1
+
+    def _reopen(self) -> None:
+        """After a failed write: what is really there, without what was never confirmed."""
+        confirmed, self._is_broken = self._confirmed, False
+        with suppress(DiskQueueError, OSError):
+            self._queue.close()
         try:
-            counts = state.read_json(path, "It is begun anew") or {}
-            self.dropped = int(counts.get("dropped", 0))
-            self._gaps = {(int(epoch), int(seq)): int(count) for epoch, seq, count in counts.get("gaps", [])}
-            return int(counts.get("through", 0))
-        except (StateFileBroken, AttributeError, TypeError, ValueError) as exc:
-            # Only the counts are lost; refusing to start would lose the statistics too.
-            log.error("dropped-counts-lost", path=str(path), problem=str(exc))
-            return 0
+            self._recover()
+            unconfirmed = [number for number, _, _ in self._records() if number > confirmed]
+            if unconfirmed:
+                self._queue.discard(unconfirmed)
+                self._queue.sync_index()
+                self._queue.close()
+                self._recover()
+        except (OSError, DiskQueueError, ValueError) as exc:
+            self._confirmed, self._is_broken = confirmed, True  # the next append tries again
+            log.error("spool-cannot-be-reopened", path=str(self._directory), problem=str(exc))
 
-    def _recover_segment(self, number: int) -> None:
-        records, rest_bytes = segment.scan(self._directory, number)
-        if rest_bytes:
-            log.warning("torn-record", segment=number, ignored_bytes=rest_bytes)
-        self._sizes[number] = segment.path_of(self._directory, number).stat().st_size
-        self._alive[number] = 0
-        for record in records:
-            seqs = self._epochs.setdefault(record.epoch, _Epoch()).seqs
-            hole = record.seq - seqs[-1] - 1 if seqs else 0
-            key = (record.epoch, record.seq)
-            if hole and key not in self._gaps:
-                self._count_dropped(hole, key)
-            self._enter(key, record.place)
-            marks = record.header.get("dp")
-            self.marks = dict(marks) if isinstance(marks, dict) else {}
-        if records:
-            self._newest_raw = segment.read(self._directory, records[-1].place)
-
-    def holds(self, epoch: int, seq: int) -> bool:
-        """Whether the cut is here and not forgotten."""
+    def _holds(self, epoch: int, seq: int) -> bool:
         held = self._epochs.get(epoch)
         return held is not None and bool(held.seqs) and held.seqs[0] <= seq <= held.seqs[-1]
 
@@ -153,93 +201,110 @@ class Spool:
     def append(self, epoch: int, seq: int, raw: bytes, marks: dict[str, int]) -> int:
         """Put a cut behind the newest; returns how many old cuts had to be dropped for it.
 
-        Durability: on return the cut survives kill -9 of this process, not a power cut.
+        Durability: on return the cut survives a power cut.
 
         Raises:
-            SpoolWriteFailed: it is not in the spool; the state is as before.
+            SpoolWriteFailed: it is not in the spool; of the others none is lost.
         """
+        if self._is_broken:
+            self._reopen()
+        before = self.dropped
         try:
-            if self._writer is None or self._writer.size_bytes >= self._segment_bytes:
-                self._begin_segment()
-            writer = self._writer
-            assert writer is not None  # begun above
-            place = writer.append(raw)
-        except OSError as exc:
-            self.close()
+            place = self._put((epoch, seq), raw)
+        except (QueueFull, RecordTooLarge) as exc:
             raise SpoolWriteFailed(str(self._directory), str(exc)) from exc
-        self._sizes[place.segment] = writer.size_bytes
+        except DiskQueueError as exc:
+            self._reopen()
+            raise SpoolWriteFailed(str(self._directory), str(exc)) from exc
+        done, self._notes = self._notes, []
+        if self._newest is not None and not self._holds(*self._newest[0]):
+            done.append(self._newest[1].number)
         self._enter((epoch, seq), place)
         self._newest_raw, self.marks = raw, dict(marks)
-        self._delete_dead()
-        return self._make_room()
+        self._queue.discard(done)
+        self._sync_index_if_due()
+        log.debug("cut-spooled", epoch=epoch, seq=seq)
+        return self.dropped - before
 
-    def _begin_segment(self) -> None:
-        self.close()
-        number = self._next_segment
-        self._next_segment += 1
-        self._writer = segment.SegmentWriter(self._directory, number)
-        self._alive[number], self._sizes[number] = 0, self._writer.size_bytes
+    def _put(self, key: Key, raw: bytes) -> Place:
+        while True:
+            data = spool_record.pack(*key, Account(self.dropped, self._gaps), raw)
+            try:
+                self._confirmed = self._queue.put(data, kind=spool_record.CUT)
+            except QueueFull:
+                if not self._drop_oldest(key):
+                    raise
+            else:
+                return Place(self._confirmed, len(data))
 
-    def _enter(self, key: Key, place: segment.Place) -> None:
+    def _enter(self, key: Key, place: Place) -> None:
         held = self._epochs.setdefault(key[0], _Epoch())
+        if held.seqs and held.seqs[-1] == key[1]:  # the former record of this cut was never confirmed
+            self._queue.discard([held.places.pop().number])
+            held.seqs.pop()
         held.seqs.append(key[1])
         held.places.append(place)
-        self._alive[place.segment] += 1
         self._newest = (key, place)
+
+    def _sync_index_if_due(self) -> None:
+        # Directly behind an append, whose record says what was forgotten before it: see diskqueue, floor.
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._index_due_ns:
+            return
+        self._index_due_ns = now_ns + INDEX_SYNC_NS
+        try:
+            self._queue.sync_index()
+        except DiskQueueError as exc:  # the cut is on disk all the same
+            log.error("spool-index-not-synced", path=str(self._directory), problem=str(exc))
+            self._reopen()
 
     # -- dropping and forgetting
 
-    def _make_room(self) -> int:
-        before = self.dropped
-        while sum(self._sizes.values()) > self._limit_bytes:
-            oldest = next(iter(self._sizes))
-            if self._newest is None or oldest == self._newest[1].segment:
-                break  # a single segment: the newest cut stays whatever the limit says
-            self._drop_segment(oldest)
-        return self.dropped - before
+    def _drop_oldest(self, coming: Key) -> bool:
+        """Drop a sixteenth of the spool for the cut ``coming``; False if there is only the newest."""
+        wanted_bytes, through = self._queue.ring_bytes // DROPS_PER_SPOOL, 0
+        newest = self._newest[1].number if self._newest else 0
+        for held in self._epochs.values():
+            for place in held.places:
+                if wanted_bytes <= 0 or place.number == newest:
+                    break
+                wanted_bytes -= place.size_bytes
+                through = place.number
+        if through:
+            self._drop_through(through, coming)
+        return through > 0
 
-    def _drop_segment(self, number: int) -> None:
-        lost, gap = 0, 0
+    def _drop_through(self, through: int, coming: Key | None = None) -> None:
+        """Drop all cuts up to that number in the queue; see the module's text.
+
+        What they were, and what they had to tell of earlier ones, the oldest cut left tells: ``coming``
+        when all others are dropped or forgotten.
+        """
+        lost, told, gaps, heir = 0, 0, dict(self._gaps), None
+        doomed: list[str] = []
         for epoch, held in self._epochs.items():
-            count = bisect_right(held.places, number, key=lambda place: place.segment)
-            gap += self._take_gaps(epoch, held.seqs[:count])
-            lost += len(held.cut_front(count))
+            count = bisect_right(held.places, through, key=lambda place: place.number)
+            lost += count
+            doomed += [f"{epoch}:{held.seqs[0]}-{held.seqs[count - 1]}"] if count else []
+            told += sum(gaps.pop((epoch, seq), 0) for seq in held.seqs[:count])
+            if heir is None and count < len(held.seqs):
+                heir = (epoch, held.seqs[count])
+        heir = heir or coming
+        assert heir is not None  # at recovery more than one epoch is held
+        gaps[heir] = gaps.get(heir, 0) + lost + told
+        log.debug("dropping-cuts", cuts=",".join(doomed))
+        data = spool_record.pack(through, 0, Account(self.dropped + lost, gaps))
+        self._confirmed = self._queue.put(data, kind=spool_record.NOTE, reserved=True)
+        self._queue.discard(self._notes)
+        self._notes = [self._confirmed]
+        self.dropped, self._gaps = self.dropped + lost, gaps
+        self._queue.delete_through(through)
+        self._forget_places(through)
+
+    def _forget_places(self, through: int) -> None:
+        for held in self._epochs.values():
+            held.cut_front(bisect_right(held.places, through, key=lambda place: place.number))
         self._epochs = {epoch: held for epoch, held in self._epochs.items() if held.seqs}
-        if lost:
-            epoch, held = next(iter(self._epochs.items()))  # the newest cut is never dropped
-            key = (epoch, held.seqs[0])
-            self._count_dropped(lost, key, gap)
-        # Crash: the count is on disk first; recovery deletes what it covers.
-        self._write_counts(through=number)
-        self._delete(number)
-
-    def _drop_oldest_epoch(self) -> None:
-        """At recovery only."""
-        oldest, held = next(iter(self._epochs.items()))
-        lost, gap = len(held.seqs), self._take_gaps(oldest, held.seqs)
-        for place in held.cut_front(lost):
-            self._alive[place.segment] -= 1
-        self._epochs = {epoch: rest for epoch, rest in self._epochs.items() if rest.seqs}
-        epoch, rest = next(iter(self._epochs.items()))
-        self._count_dropped(lost, (epoch, rest.seqs[0]), gap)
-        self._write_counts(through=0)
-
-    def _take_gaps(self, epoch: int, seqs: list[int]) -> int:
-        """Gaps told by cuts that are dropped themselves: the next cut must tell them."""
-        return sum(self._gaps.pop((epoch, seq), 0) for seq in seqs)
-
-    def _count_dropped(self, lost: int, before: Key, told: int = 0) -> None:
-        """``lost`` cuts before ``before`` are gone, and with them the word of ``told`` earlier ones."""
-        self.dropped += lost
-        self._gaps[before] = self._gaps.get(before, 0) + lost + told
-
-    def _write_counts(self, through: int) -> None:
-        gaps = [[epoch, seq, count] for (epoch, seq), count in self._gaps.items()]
-        # A full disk must not stop the dropping that makes room on it: the count then lives in memory only.
-        with suppress(OSError):
-            state.write_json(
-                self._directory / _COUNTS, {"dropped": self.dropped, "gaps": gaps, "through": through}
-            )
 
     def forget(self, epoch: int, seq: int) -> None:
         """The server has every cut of ``epoch`` up to ``seq`` on disk."""
@@ -249,24 +314,14 @@ class Spool:
         count = bisect_right(held.seqs, seq)
         for done in held.seqs[:count]:
             self._gaps.pop((epoch, done), None)
-        for place in held.cut_front(count):
-            self._alive[place.segment] -= 1
+        newest = self._newest[1].number if self._newest else 0
+        gone = [place.number for place in held.cut_front(count) if place.number != newest]
         if not held.seqs:
             del self._epochs[epoch]
-        if count:
-            self._delete_dead()
-
-    def _delete_dead(self) -> None:
-        keep = self._newest[1].segment if self._newest else 0
-        writing = self._writer.number if self._writer else 0
-        for number in [number for number, alive in self._alive.items() if alive == 0]:
-            if number not in (keep, writing):
-                self._delete(number)
-
-    def _delete(self, number: int) -> None:
-        del self._alive[number], self._sizes[number]
-        with suppress(FileNotFoundError):
-            segment.path_of(self._directory, number).unlink()
+        with suppress(
+            DiskQueueError
+        ):  # refuses since a failed write: they are offered again, which is allowed
+            self._queue.discard(gone)
 
     # -- reading
 
@@ -280,7 +335,7 @@ class Spool:
         Neither append nor forget while the iterator is in use.
 
         Raises:
-            SpoolUnusable: a segment cannot be read any more.
+            SpoolUnusable: a cut cannot be read any more.
         """
         started = start is None or start[0] not in self._epochs
         for epoch, held in list(self._epochs.items()):
@@ -299,14 +354,16 @@ class Spool:
             return None
         return self._spooled(*self._newest)
 
-    def _spooled(self, key: Key, place: segment.Place) -> Spooled:
+    def _spooled(self, key: Key, place: Place) -> Spooled:
         if self._newest is not None and key == self._newest[0]:
             raw = self._newest_raw
         else:
             try:
-                raw = segment.read(self._directory, place)
-            except OSError as exc:
+                message = self._queue.read(place.number)
+            except DiskQueueError as exc:
                 raise SpoolUnusable(str(self._directory), str(exc)) from exc
+            assert message is not None  # what is not forgotten stands in the queue
+            raw = spool_record.unpack(message.data).raw
         gap = self._gaps.get(key, 0)
         return Spooled(*key, with_gap(raw, gap) if gap else raw)
 
@@ -317,18 +374,15 @@ class Spool:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(self._sizes.values())
+        """Bytes of the queue in use."""
+        return self._queue.used_bytes
+
+    @property
+    def fullness_ratio(self) -> float:
+        """Share of the spool in use, 0 to 1."""
+        return self._queue.fullness_ratio
 
     def close(self) -> None:
-        """Let go of the segment being written; the next append begins another."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-
-def with_gap(raw: bytes, gap: int) -> bytes:
-    """The same cut, saying that ``gap`` cuts before it were dropped."""
-    parsed = frame.decode(raw)
-    header: dict[str, Any] = {**parsed.header, "gap": gap}
-    return frame.encode(parsed.kind, header, parsed.blob, parsed.flags)
+        """Sync the index and let go of the files."""
+        with suppress(DiskQueueError):  # poisoned: the next start recovers
+            self._queue.close()

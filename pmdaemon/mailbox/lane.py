@@ -257,7 +257,11 @@ class LaneWriter(SlotKeeper):
             else:
                 if data is not before:  # else it is a copy for another recipient
                     before, check = data, outlet.ring.checksum(data)
-                outlet.ring.write(position, data, length)
+                start = outlet.start + position % outlet.size
+                if start + length <= outlet.end:
+                    memory[start : start + length] = data
+                else:
+                    outlet.ring.write(position, data, length)
             at_bytes = self._at_bytes[slot]
             memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
                 self._states[slot] + READY,

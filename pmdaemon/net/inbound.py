@@ -104,6 +104,7 @@ class Inbound:
         hints: Handover[Hint],
         mover: Mover | None,
         counters: Counter[str],
+        on_sweep: Callable[[], None] = lambda: None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._registry = registry
@@ -116,6 +117,7 @@ class Inbound:
         self._channel_waits = False
         self.steps = 0
         self._counters = counters
+        self._on_sweep = on_sweep
         self._selector = selectors.DefaultSelector()
         self._thread_time_ns = thread_time_ns
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -180,6 +182,7 @@ class Inbound:
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
+            self._on_sweep()
         return served
 
     def _timeout_s(self) -> float:

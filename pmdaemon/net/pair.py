@@ -29,6 +29,7 @@ from pmdaemon.config import PmFile
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.cycle.teller import Teller
 from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
@@ -128,6 +129,7 @@ class Pair:
             self._registered,
             self.in_counters,
         )
+        teller = Teller(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
             reception,
@@ -137,6 +139,7 @@ class Pair:
             hints=self._hints,
             mover=mover,
             counters=self.in_counters,
+            on_sweep=teller.tick,
         )
         self.outbound = Outbound(
             self.registry,
@@ -203,6 +206,15 @@ class Pair:
             "mailbox_full": float(figures["full"]),
             "mailbox_takes": float(figures["takes"]),
             "mailbox_fill_ratio": max(figures["ring_fill_ratio"].values(), default=0.0),
+        }
+
+    def _refused(self) -> dict[str, int]:
+        """What found no room, since the start."""
+        courier = self._courier
+        return {
+            "batches_to_keep": courier.refused_keeping,
+            "live_cuts": courier.dropped_live_cuts,
+            "news": courier.dropped_news,
         }
 
     def summary(self) -> dict[str, object]:

@@ -42,6 +42,8 @@ class Kind(IntEnum):
     STREAMS_SEEN = 66
     CAPS_STATE = 67
     GATEWAY_ALERT = 68
+    # pair, dbmanager -> services
+    PRESSURE = 69
     # services -> pair
     SET_CAPS = 72
     SET_THRESHOLDS = 73

@@ -111,6 +111,7 @@ def health(parts: Parts, _request: Request) -> Response:
         "database": database,
         "services": "no live snapshot lately" if stale else "ok",
         "snapshot_age_s": parts.live.age_s(),
+        "fullness": _fullness(parts),
         "version": version("storage-sla-server"),
     }
     return answers.as_json(told)
@@ -123,6 +124,15 @@ def _database(parts: Parts) -> str:
     except SlaError as exc:
         return str(exc)
     return ""
+
+
+def _fullness(parts: Parts) -> dict[str, float]:
+    """``process/way`` to the share in use, of all queues and mailboxes on the way of the data."""
+    found: dict[str, float] = {}
+    for process in parts.live.newest().snapshot.get("processes", []):
+        for way, ratio in ((process.get("pressure") or {}).get("fullness") or {}).items():
+            found[f"{process['name']}/{way}"] = ratio
+    return found
 
 
 def session_state(_parts: Parts, _request: Request) -> Response:

@@ -11,6 +11,7 @@ from sla_server.cli.client import Client
 from sla_server.cli.get import get
 from sla_server.cli.mailbox import mailbox
 from sla_server.cli.policy import policy
+from sla_server.cli.queue import queue
 from sla_server.cli.shared import Group
 from sla_server.cli.top import top
 
@@ -35,7 +36,7 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
     context.obj = context.obj or Client.find(server, token_file, config)
 
 
-for command in (apply, get, delete, throttle, mode, policy, top, login, mailbox):
+for command in (apply, get, delete, throttle, mode, policy, queue, mailbox, top, login):
     cli.add_command(command)
 
 if __name__ == "__main__":

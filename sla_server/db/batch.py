@@ -28,9 +28,11 @@ class Refused:
 
 @dataclass(slots=True)
 class Batch:
-    """Decoded records with queue_seq ``first_seq`` to ``last_seq``.
+    """Decoded records: all that the queue holds from ``first_seq`` to ``last_seq``.
 
     Attributes:
+        first_seq: one behind the record before these, which need not be the first of these: numbers have
+            holes.
         marks: (gateway_id, epoch) to the highest seq, also of refused cuts: they must not come again.
         gateways: GATEWAY headers, in order.
         streams_seen: STREAMS_SEEN headers, in order.
@@ -47,9 +49,12 @@ class Batch:
     refused: list[Refused] = field(default_factory=list)
 
 
-def decode_batch(records: Sequence[Record]) -> Batch:
-    """Decode records (at least one). What does not decode is listed in ``refused``, never raised."""
-    batch = Batch(records[0].queue_seq, records[-1].queue_seq)
+def decode_batch(records: Sequence[Record], after_seq: int) -> Batch:
+    """Decode the records (at least one) that follow ``after_seq`` in the queue.
+
+    What does not decode is listed in ``refused``, never raised.
+    """
+    batch = Batch(after_seq + 1, records[-1].queue_seq)
     for record in records:
         try:
             message = frame.decode(record.payload)

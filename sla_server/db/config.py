@@ -33,12 +33,10 @@ class DatabaseConfig(StrictModel):
     file_max_s: float = Field(default=60.0, ge=1, le=3600)
     """A Parquet file of raw cuts is closed at this age."""
 
-    queue_segment_bytes: int = Field(default=16 << 20, ge=64 << 10)
-    """The ingest queue begins a new file at this size; whole files are deleted once consumed."""
-
-    queue_limit_bytes: int = Field(default=4 << 30, ge=1 << 20)
-    """Above this nothing more is taken from the mailboxes (agents keep their cuts): about 2.5
-    minutes of the largest load, days of a small one."""
+    queue_bytes: int = Field(default=256 << 20, ge=16 << 20, multiple_of=256)
+    """Size of the ingest queue, reserved when it is made. When it is full nothing more is taken from the
+    mailboxes and agents keep their cuts. 256 MiB hold some 10 minutes of 1,000 streams at a cut a second
+    while the database is away."""
 
     statement_timeout_s: float = Field(default=30.0, ge=1)
     """PostgreSQL gives up a statement after this time; the writer tries again."""

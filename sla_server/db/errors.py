@@ -10,7 +10,8 @@
         ├── ArchiveFailed          a Parquet file could not be written; its cuts stay in the queue
         └── QueueError             root of the ingest queue's errors
             ├── QueuePoisoned      a write or sync failed earlier; what reached the disk is unknown
-            └── QueueCorrupt       damage that no crash of ours can leave; needs a person
+            ├── QueueCorrupt       a durable record cannot be read back
+            └── OldQueueFiles      the directory holds the plain files of an earlier version
 
 No exception of SQLAlchemy or a driver leaves ``sla_server.db``: ``engine.translated`` turns them into these.
 """
@@ -111,13 +112,26 @@ class QueuePoisoned(QueueError):
 
 
 class QueueCorrupt(QueueError):
-    """A segment is damaged in a way that no crash of ours can leave."""
+    """A durable record is damaged; a restart goes on without it and logs what is missing."""
 
     def __init__(self, path: Path, offset_bytes: int, problem: str) -> None:
         self.path = path
         self.offset_bytes = offset_bytes
         super().__init__(
-            f"{path} is damaged at byte {offset_bytes}: {problem}. Records before that byte are "
-            "intact. Check the disk; to go on without the rest of "
-            "this file, move it out of the queue directory and keep it"
+            f"{path} is damaged at byte {offset_bytes}: {problem}. Keep a copy of the file, check the disk, "
+            f"and see `sla queue recover --dry-run {path}`; after a restart the database manager goes on "
+            "without the damaged record"
+        )
+
+
+class OldQueueFiles(QueueError):
+    """The directory holds the plain files of an earlier version, which this one does not read."""
+
+    exit_status = 78
+
+    def __init__(self, directory: Path, files: int) -> None:
+        super().__init__(
+            f"[database] queue_dir {directory} holds {files} files *.seg of an earlier version's ingest "
+            "queue. Start that version once more and stop it in order, so that it writes everything out; "
+            "then move the files `*.seg` and `id` away. Or set queue_dir to another directory"
         )

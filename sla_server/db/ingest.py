@@ -103,11 +103,12 @@ class IngestStore:
         table = schema.consumed
         connection.execute(update(table).where(table.c.queue == key).values(queue_seq=queue_seq))
 
-    def apply(self, records: Sequence[Record], oldest_seq: int) -> Batch:
+    def apply(self, records: Sequence[Record], after_seq: int, oldest_seq: int) -> Batch:
         """Put the effect of ``records`` into the tables, unless it is there; returns the records decoded.
 
         Args:
-            records: consecutive, at least one.
+            records: what follows ``after_seq`` in the queue, at least one.
+            after_seq: where the cursor should be, or behind.
             oldest_seq: oldest record the queue still holds.
 
         Raises:
@@ -115,14 +116,14 @@ class IngestStore:
             DatabaseRefused: some value is refused; nothing was written.
             DatabaseUnavailable: nothing, or everything, was written; come again.
         """
-        batch = decode_batch(records)
+        batch = decode_batch(records, after_seq)
         with begin(self._engine) as connection:
             cursor = self._cursor(connection, self._sql_key)
             if cursor + 1 < batch.first_seq and oldest_seq < batch.first_seq:
                 raise CursorMovedBack(cursor, batch.first_seq - 1)
             fresh = [record for record in records if record.queue_seq > cursor]
             if fresh:
-                part = batch if len(fresh) == len(records) else decode_batch(fresh)
+                part = batch if len(fresh) == len(records) else decode_batch(fresh, cursor)
                 self._store(connection, part)
                 self._move(connection, self._sql_key, part.last_seq)
                 self._probe("in-transaction")

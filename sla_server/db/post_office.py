@@ -1,8 +1,8 @@
 """The intake's thread: mailboxes in, queue, notices out.
 
 One round: take messages, ``Intake.absorb``, append with one sync, post the notices. While nothing arrives
-it sleeps on the doorbells. While the queue is above its limit it takes nothing: mailboxes fill, pairs are
-refused and ask their agents again later, which keep everything until then.
+it sleeps on the doorbells. While the queue has no room for a whole round it takes nothing: mailboxes fill,
+pairs are refused and ask their agents again later, which keep everything until then.
 
 A recipient without room does not hold the others up: its notices wait in a bounded list, oldest dropped
 first. Dropping is safe: watermarks are asked for by the next GATEWAY, DURABLE is repeated when a cut comes
@@ -31,6 +31,9 @@ from sla_server.db.intake import Incoming, Intake, Notice
 log = structlog.get_logger("db-intake")
 TAKE_MESSAGES: Final = 256
 TAKE_BYTES: Final = 1 << 20  # four CUTS batches of a pair for one sync
+ROUND_BYTES: Final = (
+    2 * TAKE_BYTES
+)  # a message larger than TAKE_BYTES comes alone, and no frame is twice that
 MAX_WAITING_NOTICES: Final = 1000
 BACKSTOP_S: Final = 0.05
 FULL_PAUSE_S: Final = 0.25
@@ -67,9 +70,12 @@ class PostOffice:
         boxes: the main one and the application's.
         intake: decides.
         queue: keeps.
-        queue_limit_bytes: above it nothing is taken.
         on_urgent: called when a RECORD was appended.
         probe: called at "noticed"; crash tests die there.
+        tick: called once a round; tells how full everything is.
+
+    Attributes:
+        pauses: how often the queue became too full to take from the mailboxes.
     """
 
     def __init__(
@@ -77,18 +83,19 @@ class PostOffice:
         boxes: Sequence[Box],
         intake: Intake,
         queue: DurableQueue,
-        queue_limit_bytes: int,
         on_urgent: Callable[[], None],
         probe: Callable[[str], None] = lambda _point: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._boxes = boxes
         self._intake = intake
         self._queue = queue
-        self._queue_limit_bytes = queue_limit_bytes
         self._on_urgent = on_urgent
         self._probe = probe
         self._waiting: dict[tuple[int, str], deque[bytes]] = {}
-        self._is_over_limit = False
+        self._tick = tick
+        self._is_full = False
+        self.pauses = 0
 
     def greet(self) -> None:
         """Post WATERMARKS to every pair."""
@@ -103,10 +110,10 @@ class PostOffice:
             QueuePoisoned: nothing can be kept any more.
         """
         self._send_waiting()
-        if self._over_limit():
-            return False
         came = False
         for number, box in enumerate(self._boxes):
+            if self._queue_is_full():
+                return came
             messages = self._take(box)
             if not messages:
                 continue
@@ -123,6 +130,7 @@ class PostOffice:
         """Rounds until ``stop``, then until the mailboxes are empty (2 s at most)."""
         self.greet()
         while not stop.is_set():
+            self._tick()
             if not self.round():
                 self._sleep(stop)
         deadline = Deadline(DRAIN_S)
@@ -138,16 +146,17 @@ class PostOffice:
             log.error("mailbox-damaged", error=str(exc))
             return ()
 
-    def _over_limit(self) -> bool:
-        is_over = self._queue.waiting_bytes >= self._queue_limit_bytes
-        if is_over != self._is_over_limit:
-            self._is_over_limit = is_over
-            log.warning("queue-full" if is_over else "queue-has-room", queue_bytes=self._queue.waiting_bytes)
-        return is_over
+    def _queue_is_full(self) -> bool:
+        is_full = not self._queue.has_room(ROUND_BYTES, TAKE_MESSAGES)
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self.pauses += is_full
+            log.warning("queue-full" if is_full else "queue-has-room", queue_bytes=self._queue.waiting_bytes)
+        return is_full
 
     def _sleep(self, stop: Stop) -> None:
         """Until a doorbell, the stop, or the backstop."""
-        if self._is_over_limit:
+        if self._is_full:
             stop.wait(FULL_PAUSE_S)
             return
         asleep: list[Box] = []

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import attach
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -82,7 +83,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
     Raises:
         AnotherManager: a second dbmanager on this data directory.
         SchemaTooNew, ConfigError: the database does not fit this release or configuration.
-        QueueCorrupt: the ingest queue is damaged.
+        OldQueueFiles, DiskQueueError: the ingest queue cannot be opened.
         MailboxError: the segments do not exist or do not fit.
     """
     with ExitStack() as stack:
@@ -93,8 +94,13 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         boxes = [
             stack.enter_context(attach(config.runtime_dir / name, NAME)) for name in ("main.mbx", "app.mbx")
         ]
-        limit_bytes = config.database.queue_limit_bytes
-        office = PostOffice(boxes, manager.intake, manager.queue, limit_bytes, manager.writer.wake)
+        teller = Teller(
+            boxes[0],
+            SystemClock(),
+            lambda: {"ingest-queue": manager.queue.fullness_ratio},
+            lambda: {"queue_full_pauses": office.pauses},
+        )
+        office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
         failed = _run_threads(office, manager, stop)
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 1 if failed else 0
@@ -128,7 +134,7 @@ def open_manager(
     engine = make_engine(settings, config.data_dir)
     stack.callback(engine.dispose)
     queue_dir = settings.resolved_queue_dir(config.data_dir)
-    queue = IngestQueue(queue_dir, settings.queue_segment_bytes)
+    queue = IngestQueue(queue_dir, settings.queue_bytes)
     stack.callback(queue.close)
     store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
     parquet_dir = settings.resolved_parquet_dir(config.data_dir)

@@ -28,6 +28,11 @@ class InventoryReads(Queries):
         statement = select(table).order_by(table.c.volume, table.c.client, table.c.stream_id)
         return self._rows(statement if volume is None else statement.where(table.c.volume == volume))
 
+    def stream_count(self) -> int:
+        """How many streams there are."""
+        (row,) = self._rows(select(func.count().label("streams")).select_from(schema.streams))
+        return int(row["streams"])
+
     def volumes(self) -> list[Row]:
         """Volumes with exact sums over their streams; ``last_us``: end of the newest cut with a row."""
         table, streams = schema.volumes, schema.streams

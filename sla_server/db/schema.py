@@ -221,6 +221,7 @@ throttles = Table(
     *(_text(name) for name in ("reason", "text", "victim", "who", "state")),
     _big("gen"),  # none: observed only, no gateway was ever told
     *(_big(name) for name in ("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us")),
+    *(_float(name) for name in ("loop_start", "loop_ceiling")),
     Index("throttles_requested", "requested_us"),
 )
 

@@ -179,7 +179,7 @@ class Writer:
         if not self._held:
             return None
         try:
-            batch = self._store.apply(self._held, self._queue.oldest_seq)
+            batch = self._store.apply(self._held, self._sql_seq, self._queue.oldest_seq)
         except DatabaseRefused as exc:
             batch = self._one_by_one(self._held, exc)
         except CursorMovedBack as exc:
@@ -197,10 +197,10 @@ class Writer:
         log.error("batch-refused", error=str(error), first=records[0].queue_seq, last=records[-1].queue_seq)
         for record in records:
             try:
-                self._store.apply([record], self._queue.oldest_seq)
+                self._store.apply([record], self._sql_seq, self._queue.oldest_seq)
             except DatabaseRefused as exc:
                 self._put_aside(record, exc)
-        return decode_batch(records)
+        return decode_batch(records, self._sql_seq)
 
     def _put_aside(self, record: Record, error: DatabaseRefused) -> None:
         self._refused_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ class Writer:
             records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._sql_seq]
         finally:
             reader.close()
-        return decode_batch(records) if records else None
+        return decode_batch(records, self._archived_seq) if records else None
 
     def _finish_file(self) -> None:
         self._finished = self._archive.finish()

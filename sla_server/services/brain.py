@@ -4,9 +4,13 @@ It ties the pure parts together and owns all their state:
 
     cut --> GatewayTable (entity) --> Scopes --> windows of each promise --> LiveState --> violations
                   |                                      |
-                  |                   gate open? --------+--> BackendControl --> PolicyManager --> SetCaps
+                  |                   gate open? --------+--> Loops (control) --> PolicyManager --> SetCaps
                   |-- use of each volume ----------------------------^                 |
                   `-- generation and measured rate: proof of actuation ----------------'
+
+Cuts wait until the next question (a tick as a rule) and are then entered as batches (``arrivals``), with the
+result of one after another; a tick looks at the promises that were fed since the last one and at the
+backends where something is at risk or in force.
 
 Invariants: no clock, no I/O, no threads; the same calls give the same decisions. ``now_ns`` is the caller's
 monotonic clock, ``unix_us`` its wall clock (stored times only). Windows for control are fed only while the
@@ -20,24 +24,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
-from sla_server.services.control import BackendControl, Need, Step, Victim
-from sla_server.services.decisions import Decision, RaiseEvent, Reason, RecordThrottle
-from sla_server.services.entity import GatewayTable, Stream, Taken
+from sla_server.services.arrivals import Arrivals
+from sla_server.services.bank import CODE
+from sla_server.services.bank_tracker import BankTracker
+from sla_server.services.decisions import Decision, Reason
+from sla_server.services.entity import GatewayTable, Stream, UseBoard
 from sla_server.services.live_state import LiveState
 from sla_server.services.live_view import snapshot
-from sla_server.services.neighbours import Neighbour, claims
-from sla_server.services.policy import PolicyManager, new_id
+from sla_server.services.loops import Loops
+from sla_server.services.policy import PolicyManager
 from sla_server.services.scopes import Key, Scopes
 from sla_server.services.settings import ControlSettings
 from sla_server.services.surroundings import Surroundings
 from sla_server.services.throttles import Rates, Throttle
-from sla_server.services.waterfill import spread, water_fill
-from sla_server.services.windows import Piece, WindowTracker, piece_of
+from sla_server.services.windows import Silence
 
 
 class Brain:
@@ -46,17 +48,19 @@ class Brain:
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.tables: dict[str, GatewayTable] = {}
-        self.controls: dict[str, BackendControl] = {}
         self.live: dict[Key, LiveState] = {}
         self.threshold_version = 0
-        self.scopes = Scopes(settings)
         self.around = Surroundings(settings)
+        self.scopes = Scopes(settings, self.around.r_on)
         self.policy = PolicyManager(
             settings, self.around.standing_of, self.around.mean_cost_of, self.around.carriers_of
         )
-        self._unix_us = 0
-        self._now_ns = 0
-        self._observed: dict[str, set[Key]] = {}
+        self.loops = Loops(settings, self.around, self.scopes, self.policy)
+        self._board = UseBoard()
+        self._arrivals = Arrivals(
+            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._board
+        )
+        self._restored = False
 
     # What is promised.
 
@@ -64,6 +68,7 @@ class Brain:
         self, promises: Sequence[Promise], classes: Sequence[VolumeClass], threshold_version: int
     ) -> None:
         """The agreements in force, complete; promises that did not change keep their state."""
+        self._arrivals.settle()
         self.around.set_classes(classes)
         self.threshold_version = threshold_version
         self.scopes.set_promises(promises, self.tables.values())
@@ -71,14 +76,21 @@ class Brain:
         for promise in promises:
             kept = old.get(promise.key)
             if kept is None or kept.promise != promise:
-                kept = LiveState(self.settings, promise, WindowTracker(self.settings, promise))
+                kept = LiveState(self.settings, promise, Silence())
+                kept.r_on = self.around.r_on(promise.key)
             self.live[promise.key] = kept
-        self._link_trackers()
-        self._set_agreed_caps()
+        self._link_trackers(self.live)
+        self._set_agreed_caps(self.around.volumes() | self.policy.layers["agreed"].keys(), whole=True)
 
     def set_budget(self, key: Key, burn_1h: float, remaining_ratio: float) -> None:
         """Error budget of one objective: what its urgency follows."""
+        if self.around.budgets.get(key) == (burn_1h, remaining_ratio):
+            return
+        self._arrivals.settle()
         self.around.budgets[key] = (burn_1h, remaining_ratio)
+        self.scopes.set_r_on(key)
+        if key in self.live:
+            self.live[key].r_on = self.around.r_on(key)
 
     def set_mode(self, mode: str) -> None:
         """Mode "observe" (decide and write down) or "enforce".
@@ -88,11 +100,9 @@ class Brain:
         """
         if mode not in ("observe", "enforce"):
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
+        self._arrivals.settle()
         self.policy.mode = mode
-        self._observed.clear()
-        if mode == "observe":
-            for control in self.controls.values():
-                control.reset()
+        self.loops.set_mode(mode)
 
     # What is measured.
 
@@ -100,34 +110,37 @@ class Brain:
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int
     ) -> None:
         """A gateway registered, or its exports changed."""
-        table = self.tables.setdefault(gateway_id, GatewayTable(gateway_id))
+        table = self._table(gateway_id)
         table.name, table.state, table.reason = name, "up", ""
-        table.exports = {export["volume"]: export["backend"] for export in exports}
+        table.set_exports({export["volume"]: export["backend"] for export in exports})
         for volume in table.exports:
             self.around.carries(volume, table)
         self.policy.gateway_up(table, now_ns)
-        self._set_agreed_caps()
+        self._set_agreed_caps(table.exports)
+
+    def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
+        """How many cuts its spool has lost in its life, as it says; for the live view."""
+        self._table(gateway_id).dropped_cuts = cuts
 
     def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
         """Its session ended; caps it holds lapse with their lease."""
+        self._arrivals.settle()
         table = self.tables.get(gateway_id)
         if table is None:
             return
         table.state, table.reason = "lost", reason
         self.policy.gateway_lost(gateway_id)
-        for control in self.controls.values():
-            control.awaiting.pop(gateway_id, None)  # it cannot confirm; the others go on
+        self.loops.gateway_lost(gateway_id)
 
     def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
         """Streams of a gateway, all or only new ones."""
-        table = self.tables.setdefault(gateway_id, GatewayTable(gateway_id))
+        table = self._table(gateway_id)
         rows = table.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams])
         for row in rows:
             self.around.carries(table.streams[row].volume, table)
         if rows:
-            self.scopes.extend(table, rows)
-            self._link_trackers()
-            self._set_agreed_caps()
+            self._link_trackers(self.scopes.extend(table, rows))
+            self._set_agreed_caps({table.streams[row].volume for row in rows})
 
     def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
         """One cut, in order or not, for the first time or again.
@@ -139,23 +152,11 @@ class Brain:
             live: sent beside a backlog; used like any other here, the order decides.
             now_ns: monotonic.
         """
-        table = self.tables.setdefault(cut.gateway_id, GatewayTable(cut.gateway_id))
-        if cut.gateway_id not in self.policy.ports:
-            self.policy.gateway_up(table, now_ns)
-        taken = table.take(cut, recv_us, offset_us, self.settings.stale_s * 1e6, now_ns)
-        if taken is None:
-            return
-        if table.state != "up":  # a stalled gateway recovered: its statistics are the proof
-            table.state, table.reason = "up", ""
-            self.policy.gateway_up(table, now_ns)
-        self._unix_us = max(self._unix_us, recv_us)
-        for control in self.controls.values():
-            control.confirm(cut.gateway_id, cut.throttle_gen)
-        self.policy.cut(table, cut.duration_us, recv_us)
-        self._feed(taken, now_ns)
+        self._arrivals.put(cut, recv_us, offset_us, now_ns)
 
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
         """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
+        self._arrivals.settle()
         self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
@@ -206,180 +207,96 @@ class Brain:
 
         They are believed, not issued; the gateways' next cuts confirm them or have them sent again.
         """
+        self._arrivals.settle()
         restored = self.policy.restore(throttle_rows)
+        self._restored = True
         if any(t.source != "manual" for t in restored):
             self.policy.mode = (
                 "enforce"  # what was in force was so in that mode; the shell says so next if it changed
             )
-        for backend in {t.backend for t in restored if t.source == "control"}:
-            ours = [t for t in restored if t.source == "control" and t.backend == backend]
-            managed = {t.volume: self.around.neighbour(t.volume, None) for t in ours}
-            victims = {_key_of(t.victim) for t in ours if t.victim}
-            allowed = sum(t.rates.cost or 0.0 for t in ours)
-            self._control(backend).adopt(managed, victims, allowed)
+        self.loops.restore(restored)
 
     # What follows.
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Look at everything; call it some four times a second."""
-        self._unix_us, self._now_ns = max(self._unix_us, unix_us), now_ns
-        decisions: list[Decision] = []
-        for key, state in self.live.items():
-            event = state.update(self.around.r_on(key), now_ns)
-            if event is not None:
-                decisions.append(event)
-        for backend in sorted(self.scopes.backends() | {b for b, c in self.controls.items() if c.active}):
-            decisions += self._run(backend, now_ns, unix_us)
+        self._arrivals.settle()
+        decisions = self._look_at_promises(now_ns)
+        decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
-        self._shut_gates(plan.waits)
+        self.loops.shut_gates(plan.waits, self.tables, now_ns)
         return decisions + plan.decisions
 
-    def snapshot(self, unix_us: int) -> dict[str, Any]:
-        """The live view of docs/formats/messages.md, without compliance, processes, events and policy."""
-        return snapshot(self.policy.mode, self.tables, self.live, self.policy, self.controls, unix_us)
+    def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
+        """The live view of docs/formats/messages.md, without compliance, processes, events and policy.
+
+        Args:
+            unix_us: wall clock.
+            most: rows of each kind; what needs a look or uses most is shown.
+        """
+        self._arrivals.settle()
+        return snapshot(
+            self.policy.mode,
+            self.tables,
+            self.live,
+            self.policy,
+            self.loops.controls,
+            self.around,
+            self._board,
+            most,
+            unix_us,
+        )
+
+    def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
+        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out."""
+        return {
+            key: {"state": self.live[key].state, "u": self.live[key].signal.u}
+            for key in keys
+            if key in self.live
+        }
 
     # Inside.
 
-    def _control(self, backend: str) -> BackendControl:
-        return self.controls.setdefault(backend, BackendControl(self.settings, backend))
+    def _table(self, gateway_id: str) -> GatewayTable:
+        self._arrivals.settle()
+        table = self.tables.get(gateway_id)
+        if table is None:
+            table = self.tables[gateway_id] = GatewayTable(gateway_id, self._board)
+        return table
 
-    def _link_trackers(self) -> None:
+    def _link_trackers(self, keys: Iterable[Key]) -> None:
         """The windows over all backends are the live states' own."""
-        for scope in self.scopes.on_backend(""):
-            scope.tracker = self.live[scope.promise.key].tracker
+        for key in keys:
+            whole = self.scopes.whole(key)
+            if whole is not None and self.live[key].tracker is not whole.tracker:
+                self.live[key].tracker = whole.tracker
+                self._note_state(key)
 
-    def _set_agreed_caps(self) -> None:
-        known = (
-            self.around.volumes() | self.policy.layers["agreed"].keys()
-        )  # restored ones come before gateways
-        caps = {v: c for v in known if (c := self.around.standing_of(v).cap_iops) is not None}
-        self.policy.set_wanted("agreed", {v: Rates(ops=cap) for v, cap in caps.items()})
+    def _note_state(self, key: Key) -> None:
+        """Tell the bank what the live state says now, so that it knows a change."""
+        state = self.live[key]
+        if isinstance(state.tracker, BankTracker):
+            self.scopes.bank.note_state(state.tracker.row, CODE[state.state], state.violating)
 
-    def _control_caps(self) -> dict[str, float | None]:
-        return {volume: t.rates.cost for volume, t in self.policy.layers["control"].items()}
-
-    def _feed(self, taken: Taken, now_ns: int) -> None:
-        before: tuple[Key, npt.NDArray[np.bool_], Piece] | None = None
-        for scope in self.scopes.at(taken.cut.gateway_id):
-            rows = scope.rows_of(taken)
-            # As a rule a promise has one backend and its two scopes the same streams: sum up once.
-            if before is None or before[0] != scope.promise.key or not np.array_equal(before[1], rows):
-                before = scope.promise.key, rows, piece_of(taken.cut, rows, scope.promise)
-            piece = before[2]
-            if (
-                scope.backend
-                and scope.backend in self.controls
-                and not self.controls[scope.backend].gate_open
-            ):
-                scope.tracker.note(piece, now_ns)
-            else:
-                scope.tracker.add(piece, scope.needed(self.tables, now_ns), now_ns)
-
-    def _run(self, backend: str, now_ns: int, unix_us: int) -> list[Decision]:
-        scopes = self.scopes.on_backend(backend)
-        victims = [self.around.victim(scope, now_ns) for scope in scopes]
-        control = self._control(backend)
-        if not control.active and not any(v.need is Need.AT_RISK for v in victims):
-            self._observed.pop(backend, None)
-            control.helpless_since_ns = None
-            return []
-        neighbours = self.around.neighbours(backend, scopes, self._control_caps())
-        if self.policy.mode == "observe":
-            return self._observe(backend, victims, neighbours, now_ns, unix_us)
-        self._give_up_waiting(control, now_ns)
-        step = control.step(victims, neighbours, now_ns)
-        if control.active:
-            self._actuate(control, neighbours, step)
-        elif step.changed and step.reason is not None:
-            self.policy.release_control(backend, step.reason, step.text)
-        return _notices(backend, step)
-
-    def _give_up_waiting(self, control: BackendControl, now_ns: int) -> None:
-        """A gateway that does not confirm must not blind the loop; the policy manager reports it."""
-        if control.awaiting and now_ns - control.waiting_ns > self.settings.confirm_limit_s * 1e9:
-            control.awaiting.clear()
-
-    def _actuate(self, control: BackendControl, neighbours: Mapping[str, Neighbour], step: Step) -> None:
-        shares = self._shares(control, neighbours)
-        if step.changed and step.reason is not None:
-            victim = control.lead.name if control.lead is not None else ""
-            self.policy.set_control(control.backend, shares, step.reason, step.text, victim)
-            return
-        held = {v: t.rates.cost or 0.0 for v, t in self.policy.layers["control"].items() if v in shares}
-        # Only somebody who waits is a reason to share anew: every change makes the loop wait for evidence.
-        ratio = 1 + self.settings.resplit_ratio
-        starved = any(control.managed[v].queueing and shares[v] > ratio * cost for v, cost in held.items())
-        ports = [
-            self.policy.ports[g] for v in shares for g in self.around.carriers_of(v) if g in self.policy.ports
-        ]
-        settled_ns = max((port.issued_ns for port in ports), default=0)
-        due = self._now_ns - settled_ns >= self.settings.resplit_min_s * 1e9
-        if starved and due and control.gate_open:
-            text = f"{control.allowed:.0f} cost/s shared anew by demand"
-            self.policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, "")
-
-    def _shares(self, control: BackendControl, neighbours: Mapping[str, Neighbour]) -> dict[str, float]:
-        lead, managed = control.lead, control.managed
-        priority = lead.priority if lead is not None else max(n.priority for n in managed.values())
-        backend_cost = sum(n.cost_per_s for n in neighbours.values())
-        wanted = claims(managed, priority, backend_cost, self.settings)
-        return spread(control.allowed, water_fill(control.allowed, wanted), wanted)
-
-    def _observe(
-        self,
-        backend: str,
-        victims: Sequence[Victim],
-        neighbours: Mapping[str, Neighbour],
-        now_ns: int,
-        unix_us: int,
-    ) -> list[Decision]:
-        """What the loop would do first; said once until the victims are no longer at risk."""
-        at_risk = {v.key for v in victims if v.need is Need.AT_RISK}
-        if at_risk <= self._observed.get(backend, set()):
-            return []
-        control = self._control(backend)
-        step = control.step(victims, neighbours, now_ns)
-        if step.changed or step.notice:  # else the view has not settled yet
-            self._observed[backend] = at_risk | self._observed.get(backend, set())
-        decisions: list[Decision] = _notices(backend, step)
-        if step.changed and control.active and step.reason is not None:
-            lead = control.lead
-            shares = self._shares(control, neighbours)
-            for volume, share in shares.items():
-                throttle = Throttle(
-                    new_id("observed", volume, unix_us),
-                    volume,
-                    backend,
-                    "control",
-                    Rates(cost=share),
-                    step.reason,
-                    step.text,
-                    victim=lead.name if lead is not None else "",
-                    state="observed",
-                    requested_us=unix_us,
-                )
-                decisions.append(RecordThrottle(throttle.row()))
-        control.reset()
+    def _look_at_promises(self, now_ns: int) -> list[Decision]:
+        """Violations that opened or closed; looks only where windows, or their silence, changed a state."""
+        bank, decisions = self.scopes.bank, list[Decision]()
+        changed = [bank.promises[row] for row in bank.assess(now_ns, self.settings.silent_s)]
+        keys = [promise.key for promise in changed if promise is not None]
+        for key in (*keys, *self.scopes.spanning("")):
+            event = self.live[key].update(now_ns)
+            self._note_state(key)
+            if event is not None:
+                decisions.append(event)
         return decisions
 
-    def _shut_gates(self, waits: Mapping[str, Mapping[str, int]]) -> None:
-        """Caps went out: windows begin anew once the gateways show that they hold them."""
-        for volume, gens in waits.items():
-            for gateway_id, gen in gens.items():
-                backend = self.tables[gateway_id].backend_of(volume)
-                control = self._control(backend)
-                control.wait_for(gateway_id, gen, self._now_ns)
-                for scope in self.scopes.on_backend(backend):
-                    scope.tracker.reset()
-
-
-def _notices(backend: str, step: Step) -> list[Decision]:
-    if not step.notice:
-        return []
-    severity = "critical" if step.violated else "warning"  # at risk is not broken yet
-    return [RaiseEvent(step.notice, severity, "backend", backend, step.notice_text, {"backend": backend})]
-
-
-def _key_of(name: str) -> Key:
-    sla, _, objective = name.partition("/")
-    return sla, objective
+    def _set_agreed_caps(self, volumes: Iterable[str], *, whole: bool = False) -> None:
+        """What agreements cap of these volumes; ``whole``: they are all there are, restored ones included."""
+        if self._restored:  # what was found in force is asked for only if it still stands
+            self._restored, whole = False, True
+            volumes = self.around.volumes() | self.policy.layers["agreed"].keys()
+        caps = {v: Rates(ops=c) for v in volumes if (c := self.around.standing_of(v).cap_iops) is not None}
+        if whole:
+            self.policy.set_wanted("agreed", caps)
+        elif caps:
+            self.policy.add_wanted("agreed", caps)

@@ -31,5 +31,8 @@ class ServicesConfig(StrictModel):
     request_limit_s: float = Field(default=5.0, ge=0.1, le=60)
     """A change that is not durable by then is answered 202 and completed later."""
 
+    live_rows: int = Field(default=200, ge=10, le=400)
+    """Most rows of each kind in the live view: what needs a look and what uses most, with totals of all."""
+
     outbox_limit_bytes: int = Field(default=64 << 20, ge=1 << 20)
     """Records that wait while dbmanager is away: hours of events and slices of a large installation."""

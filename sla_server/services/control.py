@@ -27,6 +27,7 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.decisions import Reason
 from sla_server.services.neighbours import Neighbour, floor_for, may_slow, nobody_because
 from sla_server.services.settings import ControlSettings
+from sla_server.services.throttles import Loop
 from sla_server.services.windows import Signal
 
 Key = tuple[str, str]
@@ -148,12 +149,16 @@ class BackendControl:
         """Caps of this generation went out; the gate is shut until the gateway shows a cut under them."""
         self.awaiting[gateway_id], self.waiting_ns = gen, now_ns
 
-    def adopt(self, managed: Mapping[str, Neighbour], victims: set[Key], allowed: float) -> None:
-        """Take over caps found in force after a restart; what was learned before is not known any more."""
+    def adopt(
+        self, managed: Mapping[str, Neighbour], victims: set[Key], allowed: float, loop: Loop | None = None
+    ) -> None:
+        """Take over caps found in force after a restart, and what was learned before if it was kept."""
         self.phase, self.managed, self.victims = Phase.HOLD, dict(managed), set(victims)
         self.settling, self.changed_ns = True, 0
         self.allowed = self.start = allowed
-        self.ceiling = allowed / self.settings.park_ratio
+        if loop is not None:
+            self.start = loop.start
+        self.ceiling = loop.ceiling if loop is not None else allowed / self.settings.park_ratio
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off and told events stay."""

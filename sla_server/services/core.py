@@ -18,7 +18,7 @@ import structlog
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut as cuts
-from pmdaemon.wire import frame
+from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
 from sla_server.agreements.standing import Standing
@@ -34,6 +34,7 @@ from sla_server.services.journal import Journal
 from sla_server.services.looker import Found
 from sla_server.services.outbox import Outbox
 from sla_server.services.policies import PolicyInForce
+from sla_server.services.pressure import Pressures
 from sla_server.services.protocols import Controller, Eyes
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row
@@ -70,12 +71,14 @@ class Services:
         self.mode = start.mode
         self.changes = Changes(start.catalog, journal, clock, self._catalog_changed)
         self._documents = documents
+        self._live_rows = config.live_rows
         self.bad_frames = 0
         self._outbox = outbox
         self._requests = Requests(self, config.request_limit_s)
         self._episodes = Episodes(start.episodes, now_us)
         self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
         self._shown = Shown(start.events)
+        self._pressures = Pressures()
         self._standings: dict[tuple[str, str], Standing] = {}
         self._rows: Rows = list(start.rows)
         self._attendance = Attendance(start.awaited, now_ns)
@@ -90,6 +93,7 @@ class Services:
             Kind.STREAMS_SEEN: self._streams_seen,
             Kind.CAPS_STATE: self._caps_state,
             Kind.GATEWAY_ALERT: self._gateway_alert,
+            Kind.PRESSURE: self._pressure,
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
         }
@@ -150,6 +154,7 @@ class Services:
         if header["state"] == "up":
             exports = header.get("exports", [])
             self.brain.gateway_up(header["gw"], header["name"], exports, now_ns)
+            self.brain.cuts_dropped(header["gw"], header.get("dropped", 0))
             self._learn(export["volume"] for export in exports)
             # A pair that was restarted, or a new one, does not have the set yet.
             self._thresholds_due = True
@@ -170,6 +175,10 @@ class Services:
         severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
         details = header.get("details") or {}
         self._note(event_row(kind, severity, "gateway", header["gw"], str(header["text"]), at_us, details))
+
+    def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+        for row in self._pressures.add(pressure.parse(message.header), now_ns):
+            self._note(row)
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
@@ -246,7 +255,8 @@ class Services:
         for key, start_us, end_us in found.judgement.bad:
             self._rows += self._episodes.bad_slice(key, start_us, end_us)
         self._standings = found.judgement.standings
-        for key, standing in self._standings.items():
+        for key in found.judgement.changed:
+            standing = self._standings[key]
             remaining = standing.budget.remaining_ratio
             self.brain.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
         self._shown.processes = found.processes
@@ -285,11 +295,13 @@ class Services:
         self._note(*self._attendance.overdue(now_ns, now_us))
         for pair in sorted(self._pairs):
             self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
-        view = self.brain.snapshot(now_us)
-        states = {(row["name"], row["objective"]): row for row in view["slas"]}
+        view = self.brain.snapshot(now_us, self._live_rows)
+        states = self.brain.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
         policy, trouble = self._policy.shown(), self.looker.trouble
         header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
+        for row in header["processes"]:
+            row["pressure"] = self._pressures.of(row["name"], now_ns)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _post_caps(self, caps: SetCaps) -> None:

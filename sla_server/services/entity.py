@@ -1,17 +1,19 @@
 """What is known of gateways, their streams and their newest cuts.
 
-State: one ``GatewayTable`` a gateway. A stream is a row; ``ring`` holds the scalars of the last ``RING_CUTS``
-cuts as one int64 array of shape (RING_CUTS, len(RING_COLUMNS), rows), and ``hists`` the sparse histograms of
-the same cuts, from which percentiles are made on demand. Per volume the table keeps a smoothed cost rate.
+State: one ``GatewayTable`` a gateway. A stream is a row; ``recent`` keeps what the last ``RECENT_CUTS`` cuts
+say of the rows, from which views and percentiles are made on demand. The smoothed use of each volume through
+each gateway, a *place*, stands in one ``UseBoard`` for all of them, so that a batch of cuts updates it at
+once (``batch``); a ``Use`` is one of its columns.
 
-Invariants: rows are only added, never moved; a (epoch, seq) is taken at most once; cuts that are not newer
-than the newest one taken, or older than the settings allow, change nothing here (they are judged from SQL,
-not from here). Changed only by the brain's one thread. No clock: every time is an argument.
+Invariants: rows and places are only added, never moved; a (epoch, seq) is taken at most once; cuts that are
+not newer than the newest one taken, or older than the settings allow, change nothing here (they are judged
+from SQL, not from here). Changed only by the brain's one thread. No clock: every time is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,24 +22,25 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, Cut
 
-RING_CUTS: Final = 4
-RING_COLUMNS: Final = (
-    "arrived",
+RECENT_CUTS: Final = 3
+"""Cuts a view sums over: one alone would show sampling noise."""
+RECENT_COLUMNS: Final = (
     "reads",
     "writes",
     "read_bytes",
     "write_bytes",
     "delay_sum_us",
-    "cost_milli",
     "inflight",
     "held",
 )
-RING: Final = {name: index for index, name in enumerate(RING_COLUMNS)}
-_SELECT: Final = np.array([COL[name] for name in RING_COLUMNS])
+RECENT: Final = {name: index for index, name in enumerate(RECENT_COLUMNS)}
+_SELECT: Final = np.array([COL[name] for name in RECENT_COLUMNS])
 SMOOTHING: Final = 0.5
 """Weight of the newest cut in a volume's smoothed rate: half forgotten after a poll."""
 PEAK_DECAY: Final = 0.9
 """A peak counts less by this factor with each cut: half of it after some 7 s."""
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +53,133 @@ class Stream:
     backend: str
 
 
-@dataclass(slots=True)
-class Use:
-    """Recent use of one volume through one gateway; rates a second, gauges at the newest cut's end."""
+class UseBoard:
+    """Recent use of every place: rates a second, gauges at the newest cut's end.
 
-    cost_per_s: float = 0.0
-    ops_per_s: float = 0.0
-    bytes_per_s: float = 0.0
-    peak_cost_per_s: float = 0.0
-    last_cost_per_s: float = 0.0
-    last_ops_per_s: float = 0.0
-    last_bytes_per_s: float = 0.0
-    held: int = 0
-    inflight: int = 0
+    ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
+    newest cut's cost, ops and bytes, held, inflight. Grown by doubling.
+    """
+
+    COLUMNS: Final = 9
+
+    def __init__(self) -> None:
+        self.values: Floats = np.zeros((self.COLUMNS, 64))
+        self.volumes: list[str] = []
+        """Name by place."""
+        self.backends: dict[str, int] = {}
+        """Number by name."""
+        self._backend: Ints = np.zeros(64, np.int64)
+
+    def allot(self, volume: str, backend: str) -> int:
+        """A new place, all zero."""
+        if len(self.volumes) == len(self._backend):
+            self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
+            self._backend = np.concatenate((self._backend, np.zeros_like(self._backend)))
+        self.volumes.append(volume)
+        place = len(self.volumes) - 1
+        self.move(place, backend)
+        return place
+
+    def move(self, place: int, backend: str) -> None:
+        """The volume of a place is on this backend."""
+        self._backend[place] = self.backends.setdefault(backend, len(self.backends))
+
+    def cost_by_backend(self, silent: Iterable[Ints]) -> dict[str, float]:
+        """Smoothed cost rate of each backend, ``silent`` places left out."""
+        count = len(self.volumes)
+        cost = self.values[0, :count].copy()
+        for places in silent:
+            cost[places] = 0.0
+        sums = np.bincount(self._backend[:count], weights=cost, minlength=len(self.backends)).tolist()
+        return dict(zip(self.backends, sums, strict=True))
+
+    def update(self, places: Ints, sums: Floats, seconds: Floats) -> None:
+        """Enter one cut for each of these places, which are distinct.
+
+        Args:
+            places: shape (n,).
+            sums: shape (5, n): cost in 1/1000, ops, bytes, held, inflight.
+            seconds: duration of the cut, shape (n,).
+        """
+        last = sums[:3]
+        last[0] /= 1000
+        last /= seconds
+        old = self.values[:4, places]
+        smoothed = old[:3]
+        smoothed += SMOOTHING * (last - smoothed)
+        np.maximum(last[0], PEAK_DECAY * old[3], out=old[3])
+        self.values[:4, places] = old
+        self.values[4:, places] = sums
+
+
+class Use:
+    """Recent use of one volume through one gateway; see ``UseBoard``."""
+
+    __slots__ = ("_board", "_place")
+
+    def __init__(self, board: UseBoard, place: int) -> None:
+        self._board, self._place = board, place
+
+    @property
+    def cost_per_s(self) -> float:
+        """Smoothed cost rate."""
+        return self._board.values.item(0, self._place)
+
+    @property
+    def ops_per_s(self) -> float:
+        """Smoothed rate of I/Os."""
+        return self._board.values.item(1, self._place)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Smoothed throughput."""
+        return self._board.values.item(2, self._place)
+
+    @property
+    def peak_cost_per_s(self) -> float:
+        """The most of late, fading."""
+        return self._board.values.item(3, self._place)
+
+    @property
+    def last_cost_per_s(self) -> float:
+        """Of the newest cut."""
+        return self._board.values.item(4, self._place)
+
+    @property
+    def last_ops_per_s(self) -> float:
+        """Of the newest cut."""
+        return self._board.values.item(5, self._place)
+
+    @property
+    def last_bytes_per_s(self) -> float:
+        """Of the newest cut."""
+        return self._board.values.item(6, self._place)
+
+    @property
+    def held(self) -> int:
+        """I/Os held back at the newest cut's end."""
+        return int(self._board.values[7, self._place])
+
+    @property
+    def inflight(self) -> int:
+        """I/Os under way at the newest cut's end."""
+        return int(self._board.values[8, self._place])
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """One accepted cut: which table row each of its rows is (-1: a stream not announced yet)."""
+class Recent:
+    """What views need of one cut.
 
-    cut: Cut
-    rows: npt.NDArray[np.int64]
-    recv_ns: int
+    Attributes:
+        rows: table row of each row of the cut, -1 for a stream not announced; shape (n,).
+        scalars: shape (len(RECENT_COLUMNS), n).
+        hist: sparse histograms; ``row`` counts the cut's rows.
+    """
+
+    duration_us: int
+    rows: Ints
+    scalars: Ints
+    hist: npt.NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -79,6 +187,7 @@ class GatewayTable:
     """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend."""
 
     gateway_id: str
+    board: UseBoard = field(default_factory=UseBoard)
     name: str = ""
     state: str = "up"
     reason: str = ""
@@ -93,14 +202,12 @@ class GatewayTable:
     streams: list[Stream] = field(default_factory=list)
     row_of: dict[int, int] = field(default_factory=dict)
     volumes: list[str] = field(default_factory=list)
-    volume_of_row: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    ring: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((RING_CUTS, len(RING_COLUMNS), 0), dtype=np.int64)
-    )
-    durations_us: deque[int] = field(default_factory=lambda: deque(maxlen=RING_CUTS))
-    hists: deque[npt.NDArray[Any]] = field(default_factory=lambda: deque(maxlen=RING_CUTS))
+    places: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    volume_of_row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_CUTS))
     use: dict[str, Use] = field(default_factory=dict)
     ignored: int = 0
+    dropped_cuts: int = 0
     unknown_rows: int = 0
 
     def add_streams(self, streams: list[Stream]) -> list[int]:
@@ -108,19 +215,27 @@ class GatewayTable:
         new = list({s.stream_id: s for s in streams if s.stream_id not in self.row_of}.values())
         if not new:
             return []
-        first = len(self.streams)
+        first, places = len(self.streams), []
         for row, stream in enumerate(new, first):
             self.streams.append(stream)
             self.row_of[stream.stream_id] = row
             if stream.volume not in self.use:
                 self.volumes.append(stream.volume)
-                self.use[stream.volume] = Use()
+                backend = self.exports.get(stream.volume, stream.backend)
+                places.append(self.board.allot(stream.volume, backend))
+                self.use[stream.volume] = Use(self.board, places[-1])
+        self.places = np.concatenate((self.places, np.array(places, dtype=np.int64)))
         position = {volume: index for index, volume in enumerate(self.volumes)}
         added = np.array([position[stream.volume] for stream in new], dtype=np.int64)
         self.volume_of_row = np.concatenate((self.volume_of_row, added))
-        room = np.zeros((RING_CUTS, len(RING_COLUMNS), len(new)), dtype=np.int64)
-        self.ring = np.concatenate((self.ring, room), axis=2)
         return list(range(first, len(self.streams)))
+
+    def set_exports(self, exports: dict[str, str]) -> None:
+        """Volumes it exports, with their backends."""
+        self.exports = exports
+        for index, volume in enumerate(self.volumes):
+            if volume in exports:
+                self.board.move(int(self.places[index]), exports[volume])
 
     def fresh(self, stale_ns: float, now_ns: int) -> bool:
         """Whether it is up and a cut came within ``stale_ns``."""
@@ -136,8 +251,8 @@ class GatewayTable:
             return self.exports[volume]
         return next(stream.backend for stream in self.streams if stream.volume == volume)
 
-    def take(self, cut: Cut, recv_us: int, offset_us: int, stale_us: float, now_ns: int) -> Taken | None:
-        """Enter a cut; None if it was taken before, comes out of order, or is too old for control."""
+    def accept(self, cut: Cut, recv_us: int, offset_us: int, stale_us: float, now_ns: int) -> bool:
+        """Note a cut's identity and times; False if it came before, comes out of order, or is too old."""
         end_us = cut.start_unix_us + offset_us + cut.duration_us
         if cut.epoch == self.epoch:
             late = cut.seq <= self.seq
@@ -145,48 +260,18 @@ class GatewayTable:
             late = cut.epoch in self.old_epochs or (self.epoch != 0 and end_us <= self.end_unix_us)
         if late or recv_us - end_us > stale_us or cut.duration_us <= 0:
             self.ignored += 1
-            return None
+            return False
         if cut.epoch != self.epoch and self.epoch:
             self.old_epochs.add(self.epoch)
         self.epoch, self.seq, self.end_unix_us = cut.epoch, cut.seq, end_us
         self.last_cut_ns, self.offset_us, self.throttle_gen = now_ns, offset_us, cut.throttle_gen
-        ids = cut.column("stream_id").tolist()
-        rows = np.fromiter((self.row_of.get(i, -1) for i in ids), dtype=np.int64, count=len(ids))
-        self._enter(cut, rows)
-        return Taken(cut, rows, now_ns)
+        return True
 
-    def _enter(self, cut: Cut, rows: npt.NDArray[np.int64]) -> None:
-        known = rows >= 0
-        self.unknown_rows += int(len(rows) - known.sum())
-        slot = np.zeros(self.ring.shape[1:], dtype=np.int64)
-        slot[:, rows[known]] = cut.counters[_SELECT][:, known]
-        self.ring = np.roll(self.ring, 1, axis=0)
-        self.ring[0] = slot
-        self.durations_us.appendleft(cut.duration_us)
-        hist = cut.hist.copy()  # a view would keep the whole mailbox batch alive
-        row = rows[hist["row"]] if len(hist) else np.zeros(0, dtype=np.int64)
-        hist["row"] = np.where(row >= 0, row, 0xFFFF).astype(np.uint16)
-        self.hists.appendleft(hist[hist["row"] != 0xFFFF])
-        self._measure(slot, cut.duration_us / 1e6)
+    def rows_of(self, stream_ids: Ints) -> Ints:
+        """Table row of each stream, -1 for one not announced yet."""
+        ids = stream_ids.tolist()
+        return np.fromiter((self.row_of.get(i, -1) for i in ids), dtype=np.int64, count=len(ids))
 
-    def _measure(self, slot: npt.NDArray[np.int64], seconds: float) -> None:
-        count = len(self.volumes)
-
-        def per_volume(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-            summed = np.bincount(self.volume_of_row, weights=values, minlength=count)
-            return summed.astype(np.float64)
-
-        cost = per_volume(slot[RING["cost_milli"]]) / 1000 / seconds
-        ops = per_volume(slot[RING["reads"]] + slot[RING["writes"]]) / seconds
-        size = per_volume(slot[RING["read_bytes"]] + slot[RING["write_bytes"]]) / seconds
-        held = per_volume(slot[RING["held"]])
-        inflight = per_volume(slot[RING["inflight"]])
-        for index, volume in enumerate(self.volumes):
-            use = self.use[volume]
-            use.last_cost_per_s, use.last_ops_per_s = float(cost[index]), float(ops[index])
-            use.last_bytes_per_s = float(size[index])
-            use.cost_per_s += SMOOTHING * (use.last_cost_per_s - use.cost_per_s)
-            use.ops_per_s += SMOOTHING * (use.last_ops_per_s - use.ops_per_s)
-            use.bytes_per_s += SMOOTHING * (use.last_bytes_per_s - use.bytes_per_s)
-            use.peak_cost_per_s = max(use.last_cost_per_s, PEAK_DECAY * use.peak_cost_per_s)
-            use.held, use.inflight = int(held[index]), int(inflight[index])
+    def keep(self, cut: Cut, rows: Ints) -> None:
+        """Keep what views need of an accepted cut: copies, since the cut is a view into a mailbox batch."""
+        self.recent.appendleft(Recent(cut.duration_us, rows, cut.counters[_SELECT], cut.hist.copy()))

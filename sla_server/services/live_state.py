@@ -20,49 +20,52 @@ from dataclasses import dataclass
 from sla_server.agreements.promise import Promise
 from sla_server.services.decisions import RaiseEvent
 from sla_server.services.settings import ControlSettings
-from sla_server.services.windows import NOTHING, Signal, WindowTracker
+from sla_server.services.windows import Signal, Tracker
 
 
 @dataclass(slots=True)
 class LiveState:
-    """State of one promise; ``tracker`` holds its last windows over all backends."""
+    """State of one promise; ``tracker`` holds its last windows over all backends, ``r_on`` is its entry."""
 
     settings: ControlSettings
     promise: Promise
-    tracker: WindowTracker
+    tracker: Tracker
     state: str = "no-data"
     violating: bool = False
-    signal: Signal = NOTHING
+    r_on: float = 1.0
 
     @property
     def name(self) -> str:
         """agreement/objective."""
         return "/".join(self.promise.key)
 
-    def update(self, r_on: float, now_ns: int) -> RaiseEvent | None:
+    @property
+    def signal(self) -> Signal:
+        """What the windows say."""
+        return self.tracker.signal(self.r_on)
+
+    def update(self, now_ns: int) -> RaiseEvent | None:
         """Look at the windows; returns the event of a violation that opened or closed."""
-        self.signal = self.tracker.signal(r_on)
-        state = self._measured(now_ns)
+        signal = self.signal  # an idle tracker is emptied by the look at it; the event tells of before
+        state = self._measured(signal, now_ns)
         opened = state == "violating" and not self.violating
         closed = self.violating and state not in ("violating", "no-data")
         self.state = state
         if opened:
             self.violating = True
-            return self._event("violation-opened", "critical", "is violated")
+            return self._event("violation-opened", "critical", "is violated", signal)
         if closed:
             self.violating = False
-            return self._event("violation-closed", "info", f"is no longer violated ({state})")
+            return self._event("violation-closed", "info", f"is no longer violated ({state})", signal)
         return None
 
-    def _measured(self, now_ns: int) -> str:
+    def _measured(self, signal: Signal, now_ns: int) -> str:
         last_ns = self.tracker.last_piece_ns
-        limit_s = max(self.settings.stale_s, self.settings.poll_interval_s * 3)
-        if last_ns is None or now_ns - last_ns > limit_s * 1e9:
+        if last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
         if self.tracker.idle:
             self.tracker.reset()
             return "idle"
-        signal = self.signal
         if not signal.windows:
             return "violating" if self.violating else "no-data"
         if signal.threshold_us is None:
@@ -74,8 +77,7 @@ class LiveState:
             return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
-    def _event(self, kind: str, severity: str, what: str) -> RaiseEvent:
-        signal = self.signal
+    def _event(self, kind: str, severity: str, what: str, signal: Signal) -> RaiseEvent:
         limit_ms = (signal.threshold_us or 0) / 1000
         text = (
             f"{self.name} {what}: p{self.promise.percentile:g} {signal.latency_us / 1000:.1f} ms "

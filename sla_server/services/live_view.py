@@ -1,12 +1,13 @@
 """The live snapshot: what pages show, once a second (docs/formats/messages.md, "Live snapshot").
 
-Read-only over the brain's state. Rates and gauges are of the last cuts (at most ``entity.RING_CUTS``);
+Read-only over the brain's state. Rates and gauges are of the last cuts (at most ``entity.RECENT_CUTS``);
 percentiles are upper edges of histogram buckets, so they flatter nobody. Compliance, budgets, processes,
 events and the policy version are the shell's to add.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -15,13 +16,17 @@ import numpy.typing as npt
 
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile_upper_us
 from sla_server.services.control import BackendControl
-from sla_server.services.entity import RING, GatewayTable
+from sla_server.services.entity import RECENT, GatewayTable, UseBoard
 from sla_server.services.live_state import LiveState
 from sla_server.services.policy import PolicyManager
+from sla_server.services.surroundings import Surroundings
+from sla_server.services.throttles import Throttle
 
-VIEW_CUTS: Final = 3
-"""Cuts a view sums over: one alone would show sampling noise."""
+MOST_TEXT: Final = 400
+"""Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
+_URGENT: Final = ("violating", "at-risk", "out-of-curve", "ok", "no-data", "idle")
 Hist = npt.NDArray[np.int64]
+Key = tuple[str, str]
 
 
 class _Sum:
@@ -43,36 +48,41 @@ class _Sum:
             hist: total (99) and service (50) counts over the same cuts.
             seconds: their duration.
         """
-        reads, writes = (int(scalars[:, RING[name]].sum()) for name in ("reads", "writes"))
-        size = int(scalars[:, RING["read_bytes"]].sum() + scalars[:, RING["write_bytes"]].sum())
+        reads, writes = (int(scalars[:, RECENT[name]].sum()) for name in ("reads", "writes"))
+        size = int(scalars[:, RECENT["read_bytes"]].sum() + scalars[:, RECENT["write_bytes"]].sum())
         for name, count in zip(self.rates, (reads + writes, reads, writes, size), strict=True):
             self.rates[name] += count / seconds
         self.total, self.service = self.total + hist[0], self.service + hist[1]
-        self.held += int(scalars[0, RING["held"]])
-        self.inflight += int(scalars[0, RING["inflight"]])
-        self.delay_us += int(scalars[:, RING["delay_sum_us"]].sum())
+        self.held += int(scalars[0, RECENT["held"]])
+        self.inflight += int(scalars[0, RECENT["inflight"]])
+        self.delay_us += int(scalars[:, RECENT["delay_sum_us"]].sum())
         self.done += reads + writes
 
 
-def _add_table(table: GatewayTable, sums: dict[str, _Sum]) -> None:
-    cuts = min(len(table.durations_us), VIEW_CUTS)
-    per_volume: dict[str, list[int]] = {volume: [] for volume in table.exports}
-    for row, stream in enumerate(table.streams):
-        per_volume.setdefault(stream.volume, []).append(row)
-    seconds = sum(list(table.durations_us)[:cuts]) / 1e6
-    hist = np.concatenate(list(table.hists)[:cuts]) if cuts else None
-    for volume, rows in per_volume.items():
-        found = sums.setdefault(volume, _Sum())
+def _sum_of(volume: str, carriers: Iterable[GatewayTable]) -> _Sum:
+    found = _Sum()
+    for table in carriers:
+        if not table.carries(volume):
+            continue
         found.backend = found.backend or table.backend_of(volume)
         found.gateways.append(table.gateway_id)
-        if hist is None or table.state != "up" or not rows:
-            continue
-        mine = hist[np.isin(hist["row"], rows)]
-        dense = np.bincount(mine["bucket"], weights=mine["count"], minlength=SERVICE + COARSE_BUCKETS)
-        counts = dense.astype(np.int64)
-        total = counts[:BUCKETS] + counts[BUCKETS : 2 * BUCKETS]
-        scalars = table.ring[:cuts, :, rows].sum(axis=2)
-        found.add(scalars, (total, counts[SERVICE : SERVICE + COARSE_BUCKETS]), seconds)
+        if table.recent and table.state == "up" and volume in table.use:
+            seconds = sum(each.duration_us for each in table.recent) / 1e6
+            found.add(*_recent_of(table, table.volumes.index(volume)), seconds)
+    return found
+
+
+def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist]]:
+    """Scalars by cut, and total and service counts, of one volume at one gateway."""
+    dense = np.zeros(SERVICE + COARSE_BUCKETS, dtype=np.int64)
+    scalars = []
+    for each in table.recent:
+        mine = (table.volume_of_row[each.rows] == index) & (each.rows >= 0)
+        scalars.append(each.scalars[:, mine].sum(axis=1))
+        hist = each.hist[mine[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
+        np.add.at(dense, hist["bucket"], hist["count"])
+    total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
+    return np.array(scalars), (total, dense[SERVICE:])
 
 
 def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
@@ -85,13 +95,15 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
             "clock_offset_us": t.offset_us,
             "exports": len(t.exports),
             "streams": len(t.streams),
+            "dropped_cuts": t.dropped_cuts,
         }
         for t in tables
     ]
 
 
-def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, Any]]:
+def _volumes(names: Iterable[str], around: Surroundings, policy: PolicyManager) -> list[dict[str, Any]]:
     capped = {t.volume for t in policy.throttles()}
+    sums = {name: _sum_of(name, around.carriers_of(name).values()) for name in names}
     return [
         {
             "volume": volume,
@@ -108,6 +120,7 @@ def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, 
             "gateways": s.gateways,
         }
         for volume, s in sorted(sums.items())
+        if s.gateways
     ]
 
 
@@ -129,58 +142,96 @@ def _slas(live: Iterable[LiveState]) -> list[dict[str, Any]]:
     ]
 
 
-def _throttles(policy: PolicyManager) -> list[dict[str, Any]]:
+def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:
     return [
         {
             **{
                 key: row[key]
                 for key in ("throttle_id", "volume", "backend", "source", "cost_per_s", "ops_per_s")
             },
-            **{key: row[key] for key in ("bytes_per_s", "reason", "text", "victim", "state", "expires_us")},
+            **{key: row[key] for key in ("bytes_per_s", "reason", "victim", "state", "expires_us")},
+            "text": _shortened(row["text"]),
             "since_us": row["requested_us"],
         }
-        for row in (throttle.row() for throttle in policy.throttles())
+        for row in (throttle.row() for throttle in throttles)
     ]
 
 
-def _backends(tables: Iterable[GatewayTable], controls: Mapping[str, BackendControl]) -> list[dict[str, Any]]:
-    cost: dict[str, float] = {}
-    for table in tables:
-        for volume in table.volumes:
-            use = table.use[volume].cost_per_s if table.state == "up" else 0.0
-            backend = table.backend_of(volume)
-            cost[backend] = cost.get(backend, 0.0) + use
-        for backend in table.exports.values():
-            cost.setdefault(backend, 0.0)
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "\u2026"
+
+
+def _backends(
+    tables: Iterable[GatewayTable],
+    around: Surroundings,
+    board: UseBoard,
+    controls: Mapping[str, BackendControl],
+    most: int,
+) -> list[dict[str, Any]]:
+    silent = (table.places for table in tables if table.state != "up")
+    cost = dict.fromkeys(around.backends(), 0.0) | board.cost_by_backend(silent)
+    active = {backend for backend, control in controls.items() if control.active}
+    shown = sorted(cost, key=lambda backend: (backend not in active, -cost[backend], backend))[:most]
     return [
         {
             "backend": backend,
-            "cost_per_s": round(rate, 1),
+            "cost_per_s": round(cost[backend], 1),
             "cap_cost_per_s": round(c.allowed, 1) if (c := controls.get(backend)) and c.active else None,
             "phase": controls[backend].phase.value if backend in controls else "idle",
         }
-        for backend, rate in sorted(cost.items())
+        for backend in sorted(shown)
     ]
+
+
+def _chosen_volumes(around: Surroundings, policy: PolicyManager, board: UseBoard, most: int) -> list[str]:
+    """All of them, or those that are capped and those that use most."""
+    if len(around.volumes()) <= most:
+        return sorted(around.volumes())
+    capped = sorted({t.volume for t in policy.throttles()} & around.volumes())[:most]
+    costs = board.values[0, : len(board.volumes)]
+    busiest = np.argsort(-costs)[: 2 * most].tolist()  # a volume may have several places
+    return list(dict.fromkeys((*capped, *(board.volumes[place] for place in busiest))))[:most]
+
+
+def _chosen_promises(live: Mapping[Key, LiveState], most: int) -> list[LiveState]:
+    """All of them, or those that need a look most, in their order."""
+    states = list(live.values())
+    if len(states) <= most:
+        return states
+    by_state: dict[str, list[int]] = {}
+    for index, state in enumerate(states):
+        by_state.setdefault(state.state, []).append(index)
+    chosen = [index for name in _URGENT for index in by_state.get(name, ())][:most]
+    return [states[index] for index in sorted(chosen)]
 
 
 def snapshot(
     mode: str,
     tables: Mapping[str, GatewayTable],
-    live: Mapping[tuple[str, str], LiveState],
+    live: Mapping[Key, LiveState],
     policy: PolicyManager,
     controls: Mapping[str, BackendControl],
+    around: Surroundings,
+    board: UseBoard,
+    most: int,
     unix_us: int,
 ) -> dict[str, Any]:
-    """The view at ``unix_us``."""
-    sums: dict[str, _Sum] = {}
-    for table in tables.values():
-        _add_table(table, sums)
+    """The view at ``unix_us``, at most ``most`` rows of each kind; ``totals`` says how many there are."""
+    throttles = policy.throttles()
+    gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
     return {
         "at_us": unix_us,
         "mode": mode,
-        "gateways": _gateways(tables.values()),
-        "volumes": _volumes(sums, policy),
-        "slas": _slas(live.values()),
-        "throttles": _throttles(policy),
-        "backends": _backends(tables.values(), controls),
+        "gateways": _gateways(gateways),
+        "volumes": _volumes(_chosen_volumes(around, policy, board, most), around, policy),
+        "slas": _slas(_chosen_promises(live, most)),
+        "throttles": _throttles(throttles[:most]),
+        "backends": _backends(tables.values(), around, board, controls, most),
+        "totals": {
+            "gateways": dict(Counter(t.state for t in tables.values())),
+            "volumes": len(around.volumes()),
+            "slas": dict(Counter(state.state for state in live.values())),
+            "throttles": len(throttles),
+            "backends": len(around.backends()),
+        },
     }

@@ -27,7 +27,7 @@ from sla_server.services.entity import GatewayTable
 from sla_server.services.neighbours import Standing
 from sla_server.services.ports import Port
 from sla_server.services.settings import ControlSettings
-from sla_server.services.throttles import LEAST, Rates, Throttle
+from sla_server.services.throttles import LEAST, Loop, Rates, Throttle
 from sla_server.services.waterfill import split
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -63,6 +63,7 @@ class PolicyManager:
     )
     ports: dict[str, Port] = field(default_factory=dict)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
+    _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
     _dirty: dict[str, Throttle] = field(default_factory=dict)
     _events: list[RaiseEvent] = field(default_factory=list)
@@ -75,7 +76,13 @@ class PolicyManager:
         return [t for layer in self.layers.values() for t in layer.values()]
 
     def set_control(
-        self, backend: str, shares: Mapping[str, float], reason: Reason, text: str, victim: str
+        self,
+        backend: str,
+        shares: Mapping[str, float],
+        reason: Reason,
+        text: str,
+        victim: str,
+        loop: Loop | None = None,
     ) -> None:
         """The loop's caps of one backend; those not named any more are released."""
         layer = self.layers["control"]
@@ -86,12 +93,11 @@ class PolicyManager:
             if volume in layer:
                 throttle = layer[volume]
                 throttle.rates, throttle.reason, throttle.text = rates, reason.value, text
-                throttle.victim = victim or throttle.victim
+                throttle.victim, throttle.loop = victim or throttle.victim, loop
                 self._dirty[throttle.throttle_id] = throttle
             else:
-                self._begin(
-                    "control", volume, Throttle("", volume, backend, "control", rates, reason, text, victim)
-                )
+                begun = Throttle("", volume, backend, "control", rates, reason, text, victim, loop=loop)
+                self._begin("control", volume, begun)
 
     def release_control(self, backend: str, reason: Reason, text: str) -> None:
         """The loop gives up its caps on this backend."""
@@ -100,8 +106,14 @@ class PolicyManager:
     def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
         """Caps of layer "policy" or "agreed", complete; they act in mode enforce."""
         self._wanted[layer] = dict(wanted)
+        self._followed = ""
         if layer == "policy":
             self.policy_version = version
+
+    def add_wanted(self, layer: str, wanted: Mapping[str, Rates]) -> None:
+        """Caps of more volumes, or other caps of the same ones; the rest stays."""
+        self._wanted[layer].update(wanted)
+        self._followed = ""
 
     def manual_set(self, throttle: Throttle) -> None:
         """An operator's throttle; a second one with the same id replaces the first."""
@@ -141,6 +153,7 @@ class PolicyManager:
                 confirmed_us=row.get("confirmed_us"),
                 seen_us=row.get("seen_us"),
                 expires_us=row.get("expires_us"),
+                loop=_loop_of(row),
             )
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.volume
@@ -148,6 +161,7 @@ class PolicyManager:
             self.gen = max(self.gen, throttle.gen or 0)
             if layer in self._wanted:
                 self._wanted[layer][throttle.volume] = throttle.rates
+                self._followed = ""
             restored.append(throttle)
         return restored
 
@@ -187,7 +201,7 @@ class PolicyManager:
         if port is None:
             return
         self.gen = max(self.gen, table.throttle_gen)
-        if not port.report(table.throttle_gen):
+        if not port.report(table.throttle_gen) or not port.issued:
             return
         for throttle in self.throttles():
             volume = throttle.volume
@@ -285,7 +299,11 @@ class PolicyManager:
             for name in ("control", "policy", "agreed"):
                 for key in list(self.layers[name]):
                     self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
+            self._followed = self.mode
             return
+        if self._followed == self.mode:
+            return
+        self._followed = self.mode
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
             layer, wanted = self.layers[name], self._wanted[name]
             for volume in [v for v in layer if v not in wanted]:
@@ -320,6 +338,8 @@ class PolicyManager:
         waits: dict[str, dict[str, int]] = {}
         gen = self.gen + 1
         for gateway_id, port in self.ports.items():
+            if not (port.issued or port.reported or gateway_id in shares_of):
+                continue  # it holds nothing, and should
             table, shares = tables[gateway_id], shares_of.get(gateway_id, {})
             moved = port.changed(shares, whole, self.settings, now_ns)
             stray = port.stray(self.settings, now_ns)
@@ -363,6 +383,11 @@ class PolicyManager:
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))
+
+
+def _loop_of(row: Mapping[str, Any]) -> Loop | None:
+    start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
+    return None if start is None or ceiling is None else Loop(start, ceiling)
 
 
 def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:

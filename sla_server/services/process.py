@@ -24,6 +24,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
 from sla_server.services.brain import Brain
+from sla_server.services.collector import Collector
 from sla_server.services.config import ServicesConfig
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
@@ -146,11 +147,13 @@ def _loop(services: Services, main: Mailbox, app: Mailbox, clock: Clock, stop: S
         for source in (*boxes, stop):
             selector.register(source, selectors.EVENT_READ)
         due_ns = 0
+        collector = Collector()
         while not stop.is_set():
             busy = [_drain(services, box, clock) for box in boxes]
             now_ns = clock.monotonic_ns()
             if now_ns >= due_ns:
                 services.tick(now_ns, clock.unix_us())
+                collector.tick(now_ns)
                 due_ns = now_ns + round(TICK_S * 1e9)
             else:
                 services.flush(now_ns)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pmdaemon.wire.cut import Cut
@@ -29,6 +29,9 @@ class Controller(Protocol):
 
     def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
         """A gateway is gone or stalled."""
+
+    def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
+        """How many cuts its spool has lost in its life."""
 
     def add_streams(self, gateway_id: str, streams: Sequence[dict[str, Any]]) -> None:
         """Streams of a gateway."""
@@ -73,8 +76,11 @@ class Controller(Protocol):
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Decide."""
 
-    def snapshot(self, unix_us: int) -> dict[str, Any]:
-        """The live view."""
+    def snapshot(self, unix_us: int, most: int) -> dict[str, Any]:
+        """The live view, at most ``most`` rows of each kind."""
+
+    def promise_states(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
+        """``state`` and ``u`` of these objectives as far as they are in force."""
 
 
 class Eyes(Protocol):

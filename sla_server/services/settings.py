@@ -140,3 +140,8 @@ class ControlSettings(StrictModel):
     def stale_s(self) -> float:
         """Age beyond which a cut is of no use for control."""
         return self.stale_intervals * self.poll_interval_s
+
+    @property
+    def silent_s(self) -> float:
+        """Age of the newest cut from which on there is no data."""
+        return max(self.stale_s, self.poll_interval_s * 3)

@@ -73,7 +73,7 @@ def snapshot_frame(header: Row) -> bytes:
     """SNAPSHOT; one that exceeds a frame header goes as JSON in the blob, and its header says ``json: true``.
 
     Raises:
-        FrameTooLarge: more than 1 MiB, some thousand volumes.
+        FrameTooLarge: more than 1 MiB, which the largest ``live_rows`` do not reach.
     """
     try:
         return frame.encode(Kind.SNAPSHOT, header)

@@ -45,6 +45,10 @@ class SqlStore:
         """See ``Store``."""
         return [{key: row[key] for key in _STREAM_KEYS} for row in self._reader.streams()]
 
+    def stream_count(self) -> int:
+        """See ``Store``."""
+        return self._reader.stream_count()
+
     def progress(self) -> dict[str, int]:
         """See ``Store``."""
         return self._reader.progress()

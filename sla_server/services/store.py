@@ -51,6 +51,9 @@ class Store(Protocol):
     def streams(self) -> list[Row]:
         """stream_id, gateway_id, volume, client, backend, first_seen_us of all streams."""
 
+    def stream_count(self) -> int:
+        """How many streams there are; rows of ``streams`` are never removed."""
+
     def progress(self) -> dict[str, int]:
         """gateway_id to corrected end of its newest cut ingested."""
 

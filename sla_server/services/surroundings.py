@@ -8,7 +8,7 @@ Pure: no clock. Changed only by the brain's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -32,23 +32,38 @@ class Surroundings:
     def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
         self.budgets: dict[Key, tuple[float, float]] = {}
-        self._classes: tuple[VolumeClass, ...] = ()
+        self._named: dict[str, list[VolumeClass]] = {}
+        self._patterned: list[VolumeClass] = []
         self._standings: dict[str, Standing] = {}
         self._carriers: dict[str, dict[str, GatewayTable]] = {}
         self._on_backend: dict[str, set[str]] = {}
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
-        self._classes, self._standings = tuple(classes), {}
+        self._named, self._patterned, self._standings = {}, [], {}
+        for each in classes:
+            if any(character in name for name in each.volumes for character in "*?["):
+                self._patterned.append(each)
+                continue
+            for name in dict.fromkeys(each.volumes):
+                self._named.setdefault(name, []).append(each)
 
     def carries(self, volume: str, table: GatewayTable) -> None:
         """A gateway carries a volume."""
         self._carriers.setdefault(volume, {})[table.gateway_id] = table
         self._on_backend.setdefault(table.backend_of(volume), set()).add(volume)
 
-    def volumes(self) -> set[str]:
+    def volumes(self) -> KeysView[str]:
         """All that some gateway carries."""
-        return set(self._carriers)
+        return self._carriers.keys()
+
+    def backends(self) -> Mapping[str, set[str]]:
+        """Volumes by backend."""
+        return self._on_backend
+
+    def volumes_on(self, backend: str) -> int:
+        """How many volumes some gateway carries on a backend."""
+        return len(self._on_backend.get(backend, ()))
 
     def carriers_of(self, volume: str) -> Mapping[str, GatewayTable]:
         """Gateways that carry a volume."""
@@ -58,7 +73,9 @@ class Surroundings:
         """Priority, floor and cap of a volume."""
         found = self._standings.get(volume)
         if found is None:
-            found = self._standings[volume] = standing(volume, self._classes, self._settings)
+            found = self._standings[volume] = standing(
+                volume, (*self._named.get(volume, ()), *self._patterned), self._settings
+            )
         return found
 
     def mean_cost_of(self, volume: str) -> float:

@@ -81,6 +81,19 @@ class Rates:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What the loop of a backend has learned, kept with each of its throttles for the process after us.
+
+    Attributes:
+        start: cost rate of the managed volumes when they were first slowed down (C0).
+        ceiling: lowest cost rate at which risk was met of late.
+    """
+
+    start: float
+    ceiling: float
+
+
 LEAST: Final = Rates(cost=1.0, ops=1.0, size=4096.0)
 """Never zero: a volume that does not move at all is an outage, not a throttle."""
 
@@ -102,6 +115,7 @@ class Throttle:
     Attributes:
         waiting: gateway_id to the generation it has still to confirm.
         unseen: gateways whose measured rate has still to show the cap.
+        loop: of layer control, what its backend's loop has learned.
         over_cuts: gateway_id to confirmed cuts above the cap, one after another.
         told_late, told_over: what was said already; withdrawn by a confirmation, or a rate within the cap.
     """
@@ -126,6 +140,7 @@ class Throttle:
     waiting: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
     over_cuts: dict[str, int] = field(default_factory=dict)
+    loop: Loop | None = None
     told_late: bool = False
     told_over: bool = False
 
@@ -150,6 +165,8 @@ class Throttle:
             "seen_us": self.seen_us,
             "released_us": self.released_us,
             "expires_us": self.expires_us,
+            "loop_start": self.loop.start if self.loop is not None else None,
+            "loop_ceiling": self.loop.ceiling if self.loop is not None else None,
         }
 
     def issued(self, gateway_id: str, gen: int, now_ns: int) -> None:

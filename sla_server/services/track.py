@@ -3,8 +3,8 @@
 A slice is *due* when every gateway in scope has reported past its end, or ``judge_late_s`` after it. A
 slice that was judged without some gateway, or that had no data, is *open*: it is due again when that
 gateway has reported past its end, because a backlog then has filled the gap. The newest ``RECHECK_SLICES``
-are due again from time to time, for cuts that belong to them but came after they were judged. A slice whose
-judgement changes gets the next revision.
+are due again when cuts came that belong to them (``late_cuts``). A slice whose judgement changes gets the
+next revision. Only open and newest slices are remembered; of the open ones at most ``most_open``.
 
 State is rebuilt from SQL after a restart: what was judged, its revision and fingerprint, and what is open.
 Belongs to the looker's thread.
@@ -12,7 +12,7 @@ Belongs to the looker's thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +30,6 @@ OPEN_US: Final = 2 * DAY_US
 JUDGE_BACK_US: Final = 7 * DAY_US
 """Slices older than this that nobody judged (server away) stay unjudged."""
 RECHECK_SLICES: Final = 3
-RECHECK_EVERY_US: Final = 10 * SECOND_US
 MAX_DUE: Final = 240  # a pass: four hours of minutes, so that a long catch-up delays nobody
 
 Fingerprint = tuple[Any, ...]
@@ -71,7 +70,10 @@ class Track:
         self.length_us = objective.budgeting.slice_s * SECOND_US
         self.next_us = -(-item.applied_us // self.length_us) * self.length_us
         self.judged: dict[int, Judged] = {}
-        self._rechecked_us = 0
+        self.most_open = OPEN_US // self.length_us
+        self._late: set[int] = set()
+        self._newest: list[int] = []
+        self._wake: dict[str, int] | None = {}
 
     @property
     def key(self) -> tuple[str, str]:
@@ -79,24 +81,30 @@ class Track:
         return self.promise.key
 
     def restore(self, rows: Iterable[Row], now_us: int) -> None:
-        """Take up where SQL says this version stood."""
+        """Take up where SQL says this version stood; rows oldest first."""
         for row in rows:
             if row["version"] != self.item.version or row["length_us"] != self.length_us:
                 continue
             self.next_us = max(self.next_us, row["start_us"] + self.length_us)
             if row["start_us"] >= now_us - OPEN_US:
                 lacking = None if row["state"] == "no_data" else frozenset[str]()
-                self.judged[row["start_us"]] = Judged(row["revision"], fingerprint_of(row), lacking)
+                self._remember(row["start_us"], Judged(row["revision"], fingerprint_of(row), lacking))
         oldest_us = (now_us - JUDGE_BACK_US) // self.length_us * self.length_us
         self.next_us = max(self.next_us, oldest_us)
 
-    def scope(self, streams: Iterable[Row]) -> list[Stream]:
-        """The streams this promise covers."""
-        return [
-            Stream(row["stream_id"], row["gateway_id"], row["first_seen_us"])
-            for row in streams
-            if self.promise.covers(row["volume"], row["client"])
-        ]
+    def may_have_slices(self, now_us: int) -> bool:
+        """Whether an earlier process, or an earlier version, can have judged anything of this objective."""
+        return self.item.version > 1 or self.next_us + self.length_us <= now_us
+
+    def quiet(self, now_us: int) -> bool:
+        """Whether nothing can be due: the next slice has not ended, and none may be due again."""
+        return self.next_us + self.length_us > now_us and not self._late and self._wake == {}
+
+    def note_late(self, slot_us: int) -> None:
+        """Cuts of this slot came after it may have been judged."""
+        start_us = slot_us // self.length_us * self.length_us
+        if start_us in self.judged:
+            self._late.add(start_us)
 
     @staticmethod
     def gateways(
@@ -109,12 +117,14 @@ class Track:
             if stream.first_seen_us < end_us and progress.get(stream.gateway_id, 0) >= start_us - RETIRED_US
         )
 
-    def due(self, scope: list[Stream], progress: Mapping[str, int], now_us: int, late_us: int) -> list[int]:
+    def due(
+        self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int, late_us: int
+    ) -> list[int]:
         """Starts of the slices to judge now, again or for the first time, oldest first."""
         return sorted({*self._new(scope, progress, now_us, late_us), *self._again(scope, progress, now_us)})
 
     def _new(
-        self, scope: list[Stream], progress: Mapping[str, int], now_us: int, late_us: int
+        self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int, late_us: int
     ) -> Iterator[int]:
         start_us = self.next_us
         for _ in range(MAX_DUE):
@@ -131,7 +141,12 @@ class Track:
                 self.next_us = end_us  # the volumes had not appeared yet: there is nothing to judge
             start_us = end_us
 
-    def _again(self, scope: list[Stream], progress: Mapping[str, int], now_us: int) -> Iterator[int]:
+    def _again(self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int) -> Iterator[int]:
+        late, self._late = self._late, set()
+        yield from late & self.judged.keys()
+        if self._wake is not None and all(progress.get(name, 0) < us for name, us in self._wake.items()):
+            return
+        self._wake = {}
         for start_us in [start for start in self.judged if start < now_us - OPEN_US]:
             del self.judged[start_us]
         for start_us, judged in self.judged.items():
@@ -140,19 +155,44 @@ class Track:
             if lacking is None:
                 lacking = self.gateways(scope, progress, start_us, end_us)
             if any(progress.get(name, 0) >= end_us for name in lacking):
+                self._wake = None  # until it is settled nobody knows what it waits for
                 yield start_us
-        if now_us - self._rechecked_us >= RECHECK_EVERY_US:
-            self._rechecked_us = now_us
-            yield from sorted(self.judged)[-RECHECK_SLICES:]
+            elif self._wake is not None:
+                self._await(lacking, end_us)
+
+    def _await(self, lacking: Iterable[str], end_us: int) -> None:
+        if self._wake is not None:
+            for name in lacking:
+                self._wake[name] = min(end_us, self._wake.get(name, end_us))
+
+    def _remember(self, start_us: int, judged: Judged) -> None:
+        """Keep open and newest slices."""
+        self.judged[start_us] = judged
+        if judged.lacking is None:
+            self._wake = None
+        else:
+            self._await(judged.lacking, start_us + self.length_us)
+        if start_us not in self._newest:
+            self._newest = sorted((*self._newest, start_us))
+            over = self._newest.pop(0) if len(self._newest) > RECHECK_SLICES else None
+            if over is not None and over in self.judged and self.judged[over].lacking == frozenset():
+                del self.judged[over]
+        if len(self.judged) > self.most_open + RECHECK_SLICES:
+            del self.judged[min(self.judged)]
+
+    def postpone(self, start_us: int) -> None:
+        """A due slice could not be judged; it is due again."""
+        if start_us in self.judged:
+            self._late.add(start_us)
 
     def settle(self, row: Row, lacking: frozenset[str]) -> bool:
         """Note a judgement; sets the row's revision. False if it says nothing new."""
         old = self.judged.get(row["start_us"])
         found = fingerprint_of(row)
         if old is not None and old.fingerprint == found:
-            old.lacking = lacking
+            self._remember(row["start_us"], Judged(old.revision, found, lacking))
             return False
         self.next_us = max(self.next_us, row["start_us"] + self.length_us)
         row["revision"] = old.revision + 1 if old is not None else 0
-        self.judged[row["start_us"]] = Judged(row["revision"], found, lacking)
+        self._remember(row["start_us"], Judged(row["revision"], found, lacking))
         return True

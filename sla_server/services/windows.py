@@ -14,13 +14,14 @@ Pure: no clock; times are the caller's monotonic nanoseconds.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import IO_KINDS, Cut
-from pmdaemon.wire.histogram import BUCKETS, TOTAL_READ, TOTAL_WRITE, missed_upper, percentile_us
+from pmdaemon.wire.histogram import BUCKETS, percentile_us
 from sla_server.agreements.promise import Promise
 from sla_server.services.settings import ControlSettings
 
@@ -47,55 +48,6 @@ class Piece:
     hist: Hist
     waiting: int
     inexact: bool
-
-
-def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Piece:
-    """What ``cut`` says of ``promise``.
-
-    Args:
-        cut: a decoded cut.
-        in_scope: shape (cut.rows,), which of its rows belong to the promise.
-        promise: gives io kind and thresholds.
-    """
-    done_all = (cut.column("reads") + cut.column("writes"))[in_scope].sum()
-    if promise.io == "any":
-        done = int(done_all)
-    else:
-        done = int(cut.column("reads" if promise.io == "read" else "writes")[in_scope].sum())
-    arrived = int(cut.column("arrived")[in_scope].sum())
-    # Arrivals are not counted by kind: assume the mix of what completed.
-    offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
-    hist = _hist(cut, in_scope, promise.io)
-    missed, inexact = _missed(cut, in_scope, promise, done, hist)
-    waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
-    return Piece(cut.gateway_id, cut.duration_us, offered, done, missed, hist, waiting, inexact)
-
-
-def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> Hist:
-    bucket = cut.hist["bucket"].astype(np.int64)
-    chosen = in_scope[cut.hist["row"]] & (bucket < TOTAL_WRITE + BUCKETS)
-    if io == "read":
-        chosen &= bucket < TOTAL_WRITE
-    elif io == "write":
-        chosen &= bucket >= TOTAL_WRITE
-    folded = bucket[chosen] - np.where(bucket[chosen] >= TOTAL_WRITE, TOTAL_WRITE, TOTAL_READ)
-    return np.bincount(folded, weights=cut.hist["count"][chosen], minlength=BUCKETS).astype(np.int64)
-
-
-def _missed(
-    cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise, done: int, hist: Hist
-) -> tuple[dict[int, int], bool]:
-    entries = cut.missed[in_scope[cut.missed["row"]] & (cut.missed["io"] == IO_KINDS[promise.io])]
-    missed: dict[int, int] = {}
-    inexact = False
-    for step in promise.curve:
-        chosen = entries[entries["threshold_us"] == step.threshold_us]
-        if int(chosen["counted"].sum()) == done:
-            missed[step.threshold_us] = int(chosen["missed"].sum())
-        else:
-            missed[step.threshold_us] = missed_upper(hist, step.threshold_us)
-            inexact = True
-    return missed, inexact
 
 
 @dataclass(slots=True)
@@ -151,18 +103,101 @@ class Signal:
 NOTHING = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
 
 
+class Closed(Protocol):
+    """A closed window."""
+
+    @property
+    def offered_iops(self) -> float:
+        """Rate at which I/Os arrived, all gateways together."""
+
+    @property
+    def done(self) -> int:
+        """I/Os completed, at least one."""
+
+    @property
+    def missed(self) -> Mapping[int, int]:
+        """Threshold (us) to how many took longer."""
+
+    @property
+    def hist(self) -> npt.NDArray[Any]:
+        """Latency histogram, shape (99,)."""
+
+    @property
+    def inexact(self) -> bool:
+        """Whether misses are from histogram edges."""
+
+
+class Tracker(Protocol):
+    """The last windows of one promise, on one backend or on all: ``WindowTracker``, or a row of ``bank``."""
+
+    @property
+    def last_piece_ns(self) -> int | None:
+        """When the last piece came, whether or not it was of use."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness."""
+
+    def reset(self) -> None:
+        """Forget all windows: caps have changed."""
+
+    def signal(self, r_on: float) -> Signal:
+        """What the closed windows say, with ``r_on`` the entry threshold of r."""
+
+
+class Silence:
+    """The tracker of a promise without streams."""
+
+    last_piece_ns: int | None = None
+    idle = False
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def signal(self, r_on: float) -> Signal:
+        """Nothing is known."""
+        return NOTHING
+
+
+def work_out(windows: Sequence[Closed], promise: Promise, settings: ControlSettings, r_on: float) -> Signal:
+    """What these windows, oldest first and at least one, say of a promise."""
+    offered = sum(w.offered_iops for w in windows) / len(windows)
+    threshold_us = promise.threshold_us(offered)
+    if threshold_us is None:
+        return Signal(len(windows), offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+    hist = np.sum([w.hist for w in windows], axis=0)
+    done = sum(w.done for w in windows)
+    latency_us = percentile_us(hist, promise.percentile) or 0.0
+    risky = over = 0
+    for window in windows:
+        u, r = _ratios(window, promise, threshold_us)
+        risky += u >= settings.at_risk_u or r >= r_on
+        over += u > 1
+    u = sum(w.missed[threshold_us] for w in windows) / done / promise.allowed_miss_ratio
+    inexact = any(w.inexact for w in windows)
+    return Signal(
+        len(windows), offered, threshold_us, u, latency_us / threshold_us, latency_us, risky, over, inexact
+    )
+
+
+def _ratios(window: Closed, promise: Promise, threshold_us: int) -> tuple[float, float]:
+    latency_us = percentile_us(window.hist, promise.percentile) or 0.0
+    u = window.missed[threshold_us] / window.done / promise.allowed_miss_ratio
+    return u, latency_us / threshold_us
+
+
 class WindowTracker:
     """The last windows of one promise (on one backend, or all of them).
 
-    State: ``windows`` (closed, at most ``signal_windows``), ``_open`` (still filling), and when the first
+    State: ``windows`` (closed, at most ``signal_windows``), ``open`` (still filling), and when the first
     piece, the last one, and the last one with I/O came; the times survive ``reset``.
     """
 
     def __init__(self, settings: ControlSettings, promise: Promise) -> None:
         self._settings = settings
         self.promise = promise
-        self.windows: deque[Window] = deque(maxlen=settings.signal_windows)
-        self._open = Window()
+        self.windows: deque[Closed] = deque(maxlen=settings.signal_windows)
+        self.open = Window()
         self._said: tuple[float, Signal] | None = None
         self.first_piece_ns: int | None = None
         self.last_active_ns: int | None = None
@@ -173,24 +208,25 @@ class WindowTracker:
         """A gateway silent for so long is not waited for."""
         return self._settings.stale_s * 1e9
 
-    def add(self, piece: Piece, needed: frozenset[str], now_ns: int) -> bool:
+    def add(self, piece: Piece, heard: Callable[[Collection[str]], bool], now_ns: int) -> bool:
         """Take one piece; returns whether a window was closed.
 
         Args:
             piece: sums of one cut.
-            needed: gateways (up, with streams in scope) that must have spoken before a window closes.
+            heard: told which gateways have spoken, whether those are all that a window needs; asked only
+                when the window has enough I/Os.
             now_ns: monotonic.
         """
         self.note(piece, now_ns)
-        self._open.add(piece)
-        longest_us = max(self._open.covered_us.values())
-        complete = self._open.done >= self._settings.window_min_ios and needed <= self._open.covered_us.keys()
+        self.open.add(piece)
+        longest_us = max(self.open.covered_us.values())
+        complete = self.open.done >= self._settings.window_min_ios and heard(self.open.covered_us.keys())
         if not complete and longest_us < self._settings.window_max_s * 1e6:
             return False
-        if self._open.done:
-            self.windows.append(self._open)
+        if self.open.done:
+            self.windows.append(self.open)
             self._said = None
-        self._open = Window()
+        self.open = Window()
         return True
 
     def note(self, piece: Piece, now_ns: int) -> None:
@@ -204,7 +240,7 @@ class WindowTracker:
     def reset(self) -> None:
         """Forget all windows: caps have changed."""
         self.windows.clear()
-        self._open, self._said = Window(), None
+        self.open, self._said = Window(), None
 
     @property
     def idle(self) -> bool:
@@ -219,38 +255,5 @@ class WindowTracker:
         if not self.windows:
             return NOTHING
         if self._said is None or self._said[0] != r_on:
-            self._said = (r_on, self._work_out(r_on))
+            self._said = (r_on, work_out(list(self.windows), self.promise, self._settings, r_on))
         return self._said[1]
-
-    def _work_out(self, r_on: float) -> Signal:
-        windows = list(self.windows)
-        offered = sum(w.offered_iops for w in windows) / len(windows)
-        threshold_us = self.promise.threshold_us(offered)
-        if threshold_us is None:
-            return Signal(len(windows), offered, None, 0.0, 0.0, 0.0, 0, 0, False)
-        hist = np.sum([w.hist for w in windows], axis=0)
-        done = sum(w.done for w in windows)
-        latency_us = percentile_us(hist, self.promise.percentile) or 0.0
-        risky = over = 0
-        for window in windows:
-            u, r = self._ratios(window, threshold_us)
-            risky += u >= self._settings.at_risk_u or r >= r_on
-            over += u > 1
-        u = sum(w.missed[threshold_us] for w in windows) / done / self.promise.allowed_miss_ratio
-        inexact = any(w.inexact for w in windows)
-        return Signal(
-            len(windows),
-            offered,
-            threshold_us,
-            u,
-            latency_us / threshold_us,
-            latency_us,
-            risky,
-            over,
-            inexact,
-        )
-
-    def _ratios(self, window: Window, threshold_us: int) -> tuple[float, float]:
-        latency_us = percentile_us(window.hist, self.promise.percentile) or 0.0
-        u = window.missed[threshold_us] / window.done / self.promise.allowed_miss_ratio
-        return u, latency_us / threshold_us

@@ -34,7 +34,7 @@ def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     acks = os.open(data_dir / "acks", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    config = DatabaseConfig(url=url, queue_segment_bytes=64 << 10)
+    config = DatabaseConfig(url=url)
     rig = Rig(config, data_dir, probe)
     high = HighWater(rig.reader.watermarks())
     intake = Intake(1, high)

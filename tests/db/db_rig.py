@@ -34,7 +34,7 @@ class Rig:
         self.clock = clock or FakeClock(unix_us=T0)
         self.parquet_dir = config.resolved_parquet_dir(data_dir)
         self.engine = make_engine(config, data_dir)
-        self.queue = IngestQueue(config.resolved_queue_dir(data_dir), config.queue_segment_bytes, probe)
+        self.queue = IngestQueue(config.resolved_queue_dir(data_dir), 1 << 20, probe, keep_bytes=64 << 10)
         self.store = IngestStore(self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe)
         self.archive = Archive(
             self.parquet_dir, self.queue.queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe
@@ -60,6 +60,16 @@ class Rig:
         return sorted(
             path.relative_to(self.parquet_dir).as_posix() for path in self.parquet_dir.rglob("*.parquet")
         )
+
+    def die(self) -> None:
+        """What kill -9 leaves: files as they are, the queue's index not synced."""
+        queue = self.queue._queue
+        queue._stopping = True
+        queue._work.set()
+        queue._group.join(10)
+        queue._close_files()
+        self.engine.dispose()
+        self.reader.close()
 
     def close(self) -> None:
         self.queue.close()

@@ -76,10 +76,10 @@ def test_a_batch_that_comes_again_has_no_effect(rig):
     items = [make_cut(1), make_cut(2)]
     records = []
     apply = rig.store.apply
-    rig.store.apply = lambda batch, oldest: (records.append(batch), apply(batch, oldest))[1]
+    rig.store.apply = lambda batch, *where: (records.append(batch), apply(batch, *where))[1]
     rig.feed(cuts_message(items[:1]), cuts_message(items[1:]))
     for batch in records:
-        apply(batch, 1)
+        apply(batch, 0, 1)
     assert_database_holds(rig.reader, items)
 
 
@@ -87,8 +87,8 @@ def test_a_commit_whose_answer_was_lost_is_not_applied_twice(rig, monkeypatch):
     """The connection breaks after the server has committed: the writer must not believe it failed."""
     apply = rig.store.apply
 
-    def answer_lost(batch, oldest):
-        apply(batch, oldest)
+    def answer_lost(batch, *where):
+        apply(batch, *where)
         monkeypatch.setattr(rig.store, "apply", apply)
         raise DatabaseUnavailable("db", "connection lost during COMMIT")
 

@@ -171,7 +171,7 @@ def test_kill_9_of_the_real_process(config, peers, reader):
         "from pmdaemon.runtime.stop import Stop; from sla_server.db import process\n"
         "from sla_server.db.config import DatabaseConfig\n"
         "run, data, url = sys.argv[1:]\n"
-        "settings = DatabaseConfig(url=url, flush_interval_s=0.05)\n"
+        "settings = DatabaseConfig(url=url, flush_interval_s=0.05, queue_bytes=16 << 20)\n"
         "process.run(N(runtime_dir=Path(run), data_dir=Path(data), database=settings), Stop())\n"
     )
     url = config.database.resolved_url(config.data_dir)
@@ -223,14 +223,14 @@ def test_a_dead_thread_ends_the_process_with_status_1(config, monkeypatch):
 
 @pytest.mark.db
 def test_it_waits_for_a_database_that_is_away_and_can_be_stopped(tmp_path):
-    settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}")
+    settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}", queue_bytes=16 << 20)
     stop = Stop()
     config = SimpleNamespace(runtime_dir=tmp_path, data_dir=tmp_path, database=settings)
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(process.run(config, stop)), name="waiting")
     thread.start()
     deadline = Deadline(20)
-    while not (tmp_path / "queue" / "id").exists():
+    while not (tmp_path / "queue" / "ingest.index").exists():
         assert not deadline.passed
         thread.join(0.01)
     stop.set()

@@ -49,6 +49,7 @@ def filled(rig):
 def test_every_answer_is_plain(filled):
     record(filled, ("events", {"event_id": "e", "details": {"a": [1]}}), ("processes", {"name": "p"}))
     reader = filled.reader
+    assert reader.stream_count() == len(reader.streams()) > 0
     answers = [
         reader.gateways(),
         reader.backends(),

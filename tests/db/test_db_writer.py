@@ -66,6 +66,26 @@ def test_a_restart_goes_on_where_both_cursors_stand(database):
     second.close()
 
 
+def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot(database):
+    """kill -9 leaves holes in the queue's numbers, where SQL stops and where a file stops."""
+    items = [make_cut(seq) for seq in range(1, 5)]
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message([items[0]]), cuts_message([items[1]]))
+    first.die()
+    second = Rig(database.config, database.data_dir)
+    second.feed(cuts_message([items[2]]))
+    assert second.queue.synced_seq > 3
+    second.settle(final=True)
+    second.die()
+    third = Rig(database.config, database.data_dir)
+    third.feed(cuts_message([items[3]]))
+    third.settle(final=True)
+    assert third.store.cursors() == (third.queue.synced_seq,) * 2
+    assert_database_holds(third.reader, items)
+    assert archived(third) == identity(items)
+    third.close()
+
+
 def test_records_without_cuts_pass_the_archive_too(rig):
     rig.feed(gateway_message(), record_message([("events", {"event_id": "e"})]))
     rig.settle(final=True)
@@ -163,11 +183,11 @@ def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     apply = rig.store.apply
     tries = []
 
-    def away_at_first(batch, oldest):
+    def away_at_first(batch, *where):
         tries.append(len(batch))
         if len(tries) < 4:
             _gone()
-        return apply(batch, oldest)
+        return apply(batch, *where)
 
     monkeypatch.setattr(rig.store, "apply", away_at_first)
     rig.queue.append_many([cuts_message([make_cut(1)])])

@@ -220,6 +220,10 @@ def test_mode_health_and_processes(web: FlaskClient, parts: Parts, source: fakes
     parts.live.put(snapshot())
     assert web.get("/api/v1/mode").json == {"mode": "enforce", "stale": False}
     assert web.get("/api/v1/health").json["status"] == "ok"
+    assert web.get("/api/v1/health").json["fullness"] == {}
+    pressed = {"name": "dbmanager", "pressure": {"fullness": {"ingest-queue": 0.5}, "refused": {}}}
+    parts.live.put({**snapshot(), "processes": [{"name": "services", "pressure": None}, pressed]})
+    assert web.get("/api/v1/health").json["fullness"] == {"dbmanager/ingest-queue": 0.5}
     assert items(web, "processes")[0]["name"] == "services"
     source.away = True
     told = web.get("/api/v1/health").json

@@ -224,7 +224,11 @@ class Queue:
     def __init__(self, log):
         self.log = log
         self.waiting_bytes = 0
+        self.room = (10 << 20, 1000)
         self.fails = False
+
+    def has_room(self, size_bytes, records):
+        return size_bytes <= self.room[0] and records <= self.room[1]
 
     def append_many(self, payloads):
         if self.fails:
@@ -233,10 +237,10 @@ class Queue:
         return 1
 
 
-def office(batches, limit=1000):
+def office(batches):
     log: list = []
     box, queue = Box(batches, log), Queue(log)
-    post_office = PostOffice([box], new_intake(), queue, limit, lambda: log.append(("woken", "writer")))
+    post_office = PostOffice([box], new_intake(), queue, lambda: log.append(("woken", "writer")))
     return post_office, box, queue, log
 
 
@@ -275,12 +279,13 @@ def test_a_recipient_without_a_route_is_given_up():
     assert log == [("queue", 1), ("woken", "writer")]
 
 
-def test_nothing_is_taken_while_the_queue_is_above_its_limit():
+@pytest.mark.parametrize("room", [(1 << 20, 1000), (10 << 20, 255)])
+def test_nothing_is_taken_while_the_queue_has_no_room_for_a_round(room):
     post_office, box, queue, _ = office([[Message(cuts_message([make_cut(1)]))]])
-    queue.waiting_bytes = 1000
+    queue.room = room
     assert not post_office.round()
     assert len(box.batches) == 1
-    queue.waiting_bytes = 999
+    queue.room = (2 << 20, 256)
     assert post_office.round()
 
 

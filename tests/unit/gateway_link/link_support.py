@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -209,15 +210,25 @@ def thresholds(version: int) -> bytes:
     return frame.encode(Kind.THRESHOLDS, {"version": version, "entries": [entry]})
 
 
+def abandon(spool: Spool) -> None:
+    """What kill -9 leaves: the files as they are, the lock gone."""
+    spool._queue._close_files()
+
+
 class Bench:
-    """One core between fake planes and a fake server."""
+    """One core between fake planes and a fake server; a second one in a directory finds the first dead."""
+
+    _spools: ClassVar[dict[Path, Spool]] = {}
 
     def __init__(
         self, tmp_path: Path, *planes: FakePlane, clock: FakeClock | None = None, sources=(), epoch=EPOCH
     ):
         self.clock = clock or (planes[0].clock if planes else FakeClock())
         self.fakes = {plane.name: plane for plane in planes}
-        self.spool = Spool(tmp_path / "spool", 4 << 20)
+        former = self._spools.pop(tmp_path, None)
+        if former is not None:  # the former link of this directory is dead
+            abandon(former)
+        self.spool = self._spools[tmp_path] = Spool(tmp_path / "spool", 1 << 20)
         self.core = LinkCore(
             Facts(GATEWAY, "gw-a", epoch, "test"),
             self.spool,

@@ -312,11 +312,11 @@ def test_a_full_disk_loses_nothing_and_is_told(bench, plane, monkeypatch):
     bench.poll(start=(EPOCH, 1))
     plane.io(reads=2)
 
-    def no_space(_self, _data):
+    def no_space(_self, _offset, _buffers):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("gateway_agent.link.segment.SegmentWriter._write", no_space)
+        patched.setattr("pmdaemon.diskqueue.storage.FileStorage.write", no_space)
         assert bench.poll(start=(EPOCH, 2))["cuts"] == 0
         assert bench.server.last(Kind.ALERT)["kind"] == "spool-write-failed"
     plane.io(reads=3)

@@ -3,15 +3,17 @@
 A kill is modelled by throwing the core away (its sockets with it) while the plane and the files stay.
 """
 
+import os
+
 import pytest
 
-from gateway_agent.link import segment
 from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.spool import Spool
 from gateway_agent.link.streams import StreamBook
 from gateway_agent.sources.nbd import NbdSource
+from pmdaemon.diskqueue.storage import FileStorage
 from pmdaemon.wire import cut
-from tests.unit.gateway_link.link_support import Bench, FakePlane
+from tests.unit.gateway_link.link_support import Bench, FakePlane, abandon
 
 
 class Killed(BaseException):
@@ -27,14 +29,21 @@ def collect(bench):
     bench.carry()
 
 
-def torn_write(self, data):
+def torn_write(self, offset, buffers):
     """Half of the record reaches the file, then the process dies."""
-    segment.os.write(self._fd, data[: len(data) // 2])
+    data = b"".join(buffers)
+    os.pwrite(self._fd, data[: len(data) // 2], offset)
     raise Killed
 
 
-def spooled_reads(tmp_path) -> int:
-    spool = Spool(tmp_path / "spool", 4 << 20)
+def synced_and_killed(self):
+    os.fdatasync(self._fd)
+    raise Killed
+
+
+def spooled_reads(bench, tmp_path) -> int:
+    abandon(bench.spool)
+    spool = Spool(tmp_path / "spool", 1 << 20)
     total = sum(int(cut.decode(item.raw).column("reads").sum()) for item in spool.read_from(None))
     spool.close()
     return total
@@ -46,7 +55,9 @@ POINTS = {
     "answer decoded, nothing written": (Gatherer, "spool", kill),
     "before the book of streams is saved": (StreamBook, "save", kill),
     "before the append": (Spool, "append", kill),
-    "within the append": (segment.SegmentWriter, "_write", torn_write),
+    "within the append": (FileStorage, "write", torn_write),
+    "written, not synced": (FileStorage, "sync", kill),
+    "synced, not heard": (FileStorage, "sync", synced_and_killed),
     "appended, got not moved": (NbdSource, "spooled", kill),
     "got moved, not yet told": (Gatherer, "_spool_cut", None),
 }
@@ -77,7 +88,7 @@ def test_a_killed_link_loses_nothing_and_doubles_nothing(tmp_path, monkeypatch, 
     for epoch in (43, 44):  # the next link, and one more that is killed while idle
         bench = Bench(tmp_path, plane, epoch=epoch)
         collect(bench)
-    assert spooled_reads(tmp_path) == cuts_before + 110 == plane.lifetime["vol-1"]
+    assert spooled_reads(bench, tmp_path) == cuts_before + 110 == plane.lifetime["vol-1"]
 
 
 def test_a_link_killed_with_a_question_under_way_loses_nothing(tmp_path):
@@ -91,7 +102,7 @@ def test_a_link_killed_with_a_question_under_way_loses_nothing(tmp_path):
     bench = Bench(tmp_path, plane, epoch=43)
     collect(bench)
     collect(bench)
-    assert spooled_reads(tmp_path) == 15
+    assert spooled_reads(bench, tmp_path) == 15
 
 
 def test_two_planes_killed_between_their_two_cuts(tmp_path, monkeypatch):
@@ -124,7 +135,7 @@ def test_two_planes_killed_between_their_two_cuts(tmp_path, monkeypatch):
     monkeypatch.undo()
     bench = Bench(tmp_path, one, two, epoch=43)
     collect(bench)
-    assert spooled_reads(tmp_path) == 37
+    assert spooled_reads(bench, tmp_path) == 37
 
 
 def test_an_acknowledged_spool_still_knows_what_the_plane_need_not_repeat(tmp_path):

@@ -205,19 +205,27 @@ def test_a_lost_victim_keeps_its_help_for_a_lease_only():
     assert rows(world.sim)[released[1].details["throttle_id"]]["reason"] == "victim-gone"
 
 
-def test_services_restart_issues_nothing_and_goes_on():
-    world = demo(2, 35)
-    sim = world.sim
-    held = world.back.caps["greedy"].rate
+def restarted(sim: Simulation, *, forget: bool = False) -> Brain:
+    """Another brain takes over from what SQL holds; ``forget``: rows as written before 0003."""
     fresh = Brain(ControlSettings())
     fresh.set_agreements((promise(),), (volume_class(),), 1)
     in_force = [r for r in rows(sim).values() if r["released_us"] is None and r["state"] != "observed"]
-    assert len(in_force) == 1
+    if forget:
+        in_force = [{k: v for k, v in r.items() if not k.startswith("loop_")} for r in in_force]
     fresh.restore(in_force)
     fresh.set_mode("enforce")
     sim.brain = fresh
     for gateway in sim.gateways.values():
         sim.announce(gateway)
+    return fresh
+
+
+def test_services_restart_issues_nothing_and_goes_on():
+    world = demo(2, 35)
+    sim = world.sim
+    held = world.back.caps["greedy"].rate
+    (in_force,) = [r for r in rows(sim).values() if r["released_us"] is None and r["state"] != "observed"]
+    fresh = restarted(sim)
     gen = world.back.gen
     sim.run(40)
     assert caps(sim, since=35) == []
@@ -227,7 +235,32 @@ def test_services_restart_issues_nothing_and_goes_on():
     assert next(d.gen for _, d in caps(sim, since=35)) == gen + 1
     (released,) = sim.of_kind("throttle-released")
     assert released[0] <= 75 + 6.5
-    assert released[1].details["throttle_id"] == in_force[0]["throttle_id"]
+    assert released[1].details["throttle_id"] == in_force["throttle_id"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_the_loop_remembers_its_start_and_ceiling_over_a_restart(seed):
+    world = demo(seed, 18.5)
+    before = world.sim.brain.loops.controls["disk"]
+    assert before.start >= before.ceiling > before.allowed > 0
+    fresh = restarted(world.sim)
+    after = fresh.loops.controls["disk"]
+    assert (after.allowed, after.start, after.ceiling) == (before.allowed, before.start, before.ceiling)
+    world.sim.run(75)
+    assert len(world.gold.bad_seconds(19, 75, LIMIT_S)) <= 0.08 * 56
+
+
+def test_a_loop_that_remembers_gives_back_sooner():
+    kept = {}
+    for forget in (False, True):
+        rates = []
+        for seed in range(4):
+            world = demo(seed, 18.5)
+            restarted(world.sim, forget=forget)
+            world.sim.run(40)
+            rates.append(world.greedy.rate_between(20, 40))
+        kept[forget] = sum(rates)
+    assert kept[False] > 1.05 * kept[True]
 
 
 def test_a_deaf_enforcer_is_found_out():

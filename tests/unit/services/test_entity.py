@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
-from sla_server.services.entity import RING, GatewayTable, Stream
+from sla_server.services.batch import Batch, Taken
+from sla_server.services.entity import RECENT, GatewayTable, Stream
+from sla_server.services.scopes import Scopes
+from sla_server.services.settings import ControlSettings
 from sla_server.services.simulator import UNIX_0_US
 
 from .worlds import A, cut, streams
@@ -22,13 +25,19 @@ def table() -> GatewayTable:
 def take(table, made, recv_s=None, offset_us=0):
     end_s = (made.start_unix_us - UNIX_0_US + made.duration_us) / 1e6
     recv_us = UNIX_0_US + round((end_s if recv_s is None else recv_s) * 1e6)
-    return table.take(made, recv_us, offset_us, STALE_US, 0)
+    if not table.accept(made, recv_us, offset_us, STALE_US, 0):
+        return None
+    plan = Scopes(ControlSettings()).plan(table, made.column("stream_id"))
+    taken = Taken(made, table, plan, 0)
+    Batch([taken]).measure(table.board)
+    table.keep(made, plan.rows)
+    return taken
 
 
 def test_a_cut_counts_once(table):
     assert take(table, cut(A, 1, {"v": (10, 1)})) is not None
     assert take(table, cut(A, 1, {"v": (10, 1)})) is None
-    assert table.ring[:, RING["reads"], 0].sum() == 10
+    assert [each.scalars[RECENT["reads"]].tolist() for each in table.recent] == [[10]]
     assert table.ignored == 1
 
 
@@ -50,16 +59,15 @@ def test_a_new_epoch_replaces_the_old_one_and_its_backlog(table):
     assert take(table, cut(A, 2, {"v": (10, 1)}, epoch=2, end_s=7)) is not None
 
 
-def test_streams_are_added_once_and_unknown_ones_counted(table):
+def test_streams_are_added_once_and_unknown_ones_are_nobody(table):
     first = list(table.row_of)
     assert table.add_streams([dataclasses.replace(table.streams[0])]) == []
     taken = take(table, cut(A, 1, {"v": (10, 1), "stranger": (5, 1)}))
     assert taken is not None
-    assert taken.rows.tolist() == [0, -1]
-    assert table.unknown_rows == 1
+    assert taken.plan.rows.tolist() == [0, -1]
     assert list(table.row_of) == first
-    # its histogram is left out as well
-    assert set(table.hists[0]["row"].tolist()) == {0}
+    assert table.recent[0].rows.tolist() == [0, -1]
+    assert table.use["v"].last_ops_per_s == 10
 
 
 def test_rates_are_smoothed_and_the_last_is_kept(table):

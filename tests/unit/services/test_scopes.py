@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import numpy as np
-
-from sla_server.services.entity import GatewayTable, Stream, Taken
+from sla_server.services.entity import GatewayTable, Stream
 from sla_server.services.scopes import Scopes
 from sla_server.services.settings import ControlSettings
 
@@ -59,22 +57,33 @@ def test_an_unchanged_promise_keeps_its_windows_a_changed_one_does_not():
     assert scopes.on_backend("disk")[0].tracker is not before.tracker
 
 
-def test_rows_of_a_cut_that_names_strangers():
+def test_the_plan_of_a_cut_that_names_strangers():
     made, scopes = table(A, "x", "gold"), Scopes(ControlSettings())
     scopes.set_promises([promise()], [made])
-    (scope,) = scopes.on_backend("disk")
-    taken = Taken(cut(A, 1, {"gold": (1, 1), "?": (1, 1), "x": (1, 1)}), np.array([1, -1, 0]), 0)
-    assert scope.rows_of(taken).tolist() == [True, False, False]
+    ids = cut(A, 1, {"gold": (1, 1), "?": (1, 1), "x": (1, 1)}).column("stream_id")
+    plan = scopes.plan(made, ids)
+    assert plan.rows.tolist() == [1, -1, 0]
+    assert (plan.pair_row.tolist(), plan.pair_line.tolist()) == ([0], [0])
+    assert (plan.known.tolist(), plan.place.tolist()) == ([0, 2], [1, 0])
+    assert scopes.plan(made, ids) is plan
+    scopes.extend(made, add(made, "?"))
+    assert scopes.plan(made, ids).rows.tolist() == [1, 2, 0]
 
 
 def test_silent_gateways_are_not_waited_for():
     front, back, scopes = table(A, "gold"), table(B, "gold"), Scopes(ControlSettings())
     scopes.set_promises([promise()], [front, back])
     (scope,) = scopes.on_backend("disk")
-    tables = {A: front, B: back}
-    front.last_cut_ns = 10_000_000_000
-    assert scope.needed(tables, 11_000_000_000) == {A}
-    back.last_cut_ns = 10_000_000_000
-    assert scope.needed(tables, 11_000_000_000) == {A, B}
+    tables, late = {A: front, B: back}, 11_000_000_000
+
+    def heard(*spoken: str) -> bool:
+        return scope.heard(spoken, tables, 3e9, late)
+
+    front.last_cut_ns = late - 1_000_000_000
+    assert heard(A)  # B never spoke
+    back.last_cut_ns = late - 1_000_000_000
+    assert not heard(A)
+    assert heard(A, B)
+    assert not heard(A)
     back.state = "lost"
-    assert scope.needed(tables, 11_000_000_000) == {A}
+    assert heard(A)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from sla_server.services.entity import Use
+from sla_server.services.entity import Use, UseBoard
 from sla_server.services.settings import ControlSettings
 from sla_server.services.throttles import Rates, Throttle
 
@@ -15,8 +16,16 @@ def throttle() -> Throttle:
     return Throttle("t", "v", "disk", "control", Rates(cost=100.0), "promise-violated", "text")
 
 
+def use_of(cost: float, ops: float, size: float = 0.0) -> Use:
+    """A place whose newest cut lasted a second."""
+    board = UseBoard()
+    place = board.allot("v", "disk")
+    board.update(np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0]]), np.ones(1))
+    return Use(board, place)
+
+
 def used(cost: float) -> Use:
-    return Use(last_cost_per_s=cost, last_ops_per_s=cost)
+    return use_of(cost, cost)
 
 
 def measure(throttle: Throttle, gateway: str, cost: float) -> bool:
@@ -84,7 +93,7 @@ def test_tolerance(cost, exceeds):
 
 
 def test_ops_and_bytes_are_measured_too():
-    use = Use(last_ops_per_s=50, last_bytes_per_s=50 * 4096)
+    use = use_of(0, 50, 50 * 4096)
     assert Rates(ops=10.0).excess(use, 1.0, 0.15)
     assert Rates(size=4096.0 * 10).excess(use, 1.0, 0.15)
     assert not Rates(size=4096.0 * 50, ops=50.0).excess(use, 1.0, 0.15)

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, MISSED_DTYPE, Cut
-from pmdaemon.wire.histogram import bucket_of_ns
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, IO_KINDS, MISSED_DTYPE, Cut
+from pmdaemon.wire.histogram import BUCKETS, TOTAL_READ, TOTAL_WRITE, bucket_of_ns, missed_upper
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.brain import Brain
 from sla_server.services.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.settings import ControlSettings
 from sla_server.services.simulator import UNIX_0_US, Simulation
+from sla_server.services.windows import Piece
 
 A = str(uuid.uuid5(uuid.NAMESPACE_DNS, "A"))
 B = str(uuid.uuid5(uuid.NAMESPACE_DNS, "B"))
@@ -149,3 +151,52 @@ def rows_of(decisions: Sequence[Any]) -> list[dict[str, Any]]:
 
 def simulation(made: Brain, seed: int, **over: Any) -> Simulation:
     return Simulation(made, seed, **over)
+
+
+def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Piece:
+    """What ``cut`` says of ``promise``, worked out alone: what batches must agree with.
+
+    Args:
+        cut: a decoded cut.
+        in_scope: shape (cut.rows,), which of its rows belong to the promise.
+        promise: gives io kind and thresholds.
+    """
+    done_all = (cut.column("reads") + cut.column("writes"))[in_scope].sum()
+    if promise.io == "any":
+        done = int(done_all)
+    else:
+        done = int(cut.column("reads" if promise.io == "read" else "writes")[in_scope].sum())
+    arrived = int(cut.column("arrived")[in_scope].sum())
+    # Arrivals are not counted by kind: assume the mix of what completed.
+    offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
+    hist = _hist(cut, in_scope, promise.io)
+    missed, inexact = _missed(cut, in_scope, promise, done, hist)
+    waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
+    return Piece(cut.gateway_id, cut.duration_us, offered, done, missed, hist, waiting, inexact)
+
+
+def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> npt.NDArray[np.int64]:
+    bucket = cut.hist["bucket"].astype(np.int64)
+    chosen = in_scope[cut.hist["row"]] & (bucket < TOTAL_WRITE + BUCKETS)
+    if io == "read":
+        chosen &= bucket < TOTAL_WRITE
+    elif io == "write":
+        chosen &= bucket >= TOTAL_WRITE
+    folded = bucket[chosen] - np.where(bucket[chosen] >= TOTAL_WRITE, TOTAL_WRITE, TOTAL_READ)
+    return np.bincount(folded, weights=cut.hist["count"][chosen], minlength=BUCKETS).astype(np.int64)
+
+
+def _missed(
+    cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise, done: int, hist: npt.NDArray[np.int64]
+) -> tuple[dict[int, int], bool]:
+    entries = cut.missed[in_scope[cut.missed["row"]] & (cut.missed["io"] == IO_KINDS[promise.io])]
+    missed: dict[int, int] = {}
+    inexact = False
+    for step in promise.curve:
+        chosen = entries[entries["threshold_us"] == step.threshold_us]
+        if int(chosen["counted"].sum()) == done:
+            missed[step.threshold_us] = int(chosen["missed"].sum())
+        else:
+            missed[step.threshold_us] = missed_upper(hist, step.threshold_us)
+            inexact = True
+    return missed, inexact

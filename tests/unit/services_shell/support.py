@@ -99,6 +99,9 @@ class FakeStore:
     def streams(self) -> list[Row]:
         return self._table("streams", "streams")
 
+    def stream_count(self) -> int:
+        return len(self._table("streams", "stream_count"))
+
     def progress(self) -> dict[str, int]:
         self._read("progress")
         return dict(self.progress_us)
@@ -257,8 +260,12 @@ class FakeBrain:
         decisions, self.decisions = self.decisions, []
         return decisions
 
-    def snapshot(self, unix_us: int) -> dict[str, Any]:
+    def snapshot(self, unix_us: int, most: int) -> dict[str, Any]:
         return {"gateways": [], "volumes": [], "slas": self.slas, "throttles": [], "backends": []}
+
+    def promise_states(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Row]:
+        found = {(row["name"], row["objective"]): row for row in self.slas}
+        return {key: found[key] for key in keys if key in found}
 
 
 class FakeLooker:

@@ -338,7 +338,9 @@ def test_violations_become_episodes_and_the_snapshot_shows_everything() -> None:
     ((to, view),) = bench.app.take_posted(Kind.SNAPSHOT)
     assert to == "appserver"
     assert [event["kind"] for event in view["events"]] == ["violation-opened", "k"]
-    assert view["processes"] == [{"name": "pmdaemon", "state": "running", "restarts": 0, "since_us": 5}]
+    assert view["processes"] == [
+        {"name": "pmdaemon", "state": "running", "restarts": 0, "since_us": 5, "pressure": None}
+    ]
     assert view["slas"][0]["compliance"] is None
     assert set(view["slas"][0]["slices"]) == {"good", "bad", "no_data", "not_applicable", "excluded"}
 

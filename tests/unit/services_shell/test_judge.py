@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.compile import InForce
+from sla_server.services import judge
 from sla_server.services.judge import Judge, Judgement
 from tests.unit.agreements.documents import agreement, in_force, simple
 from tests.unit.services_shell.support import GATEWAY, MINUTE_US, START_US, Away, FakeStore
@@ -261,3 +262,91 @@ def test_a_cut_counted_in_the_slice_before_does_not_make_a_short_slice_no_data()
         scene.store.add_slot(at(minute), covered_us=seconds * SECOND_US)
         scene.store.coverage[-1]["cuts"] = seconds
     assert scene.slices(2.1) == [(0, "good", 0), (1, "no_data", 0)]
+
+
+def many(count: int) -> Scene:
+    """As many agreements as volumes, two volumes behind one gateway."""
+    items = []
+    for number in range(count):
+        item = in_force(simple(), applied_us=START_US)
+        spec, meta = item.agreement.spec, item.agreement.metadata
+        scope = spec.scope.model_copy(update={"volumes": [f"v{number}"]})
+        update = {
+            "metadata": meta.model_copy(update={"name": f"a{number}"}),
+            "spec": spec.model_copy(update={"scope": scope}),
+        }
+        items.append(InForce(item.agreement.model_copy(update=update), 1, START_US))
+    scene = Scene(*items)
+    scene.store.tables["streams"] = []
+    for number in range(count):
+        scene.store.add_stream(number, volume=f"v{number}", gateway=f"g{number // 2}")
+    return scene
+
+
+def test_many_agreements_are_judged_in_small_reads_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MOST_SLOTS", 3)
+    monkeypatch.setattr(judge, "MOST_DUES", 4)
+    scene = many(10)
+    read: list[int] = []
+    whole = scene.store.slice_inputs
+
+    def counted(streams: Any, gateways: Any, from_us: int, to_us: int) -> Any:
+        read.append(len(streams))
+        return whole(streams, gateways, from_us, to_us)
+
+    monkeypatch.setattr(scene.store, "slice_inputs", counted)
+    for number in range(10):
+        for minute in range(2):
+            scene.store.add_slot(
+                at(minute), stream_id=number, gateway=f"g{number // 2}", covered_us=30_000_000
+            )
+    found: list[tuple[str, int]] = []
+    for step in range(9):
+        rows = [row for table, row in scene.run(2.1 + step / 100).rows if table == "slices"]
+        assert len(rows) <= 5  # the last track may bring two
+        found += [(row["name"], (row["start_us"] - START_US) // MINUTE_US) for row in rows]
+    assert sorted(found) == sorted((f"a{number}", minute) for number in range(10) for minute in range(2))
+    assert max(read) <= 3
+
+
+def test_standings_are_told_when_they_changed_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MOST_STANDINGS", 2)
+    scene = many(5)
+    scene.store.add_slot(at(0), stream_id=4, gateway="g2", covered_us=MINUTE_US)
+    found = scene.run(1.1)
+    assert found.changed == {("a0", "latency"), ("a1", "latency"), ("a4", "latency")}
+    assert [scene.run(1.2).changed, scene.run(1.3).changed, scene.run(1.31).changed] == [
+        {("a2", "latency"), ("a3", "latency")},
+        {("a4", "latency")},
+        {("a0", "latency"), ("a1", "latency")},
+    ]
+    assert set(scene.run(1.4).standings) == {(f"a{number}", "latency") for number in range(5)}
+
+
+def test_after_a_start_slices_are_read_in_portions_and_nothing_is_judged_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = many(6)
+    for number in range(6):
+        scene.store.add_slot(at(0), stream_id=number, gateway=f"g{number // 2}", covered_us=MINUTE_US // 2)
+    assert len(scene.slices(1.1)) == 6
+    monkeypatch.setattr(judge, "MOST_LOADS", 2)
+    scene.store.reads.clear()
+    scene.restart(1.2)
+    assert scene.store.reads.count("slices") == 4  # of two objectives: versions apart, and the period
+    assert scene.slices(1.3) == []
+    assert scene.slices(1.4) == []
+    assert scene.store.reads.count("slices") == 12
+    assert set(scene.run(1.5).standings) == {(f"a{number}", "latency") for number in range(6)}
+
+
+def test_streams_are_read_only_when_there_are_others() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    scene.run(1.1)
+    scene.store.reads.clear()
+    scene.run(1.2)
+    assert "streams" not in scene.store.reads
+    scene.store.add_stream(2, client="d")
+    scene.run(1.3)
+    assert scene.store.reads.count("streams") == 1

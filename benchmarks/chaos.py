@@ -1,0 +1,376 @@
+"""``make chaos``: the whole product under load while its processes die, its network and its disk fail.
+
+Three agents: ``a`` (its link is killed; its data plane never, so that what its clients counted must be in SQL
+exactly), ``b`` (link, data plane and parent are killed), ``c`` (a link alone with a spool of 6 KiB, so that
+outages overflow it, and with a clock that is stepped). They reach the server through a proxy. From a seed,
+about once a second, one of:
+
+    kill -9     of one process: dbmanager, services, pmdaemon, pair, appserver, supervisor, link, plane, agent
+    cut, stall  of all connections, up to 8 s
+    disk        the server's data directory (a tmpfs; needs root) is full for some seconds
+    clock       of agent c, stepped by up to 30 s either way
+    database    PostgreSQL is stopped, or dies, and is started again (--database postgresql)
+
+Then everything is left alone until the agents' cuts are stored, stopped in order, and proved
+(``chaos_proof``). Exit status 1 if a cut was lost, doubled or miscounted. The sequence of faults follows from
+the seed; when each meets what the processes are doing does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from benchmarks.chaos_clients import Clients
+from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
+from benchmarks.cutting_proxy import CuttingProxy
+from benchmarks.harness import HERE, machine_facts, rows_for, table
+from benchmarks.postgres import PostgresServer
+from benchmarks.stage import Agent, Stage, StageError
+from gateway_agent.clock import STEP_FILE
+from sla_server.db.config import DatabaseConfig
+
+SPOOL_BYTES = 4 << 20
+SMALL_SPOOL_BYTES = 6 << 10
+DATA_BYTES = 256 << 20
+DEBUG = {"SLA_LOG_LEVEL": "debug"}
+VICTIMS = {  # name: (fragment of its command line, weight)
+    "dbmanager": ("sla_server.part dbmanager", 5),
+    "pair": ("-m pmdaemon pair", 4),
+    "services": ("sla_server.part services", 2),
+    "pmdaemon": ("-m pmdaemon run", 2),
+    "appserver": ("sla_server.part appserver", 1),
+    "supervisor": ("-m sla_server start", 2),
+    "link-a": ("gateway_agent.link.main --config {sockets}/a/", 3),
+    "link-b": ("gateway_agent.link.main --config {sockets}/b/", 3),
+    "link-c": ("gateway_agent.link.main --config {folder}/c.json", 4),
+    "plane-b": ("gateway_agent.nbd.plane --config {sockets}/b/", 1),
+    "agent-b": ("-m gateway_agent run --config {folder}/b.toml", 1),
+}
+OTHERS = {"cut": 2, "stall": 2, "disk": 1, "clock": 2, "database": 1}
+SETTLE_S = 120.0
+
+
+class Chaos:
+    """One run. Attributes: ``faults``, what was done how often."""
+
+    def __init__(self, folder: Path, seed: int, postgres: PostgresServer | None, say: bool = True) -> None:
+        self.folder = folder
+        self.faults: Counter[str] = Counter()
+        self._rng = random.Random(seed)
+        self._postgres = postgres
+        self._say = say
+        url = postgres.create("sla") if postgres else ""
+        self.stage = Stage(folder, interval_s=0.5, database_url=url, slice_s=10)
+        self._data = folder / "data"
+        self._mounted = False
+        self._step_file = folder / "step"
+        self._link_c: subprocess.Popen[bytes] | None = None
+        self._agents = [
+            Agent(
+                name,
+                {f"vol-{name}": str(folder / f"{name}.img")},
+                extra_toml=f"spool_bytes = {SPOOL_BYTES}\n[reconnect]\nmax_s = 0.5",
+                environment=DEBUG,
+            )
+            for name in ("a", "b")
+        ]
+
+    def note(self, line: str) -> None:
+        """Tell the person who watches."""
+        if self._say:
+            click.echo(line)
+
+    # -- the product
+
+    def run(self, duration_s: float, most_kills: int, pause_s: float) -> Proof:
+        """Start everything, break it for a while, let it settle, stop it, prove."""
+        self._mount()
+        try:
+            with self.stage as stage:
+                proxy = CuttingProxy(stage.pm_port)
+                stage.agents_port = proxy.port
+                try:
+                    return self._run(stage, proxy, duration_s, most_kills, pause_s)
+                finally:
+                    proxy.close()
+        finally:
+            self._unmount()
+
+    def _run(
+        self, stage: Stage, proxy: CuttingProxy, duration_s: float, most_kills: int, pause_s: float
+    ) -> Proof:
+        stage.start_server()
+        for agent in self._agents:
+            (self.folder / f"{agent.name}.img").write_bytes(bytes(8 << 20))
+            stage.start_agent(agent)
+        self._write_link_c(proxy.port)
+        self._revive()
+        stage.wait(stage.gateways_up, "the gateways")
+        clients = Clients(stage, self._agents)
+        clients.start()
+        self._break(proxy, duration_s, most_kills, pause_s)
+        self._heal(proxy)
+        clients.finish()
+        self._settle()
+        self._stop_all()
+        proof = prove(self._database_config(), self._data, self._gateways())
+        self._compare_with_clients(proof, clients)
+        return proof
+
+    def _write_link_c(self, port: int) -> None:
+        (self.folder / "c").mkdir()
+        config = {
+            "gateway_id": str(uuid.UUID(int=self._rng.getrandbits(128), version=4)),
+            "name": "c",
+            "state_dir": str(self.folder / "c"),
+            "runtime_dir": str(self.folder / "c"),
+            "server": f"127.0.0.1:{port}",
+            "spool_bytes": SMALL_SPOOL_BYTES,
+            "planes": [],
+            "host": {"enabled": True},
+            "reconnect": {"max_s": 0.5},
+        }
+        (self.folder / "c.json").write_text(json.dumps(config))
+
+    def _revive(self) -> None:
+        """Start again what no supervisor of the product's own starts: the supervisor, agent b, link c."""
+        stage = self.stage
+        if not stage.pids("-m sla_server start"):
+            stage.spawn("server", "sla_server", "start", "--config", str(stage.config_path))
+        if not stage.pids(f"-m gateway_agent run --config {self.folder}/b.toml"):
+            stage.spawn(
+                "b", "gateway_agent", "run", "--config", str(self.folder / "b.toml"), environment=DEBUG
+            )
+        if self._link_c is None or self._link_c.poll() is not None:
+            environment = {**DEBUG, STEP_FILE: str(self._step_file)}
+            config = str(self.folder / "c.json")
+            self._link_c = stage.spawn(
+                "c", "gateway_agent.link.main", "--config", config, environment=environment
+            )
+
+    def _mount(self) -> None:
+        """A data directory with a quota, where we may: as root."""
+        self._data.mkdir(parents=True)
+        if os.geteuid() == 0:
+            command = ["mount", "-t", "tmpfs", "-o", f"size={DATA_BYTES},mode=0700", "tmpfs", str(self._data)]
+            self._mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        if not self._mounted:
+            self.note("no tmpfs can be mounted here: the disk does not fill up in this run")
+
+    def _unmount(self) -> None:
+        if self._mounted:
+            subprocess.run(["umount", "-l", str(self._data)], check=False)
+
+    # -- faults
+
+    def _break(self, proxy: CuttingProxy, duration_s: float, most_kills: int, pause_s: float) -> None:
+        end_s = time.monotonic() + duration_s
+        names = [*VICTIMS, *OTHERS]
+        weights = [weight for _, weight in VICTIMS.values()] + list(OTHERS.values())
+        kills = 0
+        while time.monotonic() < end_s and kills < most_kills:
+            [name] = self._rng.choices(names, weights)
+            if name in VICTIMS:
+                killed = self._kill(name)
+                kills += killed
+                self.faults[name] += killed
+            elif getattr(self, f"_{name}")(proxy):
+                self.faults[name] += 1
+            time.sleep(self._rng.uniform(0.5, 1.5) * pause_s)
+            self._revive()
+            if kills and kills % 25 == 0:
+                self.note(f"  {kills} kills, {end_s - time.monotonic():.0f} s left")
+
+    def _kill(self, name: str) -> int:
+        fragment = VICTIMS[name][0].format(sockets=self.stage.sockets, folder=self.folder)
+        return min(1, len(self.stage.kill(fragment)))
+
+    def _cut(self, proxy: CuttingProxy) -> bool:
+        proxy.cut()
+        return True
+
+    def _stall(self, proxy: CuttingProxy) -> bool:
+        proxy.stall(True)
+        threading.Timer(self._rng.uniform(0.5, 8.0), proxy.stall, (False,)).start()
+        return True
+
+    def _disk(self, _proxy: CuttingProxy) -> bool:
+        if not self._mounted:
+            return False
+        ballast = self._data / "ballast"
+        free = os.statvfs(self._data)
+        with contextlib.suppress(OSError), ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        threading.Timer(self._rng.uniform(1.0, 4.0), ballast.unlink, (True,)).start()
+        return True
+
+    def _clock(self, _proxy: CuttingProxy) -> bool:
+        self._step_file.write_text(str(self._rng.randrange(-30_000_000, 30_000_000)))
+        return True
+
+    def _database(self, _proxy: CuttingProxy) -> bool:
+        if self._postgres is None:
+            return False
+        self._postgres.stop(self._rng.choice((signal.SIGINT, signal.SIGQUIT)))
+        time.sleep(self._rng.uniform(0.0, 3.0))
+        self._postgres.start()
+        return True
+
+    # -- the end
+
+    def _heal(self, proxy: CuttingProxy) -> None:
+        time.sleep(4.5)  # the longest disk fault ends by itself
+        (self._data / "ballast").unlink(missing_ok=True)
+        proxy.stall(False)
+        self._revive()
+
+    def _gateways(self) -> list[Gateway]:
+        found = []
+        for name in ("a", "b"):
+            state = self.folder / name
+            gateway_id = (state / "gateway_id").read_text().strip()
+            found.append(Gateway(gateway_id, self.folder / f"{name}.log", state / "spool", SPOOL_BYTES))
+        gateway_id = json.loads((self.folder / "c.json").read_text())["gateway_id"]
+        small = Gateway(
+            gateway_id, self.folder / "c.log", self.folder / "c" / "spool", SMALL_SPOOL_BYTES, True
+        )
+        return [*found, small]
+
+    def _settle(self) -> None:
+        """Wait until what the agents have made by now is stored, or was dropped.
+
+        Raises:
+            StageError: it is not within SETTLE_S.
+        """
+        wanted = []
+        for gateway in self._gateways():
+            made, dropped = ledger(gateway.log, gateway.gateway_id)
+            wanted += sorted(made - dropped)
+        newest: dict[tuple[str, int], int] = {}
+        for gateway_id, epoch, seq in wanted:
+            newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
+        self.stage.wait(lambda: self._stored(newest), "the agents' cuts in SQL", limit_s=SETTLE_S)
+
+    def _stored(self, newest: dict[tuple[str, int], int]) -> bool:
+        from sla_server.db.errors import DbError
+        from sla_server.db.reads import open_reader
+
+        self._revive()
+        try:
+            reader = open_reader(self._database_config(), self._data)
+        except DbError:
+            return False
+        try:
+            found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
+        except DbError:
+            return False
+        finally:
+            reader.close()
+        return all(found.get(key, 0) >= seq for key, seq in newest.items())
+
+    def _database_config(self) -> DatabaseConfig:
+        return DatabaseConfig(url=self.stage.database_url, rollup_s=self.stage.slice_s)
+
+    def _stop_all(self) -> None:
+        for process in (*self.stage.running("c"), *self.stage.running("a"), *self.stage.running("b")):
+            self.stage.stop("agent", process)
+        for process in self.stage.running("server"):
+            self.stage.stop("server", process, limit_s=60)
+
+    def _compare_with_clients(self, proof: Proof, clients: Clients) -> None:
+        stored, counted = proof.volumes.get("vol-a", 0), clients.done("vol-a")
+        errors = sum(load.errors for load in clients.loads["vol-a"])
+        if stored != counted or errors:
+            proof.problems.append(
+                f"clients of a counted {counted} I/Os ({errors} errors), SQL holds {stored}"
+            )
+
+
+def run(
+    folder: Path,
+    seed: int,
+    duration_s: float,
+    most_kills: int,
+    pause_s: float,
+    database: str,
+    say: bool = True,
+) -> tuple[Proof, Counter[str]]:
+    """One chaos run in ``folder``, which must not exist."""
+    with contextlib.ExitStack() as stack:
+        postgres = stack.enter_context(PostgresServer()) if database == "postgresql" else None
+        chaos = Chaos(folder, seed, postgres, say)
+        return chaos.run(duration_s, most_kills, pause_s), chaos.faults
+
+
+def _record(seed: int, database: str, proof: Proof, faults: Counter[str], killed: int) -> None:
+    """Print the goals and write the JSON beside those of the benchmarks."""
+    values = {"kills": killed, "lost": len(proof.lost), "doubled": len(proof.doubled)}
+    rows = rows_for("chaos", {**values, "problems": len(proof.problems)})
+    click.echo(table(rows))
+    result = {
+        "benchmark": "chaos",
+        "rows": rows,
+        "seed": seed,
+        "database": database,
+        "faults": dict(faults.most_common()),
+        "cuts": {name: getattr(proof, name) for name in ("made", "delivered", "held", "dropped")},
+        "machine": machine_facts(),
+        "finished_unix_s": int(time.time()),
+    }
+    path = HERE / "results" / "chaos.json"
+    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+
+
+@click.command()
+@click.option("--seed", type=int, default=1, show_default=True, help="Fixes the sequence of faults.")
+@click.option("--for", "duration_s", type=float, default=420.0, show_default=True, help="Seconds of faults.")
+@click.option("--kills", type=int, default=220, show_default=True, help="End after so many kills.")
+@click.option("--pause", "pause_s", type=float, default=1.0, show_default=True, help="Mean seconds between.")
+@click.option(
+    "--database", type=click.Choice(["postgresql", "sqlite"]), default="postgresql", show_default=True
+)
+@click.option("--keep", is_flag=True, help="Keep the folder with data and logs.")
+def main(seed: int, duration_s: float, kills: int, pause_s: float, database: str, keep: bool) -> None:
+    """Break the running product for a while and prove that no cut was lost or doubled."""
+    base = Path(tempfile.mkdtemp(prefix="sla-chaos-"))
+    began_s = time.monotonic()
+    try:
+        proof, faults = run(base / "run", seed, duration_s, kills, pause_s, database)
+    except StageError as exc:
+        raise SystemExit(str(exc)) from exc
+    finally:
+        if keep:
+            click.echo(f"kept: {base}")
+        else:
+            shutil.rmtree(base, ignore_errors=True)
+    killed = sum(count for name, count in faults.items() if name in VICTIMS)
+    click.echo(
+        f"seed {seed}, {time.monotonic() - began_s:.0f} s, {killed} kills: {dict(faults.most_common())}"
+    )
+    click.echo(
+        f"cuts: {proof.made} made, {proof.delivered} stored, {proof.held} still in spools, "
+        f"{proof.dropped} counted as dropped; lost {len(proof.lost)}, doubled {len(proof.doubled)}"
+    )
+    for problem in proof.problems[:20]:
+        click.echo(f"  {problem}")
+    _record(seed, database, proof, faults, killed)
+    sys.exit(1 if proof.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A disk in memory that breaks: forgets what was not synced, tears at any sector, fails any call, fills up.
+
+``FaultDisk`` holds named files; ``open(name)`` gives a ``FaultStorage`` with the five operations of
+``storage.py``. Operations that change something (allocate, write, sync) are counted over all files.
+
+    crash_at = n      the n-th such operation is not carried out; it and all later ones raise ``Crashed``
+    fail_at = {n: e}  the n-th raises OSError(e); a write is half done then, a sync has forgotten its pages
+    limit_bytes       allocate beyond it raises QueueNoSpace
+    after_crash(rng)  the disk as found later: each unsynced sector old or new by the toss of a coin
+
+Model of a sync that fails: its pages are dropped and count as clean (as Linux does), so a second sync that
+"succeeds" makes nothing durable: code that retries loses data here as it would there.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pmdaemon.diskqueue.errors import QueueNoSpace
+
+SECTOR_BYTES: Final = 512
+
+
+class Crashed(BaseException):
+    """The machine is gone. Not an Exception: nothing but a test may handle it."""
+
+
+class FaultStorage:
+    """One file of a FaultDisk: ``cached`` is what readers see, ``durable`` what the platter holds."""
+
+    def __init__(self, disk: FaultDisk, durable: bytes) -> None:
+        self._disk = disk
+        self.durable = bytearray(durable)
+        self.cached = bytearray(durable)
+        self.dirty: set[int] = set()
+
+    def allocate(self, size_bytes: int) -> None:
+        """See ``Storage``; a crash in it leaves the file as it was."""
+        self._disk.count()
+        if size_bytes > self._disk.limit_bytes:
+            raise QueueNoSpace("on a test disk", size_bytes, "the disk is full")
+        missing = max(0, size_bytes - len(self.cached))
+        self.durable = bytearray(self.cached) + bytes(missing)
+        self.cached = bytearray(self.durable)
+        self.dirty.clear()
+
+    def view(self) -> memoryview:
+        """See ``Storage``."""
+        return memoryview(self.cached).toreadonly()
+
+    def write(self, offset: int, buffers: Sequence[bytes]) -> None:
+        """See ``Storage``; a failing write leaves its first half."""
+        data = b"".join(buffers)
+        end = offset + len(data)
+        assert 0 <= offset <= end <= len(self.cached), "a write outside of the allocated file"
+        code = self._disk.count()
+        if code:
+            data = data[: len(data) // 2]
+            end = offset + len(data)
+        self.cached[offset:end] = data
+        if data:
+            self.dirty.update(range(offset // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1))
+        if code:
+            raise OSError(code, "write failed by the test")
+
+    def sync(self) -> None:
+        """See ``Storage``; a failing sync drops its pages."""
+        code = self._disk.count()
+        if not code:
+            for sector in self.dirty:
+                part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+                self.durable[part] = self.cached[part]
+        self.dirty.clear()
+        self._disk.syncs += 1
+        if code:
+            raise OSError(code, "sync failed by the test")
+
+    def close(self) -> None:
+        """See ``Storage``."""
+
+    def found_later(self, rng: random.Random) -> bytes:
+        """The durable bytes with each unsynced sector old or new."""
+        found = bytearray(self.durable)
+        for sector in sorted(self.dirty):
+            if rng.random() < 0.5:
+                part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+                found[part] = self.cached[part]
+        return bytes(found)
+
+
+class FaultDisk:
+    """Named files that break together.
+
+    Args:
+        files: contents to begin with.
+        crash_at: number of the operation that does not happen, counted from 1; 0 for never.
+        fail_at: operation number -> errno.
+        limit_bytes: largest file.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes] | None = None,
+        crash_at: int = 0,
+        fail_at: Mapping[int, int] | None = None,
+        limit_bytes: int = 1 << 40,
+    ) -> None:
+        self.files = {name: FaultStorage(self, data) for name, data in (files or {}).items()}
+        self.crash_at = crash_at
+        self.fail_at = dict(fail_at or {})
+        self.limit_bytes = limit_bytes
+        self.operations = 0
+        self.syncs = 0
+
+    def open(self, name: str) -> FaultStorage:
+        """The file of that name, empty if it is new."""
+        return self.files.setdefault(name, FaultStorage(self, b""))
+
+    def count(self) -> int:
+        """Count one operation; returns the errno it must fail with, or 0.
+
+        Raises:
+            Crashed: the crash is due or past.
+        """
+        self.operations += 1
+        if self.crash_at and self.operations >= self.crash_at:
+            raise Crashed
+        return self.fail_at.get(self.operations, 0)
+
+    def fail_next(self, code: int = errno.EIO) -> None:
+        """Let the next operation fail."""
+        self.fail_at[self.operations + 1] = code
+
+    def after_crash(self, rng: random.Random) -> FaultDisk:
+        """The disk after power came back."""
+        return FaultDisk({name: file.found_later(rng) for name, file in self.files.items()})
+
+    def after_kill(self) -> FaultDisk:
+        """The disk after only the process died: the page cache is whole, but nothing unsynced is durable."""
+        later = FaultDisk({name: bytes(file.cached) for name, file in self.files.items()})
+        for name, file in self.files.items():
+            later.files[name].durable = bytearray(file.durable)
+            later.files[name].dirty = set(file.dirty)
+        return later

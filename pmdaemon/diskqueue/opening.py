@@ -1,0 +1,202 @@
+"""Opening a queue: make it, or recover it, and write what recovery decided.
+
+What a crash while a queue is made can leave, in the order of the steps:
+
+1. data file without a header (all zero)            made again: it never held a record
+2. data file with header, no index header           recovered from the data file alone: nothing there
+3. both                                             a queue
+
+What recovery writes, in order, each step durable before the next: the damaged copy of the data file's
+header; a sync of the data file (records that only stood in the page cache become durable before anybody sees
+them); if the index is not whole, a header that says so (synced_seq 0: if we die in the next step, everything
+is restored once more); the changed slots; the header of the new state. Dying anywhere, the next recovery
+finds the same records.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+
+import structlog
+
+from pmdaemon.diskqueue.entry import (
+    ENTRY_BYTES,
+    INDEX_START,
+    NONE,
+    IndexHeader,
+    pack_entry,
+    pack_free,
+    read_index_header,
+)
+from pmdaemon.diskqueue.errors import QueueUnreadable
+from pmdaemon.diskqueue.record import (
+    COPY_STEP,
+    DATA_START,
+    SIGNATURE,
+    UNIT_BYTES,
+    FileHeader,
+    read_file_header,
+)
+from pmdaemon.diskqueue.recovery import Recovered, recover
+from pmdaemon.diskqueue.settings import QueueSettings
+from pmdaemon.diskqueue.storage import Storage
+
+log = structlog.get_logger("diskqueue")
+
+
+@dataclass
+class Opened:
+    """An open queue's parts, as they stand in the files."""
+
+    file: FileHeader
+    header: IndexHeader
+    recovered: Recovered
+
+
+def identify(data: memoryview, index: memoryview, name: str) -> tuple[FileHeader | None, int]:
+    """(the data file's header, its intact copies); None for a queue that was never finished.
+
+    A header whose copies are both gone is taken from the index, which carries the same facts.
+
+    Raises:
+        QueueUnreadable: neither has it, though records stand in the file, or it is another file altogether.
+    """
+    file, copies = read_file_header(data)
+    if file is not None:
+        return file, copies
+    header = read_index_header(index)
+    if header is not None and len(data) >= DATA_START:
+        return FileHeader(header.ring_bytes, header.salt, header.queue_id, 0), 0
+    blocks = range(DATA_START, len(data) - 3, UNIT_BYTES)
+    holds_records = any(bytes(data[at : at + 4]) == SIGNATURE for at in blocks)
+    if any(data[:DATA_START]) or holds_records or header is not None:
+        raise QueueUnreadable(
+            name,
+            "its header is damaged, or it is not a disk queue of this version",
+            "Keep the file, restore it from a backup, or move it away: an empty queue is made then",
+        )
+    return None, 0
+
+
+def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: int) -> Opened:
+    """Make or recover the queue in these two files.
+
+    Durability: the state returned is on disk.
+
+    Raises:
+        QueueUnreadable: not a queue. QueueNoSpace: the files cannot be reserved. OSError: the disk fails.
+    """
+    name = str(settings.data_path)
+    file, copies = identify(data.view(), index.view(), name)
+    if file is None:
+        file = _make(data, settings, now_us)
+    elif copies < 2:
+        _repair_header(data, file)
+    recovered = recover(data.view(), index.view(), file)
+    report = recovered.report
+    if len(data.view()) < DATA_START + file.ring_bytes:
+        data.allocate(DATA_START + file.ring_bytes)
+    data.sync()
+    header = _settle_index(index, file, recovered, settings, now_us)
+    for extent in report.extents:
+        log.warning("queue-damage", queue=name, **extent._asdict())
+    if not report.clean:
+        log.info("queue-recovered", queue=name, live=report.live, restored=report.restored,
+                 index=report.index_problem or "whole")  # fmt: skip
+    return Opened(file, header, recovered)
+
+
+def _make(data: Storage, settings: QueueSettings, now_us: int) -> FileHeader:
+    file = FileHeader(settings.data_bytes, secrets.token_bytes(16), os.urandom(8), now_us)
+    data.allocate(DATA_START + settings.data_bytes)
+    for start in (0, COPY_STEP):
+        data.write(start, [file.pack()])
+        data.sync()
+    return file
+
+
+def _repair_header(data: Storage, file: FileHeader) -> None:
+    """Write the copies that are not intact; the other stays untouched."""
+    for start in (0, COPY_STEP):
+        packed = file.pack()
+        if bytes(data.view()[start : start + COPY_STEP]) != packed:
+            if len(data.view()) < start + COPY_STEP:
+                data.allocate(DATA_START)
+            data.write(start, [packed])
+            data.sync()
+
+
+def _settle_index(
+    index: Storage, file: FileHeader, recovered: Recovered, settings: QueueSettings, now_us: int
+) -> IndexHeader:
+    """Give restored records their slots and write everything that differs from the file."""
+    header = recovered.header or IndexHeader(0, file.salt, file.queue_id, file.ring_bytes, settings.entries)
+    capacity = max(header.capacity, settings.entries, len(recovered.entries))
+    if len(index.view()) < INDEX_START + capacity * ENTRY_BYTES:
+        index.allocate(INDEX_START + capacity * ENTRY_BYTES)
+    if not recovered.report.index_whole:
+        header = header.following(
+            capacity=capacity, synced_seq=0, floor=recovered.floor, next_seq=recovered.next_seq
+        )
+        _put_header(index, header)
+    free, used = _assign(recovered)
+    changed = 0
+    for slot, packed in _wanted(recovered, free, file.seed):
+        at = INDEX_START + slot * ENTRY_BYTES
+        if bytes(index.view()[at : at + ENTRY_BYTES]) != packed:
+            index.write(at, [packed])
+            changed += 1
+    if changed:
+        index.sync()
+    entries = recovered.entries
+    header = header.following(
+        capacity=capacity,
+        in_use=len(entries),
+        head=entries[0].slot if entries else NONE,
+        tail=entries[-1].slot if entries else NONE,
+        free=free[0] if free else NONE,
+        used=used,
+        synced_us=now_us,
+        synced_seq=recovered.next_seq - 1,
+        next_seq=recovered.next_seq + 1,  # not equal to synced_seq + 1: says that it is open
+        floor=recovered.floor,
+    )
+    _put_header(index, header)
+    return header
+
+
+def _put_header(index: Storage, header: IndexHeader) -> None:
+    index.write(header.place, [header.pack()])
+    index.sync()
+
+
+def _assign(recovered: Recovered) -> tuple[list[int], int]:
+    """Slots for restored records; returns (free slots in the order of the new free list, used)."""
+    taken = {entry.slot for entry in recovered.entries}
+    free = [number for number in range(len(recovered.slots)) if number not in taken]
+    used = len(recovered.slots)
+    free.reverse()
+    previous = None
+    for entry in recovered.entries:
+        if entry.slot == NONE:
+            if free:
+                entry.slot = free.pop()
+            else:
+                entry.slot = used
+                used += 1
+        entry.prev = previous
+        if previous is not None:
+            previous.next = entry
+        previous = entry
+    free.reverse()
+    return free, used
+
+
+def _wanted(recovered: Recovered, free: list[int], seed: int) -> list[tuple[int, bytes]]:
+    """(slot, content) of every used slot."""
+    wanted = [(entry.slot, pack_entry(entry, seed)) for entry in recovered.entries]
+    for slot, following in zip(free, [*free[1:], NONE], strict=False):
+        wanted.append((slot, pack_free(slot, following, seed)))
+    return sorted(wanted)

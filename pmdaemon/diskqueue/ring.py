@@ -1,0 +1,153 @@
+"""Space: where the next record goes, and the in-use list. Pure; no I/O, no lock of its own.
+
+R is the head entry's offset, W the end of what was written last, both multiples of 256, Q the ring's size.
+
+    R < W:  ....RxxxxxxW....    room: Q - W behind, else R from the beginning (wrap)
+    W < R:  xxxW........Rxxx    room: R - W
+
+A request fits only if it is strictly smaller than the room, so W = R always means empty. The in-use list is
+in *ring order*: going round from W, its entries come one behind another, head first. Hence R bounds the free
+space, and recovery can make the list again from offsets alone.
+
+When an old record at the head is all that blocks, it is moved to the tail (``_skip``): W becomes its end, R
+the next entry's offset. It keeps its place in the file, and ring order holds. At most MOST_SKIPS are moved
+for a request, so that a full queue refuses quickly.
+
+Invariants: no two live records overlap; ``write`` never lies inside one. Source: Q4.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pmdaemon.diskqueue.entry import Entry
+
+MOST_SKIPS: Final = 16
+
+
+def fit(write: int, read: int, size: int, ring_bytes: int, reserve: int) -> int:
+    """Offset where ``size`` bytes may go while ``reserve`` more stay free, or -1. Not for an empty ring."""
+    if read < write:
+        behind = ring_bytes - write
+        if size < behind and (size + reserve < behind or reserve < read):
+            return write
+        return 0 if size + reserve < read else -1
+    return write if size + reserve < read - write else -1
+
+
+class Ring:
+    """The in-use list with W and lap.
+
+    Args:
+        ring_bytes: Q.
+        reserve_bytes: kept free from ordinary requests.
+    """
+
+    def __init__(self, ring_bytes: int, reserve_bytes: int) -> None:
+        self.ring_bytes = ring_bytes
+        self.reserve_bytes = reserve_bytes
+        self.write = 0
+        self.lap = 0
+        self.skips = 0
+        self.head: Entry | None = None
+        self.tail: Entry | None = None
+
+    def largest_bytes(self) -> int:
+        """The largest request that an empty ring takes without touching the reserve."""
+        return self.ring_bytes - self.reserve_bytes - 256
+
+    def free_bytes(self) -> int:
+        """Bytes outside of [R, W)."""
+        if self.head is None:
+            return self.ring_bytes
+        read = self.head.offset
+        return self.ring_bytes - (self.write - read) if read < self.write else read - self.write
+
+    def place(self, size: int, *, reserved: bool) -> int:
+        """The offset for ``size`` bytes, or -1 when there is no room. Moves W only together with a skip."""
+        reserve = 0 if reserved else self.reserve_bytes
+        if self.head is None:
+            if size + reserve < self.ring_bytes - self.write:
+                return self.write
+            return 0 if size + reserve < self.ring_bytes else -1
+        offset = fit(self.write, self.head.offset, size, self.ring_bytes, reserve)
+        return offset if offset >= 0 else self._skip(size, reserve)
+
+    def _skip(self, size: int, reserve: int) -> int:
+        """Move as few old records as needed from the head to the tail; none if that does not help."""
+        entry = self.head
+        for count in range(1, MOST_SKIPS + 1):
+            if self.head is None or entry is None or not entry.durable:
+                return -1
+            # Behind the last entry the list begins anew: all moved once is none moved, only W draws back.
+            write, read = entry.end % self.ring_bytes, (entry.next or self.head).offset
+            # read == write: nothing between the two, which fit() takes as no room (read - write = 0).
+            offset = fit(write, read, size, self.ring_bytes, reserve)
+            if offset >= 0:
+                for _ in range(count):
+                    moved = self.head
+                    assert moved is not None  # entry, counted from the head, was there
+                    self.unlink(moved)
+                    self.append(moved)
+                self.skips += count
+                self.lap += write < self.write
+                self.write = write
+                return offset
+            entry = entry.next
+        return -1
+
+    def advance(self, offset: int, end: int) -> int:
+        """W moves to ``end`` behind a request placed at ``offset``; returns its lap."""
+        self.lap += offset < self.write
+        self.write = end
+        return self.lap
+
+    def mark(self) -> tuple[int, int, int]:
+        """What ``undo`` needs."""
+        return self.write, self.lap, self.skips
+
+    def undo(self, mark: tuple[int, int, int], added: list[Entry]) -> None:
+        """Back to ``mark``: unlink what was appended since, turn skips back."""
+        for entry in added:
+            self.unlink(entry)
+        for _ in range(self.skips - mark[2]):
+            moved = self.tail
+            assert moved is not None  # it was moved here
+            self.unlink(moved)
+            moved.next = self.head
+            if self.head is not None:
+                self.head.prev = moved
+            self.head = moved
+            self.tail = self.tail or moved
+        self.write, self.lap, self.skips = mark
+
+    def append(self, entry: Entry) -> None:
+        """Link at the tail."""
+        tail = self.tail
+        entry.prev, entry.next = tail, None
+        if tail is None:
+            self.head = entry
+        else:
+            tail.next = entry
+        self.tail = entry
+
+    def unlink(self, entry: Entry) -> None:
+        """Take out of the list, wherever it is."""
+        before, behind = entry.prev, entry.next
+        if before is None:
+            self.head = behind
+        else:
+            before.next = behind
+        if behind is None:
+            self.tail = before
+        else:
+            behind.prev = before
+        entry.prev = entry.next = None
+
+    def all(self) -> list[Entry]:
+        """The in-use list from head to tail."""
+        entries, entry = [], self.head
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.next
+        return entries

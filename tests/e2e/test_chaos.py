@@ -1,0 +1,25 @@
+"""The short form of ``make chaos``: half a minute of faults on the whole product, then the proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chaos
+
+
+@pytest.mark.db
+def test_no_cut_is_lost_or_doubled(tmp_path: Path) -> None:
+    proof, faults = chaos.run(
+        tmp_path / "run",
+        seed=3,
+        duration_s=30,
+        most_kills=1000,
+        pause_s=0.7,
+        database="postgresql",
+        say=False,
+    )
+    assert proof.problems == []
+    assert sum(count for name, count in faults.items() if name in chaos.VICTIMS) >= 15
+    assert proof.delivered + proof.held + proof.dropped >= proof.made > 60

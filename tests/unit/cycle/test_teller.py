@@ -1,0 +1,49 @@
+"""PRESSURE every other second, best effort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmdaemon.cycle.teller import Teller
+from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame, pressure
+
+
+class Box:
+    name = "pair-0"
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, bytes]] = []
+        self.is_full = False
+
+    def post(self, recipients: str, payload: bytes) -> None:
+        if self.is_full:
+            raise MailboxFull(self.name, (recipients,))
+        self.posted.append((recipients, payload))
+
+    def stats(self) -> dict[str, Any]:
+        return {"full": 4, "ring_fill_ratio": {"services": 0.5, "dbmanager": 0.0}}
+
+
+def test_it_tells_rings_and_counters_every_other_second() -> None:
+    box, clock = Box(), FakeClock()
+    teller = Teller(box, clock, lambda: {"ingest-queue": 0.25}, lambda: {"news": 1})
+    for _ in range(5):
+        teller.tick()
+        clock.advance(1)
+    assert [to for to, _ in box.posted] == ["services"] * 3
+    told = pressure.parse(frame.decode(box.posted[0][1]).header)
+    assert told.fullness == {"services": 0.5, "dbmanager": 0.0, "ingest-queue": 0.25}
+    assert told.refused == {"posts": 4, "news": 1}
+
+
+def test_without_room_it_says_nothing_and_goes_on() -> None:
+    box, clock = Box(), FakeClock()
+    teller = Teller(box, clock, dict, dict)
+    box.is_full = True
+    teller.tick()
+    box.is_full = False
+    clock.advance(2)
+    teller.tick()
+    assert len(box.posted) == 1
