@@ -5,8 +5,10 @@ Real processes on loopback and the real mailbox, as in ``test_pm_live``; waiting
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -119,7 +121,8 @@ class Fleet:
 
     def close(self) -> None:
         for agent in self.agents:
-            agent.sock.shutdown(2)
+            with contextlib.suppress(OSError):  # its pair was killed
+                agent.sock.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
             thread.join()
         for agent in self.agents:
