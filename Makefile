@@ -53,11 +53,11 @@ setup-bench:
 bench-mailbox: setup-bench ## the mailbox against the queues of Python's world
 	@$(PY) -m benchmarks.mailbox $(ARGS)
 
-bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
-	@$(PY) -m benchmarks.queue $(ARGS)
-
 bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C loop and Prometheus
 	@$(PY) -m benchmarks.poll $(ARGS)
+
+bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
+	@$(PY) -m benchmarks.queue $(ARGS)
 
 bench-%: setup ## one benchmark: demo, gateway
 	@$(PY) -m benchmarks.$* $(ARGS)

@@ -138,12 +138,16 @@ class Outbound:
             self._welcome(item)
         due = self._schedule.take_due(self._clock.monotonic_ns()) if self._registry.has_watermarks else []
         # Few are served in the order of their times; many, after a pause, shard by shard.
-        for count, gateway_id in enumerate(due if len(due) <= MANY_DUE else in_turn(due, shard_of), 1):
+        for count, gateway_id in enumerate(due if len(due) <= MANY_DUE else in_turn(due, self._shard_of), 1):
             self._send(gateway_id, polled=True)
             if count % MANY_DUE == 0:
                 self._take_mail()  # caps do not wait for thousands of polls
         for gateway_id in tuple(self._orders):
             self._send(gateway_id, polled=False)
+
+    def _shard_of(self, gateway_id: str) -> int:
+        gateway = self._registry.get(gateway_id)  # it knows, and need not be hashed again
+        return shard_of(gateway_id) if gateway is None else gateway.shard
 
     def _take_mail(self) -> None:
         for message in self._mailbox.take(MAX_MESSAGES):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -120,8 +121,8 @@ class Fleet:
 
     def close(self) -> None:
         for agent in self.agents:
-            with contextlib.suppress(OSError):  # its pair was killed, and the kernel sent a reset
-                agent.sock.shutdown(2)
+            with contextlib.suppress(OSError):  # its pair was killed
+                agent.sock.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
             thread.join()
         for agent in self.agents:
