@@ -5,7 +5,7 @@ ARGS ?=
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help demo test setup setup-bench crash chaos bench-mailbox bench-queue fmt lint types check unit bench docs clean
+.PHONY: help demo test setup setup-bench crash chaos bench-mailbox bench-queue bench-poll fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,13 +45,16 @@ crash: setup ## kill processes at every pair of stores, and at random for ten mi
 chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; ARGS="--seed 2 --for 60"
 	@$(PY) -m benchmarks.chaos $(ARGS)
 
-bench: bench-demo bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query ## all benchmarks of this release
+bench: bench-demo bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
 
 bench-mailbox: setup-bench ## the mailbox against the queues of Python's world
 	@$(PY) -m benchmarks.mailbox $(ARGS)
+
+bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C loop and Prometheus
+	@$(PY) -m benchmarks.poll $(ARGS)
 
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)

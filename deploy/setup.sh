@@ -35,6 +35,11 @@ if [ "$what" != demo ]; then
     need chromedriver chromium-driver
 fi
 
+if [ "$what" = bench ]; then
+    need cc gcc
+    need /usr/include/stdlib.h libc6-dev
+fi
+
 python=""
 for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14; do
     if command -v "$candidate" >/dev/null 2>&1 &&

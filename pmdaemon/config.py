@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -59,8 +60,9 @@ class PmConfig(StrictModel):
     directory). Loopback only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 is everywhere."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
-    pairs: int | None = Field(default=None, ge=1, le=256)
-    """Number of thread pairs (processes); unset: by the formula of docs/design/1-monitor-daemon.md."""
+    pairs: Annotated[int, Field(ge=1, le=256)] | Literal["unified"] | None = None
+    """Number of thread pairs (processes); unset: by the formula of docs/design/1-monitor-daemon.md.
+    "unified": one process, in which one thread sends and reads and another only wakes it (P15)."""
     max_pairs: int = Field(default=1, ge=1, le=256)
     """Upper limit of pairs; the mailbox segment is laid out for this many."""
     thread_quantum_ms: float = Field(default=10.0, ge=0.1, le=1000.0)
@@ -100,6 +102,11 @@ class PmConfig(StrictModel):
         return self.tls.enabled or ipaddress.ip_address(parse_listen(address)[0]).is_loopback
 
     @property
+    def fixed_pairs(self) -> int | None:
+        """The number of pair processes, if it is not left to the formula."""
+        return 1 if self.pairs == "unified" else self.pairs
+
+    @property
     def interval_ns(self) -> int:
         """The poll interval in nanoseconds."""
         return round(self.interval_s * 1e9)
@@ -130,6 +137,11 @@ class PmFile(BaseModel):
     def list_path(self) -> Path:
         """Gateways to dial, from the database; written by dbmanager."""
         return self.runtime_dir / "gateways.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The daemon's figures about itself, written each second."""
+        return self.runtime_dir / "metrics" / "pmdaemon.prom"
 
     @property
     def port_path(self) -> Path:

@@ -1,9 +1,8 @@
 """The parent process of the PMDaemon: listens, hands connections to pairs, keeps the pairs alive.
 
 It reads no byte of any agent and posts nothing to gateways: it survives whatever a peer sends. One thread,
-one selector: the listener, one control socket a pair, the stop. Each second it asks the sizing formula how
-many pairs the connected gateways need, and starts what is missing, up to ``max_pairs``; the formula's own
-answer is logged when it changes. Pairs are never retired yet.
+one selector: the listener, one channel a pair, the stop. Each second ``traffic`` decides how many pairs there
+are and which of them has which shard.
 
 On disk: ``<runtime_dir>/pmdaemon.port`` holds the port and a newline, written aside and renamed, so a reader
 sees all of it or nothing; it is removed at a clean stop.
@@ -24,18 +23,20 @@ from typing import Final
 
 import structlog
 
+from pmdaemon import metrics
 from pmdaemon.config import PmFile, parse_listen
 from pmdaemon.errors import ConfigError
 from pmdaemon.listed import GatewayList
 from pmdaemon.net.children import Child
 from pmdaemon.net.dialler import Dialler
+from pmdaemon.net.handoff import Channel
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
-from pmdaemon.sizing import T_PTMAX_US, pairs_by_formula, pairs_needed
+from pmdaemon.traffic import Traffic
 
-SIZE_NS: Final = 10**9
+LOOK_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
 NOFILE_MIN: Final = 256
 log = structlog.get_logger("pmdaemon")
@@ -91,16 +92,15 @@ class Daemon:
         self._stop = stop
         self._clock = clock or SystemClock()
         self._pipe = ParentPipe()
-        self._config_path = config_path
-        self._children: list[Child] = []
+        cpus = len(os.sched_getaffinity(0))
+        self.traffic = Traffic(config.pmdaemon, config_path, self._pipe, self._clock, cpus)
         self._selector = selectors.DefaultSelector()
         if config.pmdaemon.tls.enabled:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
         self._list = GatewayList(config)
-        self._dialler = Dialler(self._give, self._clock, random.Random())  # noqa: S311 - spreads, guards nothing
-        self._size_at_ns = 0
-        self._last_needed = -1
+        self._dialler = Dialler(self.traffic.new, self._clock, random.Random())  # noqa: S311 - guards nothing
+        self._look_at_ns = 0
         self.refused_connections = 0
 
     @property
@@ -118,16 +118,15 @@ class Daemon:
         log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:
             while not self._stop.is_set():
-                self._size()
+                self._look()
                 self._start_due()
                 self._dialler.step()
-                for key, _ in self._selector.select(self._timeout_s()):
+                self._ask_for_room()
+                for key, events in self._selector.select(self._timeout_s()):
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif isinstance(key.data, Child) and not key.data.take_reports():
-                        self._selector.unregister(key.fileobj)
-                        key.data.bury()
-                        self._dialler.forget_pair(key.data)
+                    elif isinstance(key.data, Child) and isinstance(key.fileobj, Channel):
+                        self._serve(key.data, key.fileobj, events)
         finally:
             self._shut()
         return 0
@@ -136,18 +135,19 @@ class Daemon:
         log.info("stopping", reason=self._stop.reason)
         self._listener.close()
         self._dialler.close()
-        for child in self._children:
+        for child in self.traffic.children:
             child.stop()
         self._pipe.close()
         self._selector.close()
-        with contextlib.suppress(OSError):
-            self._config.port_path.unlink()
+        for path in (self._config.port_path, self._config.metrics_path):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _timeout_s(self) -> float:
-        waiting = [child.start_at_ns for child in self._children if not child.is_running]
+        waiting = [child.start_at_ns for child in self.traffic.children if not child.is_running]
         if (due_ns := self._dialler.due_ns()) is not None:
             waiting.append(due_ns)
-        until_ns = min([self._size_at_ns, *waiting])
+        until_ns = min([self._look_at_ns, *waiting])
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _accept(self) -> None:
@@ -161,46 +161,64 @@ class Daemon:
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"
-                if self._give(sock, address) is None:
+                if self.traffic.new(sock, address) is None:
                     # Closed: the agent dials again after its backoff.
                     self.refused_connections += 1
                     log.warning("no-pair-for-connection", address=address)
 
-    def _give(self, sock: socket.socket, address: str) -> Child | None:
-        """Hand a connection to the least loaded pair that takes it; the caller keeps its own descriptor."""
-        running = sorted((item for item in self._children if item.is_running), key=lambda item: item.load)
-        return next((child for child in running if child.offer(sock, address)), None)
-
-    def _size(self) -> None:
-        """How many pairs are needed now; start what is missing."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns < self._size_at_ns:
+    def _serve(self, child: Child, channel: Channel, events: int) -> None:
+        """What a pair has sent, or the end of it."""
+        if child.control is not channel:
+            return  # stopped in an earlier event of this round
+        if events & selectors.EVENT_WRITE:
+            channel.flush()
+        if not events & selectors.EVENT_READ:
             return
-        self._size_at_ns = now_ns + SIZE_NS
+        parcels = child.take()
+        if parcels is None:
+            self._selector.unregister(channel)
+            child.bury()
+            self.traffic.died(child)
+            self._dialler.forget_pair(child)
+        else:
+            self.traffic.pass_on(child, parcels)
+
+    def _look(self) -> None:
+        """Once a second: how many pairs, and which has which shard."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._look_at_ns:
+            return
+        self._look_at_ns = now_ns + LOOK_NS
         if (listed := self._list.changed()) is not None:
             self._dialler.replace(listed)
-        settings = self._config.pmdaemon
-        gateways = sum(child.last.gateways for child in self._children)
-        t_ptmax_us = max((child.last.t_ptmax_us for child in self._children), default=0.0) or T_PTMAX_US
-        cpus = len(os.sched_getaffinity(0))
-        needed = pairs_needed(gateways, settings.thread_quantum_ms, t_ptmax_us, cpus, settings.pairs)
-        wanted = min(needed, settings.max_pairs)
-        if needed != self._last_needed:
-            formula = pairs_by_formula(gateways, settings.thread_quantum_ms, t_ptmax_us)
-            log.info(
-                "sizing",
-                gateways=gateways,
-                t_ptmax_us=round(t_ptmax_us),
-                formula=formula,
-                needed=needed,
-                pairs=max(wanted, len(self._children)),
-            )
-            self._last_needed = needed
-        while len(self._children) < wanted:
-            self._children.append(Child(len(self._children), self._config_path, self._pipe, self._clock))
+        before = {child: child.control for child in self.traffic.children}
+        self.traffic.look()
+        for child, channel in before.items():
+            if channel is not None and child not in self.traffic.children:
+                self._forget(channel)
+        self._publish()
+
+    def _forget(self, channel: Channel) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(channel)  # closed already: the selector finds it by identity
+
+    def _publish(self) -> None:
+        try:
+            metrics.write(self._config.metrics_path, metrics.text(self.traffic, self.refused_connections))
+        except OSError as exc:  # no room on the tmpfs: polling goes on, the figures stay old
+            log.warning("metrics-not-written", error=exc.strerror)
 
     def _start_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        for child in self._children:
+        for child in self.traffic.children:
             if not child.is_running and now_ns >= child.start_at_ns:
                 self._selector.register(child.start(), selectors.EVENT_READ, child)
+                self.traffic.started(child)
+
+    def _ask_for_room(self) -> None:
+        """Write readiness of the channels on which something waits."""
+        for child in self.traffic.children:
+            if child.control is not None:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.control.waiting else 0)
+                if self._selector.get_key(child.control).events != events:
+                    self._selector.modify(child.control, events, child)

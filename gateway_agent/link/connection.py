@@ -60,7 +60,7 @@ class Peer(Protocol):
 class Connection:
     """See the module docstring. ``address``: a path for a Unix socket, (host, port), or None: never dialled.
 
-    ``tls`` gives the context for one dial; None for plain bytes.
+    ``tls`` gives the context for one dial; None for plain bytes. ``server_name`` goes into the ClientHello.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Connection:
         selector: selectors.BaseSelector,
         clock: Clock,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        server_name: str | None = None,
     ) -> None:
         self.name = name
         self._address = address
@@ -80,6 +81,7 @@ class Connection:
         self._selector = selector
         self._clock = clock
         self._tls = tls
+        self._server_name = server_name
         self._socket: Transport | None = None
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._is_open = False
@@ -150,7 +152,8 @@ class Connection:
             return
         self._selector.unregister(dialled)
         try:
-            self._socket = TlsTransport(dialled, self._tls(), server_side=False)
+            name = self._server_name
+            self._socket = TlsTransport(dialled, self._tls(), server_side=False, server_name=name)
         except (OSError, LinkError) as exc:
             self._failed(str(exc))
             return

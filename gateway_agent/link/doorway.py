@@ -47,11 +47,13 @@ class Doorway:
         selector: selectors.BaseSelector,
         clock: Clock,
         tls: Callable[[], ssl.SSLContext] | None,
+        server_name: str | None = None,
     ) -> None:
         self._connection = connection
         self._selector = selector
         self._clock = clock
         self._tls = tls
+        self._server_name = server_name
         self._candidate: TlsTransport | None = None
         self._since_ns = 0
         self._listener = _listen(address)
@@ -84,7 +86,8 @@ class Doorway:
         if self._candidate is not None:
             self._dismiss("another connection came before it proved to be the server")
         try:
-            self._candidate = TlsTransport(sock, self._tls(), server_side=False)
+            name = self._server_name
+            self._candidate = TlsTransport(sock, self._tls(), server_side=False, server_name=name)
         except (OSError, LinkError) as exc:
             log.warning("cannot-answer", reason=str(exc))
             sock.close()

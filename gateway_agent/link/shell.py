@@ -22,6 +22,7 @@ from gateway_agent.link.core import LinkCore
 from gateway_agent.link.doorway import Doorway
 from gateway_agent.link.errors import ServerLost
 from gateway_agent.link.identity import Identity
+from pmdaemon.net import sni
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.kinds import Kind
@@ -100,10 +101,11 @@ class Shell:
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
         tls = identity.context if identity is not None else None
+        name = sni.name_of(identity.held.gateway_id) if identity is not None else None
         self._server = Connection(
-            "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls
+            "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls, name
         )
-        self.doorway = Doorway(listen, self._server, self._selector, clock, tls) if listen else None
+        self.doorway = Doorway(listen, self._server, self._selector, clock, tls, name) if listen else None
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes = [
             Connection(

@@ -7,7 +7,7 @@ of ``counters`` are the cut's COLUMNS; row 0 (``stream_id``) is zero here and fi
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -101,7 +101,7 @@ def from_dp_cut(source: str, received: frame.Frame) -> Sample:
     duration_us = (header["end_ns"] - header["start_ns"]) // 1000
     # The columns are those of CUT, so CUT's own decoder checks them; identity is not known to the plane.
     borrowed = {**header, "gw": _NO_GATEWAY, "ep": 1, "seq": 1, "t": header["start_us"], "d": duration_us}
-    columns = cut.decode(replace(received, kind=Kind.CUT, header=borrowed))
+    columns = cut.decode(received._replace(kind=Kind.CUT, header=borrowed))
     entries = header.get("streams")
     if not isinstance(entries, list) or len(entries) != columns.rows:
         raise BadCut(f"DP_CUT has {columns.rows} rows but does not name as many streams")

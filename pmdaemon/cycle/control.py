@@ -44,6 +44,12 @@ class ControlBook:
         self._caps[gateway_id] = (gen, encoded)
         return gateway_id, gen, encoded
 
+    def inherit(self, gateway_id: str, gen: int, encoded: bytes) -> None:
+        """Caps of a gateway that has moved here from another pair; a newer order taken here stays."""
+        known = self._caps.get(gateway_id)
+        if known is None or known[0] < gen:
+            self._caps[gateway_id] = (gen, encoded)
+
     def set_thresholds(self, header: dict[str, Any]) -> bytes:
         """Take a SET_THRESHOLDS: the THRESHOLDS frame to send to every gateway.
 

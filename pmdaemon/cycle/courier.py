@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from pmdaemon.cycle.batch import BATCH_AGE_NS, CutBatch
+from pmdaemon.cycle.batch import BATCH_AGE_NS, CutBatch, Letter
 from pmdaemon.mailbox.errors import MailboxFull
 
 SERVICES: Final = "services"
@@ -35,7 +35,7 @@ log = structlog.get_logger("courier")
 class Poster(Protocol):
     """The half of a mailbox that posts."""
 
-    def post(self, recipients: str | Sequence[str], payload: bytes) -> object:
+    def post(self, recipients: str | Sequence[str], payload: bytes | memoryview) -> object:
         """Deliver or raise MailboxFull naming who had no room."""
 
 
@@ -69,18 +69,19 @@ class Courier:
         dropped_live_cuts: cuts services had no room for.
         dropped_news: announcements given up.
         posted_cuts: cuts posted to dbmanager.
+        posted_bytes: bytes of CUTS messages given to the mailbox.
     """
 
     def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str]], None]) -> None:
         self._poster = poster
         self._on_refused = on_refused
-        self._judge = CutBatch(pair)
-        self._keep = CutBatch(pair)
+        self._batch = CutBatch(pair)
         self._news = {SERVICES: _News(), DBMANAGER: _News()}
         self.refused_keeping = 0
         self.dropped_live_cuts = 0
         self.dropped_news = 0
         self.posted_cuts = 0
+        self.posted_bytes = 0
 
     # -- news
 
@@ -107,7 +108,7 @@ class Courier:
 
     def cut(
         self,
-        cut: bytes,
+        cut: bytes | memoryview,
         gateway_id: str,
         *,
         keep: bool,
@@ -117,54 +118,44 @@ class Courier:
         offset_us: int,
         now_ns: int,
     ) -> None:
-        """Add one CUT frame to the batches it belongs to, posting what is full."""
-        wanted = [batch for batch, use in ((self._keep, keep), (self._judge, judge)) if use]
-        if not all(batch.fits(len(cut)) for batch in wanted):
+        """Add one CUT frame to the batch (it is copied), posting what is full."""
+        batch = self._batch
+        if not batch.fits(len(cut)):
             self.post_cuts()
-        for batch in wanted:
-            batch.add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns)
+        batch.add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
 
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""
         if self.waiting_news:
             self._retry_news()
-        if self._keep.is_due(now_ns) or self._judge.is_due(now_ns):
+        if self._batch.is_due(now_ns):
             self.post_cuts()
 
     def due_ns(self) -> int | None:
         """When ``flush`` is next needed; None if nothing waits."""
-        times = [batch.opened_ns + BATCH_AGE_NS for batch in (self._keep, self._judge) if len(batch)]
-        return min(times) if times else None
+        return self._batch.opened_ns + BATCH_AGE_NS if len(self._batch) else None
 
     def post_cuts(self) -> None:
-        """Post both batches now, as one message if they hold the same cuts."""
-        same = self._keep.same_as(self._judge)
-        for names, batch in (
-            (((DBMANAGER, SERVICES), self._keep),)
-            if same
-            else (((DBMANAGER,), self._keep), ((SERVICES,), self._judge))
-        ):
-            if len(batch):
-                self._post_batch(names, batch)
-        if same and len(self._judge):
-            self._judge.take()
+        """Post what is batched now, as one message if both recipients get the same cuts."""
+        for letter in self._batch.take():
+            self._post_letter(letter)
 
-    def _post_batch(self, names: Sequence[str], batch: CutBatch) -> None:
-        cuts = len(batch)
-        message, gateway_ids = batch.take()
+    def _post_letter(self, letter: Letter) -> None:
+        names = [name for name, wanted in ((DBMANAGER, letter.keep), (SERVICES, letter.judge)) if wanted]
         refused = [name for name in names if self._news[name].waiting]
         free = [name for name in names if name not in refused]
         if free:
-            refused += self._post(free, message)
+            refused += self._post(free, letter.message)
+        self.posted_bytes += len(letter.message)
         if SERVICES in refused:
-            self.dropped_live_cuts += cuts
+            self.dropped_live_cuts += letter.cuts
         if DBMANAGER in refused:
             self.refused_keeping += 1
-            self._on_refused(gateway_ids)
-        elif DBMANAGER in names:
-            self.posted_cuts += cuts
+            self._on_refused(letter.gateway_ids)
+        elif letter.keep:
+            self.posted_cuts += letter.cuts
 
-    def _post(self, names: Sequence[str], message: bytes) -> list[str]:
+    def _post(self, names: Sequence[str], message: bytes | memoryview) -> list[str]:
         """Post; returns who had no room."""
         try:
             self._poster.post(names, message)

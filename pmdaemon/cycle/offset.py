@@ -22,6 +22,7 @@ class OffsetEstimator:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
+        self._best = (0, 0)  # of the samples: smallest round trip, then the newest
 
     @property
     def known(self) -> bool:
@@ -31,11 +32,24 @@ class OffsetEstimator:
     def add(self, agent_unix_us: int, server_unix_us: int, round_trip_us: int) -> None:
         """One reply: the agent's stamp, our wall clock at receipt, and the monotonic round trip."""
         round_trip_us = max(round_trip_us, 0)
-        self._samples.append((round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us))
+        self.remember((round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us))
+
+    def samples(self) -> list[tuple[int, int]]:
+        """(round trip, offset) of the last replies, oldest first."""
+        return list(self._samples)
+
+    def remember(self, sample: tuple[int, int]) -> None:
+        """Take one of ``samples``."""
+        samples = self._samples
+        gone = samples[0] if len(samples) == SAMPLES else None
+        samples.append(sample)
+        # Looked for anew only when the best one has left: the other 15 of 16 replies pay one comparison.
+        if len(samples) == 1 or sample[0] <= self._best[0]:
+            self._best = sample
+        elif gone is self._best:
+            self._best = min(reversed(samples), key=lambda item: item[0])
 
     @property
     def offset_us(self) -> int:
         """The best estimate, 0 while nothing is known. Of equal round trips the newest counts."""
-        if not self._samples:
-            return 0
-        return min(reversed(self._samples), key=lambda sample: sample[0])[1]
+        return self._best[1]

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pmdaemon.errors import BadCut
 
@@ -53,6 +53,13 @@ class Verdict(NamedTuple):
 
     keep: bool
     judge: bool
+
+
+_BOTH: Final = Verdict(keep=True, judge=True)
+_KEEP: Final = Verdict(keep=True, judge=False)
+_JUDGE: Final = Verdict(keep=False, judge=True)
+_DROP: Final = Verdict(keep=False, judge=False)
+_new = tuple.__new__  # a named tuple's own constructor is a Python function; two a poll are made here
 
 
 class PollRequest(NamedTuple):
@@ -80,6 +87,7 @@ class _Epoch:
         self.ack = ack
         self.received = max(ack, floor)
         self.acked_to_agent = 0
+        self.over_poll: int | None = None  # the first poll that acknowledged its last cut
 
     @property
     def exhausted(self) -> bool:
@@ -144,6 +152,37 @@ class Record:
             position.ack = durable.get(epoch, 0)
         self.rewind()
 
+    def pack(self) -> dict[str, Any]:
+        """Everything, for the process that the gateway moves to."""
+        return {
+            "epochs": [
+                [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
+                for epoch, item in self._epochs.items()
+            ],
+            "judged": list(self._judged.items()),
+            "live": list(self._live),
+            "polls": [list(item) for item in self._polls],
+            "waiting_since_ns": self._waiting_since_ns,
+            "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
+        }
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> Record:
+        """The record of another process. Rewind it: what that one posted may come later than what we post."""
+        record = cls()
+        for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
+            position = _Epoch(floor, last, ack)
+            position.received, position.acked_to_agent = received, acked_to_agent
+            position.over_poll = over_poll
+            record._epochs[epoch] = position
+        record._judged = dict(packed["judged"])
+        record._live = {(epoch, seq) for epoch, seq in packed["live"]}
+        record._polls = deque(_PollOut(*item) for item in packed["polls"])
+        record._waiting_since_ns = packed["waiting_since_ns"]
+        counts = packed["counts"]
+        record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
+        return record
+
     def spool(self) -> list[list[int]]:
         """[epoch, first seq the agent may still hold, last seq known], oldest epoch first."""
         rows = []
@@ -186,7 +225,7 @@ class Record:
 
     def poll(self, poll: int, now_ns: int) -> PollRequest:
         """Account for a poll that is about to leave, and say what it asks for."""
-        self._polls.append(_PollOut(poll, now_ns, self.rewinds))
+        self._polls.append(_new(_PollOut, (poll, now_ns, self.rewinds)))
         if len(self._polls) > MAX_POLLS_OUT:
             self._polls.popleft()
         start: list[int] = []
@@ -195,9 +234,11 @@ class Record:
             if position.ack:
                 ack.append([epoch, position.ack])
                 position.acked_to_agent = max(position.acked_to_agent, position.ack)
+                if position.over_poll is None and position.last is not None and position.ack >= position.last:
+                    position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        return PollRequest(ack, start)
+        return _new(PollRequest, (ack, start))
 
     def answered(self, poll: int) -> int | None:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
@@ -205,23 +246,31 @@ class Record:
         Older polls the agent left out are forgotten. An old epoch whose last cut was acknowledged in an
         answered poll is over.
         """
-        if not any(item.poll == poll for item in self._polls):
-            return None
-        while (item := self._polls.popleft()).poll != poll:
-            pass
-        over = [
-            epoch
-            for epoch, position in self._epochs.items()
-            if position.last is not None and position.acked_to_agent >= position.last
-        ]
+        polls = self._polls
+        passed = [poll]
+        if not polls or polls[0].poll != poll:
+            if not any(item.poll == poll for item in polls):
+                return None
+            while polls[0].poll != poll:
+                passed.append(polls.popleft().poll)
+        item = polls.popleft()
+        if len(self._epochs) > 1:
+            self._forget_epochs(passed)
+        return item.sent_ns
+
+    def _forget_epochs(self, passed: Sequence[int]) -> None:
+        # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
+        over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
         for epoch in over:
             del self._epochs[epoch]
             self._judged.pop(epoch, None)
-        return item.sent_ns
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
         self._polls = deque(item for item in self._polls if item.poll != poll)
+        for position in self._epochs.values():
+            if position.over_poll == poll:
+                position.over_poll = None
 
     @property
     def oldest_poll_sent_ns(self) -> int | None:
@@ -241,18 +290,18 @@ class Record:
         if live:
             if judge:
                 self._remember_live(epoch, seq)
-            return Verdict(keep=False, judge=judge)
+            return _JUDGE if judge else _DROP
         if seq <= position.received:
             self.repeated_cuts += 1
-            return Verdict(keep=False, judge=False)
+            return _DROP
         if judge or (epoch, seq) in self._live:
             self._judged[epoch] = max(self._judged[epoch], seq)
             self._live.discard((epoch, seq))
         if not self._polls or self._polls[0].rewinds != self.rewinds:
             self.not_kept_cuts += 1
-            return Verdict(keep=False, judge=judge)
+            return _JUDGE if judge else _DROP
         self._advance(epoch, position, seq, now_ns)
-        return Verdict(keep=True, judge=judge)
+        return _BOTH if judge else _KEEP
 
     def _is_news(self, epoch: int, seq: int) -> bool:
         return seq > self._judged.get(epoch, 0) and (epoch, seq) not in self._live
@@ -265,7 +314,7 @@ class Record:
     def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
         for earlier, other in self._epochs.items():
             if earlier == epoch:
-                break
+                break  # at once, when there is one epoch
             if other.last is not None and not other.exhausted:
                 self.skipped_cuts += other.last - other.received
                 other.received = other.last

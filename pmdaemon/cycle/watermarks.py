@@ -61,6 +61,10 @@ class Watermarks:
         self._raise(notice)
         return True
 
+    def learn(self, notice: Notice) -> None:
+        """Take what another pair knew of a gateway that moves here, of the same incarnation."""
+        self._raise(notice)
+
     def of(self, gateway_id: str) -> dict[int, int]:
         """Epoch to high water of one gateway (a copy)."""
         return dict(self._high.get(gateway_id, {}))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pmdaemon.cycle.offset import OffsetEstimator
 from pmdaemon.cycle.record import PollRequest, Record
 from pmdaemon.gateways.registration import Hello, Registration, Stream
+from pmdaemon.shards import shard_of
 
 if TYPE_CHECKING:
     from pmdaemon.gateways.peer import Peer
@@ -51,6 +52,7 @@ class Gateway:
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.id_bytes = uuid.UUID(gateway_id).bytes
+        self.shard = shard_of(gateway_id)
         self.lock = threading.Lock()
         self.record = Record()
         self.conn: Peer | None = None

@@ -34,6 +34,7 @@ class Peer(Protocol):
     """One agent's connection."""
 
     address: str
+    last_received_ns: int
     session: Session
     hello: Hello | None
     schema_seen: bool

@@ -75,6 +75,7 @@ class Reception:
         self._clock = clock
         self._interval_us = interval_us
         self._on_registered = on_registered
+        self._stamp = (-1, 0)
         self._counters = counters
         self._desk = desk
         self._refusal_events: dict[str, int] = {}
@@ -91,6 +92,12 @@ class Reception:
             conn.send((Kind.UNSUPPORTED, frame.encode(Kind.UNSUPPORTED, {"kind": received.kind})))
             return
         handler(self, conn, received)
+
+    def _unix_us(self, now_ns: int) -> int:
+        """Wall clock of a read at ``now_ns``; looked at once for all frames of it."""
+        if now_ns != self._stamp[0]:
+            self._stamp = now_ns, self._clock.unix_us()
+        return self._stamp[1]
 
     # -- registration
 
@@ -191,6 +198,17 @@ class Reception:
         body = {"code": "superseded", "text": text}
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 
+    def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
+        """The same gateway has registered with another pair, or has moved here again: the newer wins."""
+        conn = gateway.conn
+        if conn is not None:
+            self._supersede(gateway, conn, address)
+            gateway.end()
+
+    def announce_session(self, gateway: Gateway) -> None:
+        """GATEWAY up and STREAMS_SEEN to everybody: it has moved here from another pair."""
+        self._announce_to(gateway, DBMANAGER, SERVICES)
+
     def _announce(self, gateway: Gateway) -> None:
         """GATEWAY up to everybody.
 
@@ -204,14 +222,16 @@ class Reception:
     def announce_again(self, *recipients: str) -> None:
         """Every session's GATEWAY up and STREAMS_SEEN: a recipient has restarted and knows nothing."""
         for gateway in self._registry.all():
-            if gateway.conn is None:
-                continue
-            self._courier.news(news.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
-            if gateway.condition is Condition.STALLED:
-                stalled = news.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
-                self._courier.news(stalled, *recipients)
-            for message in news.streams_seen(gateway.gateway_id, gateway.streams.values()):
-                self._courier.news(message, *recipients)
+            if gateway.conn is not None:
+                self._announce_to(gateway, *recipients)
+
+    def _announce_to(self, gateway: Gateway, *recipients: str) -> None:
+        self._courier.news(news.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
+        if gateway.condition is Condition.STALLED:
+            stalled = news.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
+            self._courier.news(stalled, *recipients)
+        for message in news.streams_seen(gateway.gateway_id, gateway.streams.values()):
+            self._courier.news(message, *recipients)
 
     def _streams(self, conn: Peer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
@@ -226,31 +246,33 @@ class Reception:
     # -- statistics
 
     def _cut(self, conn: Peer, received: frame.Frame) -> None:
-        gateway = _gateway_of(conn)
+        gateway = conn.gateway
+        assert gateway is not None  # see _gateway_of
         gateway_bytes, epoch, seq = cut.check(received)
         if gateway_bytes != gateway.id_bytes:
             raise BadCut(f"it names gateway {uuid.UUID(bytes=gateway_bytes)}, the session is another's")
         live = bool(received.flags & frame.FLAG_LIVE)
-        now_ns = self._clock.monotonic_ns()
-        with gateway.lock:
-            hole = not live and gateway.record.leaves_hole(epoch, seq, received.header.get("gap", 0))
+        now_ns = conn.last_received_ns
+        record = gateway.record
+        # Positions of cuts belong to this thread; the lock is for rewinds by others.
+        hole = not live and record.leaves_hole(epoch, seq, received.header.get("gap", 0))
         if hole:
             # What is batched must be posted first: it may lie below the floor that is announced next.
             self._courier.post_cuts()
         with gateway.lock:
-            verdict = gateway.record.received(epoch, seq, live, now_ns)
+            verdict = record.received(epoch, seq, live, now_ns)
         if hole and verdict.keep:
             self._give_up_before(gateway, epoch, seq)
         self._counters["cuts"] += 1
         if not verdict.keep and not verdict.judge:
             return
         self._courier.cut(
-            bytes(received.raw),
+            received.raw,
             gateway.gateway_id,
             keep=verdict.keep,
             judge=verdict.judge,
             live=live,
-            recv_unix_us=self._clock.unix_us(),
+            recv_unix_us=self._unix_us(now_ns),
             offset_us=gateway.offset.offset_us,
             now_ns=now_ns,
         )
@@ -265,18 +287,19 @@ class Reception:
 
     def _reply(self, conn: Peer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        poll = _count(received.header, "poll")
-        wall_us = _count(received.header, "wall_us")
-        dropped = _count(received.header, "dropped")
-        now_ns = self._clock.monotonic_ns()
+        header = received.header
+        poll, wall_us, dropped = _count(header, "poll"), _count(header, "wall_us"), _count(header, "dropped")
+        now_ns = conn.last_received_ns
         with gateway.lock:
             sent_ns = gateway.record.answered(poll)
             if sent_ns is not None:
                 gateway.awaiting_since_ns = None
         if sent_ns is None:
             raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
-        gateway.offset.add(wall_us, self._clock.unix_us(), (now_ns - sent_ns) // 1000)
+        gateway.offset.add(wall_us, self._unix_us(now_ns), (now_ns - sent_ns) // 1000)
         self._counters["replies"] += 1
+        if now_ns - sent_ns > self._interval_us * 1000:
+            self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved
         if gateway.condition is Condition.STALLED:
             gateway.condition = Condition.UP
             log.info("gateway-recovered", gateway=gateway.name)

@@ -19,7 +19,7 @@ from pmdaemon.gateways.registration import Hello, Registration
 
 
 class Registry:
-    """Gateways by id. They are never forgotten while the process lives: a record outlives its sessions."""
+    """Gateways by id. A record outlives its sessions; only one that moves to another pair is forgotten."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,6 +47,30 @@ class Registry:
             self._gateways[hello.gateway_id] = gateway
             gateway.begin(conn, hello, registration, self.watermarks.of(hello.gateway_id))
         return gateway
+
+    def take_in(self, gateway: Gateway, incarnation: int | None, notice: Notice) -> None:
+        """A gateway has moved here from another pair, with what that pair knew of its durable cuts.
+
+        What the other pair posted last may reach dbmanager after what we post: the record is rewound, so
+        everything behind the durable is asked for again, and dbmanager drops what it has.
+        """
+        with self.lock:
+            self._gateways[gateway.gateway_id] = gateway
+            mine = self.watermarks.incarnation
+            if mine is None or mine == incarnation:
+                self.watermarks.learn(notice)
+                with gateway.lock:
+                    gateway.record.rewind()
+            else:
+                with gateway.lock:
+                    gateway.record.restart(self.watermarks.of(gateway.gateway_id))
+
+    def give_away(self, gateway_id: str) -> tuple[int | None, Notice]:
+        """Forget a gateway that moves to another pair; returns what is known of its durable cuts."""
+        with self.lock:
+            self._gateways.pop(gateway_id, None)
+            known = self.watermarks.of(gateway_id)
+            return self.watermarks.incarnation, [(gateway_id, epoch, seq) for epoch, seq in known.items()]
 
     def open(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
         """WATERMARKS arrived; True if dbmanager is another one than before. Thread: outbound."""

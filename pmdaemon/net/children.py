@@ -27,10 +27,12 @@ from pmdaemon.errors import PeerGone
 from pmdaemon.net import handoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import ParentPipe
+from pmdaemon.shards import Watch
 
 BACKOFF_S: Final = 0.2
 BACKOFF_MAX_S: Final = 5.0
 HEALTHY_S: Final = 10.0
+START_LOOKS: Final = 30  # it may wait 10 s for the segment, and a loaded machine is slow to start Python
 STOP_S: Final = 5.0  # a pair needs its mailbox posts and a BYE an agent: milliseconds
 log = structlog.get_logger("children")
 
@@ -50,13 +52,18 @@ class Child:
 
     def __init__(self, index: int, config_path: Path | None, pipe: ParentPipe, clock: Clock) -> None:
         self.index = index
-        self.control: socket.socket | None = None
+        self.control: handoff.Channel | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at_ns = clock.monotonic_ns()
-        self.last = handoff.Report(0, 0, 0.0)
+        self.last = handoff.Report()
         self.offered = 0
+        self.has_reported = False
+        self.is_retiring = False
         self.restarts = -1
+        self._watch = Watch()
+        self._silent_looks = 0
         self._ended = ""
+        self._hung = ""
         self._config_path = config_path
         self._pipe = pipe
         self._clock = clock
@@ -73,8 +80,8 @@ class Child:
         """Connections it has, or is about to have."""
         return self.last.connections + self.offered
 
-    def start(self) -> socket.socket:
-        """Exec the pair process; returns the parent's end of its control socket."""
+    def start(self) -> handoff.Channel:
+        """Exec the pair process; returns the parent's end of its channel."""
         parent_end, child_end = handoff.make()
         with child_end:
             command = [sys.executable, "-m", "pmdaemon", "pair", "--index", str(self.index)]
@@ -88,32 +95,55 @@ class Child:
                 env={**os.environ, **self._pipe.child_env()},
                 stdin=subprocess.DEVNULL,
             )
-        self.control = parent_end
+        self.control = handoff.Channel(parent_end)
         self.restarts += 1
         self.offered = 0
-        self.last = handoff.Report(0, 0, 0.0)
+        self.last = handoff.Report()
+        self.has_reported = False
+        self._watch = Watch()
+        self._silent_looks = 0
         self._started_ns = self._clock.monotonic_ns()
         log.info("pair-started", pair=self.index, pid=self.process.pid, restarts=self.restarts)
-        return parent_end
+        return self.control
 
     def offer(self, sock: socket.socket, address: str) -> bool:
         """Give it a connection; False if it cannot take it now."""
-        if self.control is None or not handoff.offer(self.control, sock, address):
+        if self.control is None or not self.control.offer({"op": "new", "address": address}, sock):
             return False
         self.offered += 1
         return True
 
-    def take_reports(self) -> bool:
-        """Read its reports; False if it has died."""
+    def take(self) -> list[handoff.Parcel] | None:
+        """What it has sent, without its reports, which are noted; None if it has died."""
         if self.control is None:
-            return False
+            return None
         try:
-            for values in handoff.take_reports(self.control):
-                self.last = values
-                self.offered = 0
+            parcels = self.control.take()
         except PeerGone:
-            return False
-        return True
+            return None
+        for parcel in parcels:
+            if parcel.op == "report":
+                values = {key: value for key, value in parcel.header.items() if key != "op"}
+                self.last = handoff.Report(**values)
+                self.offered = 0
+                self.has_reported = True
+        return [parcel for parcel in parcels if parcel.op != "report"]
+
+    def hangs(self) -> str:
+        """Why it must be killed: no report after its start, or no step for ten looks; call once a second."""
+        if not self.is_running:
+            return ""
+        if self.has_reported:
+            return self._watch.look(self.last.steps)
+        self._silent_looks += 1
+        return f"it has not reported within {START_LOOKS} s" if self._silent_looks >= START_LOOKS else ""
+
+    def kill(self, reason: str) -> None:
+        """End it at once; its channel's end of file starts the next."""
+        if self.process is not None:
+            self._hung = reason
+            log.error("pair-hangs", pair=self.index, pid=self.process.pid, reason=reason)
+            self.process.kill()
 
     def bury(self) -> None:
         """It has died or hangs without its control socket: reap it and plan its restart."""
@@ -121,10 +151,12 @@ class Child:
         if self.control is not None:
             self.control.close()
             self.control = None
+        self.last = handoff.Report()
         now_ns = self._clock.monotonic_ns()
         self._backoff_s = next_backoff_s(self._backoff_s, (now_ns - self._started_ns) / 1e9)
         self.start_at_ns = now_ns + round(self._backoff_s * 1e9)
-        self._ended = f"ended with status {status}"
+        self._ended = self._hung or f"ended with status {status}"
+        self._hung = ""
         log.warning("pair-died", pair=self.index, status=status, restart_in_s=round(self._backoff_s, 1))
 
     def stop(self) -> None:

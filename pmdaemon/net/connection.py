@@ -21,7 +21,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from pmdaemon.errors import ProtocolViolation
 from pmdaemon.gateways.gateway import Gateway
@@ -38,6 +38,15 @@ DRAIN_NS: Final = 10**9
 DRAIN_BYTES: Final = 4 << 20
 
 
+class Luggage(NamedTuple):
+    """What goes with a connection to another process: its descriptor, and bytes of both directions."""
+
+    descriptor: int
+    state: State
+    pending: bytes
+    out: bytes
+
+
 class Connection:
     """An accepted socket and its session.
 
@@ -45,6 +54,7 @@ class Connection:
         address: "host:port" of the peer, for messages.
         opened_ns: when it was accepted (monotonic).
         last_received_ns: when bytes last arrived.
+        received_bytes: so far, in this process.
         doomed: why it must be closed; set by whoever noticed, acted on by the inbound thread.
         drain_until_ns: while draining, when to give up.
         secured: whether frames may flow: at once without TLS, else when the handshake is done.
@@ -66,6 +76,7 @@ class Connection:
         self.gateway: Gateway | None = None
         self.opened_ns = now_ns
         self.last_received_ns = now_ns
+        self.received_bytes = 0
         self.doomed = ""
         self.drain_until_ns: int | None = None
         self.end_reason = ""
@@ -87,9 +98,9 @@ class Connection:
         return self._sock.fileno()
 
     @property
-    def is_encrypted(self) -> bool:
-        """Whether it speaks TLS: its state is in this process, it cannot be handed to another."""
-        return self._tls is not None
+    def is_movable(self) -> bool:
+        """Whether another process can go on with it: a TLS session cannot move, one not begun can."""
+        return self._tls is None or not self._tls.has_begun
 
     @property
     def closed(self) -> bool:
@@ -105,6 +116,7 @@ class Connection:
 
     def send(self, *frames: tuple[Kind, bytes]) -> Sent:
         """Send frames as one write, without blocking. Any thread."""
+        data = frames[0][1] if len(frames) == 1 else b"".join([data for _, data in frames])
         with self._lock:
             if self._closed or not self.secured or self.session.state in (State.DRAINING, State.CLOSED):
                 return Sent.GONE
@@ -115,7 +127,7 @@ class Connection:
                 return (
                     Sent.GONE
                 )  # a race with a session that ended and began anew: the frames are for the old one
-            result = self._write(b"".join(data for _, data in frames))
+            result = self._write(data)
         if result is not Sent.SENT:
             self._on_blocked(self)
         return result
@@ -188,10 +200,46 @@ class Connection:
         if size == 0:
             return None
         self.last_received_ns = now_ns
+        self.received_bytes += size
         if self.drain_until_ns is not None:
             self._discarded_bytes += size
             return None if self._discarded_bytes > DRAIN_BYTES else iter(())
         return self.session.feed(buffer[:size])
+
+    def resume_frames(self) -> Iterator[frame.Frame]:
+        """The whole frames among bytes that another process had received (``session.resume``)."""
+        return self.session.feed(b"")
+
+    # -- moving
+
+    def pack_up(self) -> Luggage | None:
+        """Give the socket away, to be served by another process; None if it is ending. Inbound thread.
+
+        From here on ``send`` answers GONE: what another thread was about to send is not lost between two
+        processes, its sender knows.
+        """
+        with self._lock:
+            if self._closed or self.session.state in (State.DRAINING, State.CLOSED):
+                return None
+            self._closed = True
+            luggage = Luggage(self._detach(), self.session.state, self.session.pending, bytes(self._out))
+            self._out.clear()
+        return luggage
+
+    def _detach(self) -> int:
+        sock = self._sock
+        assert isinstance(sock, socket.socket | TlsTransport)  # there are no others
+        return sock.detach()
+
+    def peek(self) -> bytes:
+        """What a peer has sent before its TLS handshake begins; it stays in the kernel. Inbound thread."""
+        return self._tls.peek() if self._tls is not None else b""
+
+    def unpack(self, state: State, pending: bytes, out: bytes) -> None:
+        """Go on with a connection of another process. Before anything is sent. Inbound thread."""
+        with self._lock:
+            self.session.resume(state, pending)
+            self._out += out
 
     # -- ending
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pmdaemon.errors import WireError
 from pmdaemon.net.connection import Connection
+from pmdaemon.net.moving import Forward
 from pmdaemon.pki.identity import Credential
 
 
@@ -47,4 +48,4 @@ class Revoked(NamedTuple):
     """The list of revoked certificates is another."""
 
 
-Hint = Post | AnnounceAgain | Blocked | Answered | Refused | Revoked
+Hint = Post | AnnounceAgain | Blocked | Answered | Refused | Revoked | Forward

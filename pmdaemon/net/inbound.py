@@ -10,7 +10,7 @@ are stalled, silent, late with their handshake or done draining.
     lost      the connection closed, or nothing arrived for ``lost_after_ns`` while an answer was due
 
 Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
-and ``arrivals`` (handovers).
+(a handover); moves connections with ``net.moving``.
 
 Source: P10, P16; DESIGN.md 3.
 """
@@ -21,20 +21,23 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.errors import PeerGone, PeerRefused, WireError
+from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.clerk import Clerk
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import AnnounceAgain, Answered, Blocked, Hint, Post, Refused, Revoked
+from pmdaemon.net.moving import Forward, Mover
+from pmdaemon.net.sni import gateway_named
 from pmdaemon.net.strangers import HANDSHAKES_A_ROUND, TLS_LIMIT_NS, LimitedLog, Strangers
 from pmdaemon.net.transport import HandshakeFailed, TlsTransport
 from pmdaemon.pki.errors import CredentialRefused
@@ -52,7 +55,11 @@ SWEEP_NS: Final = 500_000_000
 HANDSHAKE_NS: Final = 10 * 10**9
 NEWS_RETRY_NS: Final = 20_000_000
 LOSSES_NS: Final = 10 * 10**9
+TIMED_READS: Final = 8  # one read in 8 is timed: the thread's clock is a system call, 1.5 us a read otherwise
 log = structlog.get_logger("inbound")
+
+
+_UNUSUAL: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +76,6 @@ class Patience:
         return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9))
 
 
-class Arrivals(Protocol):
-    """Where new sockets come from; the parent's control socket in life, a list in tests."""
-
-    def fileno(self) -> int:
-        """Readable when something arrived."""
-
-    def take(self) -> list[tuple[socket.socket, str]]:
-        """New sockets and their peers' addresses.
-
-        Raises:
-            PeerGone: nothing will arrive any more.
-        """
-
-
 class Inbound:
     """The inbound thread's work; ``run`` is the thread's target, ``step`` one round of it."""
 
@@ -95,11 +88,10 @@ class Inbound:
         patience: Patience,
         *,
         hints: Handover[Hint],
-        arrivals: Arrivals | None,
+        mover: Mover | None,
         counters: Counter[str],
         clerk: Clerk | None = None,
         on_sweep: Callable[[], None] = lambda: None,
-        selector: selectors.BaseSelector | None = None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._registry = registry
@@ -108,22 +100,26 @@ class Inbound:
         self._clock = clock
         self._patience = patience
         self._hints = hints
-        self._arrivals = arrivals
+        self._mover = mover
+        self._channel_waits = False
+        self.steps = 0
         self._counters = counters
         self._clerk = clerk
         self._strangers: Strangers[Connection] = Strangers()
         self._refusals = LimitedLog("inbound")
         self._handshakes_left = HANDSHAKES_A_ROUND
         self._on_sweep = on_sweep
-        self._selector = selector or selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector()
         self._thread_time_ns = thread_time_ns
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._connections: set[Connection] = set()
+        self._received_bytes = 0  # of connections that have ended
         self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
+        self._reads = 0
         self.t_ptmax = DecayingMax()
         self._selector.register(hints, selectors.EVENT_READ)
-        if arrivals is not None:
-            self._selector.register(arrivals, selectors.EVENT_READ)
+        if mover is not None:
+            self._selector.register(mover, selectors.EVENT_READ)
 
     @property
     def connections(self) -> int:
@@ -132,10 +128,14 @@ class Inbound:
 
     def run(self, stop: Stop) -> None:
         """Work until the stop; then post what is batched and close every connection."""
-        self._selector.register(stop, selectors.EVENT_READ)
+        self.watch(stop)
         while not stop.is_set():
             self.step()
         self.shut(stop.reason)
+
+    def watch(self, stop: Stop) -> None:
+        """Let the stop end a step's wait."""
+        self._selector.register(stop, selectors.EVENT_READ)
 
     def shut(self, reason: str) -> None:
         """Tell every agent, post what waits, close everything."""
@@ -148,26 +148,38 @@ class Inbound:
         self._courier.flush(self._clock.monotonic_ns())
         self._selector.close()
 
-    def step(self, limit_s: float | None = None) -> None:
-        """One round: wait, serve each ready descriptor once, flush and sweep what is due."""
+    def step(self, limit_s: float | None = None) -> bool:
+        """One round: wait, serve each ready descriptor once, flush and sweep what is due.
+
+        Returns:
+            Whether a connection was ready.
+        """
         self._handshakes_left = HANDSHAKES_A_ROUND
         ready = self._selector.select(self._timeout_s() if limit_s is None else limit_s)
+        self.steps += 1
+        served = False
         for key, events in ready:
             source = key.fileobj
             if isinstance(source, Connection):
                 self._serve(source, events)
+                served = True
             elif source is self._hints:
                 self._follow_hints()
-            elif source is self._arrivals and self._arrivals is not None:
-                self._welcome_arrivals(self._arrivals)
+            elif source is self._mover and self._mover is not None:
+                self._welcome_arrivals(self._mover, events)
+        if self._mover is not None:
+            self._move(self._mover)
         now_ns = self._clock.monotonic_ns()
         self._courier.flush(now_ns)
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
             self._on_sweep()
+        return served
 
     def _timeout_s(self) -> float:
+        if self._mover is not None and self._mover.has_work:
+            return 0.0
         now_ns = self._clock.monotonic_ns()
         until_ns = self._sweep_at_ns
         if (due_ns := self._courier.due_ns()) is not None:
@@ -214,6 +226,8 @@ class Inbound:
         """One step of a TLS handshake; a few a round, the others come up again in the next."""
         if not self._handshakes_left:
             return
+        if self._is_sent_on(conn):
+            return
         self._handshakes_left -= 1
         try:
             wanted = conn.secure()
@@ -229,15 +243,55 @@ class Inbound:
             self._counters["tls_handshakes"] += 1
         self._selector.modify(conn, wanted or selectors.EVENT_READ)
 
-    def _welcome_arrivals(self, arrivals: Arrivals) -> None:
+    def _is_sent_on(self, conn: Connection) -> bool:
+        """Whether a handshake about to begin belongs to another pair: TLS cannot move once it has begun."""
+        mover = self._mover
+        if mover is None or not mover.ownership.is_shared or not conn.is_movable:
+            return False
+        gateway_id = gateway_named(conn.peek())
+        if gateway_id is None or not mover.is_others(conn, gateway_id):
+            return False
+        mover.send_stranger(conn, gateway_id, self)
+        return True
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received from agents by this process. Thread: any (then right to a read or two)."""
+        return self._received_bytes + sum(conn.received_bytes for conn in tuple(self._connections))
+
+    def release(self, conn: Connection) -> None:
+        """Serve a connection no more; it leaves for another process."""
+        self._received_bytes += conn.received_bytes
+        self._connections.discard(conn)
+        self._strangers.remove(conn)
+        self._selector.unregister(conn)
+
+    def read_pending(self, conn: Connection) -> None:
+        """Act on bytes that came with a connection from another process."""
+        self._handle(conn, is_pending=True)
+        if not conn.closed and conn.waiting_bytes:
+            self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _welcome_arrivals(self, mover: Mover, events: int) -> None:
         try:
-            for sock, address in arrivals.take():
-                self.adopt(sock, address)
+            if events & selectors.EVENT_WRITE:
+                mover.channel.flush()
+            if events & selectors.EVENT_READ:
+                mover.take(self)
         except PeerGone as exc:
             # The parent has died; its pipe stops this process. Until then, serve what is here.
             log.warning("no-more-arrivals", reason=str(exc))
-            self._selector.unregister(arrivals)
-            self._arrivals = None
+            self._selector.unregister(mover)
+            self._mover = None
+
+    def _move(self, mover: Mover) -> None:
+        """Let sessions leave, and ask for write readiness while the parent's end is full."""
+        if mover.has_work:
+            mover.work(self)
+        if bool(mover.channel.waiting) != self._channel_waits:
+            self._channel_waits = not self._channel_waits
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
+            self._selector.modify(mover, events)
 
     def _serve(self, conn: Connection, events: int) -> None:
         if conn.closed:
@@ -253,18 +307,31 @@ class Inbound:
             self._drop(conn, conn.doomed)
 
     def _receive(self, conn: Connection) -> None:
+        self._reads += 1
+        if self._reads % TIMED_READS:
+            self._handle(conn)
+            return
         started_ns = self._thread_time_ns()
+        if messages := self._handle(conn):
+            spent_us = (self._thread_time_ns() - started_ns) / 1000
+            self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
+
+    def _handle(self, conn: Connection, is_pending: bool = False) -> int:
+        """Read once, or take what came with the connection; act on it; returns the number of frames."""
         messages = 0
         try:
-            frames = conn.receive(self._buffer, self._clock.monotonic_ns())
+            frames: Iterator[frame.Frame] | None
+            if is_pending:
+                frames = conn.resume_frames()
+            else:
+                frames = conn.receive(self._buffer, self._clock.monotonic_ns())
             if frames is None:
                 self._drop(conn, "the connection was closed by the agent")
-                return
+                return 0
             for received in frames:
                 messages += 1
-                if received.kind in (Kind.ERROR, Kind.BYE):
-                    self._drop(conn, _farewell(received))
-                    return
+                if received.kind in _UNUSUAL and self._leaves(conn, received, frames):
+                    return messages
                 self._reception.handle(conn, received)
             if conn.gateway is not None:
                 self._strangers.remove(conn)
@@ -272,9 +339,19 @@ class Inbound:
             self._refuse(conn, exc)
         except OSError as exc:
             self._drop(conn, f"receiving failed: {exc.strerror or exc}")
-        if messages:
-            spent_us = (self._thread_time_ns() - started_ns) / 1000
-            self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
+        return messages
+
+    def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
+        """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
+        if received.kind != Kind.HELLO:
+            self._drop(conn, _farewell(received))
+            return True
+        if self._mover is None or not self._mover.is_foreign(conn, received):
+            return False
+        if isinstance(frames, Generator):
+            frames.close()  # the session keeps HELLO and what follows it, for the other pair
+        self._mover.send_stranger(conn, received.header["gw"], self)
+        return True
 
     def _refuse(self, conn: Connection, error: WireError) -> None:
         """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
@@ -292,10 +369,13 @@ class Inbound:
         self._reception.lost(conn, conn.end_reason)
 
     def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
+        self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
         self._strangers.remove(conn)
         self._selector.unregister(conn)
         conn.close()
+        if self._mover is not None:
+            self._mover.forget(conn)
         self._reception.lost(conn, conn.end_reason or reason, by_us=by_us)
         log.debug("disconnected", address=conn.address, reason=conn.end_reason or reason)
 
@@ -304,6 +384,9 @@ class Inbound:
             match hint:
                 case Post(message, recipients):
                     self._courier.news(message, *recipients)
+                case Forward():
+                    if self._mover is not None:
+                        self._mover.forward(hint)
                 case AnnounceAgain(recipients):
                     self._reception.announce_again(*recipients)
                 case Blocked(conn):
@@ -339,19 +422,31 @@ class Inbound:
 
     def _sweep(self, now_ns: int) -> None:
         self._end_expired()
+        recent_ns = now_ns - self._patience.stalled_after_ns
         for conn in tuple(self._connections):
+            gateway = conn.gateway
+            if gateway is not None and conn.drain_until_ns is None and gateway.condition is Condition.UP:
+                # Nearly everybody, nearly always: nothing awaited for long. Read without the lock, which at
+                # worst sees a poll of this moment as none.
+                awaiting_ns = gateway.awaiting_since_ns
+                if awaiting_ns is None or awaiting_ns > recent_ns:
+                    continue
             reason = self._overdue(conn, now_ns)
             if reason:
                 self._drop(conn, reason)
         for gateway in self._registry.all():
-            with gateway.lock:
-                lags = gateway.record.lags(now_ns)
-                if lags:
-                    gateway.record.rewind()
-            if lags:
-                self._counters["lag_rewinds"] += 1
-                log.warning("durability-lags", gateway=gateway.name, behind_cuts=gateway.record.behind_cuts)
-            self._reception.announce_losses(gateway, LOSSES_NS)
+            if gateway.record.lags(now_ns):
+                self._rewind_lagging(gateway, now_ns)
+            if gateway.dropped > gateway.announced_dropped[0]:
+                self._reception.announce_losses(gateway, LOSSES_NS)
+
+    def _rewind_lagging(self, gateway: Gateway, now_ns: int) -> None:
+        with gateway.lock:
+            if not gateway.record.lags(now_ns):  # a notice came between the look and the lock
+                return
+            gateway.record.rewind()
+        self._counters["lag_rewinds"] += 1
+        log.warning("durability-lags", gateway=gateway.name, behind_cuts=gateway.record.behind_cuts)
 
     def _end_expired(self) -> None:
         """A certificate that ends while its session lives ends the session; the agent has a newer one."""

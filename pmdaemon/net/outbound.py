@@ -27,6 +27,7 @@ from pmdaemon.cycle import watermarks
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES
 from pmdaemon.cycle.schedule import Schedule
+from pmdaemon.cycle.turns import in_turn
 from pmdaemon.errors import WireError
 from pmdaemon.gateways import news
 from pmdaemon.gateways.peer import Peer, Sent
@@ -34,13 +35,17 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import BACKSTOP_S
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import AnnounceAgain, Hint, Post
+from pmdaemon.net.moving import Forward, Inherited, Ownership, PassedOn, ToOutbound
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame
+from pmdaemon.shards import shard_of
+from pmdaemon.wire import frame, poll
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
+MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
+_NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
 log = structlog.get_logger("outbound")
 
 
@@ -83,8 +88,10 @@ class Outbound:
         schedule: Schedule,
         *,
         hints: Handover[Hint],
-        registered: Handover[str],
+        registered: Handover[ToOutbound],
         counters: Counter[str],
+        book: ControlBook | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self._registry = registry
         self._mailbox = mailbox
@@ -94,35 +101,73 @@ class Outbound:
         self._registered = registered
         self._services_incarnation: object = None
         self._counters = counters
-        self._book = ControlBook()
-        self._poll = 0
+        self._book = book or ControlBook()
+        self._ownership = ownership or Ownership(0)
+        # Numbers of different pairs differ, so that a gateway that moves cannot confuse two polls.
+        self._poll = self._ownership.pair << 40
+        self.steps = 0
         self._orders: dict[str, list[tuple[Kind, bytes]]] = {}
         self._caps_leaving: dict[str, int] = {}
 
     def run(self, stop: Stop) -> None:
         """Work until the stop."""
-        sleeper = select.poll()
-        for source in (stop, self._registered, self._mailbox):
-            sleeper.register(source.fileno(), select.POLLIN)
+        sleeper = self.sleeper()
+        sleeper.register(stop.fileno(), select.POLLIN)
         while not stop.is_set():
             self.step()
-            if self._mailbox.prepare_sleep():
-                sleeper.poll(self._sleep_ms())
-                self._mailbox.awake()
+            self.sleep(sleeper)
+
+    def sleeper(self) -> select.poll:
+        """What this side's work is woken by."""
+        sleeper = select.poll()
+        for source in (self._registered, self._mailbox):
+            sleeper.register(source.fileno(), select.POLLIN)
+        return sleeper
+
+    def sleep(self, sleeper: select.poll) -> None:
+        """Until the next poll, the doorbell, or whatever else ``sleeper`` watches."""
+        if self._mailbox.prepare_sleep():
+            sleeper.poll(self._sleep_ms())
+            self._mailbox.awake()
 
     def step(self) -> None:
         """One round: mailbox, registrations, due polls, sends."""
-        for message in self._mailbox.take(MAX_MESSAGES):
-            self._obey(message.sender, message.payload)
-        now_ns = self._clock.monotonic_ns()
-        for gateway_id in self._registered.drain():
-            self._schedule.add(gateway_id, now_ns)
-            self._send_standing_orders(gateway_id)
-        due = self._schedule.take_due(now_ns) if self._registry.has_watermarks else []
-        for gateway_id in due:
+        self.steps += 1
+        self._take_mail()
+        for item in self._registered.drain():
+            self._welcome(item)
+        due = self._schedule.take_due(self._clock.monotonic_ns()) if self._registry.has_watermarks else []
+        # Few are served in the order of their times; many, after a pause, shard by shard.
+        for count, gateway_id in enumerate(due if len(due) <= MANY_DUE else in_turn(due, self._shard_of), 1):
             self._send(gateway_id, polled=True)
+            if count % MANY_DUE == 0:
+                self._take_mail()  # caps do not wait for thousands of polls
         for gateway_id in tuple(self._orders):
             self._send(gateway_id, polled=False)
+
+    def _shard_of(self, gateway_id: str) -> int:
+        gateway = self._registry.get(gateway_id)  # it knows, and need not be hashed again
+        return shard_of(gateway_id) if gateway is None else gateway.shard
+
+    def _take_mail(self) -> None:
+        for message in self._mailbox.take(MAX_MESSAGES):
+            self._obey(message.sender, message.payload)
+
+    def _welcome(self, item: ToOutbound) -> None:
+        """What the inbound thread has left for us."""
+        match item:
+            case PassedOn(sender, payload):
+                self._obey(sender, payload, passed_on=True)
+            case Inherited(gateway_id, caps):
+                if caps is not None:
+                    self._book.inherit(gateway_id, *caps)
+                self._begin(gateway_id)
+            case str():
+                self._begin(item)
+
+    def _begin(self, gateway_id: str) -> None:
+        self._schedule.add(gateway_id, self._clock.monotonic_ns())
+        self._send_standing_orders(gateway_id)
 
     def _sleep_ms(self) -> int:
         """Until the next poll, rounded up: waking a moment early would spin."""
@@ -134,7 +179,7 @@ class Outbound:
 
     # -- the mailbox
 
-    def _obey(self, sender: str, payload: bytes | memoryview) -> None:
+    def _obey(self, sender: str, payload: bytes | memoryview, passed_on: bool = False) -> None:
         """Carry out one message. A malformed one is a defect of ours: logged and dropped, nothing stops."""
         try:
             received = frame.decode(payload)
@@ -143,9 +188,28 @@ class Outbound:
                 raise WireError(f"kind {received.kind} is not for a pair")
             action(self, received.header)
             self._counters["orders"] += 1
+            if self._ownership.is_shared and received.kind in (Kind.SET_CAPS, Kind.DURABLE):
+                self._pass_on(sender, received, passed_on)
         except WireError as exc:
             self._counters["bad_orders"] += 1
             log.error("bad-message", sender=sender, error=str(exc))
+
+    def _pass_on(self, sender: str, received: frame.Frame, passed_on: bool) -> None:
+        """Orders and notices for gateways that belong to other pairs go there, once."""
+        header = received.header
+        if received.kind == Kind.SET_CAPS:
+            away = {shard_of(header["gw"]): header} if not self._ownership.is_mine(header["gw"]) else {}
+        else:
+            away = {}
+            for row in header["hw"]:
+                if self._registry.get(row[0]) is None and not self._ownership.is_mine(row[0]):
+                    notice = away.setdefault(shard_of(row[0]), {"inc": header["inc"], "hw": []})
+                    notice["hw"].append(row)
+        if passed_on:
+            self._counters["mail_dropped"] += len(away)
+            return
+        for shard, body in away.items():
+            self._hints.put(Forward(shard, sender, frame.encode(received.kind, body)))
 
     def _watermarks(self, header: dict[str, Any]) -> None:
         incarnation, notice = watermarks.parse(header)
@@ -203,25 +267,22 @@ class Outbound:
 
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
-        orders = self._orders.pop(gateway_id, [])
-        gen = self._caps_leaving.pop(gateway_id, None)
+        orders = self._orders.pop(gateway_id, _NONE) if self._orders else _NONE
+        gen = self._caps_leaving.pop(gateway_id, None) if self._caps_leaving else None
         gateway = self._registry.get(gateway_id)
         if gateway is None:
-            return  # ordered for a gateway of the future: the book keeps it
+            # Ordered for a gateway of the future (the book keeps it), or it has moved to another pair.
+            self._schedule.remove(gateway_id)
+            return
         now_ns = self._clock.monotonic_ns()
         asked = gateway.ask(self._poll + 1, now_ns) if polled else None
         conn: Peer | None
         if asked is not None:
             self._poll += 1
             conn, request = asked
-            header = {
-                "poll": self._poll,
-                "sent_ns": now_ns,
-                "ack": request.ack,
-                "from": request.start,
-                "lease": self._book.lease_is_fresh(now_ns),
-            }
-            orders = [*orders, (Kind.POLL, frame.encode(Kind.POLL, header))]
+            lease = self._book.lease_is_fresh(now_ns)
+            encoded = poll.encode(self._poll, now_ns, request.ack, request.start, lease)
+            orders = [*orders, (Kind.POLL, encoded)] if orders else [(Kind.POLL, encoded)]
         else:
             with gateway.lock:
                 conn = gateway.conn
@@ -235,6 +296,9 @@ class Outbound:
                 gateway.unask(self._poll)
         else:
             self._counters["writes"] += 1
+            self._counters["sent_bytes"] += (
+                len(orders[0][1]) if len(orders) == 1 else sum([len(data) for _, data in orders])
+            )
             self._counters["polls"] += asked is not None
             if gen is not None:
                 message = news.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())

@@ -4,9 +4,11 @@
     pm-out-<index>   net.outbound: takes from the mailbox, polls, sends
     pm-in-<index>    net.inbound: selects, receives, posts to the mailbox
     pm-ca-<index>    net.clerk: hands out certificates; with TLS only
+    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: net.unified
 
-What they share: the registry (its locks), two handovers, and counters. Each counter key is written by one
-thread only; the main thread merely reads them, so no lock is needed for a summary that is right to a unit.
+What they share: the registry (its locks), the book of orders, the map of shards, two handovers, and
+counters. Each counter key is written by one thread only; the main thread merely reads them, so no lock is
+needed for a summary that is right to a unit.
 
 If either thread dies, the process ends with status 70 and the parent starts another: its state is in the
 agents' spools and in dbmanager, nothing is lost with it.
@@ -14,9 +16,10 @@ agents' spools and in dbmanager, nothing is lost with it.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import resource
 import socket
+import time
 import uuid
 from collections import Counter
 from typing import Final
@@ -24,6 +27,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.config import PmFile
+from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.cycle.teller import Teller
@@ -37,8 +41,10 @@ from pmdaemon.net.clerk import open_clerk
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import Hint
 from pmdaemon.net.inbound import Inbound, Patience
+from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
-from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.net.unified import UnifiedCore
+from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire import frame
@@ -69,6 +75,21 @@ def attach_patiently(config: PmFile, name: str, stop: Stop, limit_s: float = ATT
             stop.wait(0.1)
 
 
+class BusyMeter:
+    """CPU time of this process by wall time between two looks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at_ns, self._cpu_ns = clock.monotonic_ns(), time.process_time_ns()
+
+    def ratio(self) -> float:
+        """Since the last look; above 1.0 when more than one CPU was used."""
+        at_ns, cpu_ns = self._clock.monotonic_ns(), time.process_time_ns()
+        ratio = (cpu_ns - self._cpu_ns) / max(at_ns - self._at_ns, 1)
+        self._at_ns, self._cpu_ns = at_ns, cpu_ns
+        return ratio
+
+
 class Pair:
     """Wires the parts of one pair together.
 
@@ -83,18 +104,22 @@ class Pair:
         clock = SystemClock()
         settings = config.pmdaemon
         self.index = index
-        self._control = control
+        self._is_unified = settings.pairs == "unified"
+        self._channel = handoff.Channel(control)
         self._mailbox = mailbox
         self.registry = Registry()
         self.in_counters: Counter[str] = Counter()
         self.out_counters: Counter[str] = Counter()
         self._hints: Handover[Hint] = Handover()
-        self._registered: Handover[str] = Handover()
         self.ca_counters: Counter[str] = Counter()
         tls = settings.tls
         self._clerk = (
             open_clerk(config.ca_dir, tls.lifetime_s, self._hints, self.ca_counters) if tls.enabled else None
         )
+        self._registered: Handover[ToOutbound] = Handover()
+        self.ownership = Ownership(index)
+        self._busy = BusyMeter(clock)
+        book = ControlBook()
         self._courier = Courier(mailbox, index, self.registry.rewind)
         self._schedule = Schedule(settings.interval_ns)
         reception = Reception(
@@ -102,9 +127,19 @@ class Pair:
             self._courier,
             clock,
             interval_us=settings.interval_ns // 1000,
-            on_registered=self._registered.put,
+            on_registered=lambda gateway_id: mover.registered(gateway_id),  # noqa: PLW0108  # made below
             counters=self.in_counters,
             desk=self._clerk,
+        )
+        mover = Mover(
+            self._channel,
+            self.ownership,
+            self.registry,
+            reception,
+            self._courier.post_cuts,
+            book,
+            self._registered,
+            self.in_counters,
         )
         teller = Teller(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
@@ -114,7 +149,7 @@ class Pair:
             clock,
             Patience.for_interval(settings.interval_ns),
             hints=self._hints,
-            arrivals=handoff.Receiver(control),
+            mover=mover,
             counters=self.in_counters,
             clerk=self._clerk,
             on_sweep=teller.tick,
@@ -127,13 +162,20 @@ class Pair:
             hints=self._hints,
             registered=self._registered,
             counters=self.out_counters,
+            book=book,
+            ownership=self.ownership,
         )
 
     def run(self, stop: Stop) -> int:
         """Serve until the stop; returns the exit status."""
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
-        threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
-        threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+        core = UnifiedCore(self.inbound, self.outbound) if self._is_unified else None
+        if core is not None:
+            threads.start(f"pm-core-{self.index}", lambda: core.run(stop))
+            threads.start(f"pm-in-{self.index}", lambda: core.run_inbound(stop))
+        else:
+            threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
+            threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
         if (clerk := self._clerk) is not None:
             threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
         seconds = 0
@@ -144,6 +186,8 @@ class Pair:
                 log.info("summary", **self.summary())
         threads.join()
         log.info("stopped", reason=stop.reason, **self.summary())
+        if core is not None:
+            core.close()
         self._hints.close()
         self._registered.close()
         if self._clerk is not None:
@@ -151,10 +195,35 @@ class Pair:
         return EX_SOFTWARE if threads.failed else 0
 
     def _report(self) -> None:
-        gateways = sum(gateway.conn is not None for gateway in self.registry.all())
-        values = handoff.Report(self.inbound.connections, gateways, self.inbound.t_ptmax.value_us)
-        with contextlib.suppress(OSError):  # the parent is gone: its pipe tells the same, and stops us
-            handoff.report(self._control, values)
+        shards = Counter(gateway.shard for gateway in self.registry.all() if gateway.conn is not None)
+        report = handoff.Report(
+            connections=self.inbound.connections,
+            gateways=shards.total(),
+            t_ptmax_us=self.inbound.t_ptmax.value_us,
+            busy_ratio=self._busy.ratio(),
+            shards=sorted(shards.items()),
+            steps={"inbound thread": self.inbound.steps, "outbound thread": self.outbound.steps},
+            metrics=self.metrics(),
+        )
+        self._channel.tell({"op": "report", **report._asdict()})
+
+    def metrics(self) -> dict[str, float]:
+        """What ``pmdaemon.metrics`` declares, of this process."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        figures = self._mailbox.stats()
+        conditions = Counter(gateway.condition.value for gateway in self.registry.all())
+        return {
+            **{name: float(value) for name, value in self.summary().items() if isinstance(value, int)},
+            **{f"gateways_{name}": float(count) for name, count in conditions.items()},
+            "received_bytes": float(self.inbound.received_bytes),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "resident_bytes": float(usage.ru_maxrss * 1024),
+            "shards": float(self.ownership.owners.count(self.index)),
+            "mailbox_posts": float(figures["posts"]),
+            "mailbox_full": float(figures["full"]),
+            "mailbox_takes": float(figures["takes"]),
+            "mailbox_fill_ratio": max(figures["ring_fill_ratio"].values(), default=0.0),
+        }
 
     def _refused(self) -> dict[str, int]:
         """What found no room, since the start."""
@@ -179,6 +248,7 @@ class Pair:
             "repeated_cuts": sum(record.repeated_cuts for record in records),
             "not_kept_cuts": sum(record.not_kept_cuts for record in records),
             "posted_cuts": courier.posted_cuts,
+            "posted_bytes": courier.posted_bytes,
             "refused_keeping": courier.refused_keeping,
             "dropped_live_cuts": courier.dropped_live_cuts,
             "dropped_news": courier.dropped_news,

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 from pmdaemon.errors import SlaError
 
+PEEK_BYTES: Final = 4096  # a ClientHello of OpenSSL is 300 to 1,500 bytes
 RECORD_BYTES: Final = 16_384  # the largest TLS record; OpenSSL hands out one a read
 _VERIFY_CODES: Final = {  # X509_V_ERR_* of OpenSSL
     9: "certificate-not-yet-valid",
@@ -102,18 +103,33 @@ def prepare(sock: socket.socket) -> None:
 class TlsTransport:
     """TLS over a connected socket, which it owns from now on.
 
+    Attributes:
+        has_begun: whether the handshake has; from then on the connection's state is in this process.
+
     Thread: ``handshake`` and ``recv_into`` belong to the receiving thread, ``send`` may be called by any.
 
     Raises:
         OSError: the peer is gone already; the socket is closed.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        server_name: str | None = None,
+    ) -> None:
         prepare(sock)
+        self.has_begun = False
         self._lock = threading.Lock()
         try:
             self._tls = context.wrap_socket(
-                sock, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=True
+                sock,
+                server_side=server_side,
+                do_handshake_on_connect=False,
+                suppress_ragged_eofs=True,
+                server_hostname=server_name,
             )
         except ValueError as exc:  # data of a connection that was reset before the handshake
             raise ConnectionResetError(104, str(exc)) from exc
@@ -128,6 +144,7 @@ class TlsTransport:
         Raises:
             HandshakeFailed: it cannot succeed any more.
         """
+        self.has_begun = True
         try:
             with self._lock:
                 self._tls.do_handshake()
@@ -138,6 +155,18 @@ class TlsTransport:
         except (OSError, ValueError) as exc:  # ValueError: never connected
             raise _failure(exc) from exc
         return None
+
+    def peek(self) -> bytes:
+        """What has arrived, left where it is; only before the handshake begins."""
+        try:
+            return socket.socket.recv(self._tls, PEEK_BYTES, socket.MSG_PEEK)
+        except OSError:  # nothing yet, or gone: the handshake will say so
+            return b""
+
+    def detach(self) -> int:
+        """Give the descriptor away; only before the handshake begins, while TLS has no state."""
+        assert not self.has_begun  # callers ask ``Connection.is_movable``
+        return self._tls.detach()
 
     def peer_der(self) -> bytes | None:
         """The peer's certificate, checked against the CA; None if it sent none."""

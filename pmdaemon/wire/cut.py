@@ -164,6 +164,9 @@ _KEYS: Final = ("t", "d", "n", "h", "m")
 _OPTIONAL: Final = {"tg": -1, "ts": 0, "gap": 0}
 _KNOWN: Final = frozenset((*_KEYS, *_OPTIONAL, "gw", "ep", "seq", "sch"))
 _ROW_BYTES: Final = len(COLUMNS) * 8
+_HIST_BYTES: Final = HIST_DTYPE.itemsize
+_MISSED_BYTES: Final = MISSED_DTYPE.itemsize
+_INTEGERS: Final = frozenset((int,))
 
 
 def identity(header: dict[str, Any]) -> tuple[str, int, int]:
@@ -194,6 +197,23 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
         raise BadCut("key 'gw' is not 16 bytes")
     if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or not 0 < seq < 1 << 63:
         raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
+    get = header.get
+    values = (get("t"), get("d"), get("n"), get("h"), get("m"), get("tg", 0), get("ts", 0), get("gap", 0))
+    # One look at all of them (the usual cut), and one by one only to say which is wrong.
+    if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
+        _check_one_by_one(header)
+    rows, hists, misses = header["n"], header["h"], header["m"]
+    if rows > MAX_ROWS:
+        raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
+    if get("sch", SCHEMA_ID) != SCHEMA_ID:
+        raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
+    need = rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES
+    if need > len(parsed.blob) or len(parsed.blob) - need >= 8:
+        raise BadCut(f"columns need {need} bytes, the blob has {len(parsed.blob)}")
+    return gateway, epoch, seq
+
+
+def _check_one_by_one(header: dict[str, Any]) -> None:
     for key in _KEYS:
         value = header.get(key)
         if type(value) is not int or not 0 <= value < 1 << 63:
@@ -201,14 +221,6 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     for key, default in _OPTIONAL.items():
         if type(value := header.get(key, default)) is not int or not -1 <= value < 1 << 63:
             raise BadCut(f"key {key!r} is {value!r}, expected an integer from -1 to 2^63 - 1")
-    if header["n"] > MAX_ROWS:
-        raise BadCut(f"{header['n']} rows, limit {MAX_ROWS}")
-    if header.get("sch", SCHEMA_ID) != SCHEMA_ID:
-        raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
-    need = header["n"] * _ROW_BYTES + header["h"] * HIST_DTYPE.itemsize + header["m"] * MISSED_DTYPE.itemsize
-    if need > len(parsed.blob) or len(parsed.blob) - need >= 8:
-        raise BadCut(f"columns need {need} bytes, the blob has {len(parsed.blob)}")
-    return gateway, epoch, seq
 
 
 def decode(source: frame.Frame | memoryview | bytes) -> Cut:

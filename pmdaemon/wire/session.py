@@ -30,7 +30,8 @@ Source: docs/formats/messages.md; DESIGN.md 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -55,12 +56,16 @@ class State(Enum):
     DRAINING = "draining"
     CLOSED = "closed"
 
+    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python, for every frame
+
 
 class Side(Enum):
     """Who speaks."""
 
     AGENT = "agent"
     DAEMON = "daemon"
+
+    __hash__ = object.__hash__  # as in State
 
 
 def _table() -> dict[tuple[State, Side, Kind], State]:
@@ -125,6 +130,16 @@ def negotiate(proto_min: int, proto_max: int) -> int:
     return chosen
 
 
+_WHILE_POLLING: Final = frozenset(
+    int(kind) for state, side, kind in TABLE if state is State.POLLING and side is Side.AGENT
+)
+
+
+def _then_raise(frames: list[Frame], error: WireError) -> Iterator[Frame]:
+    yield from frames
+    raise error
+
+
 class Session:
     """One side's view of one connection.
 
@@ -154,23 +169,54 @@ class Session:
         Raises:
             WireError: framing, size or state; close the connection with ``error_code``.
         """
+        if self.state is State.POLLING and self.side is Side.DAEMON:
+            return self._feed_polling(data)
+        return self._feed_steps(data)
+
+    def _feed_polling(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """Statistics, all the time: no frame of an agent changes the state or the limit any more."""
+        frames, error = self._reader.take(data)
+        for count, frame in enumerate(frames):
+            if frame.kind not in _WHILE_POLLING and frame.kind in WIRE_KINDS:
+                kind = Kind(frame.kind).name
+                error = ProtocolViolation(self.state.value, kind, self.allowed(self._peer))
+                del frames[count:]
+                break
+        return iter(frames) if error is None else _then_raise(frames, error)
+
+    def _feed_steps(self, data: bytes | memoryview) -> Generator[Frame, None, None]:
         if self.state in (State.DRAINING, State.CLOSED):
             return
-        for frame in self._reader.feed(data):
-            self._check(frame)
-            yield frame
-            if self.state in (State.DRAINING, State.CLOSED):
-                return
-            if self.state is not State.CONNECTED:
-                self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+        with closing(self._reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
+            for frame in frames:
+                self._check(frame)
+                yield frame
+                if self.state in (State.DRAINING, State.CLOSED):
+                    return
+                self._set_limit()
+
+    def _set_limit(self) -> None:
+        if self.state is not State.CONNECTED:
+            self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes that have arrived and were not yielded."""
+        return self._reader.pending
+
+    def resume(self, state: State, pending: bytes) -> None:
+        """Go on where a session in another process stopped."""
+        self.state = state
+        self._set_limit()
+        self._reader.resume(pending)
 
     def _check(self, frame: Frame) -> None:
-        if frame.kind not in WIRE_KINDS:
-            return
-        kind = Kind(frame.kind)
-        following = TABLE.get((self.state, self._peer, kind))
+        # Kinds are integers with the hash of one: no member has to be looked up for a frame that is right.
+        following = TABLE.get((self.state, self._peer, frame.kind))  # type: ignore[arg-type]
         if following is None:
-            raise ProtocolViolation(self.state.value, kind.name, self.allowed(self._peer))
+            if frame.kind not in WIRE_KINDS:
+                return
+            raise ProtocolViolation(self.state.value, Kind(frame.kind).name, self.allowed(self._peer))
         if self.side is Side.AGENT:
             self.state = following
 
@@ -185,6 +231,8 @@ class Session:
         Raises:
             ProtocolViolation: we may not send it now; a defect of ours, or a race with the session's end.
         """
+        if kind is Kind.POLL and self.state is State.POLLING:
+            return  # nearly every frame of ours
         following = TABLE.get((self.state, self.side, kind))
         if following is None:
             raise ProtocolViolation(self.state.value, f"our {kind.name}", self.allowed(self.side))

@@ -1,9 +1,16 @@
-"""Metrics of this part about itself, in Prometheus' text form (a registry of our own, no global state)."""
+"""Metrics of this part about itself, in Prometheus' text form (a registry of our own, no global state).
+
+Other parts write theirs to files ``*.prom`` in the runtime directory, whole and renamed, as
+``pmdaemon.metrics`` does each second; they are added as they are while they are fresh. A file that grows
+old says that its part is gone: its age is shown, its figures no more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
@@ -11,6 +18,9 @@ from prometheus_client.registry import Collector
 from pmdaemon.mailbox.figures import FILL_METRIC, METRICS, samples
 from sla_server.api.calls import Calls
 from sla_server.api.live import LiveView
+
+FRESH_S: Final = 15.0  # written each second; a scrape interval is 15 s by custom
+MOST_BYTES: Final = 4 << 20  # 256 pairs are some 600 KB
 
 
 class MailboxCollector(Collector):
@@ -34,9 +44,14 @@ class MailboxCollector(Collector):
 
 
 class Meters:
-    """Thread: any; prometheus_client locks inside."""
+    """Thread: any; prometheus_client locks inside.
+
+    Attributes:
+        folder: where other parts write their metrics; None while there is none.
+    """
 
     def __init__(self, live: LiveView, calls: Calls, mailbox: MailboxCollector | None = None) -> None:
+        self.folder: Path | None = None
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "sla_api_requests",
@@ -71,5 +86,25 @@ class Meters:
             self._registry.register(mailbox)
 
     def text(self) -> str:
-        """All metrics."""
-        return generate_latest(self._registry).decode()
+        """All metrics: ours, and the fresh files of the other parts."""
+        ages: list[str] = []
+        others: list[str] = []
+        for part, age_s, content in self._files():
+            ages.append(f'sla_metrics_age_seconds{{part="{part}"}} {age_s:.1f}\n')
+            others.append(content if age_s <= FRESH_S else "")
+        if ages:
+            head = (
+                "# HELP sla_metrics_age_seconds Since a part wrote its metrics; absent while it never has.\n"
+            )
+            ages.insert(0, head + "# TYPE sla_metrics_age_seconds gauge\n")
+        return "".join((generate_latest(self._registry).decode(), *ages, *others))
+
+    def _files(self) -> Iterator[tuple[str, float, str]]:
+        """(part, age in seconds, content) of each file; what vanishes meanwhile is left out."""
+        for path in sorted(self.folder.glob("*.prom")) if self.folder is not None else ():
+            try:
+                age_s = max(0.0, time.time() - path.stat().st_mtime)
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    yield path.stem, age_s, file.read(MOST_BYTES)
+            except OSError:
+                continue

@@ -70,6 +70,7 @@ class WebServer:
     def announce(self, runtime_dir: Path) -> None:
         """Make a one-time login address and write both files; clients may come from now on."""
         url = f"{self.address}login?code={self.parts.logins.issue(life_s=None)}"
+        self.parts.meters.folder = runtime_dir / "metrics"
         write_private(runtime_dir / "login.url", url + "\n")
         write_private(runtime_dir / "api.port", f"{self.port}\n")
         log.info("page-ready", address=self.address, sign_in_once=url)

@@ -152,12 +152,14 @@ def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
     assert batch.fits(len(large))
     batch.add(large, GATEWAY, 2**62, -(2**62), False, 0)
     assert not batch.fits(1)
-    batch.take()
+    assert len(frame.decode(batch.take()[0].message).blob) == len(large)
     for _ in range(BATCH_CUTS):
         assert batch.fits(8)
         batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
     assert not batch.fits(8)
-    message, gateway_ids = batch.take()
-    assert frame.decode(message).header["n"] == BATCH_CUTS
-    assert gateway_ids == {GATEWAY}
+    (letter,) = batch.take()
+    assert letter.keep
+    assert letter.judge
+    assert frame.decode(letter.message).header["n"] == BATCH_CUTS
+    assert letter.gateway_ids == {GATEWAY}
     assert len(batch) == 0

@@ -1,7 +1,8 @@
-"""Descriptors to the pair, reports to the parent, and hand-overs between threads."""
+"""The channel between parent and pair, and hand-overs between threads."""
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 
@@ -9,70 +10,132 @@ import pytest
 
 from pmdaemon.errors import PeerGone
 from pmdaemon.net import handoff
+from pmdaemon.net.handoff import Channel
 from pmdaemon.net.handover import Handover
 
 
-def test_a_moved_socket_works_with_bytes_that_were_already_there() -> None:
+def ends() -> tuple[Channel, Channel]:
     parent, pair = handoff.make()
+    return Channel(parent), Channel(pair)
+
+
+def test_a_moved_socket_works_with_bytes_that_were_already_there() -> None:
+    parent, pair = ends()
     near, far = socket.socketpair()
     far.sendall(b"sent before the move")
-    assert handoff.offer(parent, near, "127.0.0.1:5000")
+    assert parent.offer({"op": "new", "address": "127.0.0.1:5000"}, near)
     near.close()
-    receiver = handoff.Receiver(pair)
-    ((moved, address),) = receiver.take()
-    assert address == "127.0.0.1:5000"
+    (parcel,) = pair.take()
+    assert parcel.header == {"op": "new", "address": "127.0.0.1:5000"}
+    moved = parcel.take_socket()
     assert moved.recv(100) == b"sent before the move"
     moved.sendall(b"answer")
     assert far.recv(100) == b"answer"
-    assert receiver.take() == []
+    assert pair.take() == []
     assert not moved.get_inheritable()
     parent.close()
     with pytest.raises(PeerGone):
-        receiver.take()
+        pair.take()
     for item in (pair, far, moved):
         item.close()
 
 
-def test_sockets_before_the_end_of_the_stream_are_served_first() -> None:
-    parent, pair = handoff.make()
+def test_a_state_of_any_size_travels_with_its_socket() -> None:
+    parent, pair = ends()
     near, far = socket.socketpair()
-    handoff.offer(parent, near, "a")
+    data = os.urandom(3 << 20)
+    pair.send({"op": "moved", "shard": 3}, [os.dup(near.fileno()), handoff.state_file(data)])
+    (parcel,) = parent.take()
+    assert parcel.take_state() == data
+    with parcel.take_socket() as moved:
+        moved.sendall(b"x")
+        assert far.recv(1) == b"x"
+    assert parcel.descriptors == []
+    for item in (parent, pair, near, far):
+        item.close()
+
+
+def test_what_finds_no_room_waits_in_order_and_closes_its_descriptors() -> None:
+    parent, pair = ends()
+    near, far = socket.socketpair()
+    count = 0
+    while not parent.waiting:
+        parent.send({"op": "mail", "n": count}, [os.dup(near.fileno())])
+        count += 1
+        assert count < 100_000
+    near.close()
+    assert not parent.offer({"op": "new"}, far)  # a new connection does not overtake
+    got: list[int] = []
+    while len(got) < count:
+        for parcel in pair.take():
+            got.append(parcel.header["n"])
+            parcel.close()
+        parent.flush()
+    assert got == list(range(count))
+    assert not parent.waiting
+    assert far.recv(1) == b""  # every copy was closed
+    for item in (parent, pair, far):
+        item.close()
+
+
+def test_closing_an_end_closes_what_waits() -> None:
+    parent, pair = ends()
+    near, far = socket.socketpair()
+    while not parent.waiting:
+        parent.send({"op": "mail"}, [os.dup(near.fileno())])
+    near.close()
     parent.close()
-    receiver = handoff.Receiver(pair)
-    ((moved, _),) = receiver.take()
+    pair.close()
+    assert far.recv(1) == b""
+    far.close()
+
+
+def test_messages_before_the_end_of_the_stream_are_served_first() -> None:
+    parent, pair = ends()
+    near, far = socket.socketpair()
+    assert parent.offer({"op": "new"}, near)
+    parent.close()
+    (parcel,) = pair.take()
+    parcel.close()
     with pytest.raises(PeerGone):
-        receiver.take()
-    for item in (pair, near, far, moved):
+        pair.take()
+    for item in (pair, near, far):
         item.close()
 
 
 def test_a_pair_that_does_not_take_refuses_and_nothing_blocks() -> None:
-    parent, pair = handoff.make()
+    parent, pair = ends()
     near, far = socket.socketpair()
     offers = 0
-    while handoff.offer(parent, near, "x"):
+    while parent.offer({"op": "new"}, near):
         offers += 1
         assert offers < 100_000
     assert offers > 0
     pair.close()
-    assert not handoff.offer(parent, near, "x")
+    assert not parent.offer({"op": "new"}, near)
     for item in (parent, near, far):
         item.close()
 
 
-def test_reports() -> None:
-    parent, pair = handoff.make()
-    assert handoff.take_reports(parent) == []
-    handoff.report(pair, handoff.Report(3, 2, 123.5))
-    handoff.report(pair, handoff.Report(4, 3, 100.0))
-    assert handoff.take_reports(parent) == [handoff.Report(3, 2, 123.5), handoff.Report(4, 3, 100.0)]
+def test_reports_are_dropped_when_nobody_reads() -> None:
+    parent, pair = ends()
+    report = handoff.Report(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
+    pair.tell({"op": "report", **report._asdict()})
+    (parcel,) = parent.take()
+    header = dict(parcel.header)
+    assert header.pop("op") == "report"
+    assert handoff.Report(**header) == report
     for _ in range(100_000):
-        handoff.report(pair, handoff.Report(4, 3, 100.0))  # nobody reads: dropped, no error, no wait
+        pair.tell({"op": "report"})  # no error, no wait
         if not select.select([], [pair], [], 0)[1]:
             break
+    assert not pair.waiting
     pair.close()
-    with pytest.raises(PeerGone):
-        handoff.take_reports(parent)
+    while True:
+        try:
+            parent.take()
+        except PeerGone:
+            break
     parent.close()
 
 

@@ -18,7 +18,8 @@ from pmdaemon.gateways.registration import Registration
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import HANDSHAKE_NS, Hint, Inbound, Patience
-from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.moving import ToOutbound
+from pmdaemon.net.outbound import MANY_DUE, Outbound
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import FLAG_LIVE, Frame
@@ -47,7 +48,7 @@ class Bench:
         self.registry = Registry()
         self.counters: Counter[str] = Counter()
         self.hints: Handover[Hint] = Handover()
-        self.registered: Handover[str] = Handover()
+        self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(self.box, 0, self.registry.rewind)
         reception = Reception(
             self.registry,
@@ -64,7 +65,7 @@ class Bench:
             self.clock,
             Patience.for_interval(SECOND),
             hints=self.hints,
-            arrivals=None,
+            mover=None,
             counters=self.counters,
             thread_time_ns=lambda: 0,
         )
@@ -380,6 +381,42 @@ def test_orders_for_a_gateway_that_is_not_there_wait_for_it(bench: Bench) -> Non
     agent = bench.up()
     assert [item.kind for item in bench.heard(agent)] == [Kind.THRESHOLDS, Kind.CAPS]
     assert bench.box.to("services", Kind.CAPS_STATE)[-1].header["gen"] == 4
+
+
+def test_a_late_reply_is_kept_and_counted_and_shifts_nothing(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(1.0)
+    (poll,) = bench.polls(agent)
+    sent_ns = poll.header["sent_ns"]
+    bench.pass_time(1.5)  # later than the interval, earlier than stalled
+    assert bench.counters["late_replies"] == 0
+    agent.answer(poll)
+    bench.step()
+    assert bench.counters["late_replies"] == 1
+    assert bench.counters["replies"] == 1
+    bench.pass_time(1.0)
+    assert bench.box.cuts_to("dbmanager") == [(1, False)]
+    (following,) = bench.polls(agent)
+    # On its phase, a whole number of intervals later, whatever the late one did.
+    assert round((following.header["sent_ns"] - sent_ns) / SECOND, 1) % 1.0 == 0
+    agent.answer(following)
+    bench.step()
+    assert bench.counters["late_replies"] == 1
+
+
+def test_many_due_are_served_shard_by_shard_and_mail_does_not_wait_for_all(bench: Bench) -> None:
+    bench.marks()
+    names = [f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{index:04}" for index in range(3 * MANY_DUE)]
+    agents = {name: bench.up(name) for name in names}
+    bench.clock.advance(5)  # the process slept: all are due at once
+    taken: list[int] = []
+    take = bench.box.take
+    sent = bench.counters
+    bench.box.take = lambda *limits: taken.append(sent["polls"]) or take(*limits)  # type: ignore[method-assign]
+    bench.outbound.step()
+    assert [count - taken[0] for count in taken] == [0, MANY_DUE, 2 * MANY_DUE, 3 * MANY_DUE]
+    assert all(len(bench.polls(agent)) == 1 for agent in agents.values())
 
 
 def test_stalled_then_recovered(bench: Bench) -> None:

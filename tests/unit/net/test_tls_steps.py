@@ -99,7 +99,7 @@ class Bench:
             self.clock,
             Patience.for_interval(SECOND),
             hints=self.hints,
-            arrivals=None,
+            mover=None,
             counters=self.counters,
             clerk=self.clerk,
             thread_time_ns=lambda: 0,

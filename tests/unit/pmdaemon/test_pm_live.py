@@ -145,8 +145,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.close()
 
 
-def test_whole_session(server: Server) -> None:
-    port = server.start()
+@pytest.mark.parametrize("settings", [{}, {"pairs": "unified"}], ids=["pair", "unified"])
+def test_whole_session(server: Server, settings: dict[str, Any]) -> None:
+    port = server.start(**settings)
     agent = Agent.dial(port)
     agent.register()
     up = server.state(agent.gateway_id, "up")
