@@ -26,6 +26,7 @@ from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.watermarks import Notice
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
@@ -35,7 +36,7 @@ from pmdaemon.net.outbound import Outbound
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame, poll
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MIB = 1 << 20
@@ -190,18 +191,25 @@ class ProductWork:
         rig = self._rig
         rig.polls += 1
         now_ns = time.monotonic_ns()
-        asked = self._gateway.ask(rig.polls, now_ns)
+        asked = self._gateway.ask(rig.polls, now_ns, True)
         assert asked is not None  # the round before is complete
         self._conn.session.sending(Kind.POLL)
-        return poll.encode(rig.polls, now_ns, asked[1].ack, asked[1].start, True)
+        return asked[1]
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Session table, reception, courier, as inbound does."""
-        conn, done = self._conn, False
+        conn, done, usual = self._conn, False, self._rig.reception.usual
         conn.last_received_ns = time.monotonic_ns()
-        for received in conn.session.feed(data):
+        view = memoryview(data)
+        if usual.take(conn, view):
+            return True
+        messages = 0
+        for received in conn.session.feed(view):
+            messages += 1
             self._rig.reception.handle(conn, received)
             done = done or received.kind == Kind.REPLY
+        if usual.has_lesson and messages == FRAMES:
+            usual.learn(view)
         return done
 
 

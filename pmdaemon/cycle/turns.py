@@ -10,7 +10,6 @@ Pure; no clock. Source: P11.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -19,13 +18,17 @@ SHARE: Final = 8  # gateways of a shard in one turn: some 100 us, a hundredth of
 
 def in_turn(gateways: Iterable[str], shard_of: Callable[[str], int], share: int = SHARE) -> Iterator[str]:
     """Every gateway once, shards in the order of their first gateway, ``share`` of a shard in a turn."""
-    queues: dict[int, deque[str]] = {}
+    queues: dict[int, list[str]] = {}
     for gateway_id in gateways:
-        queues.setdefault(shard_of(gateway_id), deque()).append(gateway_id)
-    waiting = deque(queues.values())
+        shard = shard_of(gateway_id)
+        if (queue := queues.get(shard)) is None:
+            queues[shard] = [gateway_id]
+        else:
+            queue.append(gateway_id)
+    served = 0
+    waiting = list(queues.values())
     while waiting:
-        queue = waiting.popleft()
-        for _ in range(min(share, len(queue))):
-            yield queue.popleft()
-        if queue:
-            waiting.append(queue)
+        for queue in waiting:
+            yield from queue[served : served + share]
+        served += share
+        waiting = [queue for queue in waiting if len(queue) > served]

@@ -39,12 +39,14 @@ from pmdaemon.net.moving import Forward, Inherited, Ownership, PassedOn, ToOutbo
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.shards import shard_of
-from pmdaemon.wire import frame, poll
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
+_POLL: Final = Kind.POLL
+_GONE: Final = Sent.GONE
 _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
 log = structlog.get_logger("outbound")
 
@@ -139,7 +141,10 @@ class Outbound:
         due = self._schedule.take_due(self._clock.monotonic_ns()) if self._registry.has_watermarks else []
         # Few are served in the order of their times; many, after a pause, shard by shard.
         for count, gateway_id in enumerate(due if len(due) <= MANY_DUE else in_turn(due, self._shard_of), 1):
-            self._send(gateway_id, polled=True)
+            if self._orders:
+                self._send(gateway_id, polled=True)
+            else:
+                self._send_poll(gateway_id)
             if count % MANY_DUE == 0:
                 self._take_mail()  # caps do not wait for thousands of polls
         for gateway_id in tuple(self._orders):
@@ -265,23 +270,39 @@ class Outbound:
         if orders:
             self._orders[gateway_id] = orders
 
+    def _send_poll(self, gateway_id: str) -> None:
+        """A poll and nothing else, as ``_send`` would: nearly all there is to send."""
+        gateway, now_ns = self._registry.get(gateway_id), self._clock.monotonic_ns()
+        number = self._poll + 1
+        asked = gateway.ask(number, now_ns, self._book.lease_is_fresh(now_ns)) if gateway is not None else None
+        if gateway is None or asked is None:
+            self._send(gateway_id, polled=True)  # says why not
+            return
+        self._poll = number
+        conn, encoded = asked
+        if conn.send((_POLL, encoded)) is _GONE:
+            gateway.unask(number)
+            return
+        counters = self._counters
+        counters["writes"] += 1
+        counters["polls"] += 1
+        counters["sent_bytes"] += len(encoded)
+
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
-        orders = self._orders.pop(gateway_id, _NONE) if self._orders else _NONE
-        gen = self._caps_leaving.pop(gateway_id, None) if self._caps_leaving else None
+        orders = self._orders.pop(gateway_id, _NONE)
+        gen = self._caps_leaving.pop(gateway_id, None)
         gateway = self._registry.get(gateway_id)
         if gateway is None:
             # Ordered for a gateway of the future (the book keeps it), or it has moved to another pair.
             self._schedule.remove(gateway_id)
             return
         now_ns = self._clock.monotonic_ns()
-        asked = gateway.ask(self._poll + 1, now_ns) if polled else None
+        asked = gateway.ask(self._poll + 1, now_ns, self._book.lease_is_fresh(now_ns)) if polled else None
         conn: Peer | None
         if asked is not None:
             self._poll += 1
-            conn, request = asked
-            lease = self._book.lease_is_fresh(now_ns)
-            encoded = poll.encode(self._poll, now_ns, request.ack, request.start, lease)
+            conn, encoded = asked
             orders = [*orders, (Kind.POLL, encoded)] if orders else [(Kind.POLL, encoded)]
         else:
             with gateway.lock:
@@ -296,9 +317,7 @@ class Outbound:
                 gateway.unask(self._poll)
         else:
             self._counters["writes"] += 1
-            self._counters["sent_bytes"] += (
-                len(orders[0][1]) if len(orders) == 1 else sum([len(data) for _, data in orders])
-            )
+            self._counters["sent_bytes"] += sum([len(data) for _, data in orders])
             self._counters["polls"] += asked is not None
             if gen is not None:
                 message = news.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())
