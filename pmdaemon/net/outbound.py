@@ -19,6 +19,8 @@ from __future__ import annotations
 import select
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import structlog
@@ -30,6 +32,7 @@ from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.cycle.turns import in_turn
 from pmdaemon.errors import WireError
 from pmdaemon.gateways import news
+from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Peer, Sent
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import BACKSTOP_S
@@ -47,6 +50,7 @@ MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _POLL: Final = Kind.POLL
 _GONE: Final = Sent.GONE
+_SHARD: Final = attrgetter("shard")
 _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
 log = structlog.get_logger("outbound")
 
@@ -139,20 +143,35 @@ class Outbound:
         for item in self._registered.drain():
             self._welcome(item)
         due = self._schedule.take_due(self._clock.monotonic_ns()) if self._registry.has_watermarks else []
-        # Few are served in the order of their times; many, after a pause, shard by shard.
-        for count, gateway_id in enumerate(due if len(due) <= MANY_DUE else in_turn(due, self._shard_of), 1):
-            if self._orders:
-                self._send(gateway_id, polled=True)
-            else:
-                self._send_poll(gateway_id)
-            if count % MANY_DUE == 0:
-                self._take_mail()  # caps do not wait for thousands of polls
+        if due:
+            self._send_polls(due)
         for gateway_id in tuple(self._orders):
             self._send(gateway_id, polled=False)
 
-    def _shard_of(self, gateway_id: str) -> int:
-        gateway = self._registry.get(gateway_id)  # it knows, and need not be hashed again
-        return shard_of(gateway_id) if gateway is None else gateway.shard
+    def _send_polls(self, due: list[str]) -> None:
+        """Poll all these; few in the order of their times, many, after a pause, shard by shard."""
+        gateways = [gateway for gateway in map(self._registry.get, due) if gateway is not None]
+        if len(gateways) < len(due):  # some have moved to another pair
+            for gateway_id in due:
+                if self._registry.get(gateway_id) is None:
+                    self._schedule.remove(gateway_id)
+        ordered = iter(gateways if len(due) <= MANY_DUE else in_turn(gateways, _SHARD))
+        while some := list(islice(ordered, MANY_DUE)):
+            self._poll_some(some)
+            if len(some) == MANY_DUE:
+                self._take_mail()  # caps do not wait for thousands of polls
+
+    def _poll_some(self, gateways: list[Gateway]) -> None:
+        polls = sent_bytes = 0
+        for gateway in gateways:
+            if self._orders:
+                self._send(gateway.gateway_id, polled=True)
+            elif size := self._send_poll(gateway):
+                polls += 1
+                sent_bytes += size
+        self._counters["polls"] += polls
+        self._counters["writes"] += polls
+        self._counters["sent_bytes"] += sent_bytes
 
     def _take_mail(self) -> None:
         for message in self._mailbox.take(MAX_MESSAGES):
@@ -270,23 +289,20 @@ class Outbound:
         if orders:
             self._orders[gateway_id] = orders
 
-    def _send_poll(self, gateway_id: str) -> None:
-        """A poll and nothing else, as ``_send`` would: nearly all there is to send."""
-        gateway, now_ns = self._registry.get(gateway_id), self._clock.monotonic_ns()
-        number = self._poll + 1
-        asked = gateway.ask(number, now_ns, self._book.lease_is_fresh(now_ns)) if gateway is not None else None
-        if gateway is None or asked is None:
-            self._send(gateway_id, polled=True)  # says why not
-            return
+    def _send_poll(self, gateway: Gateway) -> int:
+        """A poll and nothing else, nearly all there is to send: its size, 0 if it did not leave."""
+        now_ns, number = self._clock.monotonic_ns(), self._poll + 1
+        asked = gateway.ask(number, now_ns, self._book.lease_is_fresh(now_ns))
+        if asked is None:
+            is_up = gateway.conn is not None
+            self._counters["polls_skipped" if is_up else "polls_without_session"] += 1
+            return 0
         self._poll = number
         conn, encoded = asked
-        if conn.send((_POLL, encoded)) is _GONE:
-            gateway.unask(number)
-            return
-        counters = self._counters
-        counters["writes"] += 1
-        counters["polls"] += 1
-        counters["sent_bytes"] += len(encoded)
+        if conn.send((_POLL, encoded)) is not _GONE:
+            return len(encoded)
+        gateway.unask(number)
+        return 0
 
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
