@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.polling import ours, payload
-from benchmarks.polling.peers import LEAN, PEERS, End, LeanWork, Timed, Works
+from benchmarks.polling.peers import LEAN, PEERS, WARM_ROUNDS, End, LeanWork, Timed, Works
 from pmdaemon.runtime import logs
 
 LEAST_ROUNDS = 4
-WARM_ROUNDS = 2
 UNPACED = b"reno"  # bbr, some machines' default, spreads small answers by timers: its pauses would be measured
 
 

@@ -21,7 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.polling.peers import GoOn, Sockets, Timed
+from benchmarks.polling import payload
+from benchmarks.polling.peers import WARM_ROUNDS, GoOn, Sockets, Timed
+from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.watermarks import Notice
 from pmdaemon.gateways.reception import Reception
@@ -131,7 +133,8 @@ class Rig:
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(mailbox, 0, self.registry.rewind)
-        self.polls = 0
+        self.book = ControlBook()
+        self.polls = self.sent_bytes = 0
         self.reception = reception = Reception(
             self.registry,
             self.courier,
@@ -158,6 +161,7 @@ class Rig:
             hints=self.hints,
             registered=self.registered,
             counters=Counter(),
+            book=self.book,
         )
 
     def register(self, sockets: Sockets) -> None:
@@ -191,9 +195,10 @@ class ProductWork:
         rig = self._rig
         rig.polls += 1
         now_ns = time.monotonic_ns()
-        asked = self._gateway.ask(rig.polls, now_ns, True)
+        asked = self._gateway.ask(rig.polls, now_ns, rig.book.lease_is_fresh(now_ns))
         assert asked is not None  # the round before is complete
         self._conn.session.sending(Kind.POLL)
+        rig.sent_bytes += len(asked[1])
         return asked[1]
 
     def feed(self, data: bytes | memoryview) -> bool:
@@ -335,8 +340,11 @@ def mailbox_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
     """The pair with the real mailbox, and a process that takes and acknowledges."""
     with tempfile.TemporaryDirectory(prefix="sla-poll-", dir="/dev/shm") as folder:
         path = Path(folder) / "main.mbx"
+        # The warm-up fills it once: like the C loop's sink, no page of it is touched for the first time later.
+        warm_bytes = WARM_ROUNDS * len(sockets) * len(payload.cut_template())
+        ring_bytes = (warm_bytes // MIB + 1) * MIB
         routes = (
-            *(Route("pair-0", name, 64 * MIB) for name in ("services", "dbmanager")),
+            *(Route("pair-0", name, ring_bytes) for name in ("services", "dbmanager")),
             *(Route(name, "pair-0", MIB) for name in ("services", "dbmanager")),
         )
         names = ("services", "dbmanager", "pair-0")

@@ -232,8 +232,11 @@ class Record:
         if position is None or seq <= position.ack:
             return
         position.ack = seq
-        position.received = max(position.received, seq)
-        behind = position.is_behind or any(item.is_behind for item in self._epochs.values())
+        if seq > position.received:
+            position.received = seq
+        behind = position.received > seq and position.received > position.floor
+        if not behind and position is not self._sole:
+            behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
 
     def lags(self, now_ns: int) -> bool:
