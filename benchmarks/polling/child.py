@@ -103,7 +103,9 @@ def run(
         for sock in sockets:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         meter = Meter(seconds)
-        if variant in ours.FORMS:
+        if variant == ours.STALLED:
+            times = ours.stalled_pair(sockets, stalled, meter.go_on)
+        elif variant in ours.FORMS:
             times = ours.FORMS[variant](sockets, stalled, meter.go_on)
         else:
             name = variant.removesuffix(LEAN)

@@ -93,16 +93,18 @@ class Rounds:
     def __init__(self) -> None:
         self.gateways: list[str] = []
         self.wanted = False
+        self.left_out: frozenset[str] = frozenset()
 
     def add(self, gateway_id: str, _now_ns: int) -> None:
         """Poll it in each round."""
         self.gateways.append(gateway_id)
 
     def take_due(self, _now_ns: int) -> list[str]:
-        """All, if a round was asked for."""
-        due = self.gateways if self.wanted else []
+        """All but those left out, if a round was asked for."""
+        if not self.wanted:
+            return []
         self.wanted = False
-        return due
+        return [name for name in self.gateways if name not in self.left_out]
 
     def remove(self, _gateway_id: str) -> None:
         """Gateways stay."""
@@ -313,6 +315,26 @@ def unified(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
     return times
 
 
+def stalled_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
+    """``memory_pair``; in each second round the stalled gateways, which never answer, are polled as well.
+
+    As in the product once they are called stalled: their last poll does not keep them from being polled.
+    """
+    rig = Rig(MemorySink())
+    rig.register(sockets)
+    ids = frozenset(payload.gateway_id(index) for index in range(len(sockets) - stalled, len(sockets)))
+
+    def next_round(times: Timed) -> bool:
+        rig.schedule.left_out = ids if len(times) % 2 else frozenset()
+        for gateway_id in ids:
+            gateway = rig.registry.get(gateway_id)
+            assert gateway is not None  # all have registered
+            gateway.awaiting_since_ns = None
+        return go_on(times)
+
+    return _pair_rounds(rig, len(sockets) - stalled, next_round)
+
+
 T_PTMAX: list[float] = []
 """Of the last run of ``memory_pair``: CPU us a message of the inbound thread, median and longest."""
 
@@ -372,3 +394,4 @@ def accept_all(listener: socket.socket, count: int) -> Sockets:
 
 
 FORMS = {"pair": memory_pair, "pair-mailbox": mailbox_pair, "unified": unified}
+STALLED = "stalled"

@@ -2,8 +2,8 @@
 
 Nearly every read of a healthy fleet is one CUT that follows the last one, and its REPLY. For these two
 frames this module does what ``wire.session`` and ``gateways.reception`` would do, with the same effect on
-the same objects, but recognises both headers by their ``wire.shape`` instead of decoding them and accounts
-for both in one go. It looks before it touches: whatever is not as usual (a frame split over two reads, an
+the same objects, but recognises them by their ``wire.shape`` instead of decoding them and accounts for both in
+one go. It looks before it touches: whatever is not as usual (a frame split over two reads, an
 earlier or LIVE cut, several epochs, a rewind under way, a stalled gateway, anything malformed) is left as
 it is for the long way, which alone decides what is wrong with it. The long way's result teaches the shapes.
 
@@ -21,8 +21,7 @@ from pmdaemon.cycle.courier import Courier
 from pmdaemon.gateways.gateway import Condition
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import cut, frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire import cut
 from pmdaemon.wire.shape import Shapes
 
 FRAMES: Final = 2  # of a usual answer
@@ -42,8 +41,7 @@ class UsualAnswers:
         self._clock = clock
         self._interval_ns = interval_us * 1000
         self._counters = counters
-        self._cuts = Shapes(("gw", "ep", "seq", "n", "h", "m"), free_keys=("ep",))
-        self._replies = Shapes(("poll", "wall_us", "dropped"))
+        self._shapes = Shapes()
         self._unknown = 0
         self.has_lesson = False
 
@@ -52,19 +50,14 @@ class UsualAnswers:
         gateway = conn.gateway
         if gateway is None or gateway.condition is not _UP or not conn.session.is_between_answers():
             return False
-        end = len(data)
-        a_cut = self._cuts.match(data, 0, end)
-        a_reply = self._replies.match(data, a_cut[0], end) if a_cut is not None else None
-        if a_cut is None or a_reply is None:
+        match = self._shapes.match(data)
+        if match is None:
             self._unknown += 1
             self.has_lesson = self._unknown % LESSONS_AT == 1
             return False
-        cut_bytes, shape = a_cut
-        id_bytes, epoch, seq, rows, hists, misses = shape.read(data, 0)
-        poll, wall_us, dropped = a_reply[1].read(data, cut_bytes)
-        if cut_bytes + a_reply[0] != end or id_bytes != gateway.id_bytes:
-            return False
-        if not cut.fits(rows, hists, misses, cut_bytes - shape.least_bytes):
+        cut_bytes, blob_bytes, values = match
+        id_bytes, epoch, seq, rows, hists, misses, poll, wall_us, dropped = values
+        if id_bytes != gateway.id_bytes or not cut.fits(rows, hists, misses, blob_bytes):
             return False
         now_ns = conn.last_received_ns
         with gateway.lock:
@@ -86,7 +79,4 @@ class UsualAnswers:
     def learn(self, data: memoryview) -> None:
         """Learn from a read of unknown shape that the long way has accepted: ``FRAMES`` frames."""
         self.has_lesson = False
-        for raw in frame.split(data):
-            kind = frame.decode(raw).kind
-            if kind in (Kind.CUT, Kind.REPLY):
-                (self._cuts if kind == Kind.CUT else self._replies).learn(raw)
+        self._shapes.learn(data)

@@ -1,20 +1,20 @@
-"""Frames that differ in their numbers only: recognised by one mask, read by one ``struct`` call.
+"""Answers that differ in their numbers only: recognised by one mask, read by one ``struct`` call.
 
-CUT and REPLY are made by one program from one pattern: of two of them, only the bytes that hold numbers
-differ (and the blob), as long as no number outgrows its msgpack width. A ``Shape`` is *learned* from the head
-(prefix and header) of a frame that was decoded and accepted:
+The usual answer is a CUT and its REPLY in one read. Both are made by one program from one pattern: of two
+answers only the bytes that hold numbers differ (and the blob), as long as no number outgrows its msgpack
+width. A ``Shape`` is *learned* from an answer that was decoded and accepted. It looks at the CUT's head (prefix
+and header) and the REPLY together, as if the blob between them were not there:
 
-    head        1c 25 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 01 2c a1 't' cf 00 05 ...
-    mask        00 00 00 00 ff ff ff ff ff ff  ff  ff  ff ff 00 00 ff  ff ff 80 00 ...  numbers are free
-    pattern     00 00 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 00 00 a1 't' cf 00 00 ...  head under the mask
-    fields                                                   H                          what is asked for
+    answer      1c 25 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 01 2c a1 't' cf 00 05 ...  60 00 00 00 59 00 05 ...
+    mask        00 00 00 00 ff ff ff ff ff ff  ff  ff  ff ff 00 00 ff  ff ff 80 00 ...  ff ff ff ff ff ff ff ...
+    pattern     00 00 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 00 00 a1 't' cf 00 00 ...  60 00 00 00 59 00 05 ...
+    fields                                                   H                          (what is asked for)
 
-A head whose bytes under the mask are the pattern is of the same kind, with the same keys in the same order
-and numbers of the same types, so decoding it would have given the same map with other numbers. The highest bit of a number of
-8 bytes is not free: what is accepted is below 2^63 (``free_keys`` are exempt). Everything that is not an
-unsigned number, 16 bytes of identity or a list of numbers must be as it was when learned.
-
-A head of another shape (longer numbers, an older agent) is nobody's fault: it is decoded the usual way.
+An answer whose bytes under the mask are the pattern has frames of the same kinds, with the same keys in the
+same order and numbers of the same types, so decoding it would have given the same maps with other numbers.
+The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt).
+Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
+learned. An answer of another shape (longer numbers, an older agent) is nobody's fault: it is decoded.
 
 Pure; no clock, no sockets. Source: P10 (work for one gateway is short); notes/polling.md.
 """
@@ -22,14 +22,19 @@ Pure; no clock, no sockets. Source: P10 (work for one gateway is short); notes/p
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from pmdaemon.wire.frame import PREFIX, decode
+from pmdaemon.wire.frame import PREFIX, decode, split
+from pmdaemon.wire.kinds import Kind
 
 SHAPES_A_SIZE: Final = 4  # of equal size are, say, a cut with a long seq and one with a long histogram
+CUT_KEYS: Final = ("gw", "ep", "seq", "n", "h", "m")
+REPLY_KEYS: Final = ("poll", "wall_us", "dropped")
+FREE_KEYS: Final = ("ep",)  # random numbers of 64 bits
 _NUMBER_CODES: Final = {0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"}
 _from_bytes = int.from_bytes
+_LEAST: Final = 2 * PREFIX.size
 _BIN_16: Final = b"\xc4\x10"
 _FREE: Final = {"B": b"\0", "H": b"\0\0", "I": bytes(4), "Q": b"\x80" + bytes(7)}
 
@@ -41,13 +46,12 @@ class _Unlearnable(Exception):
 class _Learner:
     """Walks one msgpack map behind a frame's prefix and notes what is free."""
 
-    def __init__(self, head: bytes, wanted: Sequence[str], free_keys: Collection[str]) -> None:
+    def __init__(self, head: bytes, wanted: Sequence[str], free_bytes: int) -> None:
         self._head = head
         self._wanted = list(wanted)
-        self._free_keys = free_keys
         self._at = PREFIX.size
-        self.mask = bytearray(bytes(4) + b"\xff" * (PREFIX.size - 4))  # the length is free
-        self.fields = f">{PREFIX.size}x"
+        self.mask = bytearray(bytes(free_bytes) + b"\xff" * (PREFIX.size - free_bytes))
+        self.fields = f"{PREFIX.size}x"
 
     def walk(self) -> None:
         """The whole header."""
@@ -60,7 +64,7 @@ class _Learner:
             wanted = bool(self._wanted) and key == self._wanted[0]
             if wanted:
                 self._wanted.pop(0)
-            self._value(wanted, key in self._free_keys)
+            self._value(wanted, key in FREE_KEYS)
         if self._wanted or self._at != len(self._head):
             raise _Unlearnable
 
@@ -111,74 +115,76 @@ class _Learner:
 
 
 class Shape:
-    """One form of a head.
+    """One form of an answer.
 
     Attributes:
-        size: bytes of the head.
+        head_bytes: of the CUT's head.
+        blob_at: where the CUT's blob begins.
+        tail_bytes: of the REPLY.
         mask, pattern: as above, as little-endian integers.
-        least_bytes: of a frame with this head: the head, padded to a multiple of 8.
-        read: the wanted values, in the order asked for, from a buffer and the frame's offset in it.
+        read: the values of ``CUT_KEYS`` and ``REPLY_KEYS`` from head and tail together.
     """
 
-    __slots__ = ("least_bytes", "mask", "pattern", "read", "size")
+    __slots__ = ("blob_at", "head_bytes", "mask", "pattern", "read", "tail_bytes")
 
-    def __init__(self, head: bytes, mask: bytes, fields: str) -> None:
-        self.size = len(head)
-        self.mask = int.from_bytes(mask, "little")
-        self.pattern = int.from_bytes(head, "little") & self.mask
-        self.least_bytes = len(head) + -len(head) % 8
-        self.read = struct.Struct(fields).unpack_from
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        cut, reply = _Learner(head, CUT_KEYS, free_bytes=4), _Learner(_unpadded(tail), REPLY_KEYS, free_bytes=0)
+        cut.walk()
+        reply.walk()
+        self.head_bytes = len(head)
+        self.blob_at = len(head) + -len(head) % 8
+        self.tail_bytes = len(tail)
+        self.mask = int.from_bytes(cut.mask + reply.mask, "little")
+        self.pattern = int.from_bytes(head + tail, "little") & self.mask
+        self.read = struct.Struct(f">{cut.fields}{reply.fields}").unpack_from
 
 
-def learn(
-    head: bytes, decoded: dict[str, Any], wanted: Sequence[str], free_keys: Collection[str] = ()
-) -> Shape | None:
-    """The shape of a head, or None if it has none.
-
-    Args:
-        head: prefix and header of a frame that the caller has accepted.
-        decoded: what the header says; a key that stands there twice cannot be described.
-        wanted: keys whose values ``Shape.read`` returns; must stand in this order.
-        free_keys: keys whose numbers may use all of 64 bits.
-    """
-    learner = _Learner(head, wanted, free_keys)
-    try:
-        learner.walk()
-    except _Unlearnable:
-        return None
-    if len(decoded) != head[PREFIX.size] ^ 0x80:
-        return None
-    return Shape(head, bytes(learner.mask), learner.fields)
+def _unpadded(raw: bytes | memoryview) -> bytes:
+    """A frame's prefix and header."""
+    _, header_bytes, _, _ = PREFIX.unpack_from(raw)
+    return bytes(raw[: PREFIX.size + header_bytes])
 
 
 class Shapes:
-    """Shapes of one kind of frame, by the length of the header; the newest few of each length."""
+    """Those learned, by the length of the CUT's header; the newest few of each length."""
 
-    def __init__(self, wanted: Sequence[str], free_keys: Collection[str] = ()) -> None:
-        self._wanted = wanted
-        self._free_keys = free_keys
+    def __init__(self) -> None:
         self._by_header_bytes: dict[int, list[Shape]] = {}
 
-    def match(self, data: memoryview, at: int, end: int) -> tuple[int, Shape] | None:
-        """(size in bytes, shape) of the frame in ``data[at:end]``; None if it is not whole or of no known shape."""
-        if end - at < PREFIX.size:
+    def match(self, data: memoryview) -> tuple[int, int, tuple[Any, ...]] | None:
+        """What ``data`` says, if it is one whole answer of a known shape.
+
+        Returns:
+            (bytes of the CUT, bytes of its blob with padding, values of ``CUT_KEYS`` and ``REPLY_KEYS``).
+        """
+        end = len(data)
+        if end < _LEAST:
             return None
-        for shape in self._by_header_bytes.get(data[at + 4] | data[at + 5] << 8, ()):
-            head = _from_bytes(data[at : at + shape.size], "little")
-            if head & shape.mask == shape.pattern:
-                size = (head & 0xFFFFFFFF) + 4
-                is_whole = shape.least_bytes <= size <= end - at and not size & 7
-                return (size, shape) if is_whole else None
+        for shape in self._by_header_bytes.get(data[4] | data[5] << 8, ()):
+            tail_bytes = shape.tail_bytes
+            both = data[: shape.head_bytes].tobytes() + data[end - tail_bytes :].tobytes()
+            number = _from_bytes(both, "little")
+            if number & shape.mask == shape.pattern:
+                cut_bytes = (number & 0xFFFFFFFF) + 4
+                if cut_bytes + tail_bytes != end or cut_bytes < shape.blob_at or cut_bytes & 7:
+                    return None
+                return cut_bytes, cut_bytes - shape.blob_at, shape.read(both)
         return None
 
-    def learn(self, raw: memoryview) -> None:
-        """Learn the shape of an accepted frame, unless it is known or has none."""
-        if self.match(raw, 0, len(raw)) is not None:
-            return
-        _, header_bytes, _, _ = PREFIX.unpack_from(raw)
-        head = bytes(raw[: PREFIX.size + header_bytes])
-        shape = learn(head, decode(raw).header, self._wanted, self._free_keys)
-        if shape is not None:
-            known = self._by_header_bytes.setdefault(header_bytes, [])
-            known.insert(0, shape)
-            del known[SHAPES_A_SIZE:]
+    def learn(self, data: memoryview) -> bool:
+        """Learn the shape of an accepted answer; False if it has none, or is no usual answer."""
+        frames = [decode(raw) for raw in split(data)]
+        if [item.kind for item in frames] != [Kind.CUT, Kind.REPLY] or any(item.flags for item in frames):
+            return False
+        cut, reply = frames
+        head = _unpadded(cut.raw)
+        if any(len(item.header) != item.raw[PREFIX.size] ^ 0x80 for item in frames):
+            return False  # a key stands there twice: which one counts no shape can say
+        try:
+            shape = Shape(head, bytes(reply.raw))
+        except _Unlearnable:
+            return False
+        known = self._by_header_bytes.setdefault(len(head) - PREFIX.size, [])
+        known.insert(0, shape)
+        del known[SHAPES_A_SIZE:]
+        return True
