@@ -23,7 +23,9 @@ from benchmarks.polling.peers import LEAN, PEERS, WARM_ROUNDS, End, LeanWork, Ti
 from pmdaemon.runtime import logs
 
 LEAST_ROUNDS = 4
-UNPACED = b"reno"  # bbr, some machines' default, spreads small answers by timers: its pauses would be measured
+UNPACED = (
+    b"reno"  # bbr, some machines' default, spreads small answers by timers: its pauses would be measured
+)
 
 
 class Meter:

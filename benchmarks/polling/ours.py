@@ -362,7 +362,7 @@ def mailbox_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
     """The pair with the real mailbox, and a process that takes and acknowledges."""
     with tempfile.TemporaryDirectory(prefix="sla-poll-", dir="/dev/shm") as folder:
         path = Path(folder) / "main.mbx"
-        # The warm-up fills it once: like the C loop's sink, no page of it is touched for the first time later.
+        # The warm-up fills it: like the C loop's sink, no page of it is touched for the first time later.
         warm_bytes = WARM_ROUNDS * len(sockets) * len(payload.cut_template())
         ring_bytes = (warm_bytes // MIB + 1) * MIB
         routes = (

@@ -50,8 +50,15 @@ class Letter(NamedTuple):
 
 
 _Entry = tuple[int, int, str, int, int, bool, bool, bool]
-"""(start, end, gateway_id, recv_us, offset_us, live, keep, judge): a plain tuple, one is made for each cut."""
-_START, _END, _GATEWAY, _RECV_US, _OFFSET_US, _LIVE, _KEEP, _JUDGE = range(8)
+"""A plain tuple, because one is made for each cut; its places:"""
+_START: Final = 0
+_END: Final = 1
+_GATEWAY: Final = 2
+_RECV_US: Final = 3
+_OFFSET_US: Final = 4
+_LIVE: Final = 5
+_KEEP: Final = 6
+_JUDGE: Final = 7
 
 
 class CutBatch:
@@ -122,8 +129,7 @@ class CutBatch:
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
-                message = self._join(chosen)
-                letters.append(Letter(keep, not keep, len(chosen), message, _gateways(chosen)))
+                letters.append(Letter(keep, not keep, len(chosen), self._join(chosen), _gateways(chosen)))
         return letters
 
     def _join(self, entries: list[_Entry]) -> bytes:

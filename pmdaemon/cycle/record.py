@@ -75,7 +75,8 @@ _PollOut = tuple[int, int, int]
 class _Epoch:
     """Positions within one epoch. ``last`` is None for the running epoch, else its last cut in the spool.
 
-    The agent holds nothing at or below ``floor``, for whatever reason; services has everything up to ``judged``.
+    The agent holds nothing at or below ``floor``, for whatever reason. What is at or below ``judged`` went to
+    services.
     """
 
     __slots__ = ("ack", "acked_to_agent", "floor", "judged", "last", "number", "over_poll", "received")
@@ -268,7 +269,7 @@ class Record:
         return PollRequest(ack, start)
 
     def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
-        """``poll`` while there is one epoch: (epoch, durable, first cut asked for); None if there are more."""
+        """``poll`` while there is one epoch: (epoch, durable, first cut asked for), else None."""
         position = self._sole
         if position is None or len(self._polls) >= MAX_POLLS_OUT:
             return None
@@ -279,8 +280,9 @@ class Record:
         return position.number, ack, position.received + 1
 
     def answered_usually(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
-        """The next cut of the only epoch and the REPLY behind it, in one step, as ``received`` (with the
-        verdict to keep and to judge) and ``answered`` would account for them.
+        """The next cut of the only epoch and the REPLY behind it, in one step.
+
+        As ``received``, with the verdict to keep and to judge, and ``answered`` would account for them.
 
         Returns:
             When the poll was sent; None in any other case: nothing was changed, take those two.

@@ -54,9 +54,7 @@ def encode_sole(poll: int, sent_ns: int, epoch: int, ack: int, start: int, lease
     """``encode`` for a gateway with one epoch; nothing is acknowledged if ``ack`` is 0."""
     if ack:
         a, b, c, d, e, f = _ACKED.constants
-        return _ACKED.pack(
-            a, poll, b, sent_ns, c, epoch, d, ack, e, epoch, f, start, _ACKED.ends[lease]
-        )
+        return _ACKED.pack(a, poll, b, sent_ns, c, epoch, d, ack, e, epoch, f, start, _ACKED.ends[lease])
     a, b, c, d = _BARE.constants
     return _BARE.pack(a, poll, b, sent_ns, c, epoch, d, start, _BARE.ends[lease])
 

@@ -2,13 +2,13 @@
 
 The usual answer is a CUT and its REPLY in one read. Both are made by one program from one pattern: of two
 answers only the bytes that hold numbers differ (and the blob), as long as no number outgrows its msgpack
-width. A ``Shape`` is *learned* from an answer that was decoded and accepted. It looks at the CUT's head (prefix
-and header) and the REPLY together, as if the blob between them were not there:
+width. A ``Shape`` is *learned* from an answer that was decoded and accepted. It looks at the CUT's head
+(prefix and header) and the REPLY together, as if the blob between them were not there:
 
-    answer      1c 25 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 01 2c a1 't' cf 00 05 ...  60 00 00 00 59 00 05 ...
-    mask        00 00 00 00 ff ff ff ff ff ff  ff  ff  ff ff 00 00 ff  ff ff 80 00 ...  ff ff ff ff ff ff ff ...
-    pattern     00 00 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 00 00 a1 't' cf 00 00 ...  60 00 00 00 59 00 05 ...
-    fields                                                   H                          (what is asked for)
+    answer    1c 25 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 01 2c a1 't' cf 00 05 ...  60 00 00 00 59 00 ...
+    mask      00 00 00 00 ff ff ff ff ff ff  ff  ff  ff ff 00 00 ff  ff ff 80 00 ...  ff ff ff ff ff ff ...
+    pattern   00 00 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 00 00 a1 't' cf 00 00 ...  60 00 00 00 59 00 ...
+    fields                                                 H                          (what is asked for)
 
 An answer whose bytes under the mask are the pattern has frames of the same kinds, with the same keys in the
 same order and numbers of the same types, so decoding it would have given the same maps with other numbers.
@@ -128,7 +128,10 @@ class Shape:
     __slots__ = ("blob_at", "head_bytes", "mask", "pattern", "read", "tail_bytes")
 
     def __init__(self, head: bytes, tail: bytes) -> None:
-        cut, reply = _Learner(head, CUT_KEYS, free_bytes=4), _Learner(_unpadded(tail), REPLY_KEYS, free_bytes=0)
+        cut, reply = (
+            _Learner(head, CUT_KEYS, free_bytes=4),
+            _Learner(_unpadded(tail), REPLY_KEYS, free_bytes=0),
+        )
         cut.walk()
         reply.walk()
         self.head_bytes = len(head)
