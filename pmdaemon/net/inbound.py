@@ -311,8 +311,11 @@ class Inbound:
             self._drop(conn, conn.doomed)
 
     def _receive(self, conn: Connection) -> None:
-        """Read once and act on it."""
+        """Read once and act on it; one read in ``TIMED_READS`` is timed, for T_ptmax."""
         now_ns = self._clock.monotonic_ns()
+        self._reads += 1
+        is_timed = not self._reads % TIMED_READS
+        started_ns = self._thread_time_ns() if is_timed else 0
         try:
             size = conn.receive(self._buffer, now_ns)
         except OSError as exc:
@@ -321,12 +324,8 @@ class Inbound:
         if size is None:
             self._drop(conn, "the connection was closed by the agent")
             return
-        self._reads += 1
-        if self._reads % TIMED_READS:
-            self._take(conn, self._buffer[:size])
-            return
-        started_ns = self._thread_time_ns()
-        if messages := self._take(conn, self._buffer[:size]):
+        messages = self._take(conn, self._buffer[:size])
+        if is_timed and messages:
             self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 
     def _take(self, conn: Connection, data: memoryview) -> int:
