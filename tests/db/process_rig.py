@@ -24,6 +24,11 @@ class Peer:
     def post(self, payload):
         self.box.post("dbmanager", payload)
 
+    def arrived(self, kind):
+        """Headers of that kind that are there now; others are dropped."""
+        frames = [frame.decode(message.payload) for message in self.box.take()]
+        return [parsed.header for parsed in frames if parsed.kind == kind]
+
     def expect(self, kind, accept=lambda _header: True):
         """The next frame of ``kind`` whose header is accepted; others before it are dropped."""
         deadline = Deadline(20)
