@@ -1,8 +1,8 @@
 """A disk of a few MB that really fills: a tmpfs in a mount namespace of its own.
 
 ``unshare`` starts a process that mounts it and then waits; everybody else reaches it through that process's
-``/proc/PID/root``. So nothing is mounted where others see it, and nothing is left over: the disk goes with the
-process, which ends with the test's (its standard input closes). Root needs CAP_SYS_ADMIN, anybody else a
+``/proc/PID/root``. So nothing is mounted where others see it, and nothing is left over: the disk goes with
+the process, which ends with the test's (its standard input closes). Root needs CAP_SYS_ADMIN, anybody else a
 kernel that gives user namespaces to unprivileged users.
 """
 
@@ -28,7 +28,7 @@ WHAT_TO_DO = (
 
 
 class SmallDisk:
-    """An empty file system of ``size_bytes``, for the account that PostgreSQL runs as. Skips where it may not.
+    """An empty file system of ``size_bytes``, for PostgreSQL's account. Skips the test where it may not.
 
     Attributes:
         path: of its root, for every process of this machine and account.

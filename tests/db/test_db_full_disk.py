@@ -1,4 +1,4 @@
-"""PostgreSQL on a disk that is really full, under the real process: the queue holds, then all is there once."""
+"""PostgreSQL on a disk that is really full, under the real process: nothing is lost or doubled."""
 
 from __future__ import annotations
 
