@@ -133,7 +133,7 @@ def _settle_index(
 ) -> IndexHeader:
     """Give restored records their slots and write everything that differs from the file."""
     header = recovered.header or IndexHeader(0, file.salt, file.queue_id, file.ring_bytes, settings.entries)
-    capacity = max(header.capacity, settings.entries, len(recovered.entries))
+    capacity = max(header.capacity, settings.entries, len(recovered.entries), len(recovered.slots))
     if len(index.view()) < INDEX_START + capacity * ENTRY_BYTES:
         index.allocate(INDEX_START + capacity * ENTRY_BYTES)
     if not recovered.report.index_whole:
