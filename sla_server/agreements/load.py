@@ -19,13 +19,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
 
 from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.objectives import METRICS
 
 MAX_TEXT_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 24 << 10  # text and JSON of one agreement travel in one 64 KiB frame header
 MAX_SPEC_BYTES: Final = 36 << 10  # anchors can make the JSON longer than the text
-MAX_DOCUMENTS: Final = 200
 MAX_VALUES: Final = 5_000
 MAX_DEPTH: Final = 20  # an agreement needs 7; the scanner's time grows with the square of it
 _UNION_TAGS: Final = frozenset((*METRICS, "calendar", "rolling"))

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from flask import Request, Response, g
 
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import answers
-from sla_server.api.errors import BadInput
+from sla_server.api.errors import BadInput, TooLarge
 from sla_server.api.parts import Parts
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
@@ -30,6 +31,11 @@ def apply_slas(parts: Parts, request: Request) -> Response:
         raise BadInput("body", "is not UTF-8 text") from exc
     if not documents.strip():
         raise BadInput("body", "is empty", "Send agreement documents in YAML")
+    if (size := len(documents.encode())) > CALL_BYTES:
+        raise TooLarge(
+            f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
+            f"Cut it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
+        )
     return _ask(parts, "apply", {"documents": documents, "dry_run": answers.flag(request, "dry_run")})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +11,8 @@ from urllib.parse import quote
 import click
 
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, Refused
+from sla_server.cli.parts import Part, cut, in_file
 from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 
 
@@ -21,10 +23,11 @@ from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 @pass_client
 def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
     """Put agreements in force, or new versions of them."""
-    documents = read_documents(path)
-    query = {"dry_run": "1"} if dry_run else {}
-    headers = {"Content-Type": "application/yaml"}
-    answer = client.change("POST", "/slas", content=documents, params=query, headers=headers)
+    parts = cut(read_documents(path))
+    if len(parts) > 1:
+        answer = _apply_parts(client, parts, dry_run=dry_run)
+    else:
+        answer = _apply(client, parts[0].text, dry_run=dry_run)
     if output == "json":
         print_json(answer)
         return
@@ -37,6 +40,49 @@ def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
         click.echo(f"note: {warning}", err=True)
     if dry_run:
         click.echo("The documents are valid. Nothing was changed (--dry-run).")
+
+
+def _apply(client: Client, documents: bytes, *, dry_run: bool) -> dict[str, Any]:
+    query = {"dry_run": "1"} if dry_run else {}
+    headers = {"Content-Type": "application/yaml"}
+    answer: dict[str, Any] = client.change("POST", "/slas", content=documents, params=query, headers=headers)
+    return answer
+
+
+def _apply_parts(client: Client, parts: list[Part], *, dry_run: bool) -> dict[str, Any]:
+    """All parts are checked before the first is applied; progress goes to standard error.
+
+    Raises:
+        Refused: a part was refused; says how many documents before it are in force all the same.
+        BadUsage: two documents have one name.
+    """
+    checked = _each_part(client, parts, dry_run=True)
+    names = Counter(item["name"] for item in checked["applied"])
+    if doubled := sorted(name for name, count in names.items() if count > 1):
+        raise BadUsage(
+            f"agreement {doubled[0]} stands in the file {names[doubled[0]]} times. Keep one of them"
+        )
+    return checked if dry_run else _each_part(client, parts, dry_run=False)
+
+
+def _each_part(client: Client, parts: list[Part], *, dry_run: bool) -> dict[str, Any]:
+    applied: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    for part in parts:
+        try:
+            answer = _apply(client, part.text, dry_run=dry_run)
+        except Refused as exc:
+            problem = in_file(exc.problem, part)
+            if applied and not dry_run:
+                kept = (
+                    f"{len(applied)} documents before line {part.lines_before + 1} are in force. Correct the "
+                )
+                problem["fix"] = f"{kept}file and apply all of it again: those change nothing then"
+            raise Refused(exc.status, problem) from exc
+        applied += answer.get("applied", [])
+        warnings += answer.get("warnings", [])
+        click.echo(f"{'checked' if dry_run else 'applied'} {len(applied):,} documents", err=True)
+    return {"applied": applied, "warnings": warnings}
 
 
 def read_documents(path: str) -> bytes:
