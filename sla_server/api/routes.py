@@ -63,7 +63,7 @@ OBJECTIVE = Query("objective", "string", "Which objective of the agreement; defa
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
 ROUTES: Final = (
-    Route("GET", "/health", "health", "Whether this part and its sources answer."),
+    Route("GET", "/health", "health", "How the server is: 200 ok or degraded, 503 down; since when and why."),
     Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
     Route("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
     Route("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
