@@ -30,6 +30,7 @@ from pmdaemon.listed import GatewayList
 from pmdaemon.net.children import Child
 from pmdaemon.net.dialler import Dialler
 from pmdaemon.net.handoff import Channel
+from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.listening import open_listener
@@ -101,6 +102,7 @@ class Daemon:
         self._list = GatewayList(config)
         self._dialler = Dialler(self.traffic.new, self._clock, random.Random())  # noqa: S311 - guards nothing
         self._look_at_ns = 0
+        self._refusals = LimitedLog("pmdaemon")
         self.refused_connections = 0
 
     @property
@@ -157,14 +159,16 @@ class Daemon:
             except BlockingIOError:
                 return
             except OSError as exc:  # out of descriptors, or the peer is gone already
-                log.error("accept-failed", error=exc.strerror)
+                self._refusals.warning(self._clock.monotonic_ns(), "accept-failed", error=exc.strerror)
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"
                 if self.traffic.new(sock, address) is None:
                     # Closed: the agent dials again after its backoff.
                     self.refused_connections += 1
-                    log.warning("no-pair-for-connection", address=address)
+                    self._refusals.warning(
+                        self._clock.monotonic_ns(), "no-pair-for-connection", address=address
+                    )
 
     def _serve(self, child: Child, channel: Channel, events: int) -> None:
         """What a pair has sent, or the end of it."""

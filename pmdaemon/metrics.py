@@ -91,6 +91,10 @@ PAIR: Final = (
     Declared(
         "strangers_turned_away", "strangers_turned_away_total", "counter", "Not taken: too many unregistered."
     ),
+    Declared("lost_sessions", "lost_sessions_total", "counter", "Sessions that ended and not by our own stop."),
+    Declared(
+        "bad_parcels", "bad_parcels_total", "counter", "Not taken over: out of descriptors, or not readable."
+    ),
     Declared("connections_open", "connections_open", "gauge", "Connections open, registered or not."),
     Declared("gateways_up", "gateways_up", "gauge", "Gateways with a session that answers."),
     Declared(

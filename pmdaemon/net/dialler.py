@@ -129,7 +129,11 @@ class Dialler:
 
     def _dial(self, line: _Line) -> None:
         address = parse_listen(line.target.address)
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as exc:  # no descriptor left: see `open_files`
+            self._failed(line, exc.strerror or str(exc))
+            return
         sock.setblocking(False)
         line.sock = sock
         self._by_fd[sock.fileno()] = line

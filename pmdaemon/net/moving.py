@@ -99,8 +99,8 @@ ToOutbound = str | Inherited | PassedOn
 class Host(Protocol):
     """What is needed of the inbound thread's loop."""
 
-    def adopt(self, sock: socket.socket, address: str) -> Connection | None:
-        """Serve a new socket."""
+    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
+        """Serve a new socket; ``is_known``: a registered gateway's."""
 
     def release(self, conn: Connection) -> None:
         """Serve it no more; its descriptor is still open."""
@@ -273,7 +273,7 @@ class Mover:
     # -- arriving
 
     def _arrive(self, sock: socket.socket, header: dict[str, Any], state: dict[str, Any], host: Host) -> None:
-        conn = host.adopt(sock, header["address"])
+        conn = host.adopt(sock, header["address"], is_known="gateway" in state)
         if conn is None:
             return
         conn.unpack(State(state["state"]), state["pending"], state["out"])

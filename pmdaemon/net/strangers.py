@@ -1,7 +1,7 @@
 """Connections that have not registered yet: how many there may be, how long they may take, what is logged.
 
-A stranger costs memory (some 60 KB with TLS) and has proved nothing. At most ``MAX_STRANGERS`` are kept. When
-one more comes, the oldest goes if it has had ``PATIENCE_NS`` (an honest handshake takes milliseconds, a
+A stranger costs a descriptor and memory (some 60 KB with TLS, 3 KB without) and has proved nothing. At most
+``limit_for`` are kept: never more than half of the descriptors, so that gateways have the other half. When one more comes, the oldest goes if it has had ``PATIENCE_NS`` (an honest handshake takes milliseconds, a
 slow-loris takes for ever), else the newcomer goes: in a storm of honest reconnects those who wait are about
 to be served, and who is turned away dials again after a random wait.
 
@@ -12,17 +12,26 @@ Thread: the inbound thread's.
 
 from __future__ import annotations
 
+import resource
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
-MAX_STRANGERS: Final = 1024
+MAX_STRANGERS: Final = 1024  # with TLS
+MAX_PLAIN: Final = 8192  # without: half of the default limit of open files, 25 MB; twice a large fleet
 PATIENCE_NS: Final = 2 * 10**9
 TLS_LIMIT_NS: Final = 5 * 10**9  # a handshake is two round trips
 HANDSHAKES_A_ROUND: Final = 4  # about 1 ms each: what a registered gateway waits for behind a storm
 LINES_A_SECOND: Final = 10
 
 Conn = TypeVar("Conn")
+
+
+def limit_for(tls: bool) -> int:
+    """How many strangers this process may have, by what they cost and its limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    half = MAX_PLAIN if soft == resource.RLIM_INFINITY else min(MAX_PLAIN, soft // 2)
+    return min(MAX_STRANGERS, half) if tls else half
 
 
 class Strangers(Generic[Conn]):
