@@ -72,6 +72,9 @@ PAIR: Final = (
     Declared("moved_out", "moved_out_total", "counter", "Connections given to another pair."),
     Declared("moved_in", "moved_in_total", "counter", "Connections taken from another pair."),
     Declared(
+        "moves_by_reconnect", "moves_by_reconnect_total", "counter", "TLS sessions told to dial again elsewhere."
+    ),
+    Declared(
         "mail_passed_on",
         "mail_passed_on_total",
         "counter",

@@ -55,10 +55,14 @@ class TwoPairs(Server):
         self.stored: dict[str, int] = {}
         self.holes: list[tuple[str, int, int]] = []
         self.served_by: dict[str, str] = {}
+        self.greeted: set[str] = set()
 
-    def greet(self) -> None:
-        for pair in PAIRS:
-            self.dbmanager.post(pair, frame.encode(Kind.WATERMARKS, {"inc": 1, "hw": []}))
+    def greet(self, *pairs: str) -> None:
+        """WATERMARKS, as dbmanager sends them to each pair it hears of for the first time."""
+        for pair in set(pairs or PAIRS) - self.greeted:
+            marks = [[gateway_id, 7, seq] for gateway_id, seq in self.stored.items()]
+            self.dbmanager.post(pair, frame.encode(Kind.WATERMARKS, {"inc": 1, "hw": marks}))
+            self.greeted.add(pair)
 
     def store(self) -> None:
         """Take what has arrived like dbmanager: repeats are dropped, holes not taken, notices sent."""
@@ -67,6 +71,7 @@ class TwoPairs(Server):
             taken = frame.decode(message.payload)
             if taken.kind == Kind.GATEWAY and taken.header["state"] == "up":
                 self.served_by[taken.header["gw"]] = message.sender
+                self.greet(message.sender)
             if taken.kind != Kind.CUTS:
                 continue
             for raw in frame.split(taken.blob):
@@ -81,6 +86,15 @@ class TwoPairs(Server):
                 self.dbmanager.post(message.sender, frame.encode(Kind.DURABLE, notice))
         for message in self.services.take():
             self.taken["services"].append(frame.decode(message.payload))
+
+    def judged(self) -> list[tuple[bytes, int]]:
+        """(gateway, seq) of every cut that services was given."""
+        return [
+            (header["gw"], header["seq"])
+            for item in self.taken["services"]
+            if item.kind == Kind.CUTS
+            for header in (frame.decode(raw).header for raw in frame.split(item.blob))
+        ]
 
 
 @pytest.fixture
@@ -159,12 +173,7 @@ def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) ->
         until(server, lambda: 'sla_pmdaemon_moved_in_total{pair="1"}' in figures.read_text())
     finally:
         fleet.close()
-    cuts = [
-        (header["gw"], header["seq"])
-        for item in server.taken["services"]
-        if item.kind == Kind.CUTS
-        for header in (frame.decode(raw).header for raw in frame.split(item.blob))
-    ]
+    cuts = server.judged()
     assert len(cuts) == len(set(cuts))  # each was judged once, by whichever pair
     assert server.stop() == 0
 
