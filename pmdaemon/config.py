@@ -139,6 +139,11 @@ class PmFile(BaseModel):
         return self.runtime_dir / "gateways.json"
 
     @property
+    def dialled_path(self) -> Path:
+        """How it goes with the gateways to dial; written by the daemon, read by the application server."""
+        return self.runtime_dir / "metrics" / "dialled.json"
+
+    @property
     def metrics_path(self) -> Path:
         """The daemon's figures about itself, written each second."""
         return self.runtime_dir / "metrics" / "pmdaemon.prom"

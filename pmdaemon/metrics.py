@@ -72,7 +72,10 @@ PAIR: Final = (
     Declared("moved_out", "moved_out_total", "counter", "Connections given to another pair."),
     Declared("moved_in", "moved_in_total", "counter", "Connections taken from another pair."),
     Declared(
-        "moves_by_reconnect", "moves_by_reconnect_total", "counter", "TLS sessions told to dial again elsewhere."
+        "moves_by_reconnect",
+        "moves_by_reconnect_total",
+        "counter",
+        "TLS sessions told to dial again elsewhere.",
     ),
     Declared(
         "mail_passed_on",
@@ -94,7 +97,9 @@ PAIR: Final = (
     Declared(
         "strangers_turned_away", "strangers_turned_away_total", "counter", "Not taken: too many unregistered."
     ),
-    Declared("lost_sessions", "lost_sessions_total", "counter", "Sessions that ended and not by our own stop."),
+    Declared(
+        "lost_sessions", "lost_sessions_total", "counter", "Sessions that ended and not by our own stop."
+    ),
     Declared(
         "bad_parcels", "bad_parcels_total", "counter", "Not taken over: out of descriptors, or not readable."
     ),
@@ -129,10 +134,12 @@ PARENT: Final = (
     Declared("passed_on", "passed_on_total", "counter", "Sessions and messages passed from pair to pair."),
     Declared("lost", "not_passed_on_total", "counter", "Those for which no pair was running."),
     Declared("refused", "refused_connections_total", "counter", "Connections that no pair could take."),
+    Declared("listed", "listed_gateways", "gauge", "Gateways listed to be dialled."),
+    Declared("dialled", "dialled_gateways", "gauge", "Those of them whose connection a pair has."),
 )
 
 
-def text(traffic: Traffic, refused_connections: int) -> str:
+def text(traffic: Traffic, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
     """All figures."""
     children = traffic.children
     parent = {
@@ -143,6 +150,8 @@ def text(traffic: Traffic, refused_connections: int) -> str:
         "passed_on": traffic.passed_on,
         "lost": traffic.lost,
         "refused": refused_connections,
+        "listed": listed,
+        "dialled": dialled,
     }
     lines = [line for item in PARENT for line in _lines(item, [("", float(parent[item.key]))])]
     for item in PAIR:

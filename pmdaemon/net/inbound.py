@@ -199,8 +199,7 @@ class Inbound:
     def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
         """Serve a new socket; None if it was turned away. With TLS configured it must speak that.
 
-        Args:
-            is_known: it is a registered gateway's, from another pair; no stranger takes its place.
+        One that ``is_known``, a registered gateway's from another pair, needs no place among the strangers.
         """
         now_ns = self._clock.monotonic_ns()
         transport: socket.socket | TlsTransport = sock
@@ -364,6 +363,8 @@ class Inbound:
 
     def _note_refusal(self, conn: Connection, code: str, reason: str) -> None:
         """In the metrics; and in the log, of strangers a few lines a second."""
+        if conn.is_dialled and self._mover is not None:
+            self._mover.tell_refusal(conn, f"{code}: {reason}")
         self._counters[f"refusal_{code.replace('-', '_')}"] += 1
         if conn.gateway is not None:
             who = conn.gateway.name

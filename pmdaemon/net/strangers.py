@@ -1,9 +1,10 @@
 """Connections that have not registered yet: how many there may be, how long they may take, what is logged.
 
 A stranger costs a descriptor and memory (some 60 KB with TLS, 3 KB without) and has proved nothing. At most
-``limit_for`` are kept: never more than half of the descriptors, so that gateways have the other half. When one more comes, the oldest goes if it has had ``PATIENCE_NS`` (an honest handshake takes milliseconds, a
-slow-loris takes for ever), else the newcomer goes: in a storm of honest reconnects those who wait are about
-to be served, and who is turned away dials again after a random wait.
+``limit_for`` are kept: 1,024 with TLS, and never more than half of the descriptors, so that gateways have the
+other half. When one more comes, the oldest goes if it has had ``PATIENCE_NS`` (an honest handshake takes
+milliseconds, a slow-loris takes for ever), else the newcomer goes: in a storm of honest reconnects those who
+wait are about to be served, and who is turned away dials again after a random wait.
 
 Log lines about strangers are limited too, or ten thousand attempts would fill the disk.
 
