@@ -43,6 +43,7 @@ from pmdaemon.net.hints import Hint
 from pmdaemon.net.inbound import Inbound, Patience
 from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.pinning import pin
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -301,6 +302,7 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
             log.error("no-mailbox", error=str(exc))
             return exc.exit_status
         announce(mailbox, index, restarts, reason)
+        pin(index, config.pmdaemon.most_pairs, config.pmdaemon.pinning)
         try:
             return Pair(config, index, mailbox, control).run(stop)
         finally:

@@ -150,8 +150,15 @@ def until(server: TwoPairs, condition: Any) -> None:
         server.store()
 
 
+def pinned_to(server: TwoPairs) -> list[set[int]]:
+    """Processors each pair process may use."""
+    assert server.process is not None
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    return [os.sched_getaffinity(int(pid)) for pid in children.split()]
+
+
 def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) -> None:
-    port = server.start(pairs=2, max_pairs=2)
+    port = server.start(pairs=2, max_pairs=2, pinning="on")
     server.greet()
     fleet = Fleet(port, GATEWAYS)
     try:
@@ -169,6 +176,10 @@ def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) ->
         until(server, lambda: fleet.caps == {moved: 5})
         owners = {shard_of(name): pair for name, pair in server.served_by.items()}
         assert all(owners[shard_of(name)] == pair for name, pair in server.served_by.items())
+        allowed = sorted(os.sched_getaffinity(0))
+        assert sorted(pinned_to(server), key=sorted) == sorted(
+            ({allowed[pair % len(allowed)]} for pair in range(2)), key=sorted
+        )
         figures = server.directory / "metrics" / "pmdaemon.prom"
         until(server, lambda: 'sla_pmdaemon_moved_in_total{pair="1"}' in figures.read_text())
     finally:
