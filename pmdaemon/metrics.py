@@ -6,7 +6,7 @@ processes, no shared memory, nothing left to clean up after a crash; a file that
 long says that the daemon is gone. The application server adds every such file to its ``/metrics``
 (``sla_server.api.meters``).
 
-A figure that is not declared here is not shown; one that a pair does not send is left out.
+A figure that is not declared here is not shown; one that a pair does not send is 0: it has not happened.
 
 Source: P11 (T_ptmax), P16; the text format of Prometheus, version 0.0.4.
 """
@@ -89,6 +89,7 @@ PAIR: Final = (
     Declared(
         "cpu_seconds", "cpu_seconds_total", "counter", "CPU time of the pair; by polls it is CPU a poll."
     ),
+    Declared("cpu_us_a_poll", "cpu_us_a_poll", "gauge", "CPU time by polls sent, last second, microseconds."),
     Declared("tls_handshakes", "tls_handshakes_total", "counter", "TLS handshakes that succeeded."),
     Declared("certificates_issued", "certificates_issued_total", "counter", "Enrolments and renewals."),
     Declared(
@@ -162,7 +163,7 @@ def text(traffic: Traffic, refused_connections: int, *, listed: int = 0, dialled
 
 def _samples(key: str, children: Iterable[Child]) -> list[tuple[str, float]]:
     reports: list[tuple[int, Mapping[str, float]]] = [(child.index, child.last.metrics) for child in children]
-    return [(f'{{pair="{index}"}}', metrics[key]) for index, metrics in reports if key in metrics]
+    return [(f'{{pair="{index}"}}', metrics.get(key, 0.0)) for index, metrics in reports if metrics]
 
 
 def _refusals(children: Iterable[Child]) -> list[tuple[str, float]]:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.shards import shard_of
+from pmdaemon.shards import SHARDS, shard_of
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.unit.pmdaemon.pm_agent import DEADLINE_S, Agent
@@ -27,6 +28,13 @@ from tests.unit.pmdaemon.test_pm_live import MIB, Server, redial
 
 PAIRS = ("pair-0", "pair-1")
 GATEWAYS = 24
+# What issue 5 asks to be told, of each pair and of the parent.
+FIGURES = (
+    *("polls", "replies", "late_replies", "overruns", "received_bytes", "sent_bytes", "cpu_seconds"),
+    *("cpu_us_a_poll", "t_ptmax_us", "shards", "moved_in", "moved_out", "connections", "registrations"),
+    *("connections_open", "gateways_up", "gateways_stalled", "gateways_lost", "lost_sessions", "stalls"),
+)
+PARENTS_FIGURES = ("pairs", "pairs_needed", "shards_moved", "passed_on", "refused_connections")
 
 
 class TwoPairs(Server):
@@ -182,6 +190,14 @@ def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) ->
         )
         figures = server.directory / "metrics" / "pmdaemon.prom"
         until(server, lambda: 'sla_pmdaemon_moved_in_total{pair="1"}' in figures.read_text())
+        families = {family.name: family for family in text_string_to_metric_families(figures.read_text())}
+        for name in FIGURES:
+            samples = families[f"sla_pmdaemon_{name}"].samples
+            assert {sample.labels["pair"] for sample in samples} == {"0", "1"}, name
+        assert {f"sla_pmdaemon_{name}" for name in PARENTS_FIGURES} <= set(families)
+        assert all(family.documentation and family.type != "unknown" for family in families.values())
+        shares = families["sla_pmdaemon_shards"].samples
+        assert sum(sample.value for sample in shares) == SHARDS
     finally:
         fleet.close()
     cuts = server.judged()
