@@ -18,7 +18,7 @@ from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registration import Registration
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import HANDSHAKE_NS, Hint, Inbound, Patience
+from pmdaemon.net.inbound import HANDSHAKE_NS, TIMED_READS, Hint, Inbound, Patience
 from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import MANY_DUE, Outbound
 from pmdaemon.net.strangers import Strangers
@@ -688,6 +688,23 @@ def test_bad_mail_is_counted_and_nothing_stops(bench: Bench, header: dict[str, A
     bench.marks()
     bench.pass_time(1)
     assert len(bench.polls(agent)) == 1
+
+
+def test_t_ptmax_is_the_thread_time_of_a_read_by_its_messages(bench: Bench) -> None:
+    looks: list[int] = []
+
+    def thread_time_ns() -> int:
+        looks.append(400_000 * len(looks))
+        return looks[-1]
+
+    bench.inbound._thread_time_ns = thread_time_ns
+    agent = bench.up()
+    unknown = frame.encode(60, {})
+    for _ in range(2 * TIMED_READS):
+        agent.send(unknown * 4)
+        bench.inbound.step(0)
+    assert len(looks) == 4, "one read in eight is timed, and its start and end looked at"
+    assert bench.inbound.t_ptmax.value_us == 100, "400 us for 4 messages"
 
 
 def test_backlog_of_one_gateway_is_read_a_share_at_a_time(bench: Bench) -> None:
