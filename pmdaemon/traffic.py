@@ -161,11 +161,11 @@ class Traffic:
 
     # -- passing on
 
-    def new(self, sock: socket.socket, address: str) -> Child | None:
+    def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> Child | None:
         """Give a new connection to the pair with the fewest; None if none can take it."""
         running = [child for child in self.children if child.is_running and not child.is_retiring]
         ordered = sorted(running, key=lambda child: child.load)
-        return next((child for child in ordered if child.offer(sock, address)), None)
+        return next((child for child in ordered if child.offer(sock, address, is_dialled)), None)
 
     def pass_on(self, sender: Child, parcels: list[Parcel]) -> None:
         """What a pair has sent for others."""

@@ -43,7 +43,7 @@ class FakeChild:
         self.offers: list[str] = []
         self.watch = Watch()
 
-    def offer(self, _sock: socket.socket, address: str) -> bool:
+    def offer(self, _sock: socket.socket, address: str, _is_dialled: bool) -> bool:
         self.offers.append(address)
         return True
 
