@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire.pressure import Pressure, Problem
 from sla_server.api import openapi
 from sla_server.api.app import handler_of
 from sla_server.api.parts import Parts
@@ -267,6 +268,20 @@ def test_health_is_ok_degraded_or_down(
     [silent] = web.get("/api/v1/health").json["problems"]
     assert silent["since_us"] == clock.unix_us() - 6_000_000
     assert metric not in web.get("/api/v1/metrics").text
+
+
+def test_while_services_wait_dbmanager_says_itself_what_for(
+    web: FlaskClient, parts: Parts, clock: FakeClock
+) -> None:
+    told = Pressure("dbmanager", clock.unix_us(), {}, {}, (Problem("database", 7, "waits: disk full"),))
+    parts.live.put_report(told)
+    assert health(web) == (503, "down", [("services", "services"), ("dbmanager", "database")])
+    assert web.get("/api/v1/live").json["server"]["database"] == "waits: disk full"
+    clock.advance(11)
+    assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
+    parts.live.put_report(told._replace(at_us=clock.unix_us()))
+    parts.live.put(snapshot())
+    assert health(web) == (200, "ok", []), "services know better"
 
 
 def test_metrics_count_requests(web: FlaskClient) -> None:
