@@ -361,11 +361,11 @@ class Writer:
         try:
             action()
         except ArchiveFailed as exc:
+            trouble = Problem("parquet", self._clock.unix_us(), str(exc))
+            self._archive_problem = self._archive_problem or trouble
             log.error("archive-failed", error=str(exc))
             self._archive_blocked_until_ns = self._clock.monotonic_ns() + ARCHIVE_RETRY_NS
             now_us = self._clock.unix_us()
-            since_us = self._archive_problem.since_us if self._archive_problem else now_us
-            self._archive_problem = Problem("parquet", since_us, str(exc))
             event = event_row(
                 (now_us,),
                 now_us,
