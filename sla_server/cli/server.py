@@ -24,6 +24,9 @@ from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server.api.config import split_address
+from sla_server.cli import words
+from sla_server.cli.client import Client
+from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.supervisor import Supervisor, running_pid, wait_stopped
 from sla_server.topology import app_layout, main_layout
@@ -155,7 +158,7 @@ def _page(config: configuration.ResolvedConfig) -> str:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
 def status(path: Path | None, output: str) -> None:
-    """Say whether the server runs, its processes and its page."""
+    """Say whether the server runs, its processes, its page, and what is in trouble."""
     from sla_server.db.reads import open_reader
 
     config = configuration.load(path)
@@ -169,9 +172,10 @@ def status(path: Path | None, output: str) -> None:
             processes = reader.processes()
     except SlaError as exc:  # the server does run: that is the first thing to say
         trouble = str(exc)
+    problems = _problems(config)
     if output == "json":
         told = {"pid": pid, "page": _page(config), "processes": processes, "trouble": trouble}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({**told, "problems": problems}))
         return
     click.echo(f"running, pid {pid}, page {_page(config)}")
     if trouble:
@@ -179,6 +183,21 @@ def status(path: Path | None, output: str) -> None:
     for row in processes:
         line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
         click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))
+    for row in problems:
+        since = f", since {words.when(row['since_us'])}" if row["since_us"] else ""
+        click.echo(f"  in trouble: {row['process']}{since}: {words.sentence(row['reason'])}")
+
+
+def _problems(config: configuration.ResolvedConfig) -> list[dict[str, Any]]:
+    """What ``/api/v1/health`` names; empty when nobody answers there."""
+    try:
+        port = (config.runtime_dir / "api.port").read_text().strip()
+        told: dict[str, Any] = Client(f"http://127.0.0.1:{port}").get("/health")
+    except Refused as exc:  # 503: down, and its body says why
+        told = exc.problem
+    except (OSError, SlaError):
+        return []
+    return list(told.get("problems", []))
 
 
 @cli.command()
