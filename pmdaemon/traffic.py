@@ -77,10 +77,11 @@ class Traffic:
         wanted = self._wanted()
         if not self.children or self._settings.fixed_pairs is not None:
             self._grow(wanted)  # a fixed number needs no hysteresis, and the first pair no reason
+        # One that runs and has not reported yet (a slow start) takes no shards, but keeps those it has.
         loads = [
             PairLoad(child.index, child.last.busy_ratio, {row[0]: row[1] for row in child.last.shards})
             for child in self.children
-            if child.is_running and child.has_reported
+            if child.is_running and (child.has_reported or child.index in self.owners)
         ]
         running = len(self.children)
         self._balance, decision = decide(self._balance, self.owners, running, wanted, loads, now_ns)

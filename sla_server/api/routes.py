@@ -63,7 +63,7 @@ OBJECTIVE = Query("objective", "string", "Which objective of the agreement; defa
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
 ROUTES: Final = (
-    Route("GET", "/health", "health", "Whether this part and its sources answer."),
+    Route("GET", "/health", "health", "How the server is: 200 ok or degraded, 503 down; since when and why."),
     Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
     Route("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
     Route(

@@ -47,12 +47,6 @@ class RecordReads(Queries):
             select(table.c.name, func.max(table.c.version).label("version")).group_by(table.c.name).subquery()
         )
 
-    def threshold_set(self) -> Row | None:
-        """The newest threshold set, ``entries`` decoded."""
-        table = schema.threshold_sets
-        rows = decode_json(self._rows(select(table).order_by(table.c.version.desc()).limit(1)), ("entries",))
-        return rows[0] if rows else None
-
     def slices(
         self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
     ) -> list[Row]:

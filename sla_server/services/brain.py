@@ -49,7 +49,6 @@ class Brain:
         self.settings = settings
         self.tables: dict[str, GatewayTable] = {}
         self.live: dict[Key, LiveState] = {}
-        self.threshold_version = 0
         self.around = Surroundings(settings)
         self.scopes = Scopes(settings, self.around.r_on)
         self.policy = PolicyManager(
@@ -64,13 +63,10 @@ class Brain:
 
     # What is promised.
 
-    def set_agreements(
-        self, promises: Sequence[Promise], classes: Sequence[VolumeClass], threshold_version: int
-    ) -> None:
+    def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:
         """The agreements in force, complete; promises that did not change keep their state."""
         self._arrivals.settle()
         self.around.set_classes(classes)
-        self.threshold_version = threshold_version
         self.scopes.set_promises(promises, self.tables.values())
         old, self.live = self.live, {}
         for promise in promises:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, Protocol
 
 import structlog
@@ -56,6 +56,9 @@ class Desk(Protocol):
 
     def policy_version(self) -> int | None:
         """Version in force."""
+
+    def carried(self) -> Mapping[str, Collection[str]]:
+        """Gateways announced, and the volumes of each."""
 
 
 class _Strict(BaseModel):
@@ -207,8 +210,11 @@ class Requests:
                 self._try(request, documents, who, now_us)
             else:
                 # Applied when its turn comes, not when it was asked for: slices in between have one judge.
+                carried = self._desk.carried
                 self._submit(
-                    request, lambda catalog, us: catalogs.apply(catalog, documents, who, us), _applied
+                    request,
+                    lambda catalog, us: catalogs.apply(catalog, documents, who, us, carried()),
+                    _applied,
                 )
 
         if not self._desk.documents.submit(body.documents, self._desk.rollup_s, read):
@@ -218,7 +224,8 @@ class Requests:
 
     def _try(self, request: str, documents: list[Loaded], who: str, now_us: int) -> None:
         try:
-            change = catalogs.apply(self._desk.changes.catalog, documents, who, now_us)
+            catalog, carried = self._desk.changes.catalog, self._desk.carried()
+            change = catalogs.apply(catalog, documents, who, now_us, carried)
         except AgreementsRefused as exc:
             self._refuse_all(request, exc.problems)
         else:

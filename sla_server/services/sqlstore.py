@@ -29,10 +29,6 @@ class SqlStore:
         """See ``Store``."""
         return self._reader.agreements(in_force=False)
 
-    def threshold_set(self) -> Row | None:
-        """See ``Store``."""
-        return self._reader.threshold_set()
-
     def volumes(self) -> list[Row]:
         """See ``Store``."""
         return self._reader.volumes()

@@ -39,9 +39,6 @@ class Store(Protocol):
     def agreements(self) -> list[Row]:
         """Every version of every agreement, by name and version."""
 
-    def threshold_set(self) -> Row | None:
-        """The newest threshold set."""
-
     def volumes(self) -> list[Row]:
         """volume, backend, size_bytes, read_only of the volumes ever seen."""
 

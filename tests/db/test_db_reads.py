@@ -68,7 +68,6 @@ def test_every_answer_is_plain(filled):
         reader.manifest(),
         reader.agreements(),
         reader.agreement("x"),
-        reader.threshold_set(),
         reader.slices("a", "b", 0, 1),
         reader.slice_counts("a", "b", 0, 1),
         reader.episodes(),

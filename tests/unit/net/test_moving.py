@@ -318,6 +318,17 @@ def test_caps_move_with_the_gateway_and_orders_for_it_are_passed_on_once(world: 
     assert world.sides[1].counters["mail_dropped"] == 1
 
 
+def test_thresholds_for_a_gateway_that_has_left_reach_it(world: World) -> None:
+    agent = world.up()
+    world.set_owner(1)
+    world.step()
+    order = {"gw": GATEWAY, "version": 3, "entries": []}
+    world.sides[0].box.deliver("services", Kind.SET_THRESHOLDS, order)
+    world.step()
+    assert agent.expect(Kind.THRESHOLDS).header == {"version": 3, "entries": []}
+    assert world.passed.count("mail") == 1
+
+
 def test_a_durable_notice_for_a_gateway_that_has_left_reaches_it(world: World) -> None:
     agent = world.up()
     agent.answer(world.poll(agent))

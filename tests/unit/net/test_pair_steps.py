@@ -238,22 +238,50 @@ def test_restarted_services_hear_of_every_gateway_again(bench: Bench) -> None:
     lost.close()
     bench.step()
     bench.box.posts.clear()
-    bench.tell(Kind.SET_THRESHOLDS, version=9, entries=[], inc=2)
+    bench.tell(Kind.LEASE, inc=2)
     assert bench.box.states("services") == [(GATEWAY, "up")]
     assert bench.box.states("dbmanager") == []
-    assert [item.header["version"] for item in bench.heard(agent) if item.kind == Kind.THRESHOLDS] == [9]
+    bench.tell(Kind.SET_THRESHOLDS, gw=GATEWAY, version=9, entries=[])
+    assert [item.header for item in bench.heard(agent) if item.kind == Kind.THRESHOLDS] == [
+        {"version": 9, "entries": []}
+    ]
 
 
-def test_echo_of_our_own_announcement_is_not_answered(bench: Bench) -> None:
-    """services answers each GATEWAY up with SET_THRESHOLDS; answering that again would never end."""
+def test_services_are_told_who_is_there_once_a_start_of_theirs(bench: Bench) -> None:
     bench.up()
-    bench.tell(Kind.LEASE)
     announced = []
-    for _ in range(4):
+    for incarnation in (1, 1, 1, 2, 2):
         bench.box.posts.clear()
-        bench.tell(Kind.SET_THRESHOLDS, version=9, entries=[], inc=1)
+        bench.tell(Kind.LEASE, inc=incarnation)
         announced.append(len(bench.box.states("services")))
-    assert announced == [1, 0, 0, 0]
+    assert announced == [1, 0, 0, 1, 0]
+
+
+def test_thresholds_reach_the_gateway_they_are_for_and_no_other(bench: Bench) -> None:
+    agent, other = bench.up(), bench.up(OTHER)
+    bench.heard(agent)
+    bench.heard(other)
+    bench.tell(Kind.SET_THRESHOLDS, gw=OTHER, version=4, entries=[])
+    bench.tell(Kind.SET_THRESHOLDS, gw="nobody", version=5, entries=[])
+    assert bench.heard(agent) == []
+    assert [item.header["version"] for item in bench.heard(other)] == [4]
+
+
+def test_a_gateway_is_registered_before_services_hears_of_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thresholds that services answers with could meet a session that may not get them yet."""
+    agent, post = bench.dial(), bench.courier.news
+    heard: list[list[int]] = []
+
+    def news(message: bytes, *recipients: str) -> None:
+        heard.append([item.kind for item in bench.heard(agent)])
+        post(message, *recipients)
+
+    monkeypatch.setattr(bench.courier, "news", news)
+    agent.send(hello(), schema(), register(()))
+    bench.step()
+    assert heard == [[Kind.WELCOME, Kind.REGISTERED]]
 
 
 def test_refused_by_dbmanager_is_asked_for_again_and_judged_once(bench: Bench) -> None:
@@ -344,7 +372,7 @@ def test_caps_thresholds_and_poll_leave_as_one_write(bench: Bench) -> None:
     bench.heard(agent)
     bench.box.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 1, "lease_us": 1, "caps": []})
     bench.box.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 2, "lease_us": 1, "caps": []})
-    bench.box.deliver("services", Kind.SET_THRESHOLDS, {"version": 1, "entries": []})
+    bench.box.deliver("services", Kind.SET_THRESHOLDS, {"gw": GATEWAY, "version": 1, "entries": []})
     bench.box.deliver("services", Kind.LEASE, {})
     bench.clock.advance(1)
     writes = bench.counters["writes"]
@@ -378,10 +406,9 @@ def test_lease_is_not_renewed_once_services_is_silent(bench: Bench) -> None:
 
 def test_orders_for_a_gateway_that_is_not_there_wait_for_it(bench: Bench) -> None:
     bench.tell(Kind.SET_CAPS, gw=GATEWAY, gen=4, lease_us=1, caps=[])
-    bench.tell(Kind.SET_THRESHOLDS, version=2, entries=[])
     assert bench.box.to("services", Kind.CAPS_STATE) == []
     agent = bench.up()
-    assert [item.kind for item in bench.heard(agent)] == [Kind.THRESHOLDS, Kind.CAPS]
+    assert [item.kind for item in bench.heard(agent)] == [Kind.CAPS]
     assert bench.box.to("services", Kind.CAPS_STATE)[-1].header["gen"] == 4
 
 
