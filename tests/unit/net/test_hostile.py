@@ -7,6 +7,7 @@ dead pair. The other gateway is polled and its cut is kept in every example.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,17 @@ def frames(draw: st.DrawFn) -> bytes:
     return frame.encode(kind, header, draw(st.just(blob) | st.binary(max_size=64)))
 
 
+def cuts_of(bench: Bench, gateway_id: str) -> list[tuple[int, int]]:
+    """(seq, epoch) of the cuts of one gateway that were given to dbmanager."""
+    headers = [
+        frame.decode(raw).header
+        for batch in bench.box.to("dbmanager", Kind.CUTS)
+        for raw in frame.split(batch.blob)
+    ]
+    wanted = gateway_id.replace("-", "")
+    return [(header["seq"], header["ep"]) for header in headers if header["gw"].hex() == wanted]
+
+
 def survives(said: bytes, after: int) -> None:
     """A peer gets through ``after`` steps, the last its first poll, and says this; the other goes on."""
     bench = Bench()
@@ -75,13 +87,7 @@ def survives(said: bytes, after: int) -> None:
         for poll in bench.polls(good):
             good.answer(poll)
         bench.pass_time(0.2)
-        kept = [
-            header["seq"]
-            for batch in bench.box.to("dbmanager", Kind.CUTS)
-            for header in (frame.decode(raw).header for raw in frame.split(batch.blob))
-            if header["gw"].hex() == OTHER.replace("-", "")
-        ]
-        assert kept == [1]
+        assert [seq for seq, _ in cuts_of(bench, OTHER)] == [1]
         assert bench.box.states()[0] == (OTHER, "up")
         assert (OTHER, "lost") not in bench.box.states()
     finally:
@@ -101,3 +107,37 @@ def test_a_damaged_session(data: Any) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     survives(bytes(whole), 0)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_damaged_answer_after_good_ones(data: Any) -> None:
+    bench = Bench()
+    try:
+        bench.marks()
+        good, bad = bench.up(OTHER), bench.up()
+        for _ in range(3):
+            bench.pass_time(1)
+            for agent in (good, bad):
+                for poll in bench.polls(agent):
+                    agent.answer(poll)
+        bench.pass_time(1)
+        (poll,) = bench.polls(bad)
+        said: list[bytes] = []
+        with patch.object(bad, "send", lambda *frames: said.extend(frames)):
+            bad.answer(poll)
+        whole = bytearray(b"".join(said))
+        for _ in range(data.draw(st.integers(1, 3))):
+            whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+        bad.send(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
+        for poll in bench.polls(good):
+            good.answer(poll)
+        bench.step()
+        bench.pass_time(0.2)
+        gateway = bench.registry.get(OTHER)
+        assert gateway is not None
+        assert (gateway.conn is not None, good.next_seq) == (True, 5)
+        assert [seq for seq, _ in cuts_of(bench, OTHER)] == [1, 2, 3, 4]
+        assert len(cuts_of(bench, GATEWAY)) in (3, 4)
+    finally:
+        bench.close()
