@@ -17,6 +17,7 @@ Source: P10, P16; DESIGN.md 3.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
@@ -206,6 +207,8 @@ class Inbound:
         if not is_known and not self._make_room(now_ns):
             self._counters["strangers_turned_away"] += 1
             self._refusals.warning(now_ns, "turned-away", address=address, strangers=len(self._strangers))
+            with contextlib.suppress(OSError):  # gone already
+                sock.shutdown(socket.SHUT_RDWR)  # the parent has a duplicate of what it has dialled
             sock.close()
             return None
         if self._clerk is not None:
@@ -228,8 +231,10 @@ class Inbound:
     def _make_room(self, now_ns: int) -> bool:
         may_stay, oldest = self._strangers.admit(now_ns)
         if oldest is not None:
+            reason = "it did not register, and others wait"
             self._counters["strangers_evicted"] += 1
-            self._drop(oldest, "it did not register, and others wait")
+            self._refusals.warning(now_ns, "evicted", address=oldest.address, reason=reason)
+            self._drop(oldest, reason)
         return may_stay
 
     def _secure(self, conn: Connection) -> None:
