@@ -107,6 +107,11 @@ def _wait(ready: Any, what: str, limit_s: float) -> float:
     return time.monotonic() - started_s
 
 
+def _promises(stage: Stage) -> int:
+    """How many agreements the live view counts."""
+    return sum(stage.live().get("totals", {}).get("slas", {}).values())
+
+
 def _watch(run: Run, for_s: float) -> tuple[dict[str, Any], list[tuple[str, float, float, float]]]:
     """Let it run; a line of progress every ten seconds. Returns counts, and a row a process."""
     began, began_us, figures = run.usage(), time.time_ns() // 1000, run.figures()
@@ -172,7 +177,8 @@ def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) ->
     with stage:
         started_s = time.monotonic()
         stage.start_server()
-        _wait(lambda: stage.live().get("gateways") is not None, "the live view", START_LIMIT_S)
+        promised = gateways * STREAMS
+        _wait(lambda: _promises(stage) == promised, "services with all agreements", START_LIMIT_S)
         times = {"start_s": time.monotonic() - started_s}
         _say(f"fleet: the server is up after {times['start_s']:.1f} s; dialling")
         interval_us = round(stage.interval_s * 1e6)
@@ -196,6 +202,8 @@ def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) ->
             time.sleep(2 * stage.interval_s)
             sent = simulator.ask("freeze")["cuts"]
             times["stored_s"] = _wait(lambda: run.stored_cuts() >= sent, "all cuts in SQL", STORE_LIMIT_S)
+        except RuntimeError as exc:
+            raise RuntimeError(f"{exc}\n{stage.tail()}") from exc
         finally:
             simulator.stop()
     engine.dispose()
