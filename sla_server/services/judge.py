@@ -164,8 +164,7 @@ class Judge:
         if not stored:
             return _Book(SliceHistory(track.length_us, track.next_us), track.next_us)
         start_us, end_us = windows.period_bounds(track.item.agreement.spec.window, now_us)
-        # Alerts look back a tenth of the period, which may reach into the one before.
-        start_us = max(start_us - (end_us - start_us) // 10 - DAY_US, now_us - PERIOD_BACK_US)
+        start_us = max(_oldest_us(start_us, end_us), now_us - PERIOD_BACK_US)
         rows = self._judged_rows(track, start_us, now_us)
         rows = [row for row in rows if row["length_us"] == track.length_us]
         # A history is as long as what was judged, not as the period: most agreements are younger.
@@ -199,6 +198,7 @@ class Judge:
                 result.changed.add(track.key)
                 result.rows.extend(_alert_events(found, book.alerts, book.judged_to_us))
                 book.alerts = found.alerts
+                book.history.forget_before(_oldest_us(found.period_start_us, found.period_end_us))
         result.standings = dict(self._standings)
         return result
 
@@ -332,6 +332,11 @@ class Judge:
         if book is not None and book.history.length_us == track.length_us:
             book.history.put(start_us, code_of(verdict.state, ours))
             book.judged_to_us = max(book.judged_to_us, end_us)
+
+
+def _oldest_us(period_start_us: int, period_end_us: int) -> int:
+    """Where a history begins: alerts look back a tenth of the period, perhaps into the one before."""
+    return period_start_us - (period_end_us - period_start_us) // 10 - DAY_US
 
 
 def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:
