@@ -1,10 +1,11 @@
 """The judged slices of one objective, so that sums over any window are a few additions.
 
-A code a slice; index = (start - origin) / length; 0 = never judged. The newest 1,024 to 2,047 are kept as they
-are, a byte each. Older ones lie *sealed*, 1,024 in a chunk: how many there are of each code, then the codes,
-compressed. A chunk of one code, which most are, is the same object in all histories, so a year of good minutes is
-4 KB and not half a megabyte; of minutes that change at random a chunk is some 400 bytes. A window is summed
-from the chunks' counts, only its ends are unpacked; a late revision unpacks one chunk and seals it again.
+A code a slice; index = (start - origin) / length; 0 = never judged. The newest 1,024 to 2,047 are kept as
+they are, a byte each. Older ones lie *sealed*, 1,024 in a chunk: how many there are of each code, then the
+codes, compressed. A chunk of one code, which most are, is the same object in all histories, so a year of good
+minutes is 6 KB and not half a megabyte; of minutes that change at random a chunk is some 400 bytes. A window
+is summed from the chunks' counts, only its ends are unpacked; a late revision unpacks one chunk and seals it
+again.
 
 Slices of an agreement whose slice length was edited keep their own start; a history has one length, and
 ``put`` refuses starts that are not on its grid (the caller drops judgements of another length).
