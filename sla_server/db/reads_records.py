@@ -21,15 +21,15 @@ IN_FORCE_STATES = ("requested", "sent", "confirmed", "seen")
 class RecordReads(Queries):
     """Questions about recorded facts."""
 
-    def agreements(self) -> list[Row]:
-        """Those in force, by name, ``spec`` decoded: the newest version of each, unless ended."""
-        table, newest = schema.agreements, self._newest_versions()
-        statement = (
-            select(table)
-            .join(newest, and_(newest.c.name == table.c.name, newest.c.version == table.c.version))
-            .where(table.c.ended_us.is_(None))
-            .order_by(table.c.name)
-        )
+    def agreements(self, in_force: bool = True) -> list[Row]:
+        """By name and version, ``spec`` decoded; in force: the newest version of each, unless ended."""
+        table = schema.agreements
+        statement = select(table).order_by(table.c.name, table.c.version)
+        if in_force:
+            newest = self._newest_versions()
+            statement = statement.join(
+                newest, and_(newest.c.name == table.c.name, newest.c.version == table.c.version)
+            ).where(table.c.ended_us.is_(None))
         return decode_json(self._rows(statement), ("spec",))
 
     def all_agreements(self, page: int = 2048) -> Iterator[Row]:
