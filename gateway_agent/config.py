@@ -99,8 +99,8 @@ class AgentConfig(StrictModel):
     listen: str = ""
     """Instead of dialling: where the PMDaemon dials this agent, IP:PORT (it must be listed there)."""
     spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
-    """Room for cuts that the server has not acknowledged, reserved when the spool is made; beyond it the
-    oldest are dropped."""
+    """Room for cuts that the server has not acknowledged, reserved at the start; beyond it the oldest are
+    dropped. A change holds from the next start; a smaller one once the cuts fit."""
     client_rule: Literal["address", "export-suffix"] = "address"
     """How a client is named: by its address, or by VOLUME@CLIENT in the export it asks for."""
     reconnect: ReconnectConfig = Field(default_factory=ReconnectConfig)

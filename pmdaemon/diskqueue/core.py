@@ -32,10 +32,10 @@ from pmdaemon.diskqueue.errors import (
     RecordTooLarge,
 )
 from pmdaemon.diskqueue.index import Index
-from pmdaemon.diskqueue.opening import open_files
 from pmdaemon.diskqueue.ready import Ready
 from pmdaemon.diskqueue.record import BODY, FRONT, HEADER_BYTES, PADDING, SIGNATURE, UNIT_BYTES
 from pmdaemon.diskqueue.recovery import Recovered, Report
+from pmdaemon.diskqueue.resize import open_resized
 from pmdaemon.diskqueue.ring import Ring
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.span import open_data
@@ -73,11 +73,13 @@ class Core:
         self.settings = settings
         self.name = str(settings.data_path)
         self._clock = clock or SystemClock()
-        self._data = data or open_data(settings)
+        self._data: Storage = data or open_data(settings)
         self._index_storage: Storage | None = index
         try:
             self._index_storage = index or FileStorage(settings.resolved_index_path)
-            opened = open_files(self._data, self._index_storage, settings, self._clock.unix_us())
+            self._data, self._index_storage, opened = open_resized(
+                self._data, self._index_storage, settings, self._clock.unix_us()
+            )
         except BaseException:
             self._close_files()
             raise

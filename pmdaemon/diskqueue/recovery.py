@@ -137,15 +137,15 @@ def _read_index(
     if header is None:
         report.index_problem = "no intact header" if len(view) else "missing"
         return None, []
-    if header.salt != file.salt or header.ring_bytes != file.ring_bytes:
-        report.index_problem = "belongs to another data file"
-        return None, []
     entries = view[INDEX_START : INDEX_START + header.capacity * ENTRY_BYTES]
     whole = len(entries) // ENTRY_BYTES
     touched = (
         np.frombuffer(entries[: whole * ENTRY_BYTES], dtype="<u8").reshape(-1, ENTRY_BYTES // 8).any(axis=1)
     )
     used = int(np.flatnonzero(touched)[-1]) + 1 if touched.any() else 0
+    if header.salt != file.salt or header.ring_bytes != file.ring_bytes:
+        report.index_problem = "belongs to another data file"
+        return None, [None] * used  # none is believed, all are written anew
     slots = [read_slot(view, number, file.seed) for number in range(used)]
     damaged = slots.count(None)
     if whole < header.capacity:

@@ -356,6 +356,7 @@ class Reception:
         if gateway is None:
             return
         gateway.end()
+        self._counters["lost_sessions"] += not by_us
         state = "detached" if by_us else "lost"
         log.warning(f"gateway-{state}", gateway=gateway.name, reason=reason)
         self._tell(gateway, state, reason)

@@ -60,6 +60,7 @@ class Connection:
         secured: whether frames may flow: at once without TLS, else when the handshake is done.
         credential: what the peer's certificate says; None without one.
         asking: a certificate is being made for it.
+        is_dialled: we have dialled it; the parent wants to know why it is refused.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Connection:
         self.end_reason = ""
         self.credential: Credential | None = None
         self.asking = False
+        self.is_dialled = False
         self._sock: Transport = sock
         self._tls = sock if isinstance(sock, TlsTransport) else None
         self.secured = self._tls is None

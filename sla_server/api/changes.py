@@ -13,13 +13,15 @@ from typing import Any, Final
 from flask import Request, Response, g
 
 from sla_server.api import answers
-from sla_server.api.errors import BadInput
+from sla_server.api.dialled import CONFIGURATION, listed
+from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.parts import Parts
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
 
 RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
 REASON_MAX: Final = 200
+NAME_MAX: Final = 200
 
 
 def apply_slas(parts: Parts, request: Request) -> Response:
@@ -80,6 +82,26 @@ def set_mode(parts: Parts, request: Request) -> Response:
 def announce_policies(parts: Parts, _request: Request) -> Response:
     """Tell ``services`` to look for a new policy version now."""
     return _ask(parts, "policies_changed", {})
+
+
+def list_gateway(parts: Parts, request: Request, address: str) -> Response:
+    """Put a gateway on the list of those to dial; ``services`` checks the address."""
+    name = answers.json_body(request).get("name")
+    if not isinstance(name, str) or not name.strip() or len(name) > NAME_MAX:
+        raise BadInput("name", f"is required, {NAME_MAX} characters at most")
+    return _ask(parts, "gateway_list", {"address": address, "name": name.strip(), "is_listed": True})
+
+
+def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
+    """Take a gateway off the list."""
+    found = [row for row in listed(parts) if row["address"] == address]
+    if not found:
+        raise NotFound(f"no gateway is listed at {address!r}", "'sla gateways list' shows those that are")
+    if found[0]["source"] == CONFIGURATION:
+        raise BadInput(
+            "address", f"{address} is listed in the server's file", "Remove its [[pmdaemon.gateway]] there"
+        )
+    return _ask(parts, "gateway_list", {"address": address, "name": found[0]["name"], "is_listed": False})
 
 
 def new_login(parts: Parts, request: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flask import Request, Response
 
-from sla_server.api import answers
+from sla_server.api import answers, dialled
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.parts import Parts
 from sla_server.db.schema import STREAM_SUMS
@@ -22,6 +22,11 @@ SPAN_MAX_US: Final = 31 * 24 * HOUR_US
 def gateways(parts: Parts, _request: Request) -> Response:
     """Rows of SQL with the live counts of exports and streams."""
     return answers.as_list(_with_live(parts, parts.source.gateways(), "gateways", "gateway_id"))
+
+
+def gateway_list(parts: Parts, _request: Request) -> Response:
+    """Gateways to dial, from both lists."""
+    return answers.as_list(dialled.listed(parts))
 
 
 def volumes(parts: Parts, _request: Request) -> Response:

@@ -23,7 +23,7 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
-LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events")
+LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events", "problems")
 EMPTY: Final[dict[str, Any]] = {
     "at_us": 0,
     "mode": None,

@@ -9,6 +9,7 @@ import click
 from sla_server.cli.ca import ca
 from sla_server.cli.change import apply, delete, login, mode, throttle
 from sla_server.cli.client import Client
+from sla_server.cli.gateways import gateways
 from sla_server.cli.get import get
 from sla_server.cli.mailbox import mailbox
 from sla_server.cli.policy import policy
@@ -38,7 +39,21 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
     context.obj = context.obj or Client.find(server, token_file, config)
 
 
-for command in (apply, get, delete, throttle, mode, policy, queue, storage, mailbox, ca, top, login):
+for command in (
+    apply,
+    get,
+    delete,
+    throttle,
+    mode,
+    gateways,
+    policy,
+    queue,
+    storage,
+    mailbox,
+    ca,
+    top,
+    login,
+):
     cli.add_command(command)
 
 if __name__ == "__main__":

@@ -298,6 +298,7 @@ RECORDABLE: Final = frozenset(
         "processes",
         "audit",
         "policies",
+        "gateway_list",
     )
 )
 """Tables that RECORD may write; of ``policies`` only ``state``."""

@@ -37,6 +37,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire.pressure import Problem
 from sla_server.db.archive import Archive, FinishedFile
 from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
@@ -100,6 +101,7 @@ class Writer:
         self._finish_by_ns = 0
         self._finished: FinishedFile | None = None
         self._archive_blocked_until_ns = 0
+        self._archive_problem: Problem | None = None
         self._sql_seq = 0
         self._parquet_seq = 0
         self._window_bytes = 0
@@ -164,6 +166,10 @@ class Writer:
     def outage(self) -> Outage:
         """Whether the database works, and since when and why it does not."""
         return self._outage
+
+    def problems(self) -> list[Problem]:
+        """What cannot be written to just now. Thread: any."""
+        return [problem for problem in (self._outage.problem, self._archive_problem) if problem is not None]
 
     def _database_away(self, error: DatabaseUnavailable) -> None:
         self._outage.failed(self._clock.unix_us(), error.reason)
@@ -358,6 +364,8 @@ class Writer:
             log.error("archive-failed", error=str(exc))
             self._archive_blocked_until_ns = self._clock.monotonic_ns() + ARCHIVE_RETRY_NS
             now_us = self._clock.unix_us()
+            since_us = self._archive_problem.since_us if self._archive_problem else now_us
+            self._archive_problem = Problem("parquet", since_us, str(exc))
             event = event_row(
                 (now_us,),
                 now_us,
@@ -372,7 +380,7 @@ class Writer:
     def _commit_file(self, finished: FinishedFile) -> None:
         if self._store.commit_file(finished, self._queue.oldest_seq):
             self._parquet_seq = finished.last_seq
-            self._finished = None
+            self._finished = self._archive_problem = None
             self._probe("file-committed")
             return
         log.error("file-discarded", first=finished.first_seq, last=finished.last_seq)

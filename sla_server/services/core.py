@@ -36,6 +36,7 @@ from sla_server.services.looker import Found
 from sla_server.services.outbox import Outbox
 from sla_server.services.policies import PolicyInForce
 from sla_server.services.pressure import Pressures
+from sla_server.services.problems import Problems
 from sla_server.services.protocols import Controller, Eyes
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row
@@ -81,6 +82,7 @@ class Services:
         self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
         self._shown = Shown(start.events)
         self._pressures = Pressures()
+        self._problems = Problems(now_ns, now_us)
         self._standings: dict[tuple[str, str], Standing] = {}
         self._rows: Rows = list(start.rows)
         self._attendance = Attendance(start.awaited, now_ns)
@@ -155,6 +157,7 @@ class Services:
             self.brain.gateway_lost(header["gw"], header.get("reason", header["state"]), now_ns)
             return
         if header["state"] == "up":
+            self._problems.name(header["gw"], header["name"])
             exports = header.get("exports", [])
             volumes = [export["volume"] for export in exports]
             self.brain.gateway_up(header["gw"], header["name"], exports, now_ns)
@@ -174,15 +177,18 @@ class Services:
         reason, at_us = header.get("reason", ""), header.get("at_us", now_us)
         self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
 
-    def _gateway_alert(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
+    def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         header = message.header
         kind, at_us = str(header["kind"]), header.get("at_us", now_us)
         severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
         details = header.get("details") or {}
         self._note(event_row(kind, severity, "gateway", header["gw"], str(header["text"]), at_us, details))
+        self._problems.alert(header["gw"], kind, str(header["text"]), at_us, now_ns)
 
-    def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
-        for row in self._pressures.add(pressure.parse(message.header), now_ns):
+    def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
+        report = pressure.parse(message.header)
+        self._problems.report(report, now_ns, now_us)
+        for row in self._pressures.add(report, now_ns):
             self._note(row)
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
@@ -313,6 +319,7 @@ class Services:
         header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         for row in header["processes"]:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
+        header["problems"] = self._problems.now(now_ns)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _post_caps(self, caps: SetCaps) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pmdaemon.config import ListedGateway
 from pmdaemon.runtime.config import describe
 from sla_server.agreements.errors import AgreementsRefused, Problem
 from sla_server.agreements.load import Loaded
@@ -103,6 +104,10 @@ class _Mode(_Strict):
     mode: Literal["observe", "enforce"]
 
 
+class _Listed(ListedGateway):
+    is_listed: bool
+
+
 class Requests:
     """See the module."""
 
@@ -118,6 +123,7 @@ class Requests:
             "throttle_release": self._throttle_release,
             "mode": self._mode,
             "policies_changed": self._policies_changed,
+            "gateway_list": self._gateway_list,
         }
 
     def handle(self, header: Body, now_ns: int, now_us: int) -> None:
@@ -278,6 +284,16 @@ class Requests:
             text = f"mode is {mode}, was {before}"
             rows.append(event_row("mode-changed", "info", "server", "services", text, now_us, {"who": who}))
         self._when_durable(request, rows, {"mode": mode})
+
+    def _gateway_list(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = _Listed.model_validate(raw)
+        action = "gateway-listed" if body.is_listed else "gateway-unlisted"
+        row = {"address": body.address, "name": body.name, "is_enabled": body.is_listed}
+        rows: Rows = [
+            ("gateway_list", row),
+            audit_row(who, action, body.address, now_us, after={"name": body.name}),
+        ]
+        self._when_durable(request, rows, body.model_dump())
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)

@@ -7,7 +7,7 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 from db_rig import Rig
-from db_samples import assert_database_holds, cuts_message, gateway_message, make_cut, record_message
+from db_samples import T0, assert_database_holds, cuts_message, gateway_message, make_cut, record_message
 from sqlalchemy import text
 
 from sla_server.db import outage as outages
@@ -109,9 +109,14 @@ def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
     assert_database_holds(rig.reader, items[:2])
     assert [row["kind"] for row in rig.reader.events()] == ["archive-failed"]
     assert rig.archive.last_seq == 0, "not tried again yet"
+    [problem] = rig.writer.problems()
+    assert (problem.what, problem.since_us) == ("parquet", T0)
+    assert "No space left" in problem.reason
     rig.clock.advance(11)
     rig.feed(cuts_message(items[2:]))
+    assert rig.writer.problems() == [problem], "no file stands yet"
     rig.settle(final=True)
+    assert rig.writer.problems() == []
     assert archived(rig) == identity(items)
 
 

@@ -123,7 +123,22 @@ class FakeSource:
 
     def gateways(self) -> list[dict[str, Any]]:
         self._row("gateways")
-        return [{"gateway_id": "g-1", "name": "gateway-a", "state": "up", "last_cut_us": NOW_US}]
+        return [
+            {
+                "gateway_id": "g-1",
+                "name": "gateway-a",
+                "state": "up",
+                "last_cut_us": NOW_US,
+                "address": "10.0.0.5:7412",
+            }
+        ]
+
+    def gateway_list(self) -> list[dict[str, Any]]:
+        self._row("gateway_list")
+        return [
+            {"address": "10.0.0.5:7412", "name": "host-5"},
+            {"address": "10.0.0.6:7412", "name": "host-6"},
+        ]
 
     def volumes(self) -> list[dict[str, Any]]:
         self._row("volumes")

@@ -40,6 +40,20 @@ THROTTLE = {"volume": "batch", "iops": 100, "duration_s": 600, "reason": "backup
         ),
         ("PUT", "/mode", {"json": {"mode": "observe"}}, "mode", {"mode": "observe"}),
         ("POST", "/policies/announce", {}, "policies_changed", {}),
+        (
+            "PUT",
+            "/gateway-list/10.0.0.9:7412",
+            {"json": {"name": "host-9"}},
+            "gateway_list",
+            {"address": "10.0.0.9:7412", "name": "host-9", "is_listed": True},
+        ),
+        (
+            "DELETE",
+            "/gateway-list/10.0.0.5:7412",
+            {},
+            "gateway_list",
+            {"address": "10.0.0.5:7412", "name": "host-5", "is_listed": False},
+        ),
     ],
 )
 def test_each_change_is_one_request_to_services(

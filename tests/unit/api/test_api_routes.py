@@ -228,21 +228,45 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, parts: Parts) -> None:
     places[0].release()
 
 
-def test_mode_health_and_processes(web: FlaskClient, parts: Parts, source: fakes.FakeSource) -> None:
+def test_mode_fullness_and_processes(web: FlaskClient, parts: Parts) -> None:
     assert web.get("/api/v1/mode").json == {"mode": None, "stale": True}
-    assert web.get("/api/v1/health").json["status"] == "degraded"
     parts.live.put(snapshot())
     assert web.get("/api/v1/mode").json == {"mode": "enforce", "stale": False}
-    assert web.get("/api/v1/health").json["status"] == "ok"
     assert web.get("/api/v1/health").json["fullness"] == {}
     pressed = {"name": "dbmanager", "pressure": {"fullness": {"ingest-queue": 0.5}, "refused": {}}}
     parts.live.put({**snapshot(), "processes": [{"name": "services", "pressure": None}, pressed]})
     assert web.get("/api/v1/health").json["fullness"] == {"dbmanager/ingest-queue": 0.5}
     assert items(web, "processes")[0]["name"] == "services"
+
+
+def health(web: FlaskClient) -> tuple[int, str, list[tuple[str, str]]]:
+    answer = web.get("/api/v1/health")
+    rows = [(row["process"], row["what"]) for row in answer.json["problems"]]
+    return answer.status_code, answer.json["status"], rows
+
+
+def test_health_is_ok_degraded_or_down(
+    web: FlaskClient, parts: Parts, source: fakes.FakeSource, clock: FakeClock
+) -> None:
+    assert health(web) == (503, "down", [("services", "services")]), "they have not spoken yet"
+    parts.live.put(snapshot())
+    assert health(web) == (200, "ok", [])
+    full = {"process": "dbmanager", "what": "database", "since_us": 7, "reason": "No space left on device"}
+    parts.live.put({**snapshot(), "problems": [full]})
+    assert health(web) == (200, "degraded", [("dbmanager", "database")])
+    assert web.get("/api/v1/health").json["problems"] == [full]
+    assert web.get("/api/v1/live").json["problems"] == [full]
+    metric = 'sla_problem{process="dbmanager",what="database"} 1.0'
+    assert metric in web.get("/api/v1/metrics").text
     source.away = True
-    told = web.get("/api/v1/health").json
-    assert told["status"] == "degraded"
-    assert "connection refused" in told["database"]
+    assert health(web) == (503, "down", [("appserver", "database"), ("dbmanager", "database")])
+    assert "connection refused" in web.get("/api/v1/health").json["database"]
+    source.away = False
+    clock.advance(parts.config.stale_after_s + 1)
+    assert health(web) == (503, "down", [("services", "services")]), "old words of services say nothing"
+    [silent] = web.get("/api/v1/health").json["problems"]
+    assert silent["since_us"] == clock.unix_us() - 6_000_000
+    assert metric not in web.get("/api/v1/metrics").text
 
 
 def test_metrics_count_requests(web: FlaskClient) -> None:

@@ -50,13 +50,18 @@ class Server:
         self.log = directory / "daemon.log"
         self._log_file = self.log.open("wb")
 
-    def start(self, **settings: Any) -> int:
-        """Start the daemon; returns its port."""
+    def configure(self, **settings: Any) -> Path:
+        """Write the configuration; returns its path."""
         table = {"listen": "127.0.0.1:0", "interval_s": 0.1} | settings
         lines = [f"runtime_dir = {json.dumps(str(self.directory))}", "[pmdaemon]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # keys may be dotted
         config = self.directory / "server.toml"
         config.write_text("\n".join(lines))
+        return config
+
+    def start(self, **settings: Any) -> int:
+        """Start the daemon; returns its port."""
+        config = self.configure(**settings)
         command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(config)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SLA_")}
         self.process = subprocess.Popen(command, stderr=self._log_file, env=environment)

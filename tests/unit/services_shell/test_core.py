@@ -56,6 +56,22 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     assert bench.core.bad_frames == 0
 
 
+def test_a_listed_gateway_is_a_row_and_an_audit_row_and_answered_when_durable() -> None:
+    bench = Bench()
+    body = {"address": "10.0.0.5:7412", "name": "host-5", "is_listed": True}
+    bench.request("gateway_list", body)
+    assert bench.answers() == []
+    [listed, audit] = bench.confirm()
+    assert listed == (
+        "gateway_list",
+        {"address": "10.0.0.5:7412", "name": "host-5", "is_enabled": True},
+    )
+    assert (audit[1]["action"], audit[1]["subject"]) == ("gateway-listed", "10.0.0.5:7412")
+    assert [(answer["code"], answer["body"]) for answer in bench.answers()] == [(200, body)]
+    bench.request("gateway_list", body | {"is_listed": False})
+    assert bench.confirm()[0][1]["is_enabled"] is False
+
+
 @pytest.mark.parametrize(
     ("kind", "header", "blob"),
     [
@@ -263,6 +279,8 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("throttle_set", {"volume": "nowhere", "iops": 5}, 404),
         ("throttle_set", {"volume": "nowhere"}, 422),
         ("throttle_set", {"volume": "nowhere", "iops": -5}, 422),
+        ("gateway_list", {"address": "host:7412", "name": "h", "is_listed": True}, 422),
+        ("gateway_list", {"address": "10.0.0.5:0", "name": "h", "is_listed": True}, 422),
         ("throttle_release", {}, 422),
         ("throttle_release", {"volume": "vol-1"}, 404),
         ("mode", {"mode": "maybe"}, 422),
