@@ -74,7 +74,7 @@ class Counts:
         }
 
 
-def _seal(codes: bytes) -> bytes:
+def _seal(codes: bytes | bytearray) -> bytes:
     counts = np.bincount(np.frombuffer(codes, np.uint8), minlength=EXCLUDED + 1)
     sealed = _HEAD.pack(*counts.tolist()) + zlib.compress(codes, 1)
     return _COMMON.setdefault(sealed, sealed) if counts.max() == _CHUNK else sealed
