@@ -40,7 +40,7 @@ WARM_S: Final = 30.0
 PROGRESS_S: Final = 10.0
 START_LIMIT_S: Final = 120.0
 STORE_LIMIT_S: Final = 120.0
-QUEUE_BYTES: Final = 1 << 30  # 40 s of the fleet
+QUEUE_BYTES: Final = 2 << 30  # 80 s of the fleet
 SLICE_S: Final = 60
 JUDGED_AFTER_S: Final = 45
 LATE: Final = "late_replies_total"  # a figure appears when it is first counted
@@ -105,6 +105,11 @@ def _wait(ready: Any, what: str, limit_s: float) -> float:
             raise RuntimeError(f"{what}: not within {limit_s:.0f} s")
         time.sleep(0.25)
     return time.monotonic() - started_s
+
+
+def _promises(stage: Stage) -> int:
+    """How many agreements the live view counts."""
+    return sum(stage.live().get("totals", {}).get("slas", {}).values())
 
 
 def _watch(run: Run, for_s: float) -> tuple[dict[str, Any], list[tuple[str, float, float, float]]]:
@@ -172,7 +177,8 @@ def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) ->
     with stage:
         started_s = time.monotonic()
         stage.start_server()
-        _wait(lambda: stage.live().get("gateways") is not None, "the live view", START_LIMIT_S)
+        promised = gateways * STREAMS
+        _wait(lambda: _promises(stage) == promised, "services with all agreements", START_LIMIT_S)
         times = {"start_s": time.monotonic() - started_s}
         _say(f"fleet: the server is up after {times['start_s']:.1f} s; dialling")
         interval_us = round(stage.interval_s * 1e6)
@@ -196,6 +202,8 @@ def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) ->
             time.sleep(2 * stage.interval_s)
             sent = simulator.ask("freeze")["cuts"]
             times["stored_s"] = _wait(lambda: run.stored_cuts() >= sent, "all cuts in SQL", STORE_LIMIT_S)
+        except RuntimeError as exc:
+            raise RuntimeError(f"{exc}\n{stage.tail()}") from exc
         finally:
             simulator.stop()
     engine.dispose()

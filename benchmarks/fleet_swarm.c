@@ -5,8 +5,8 @@
  * A gateway keeps the promises of docs/formats/messages.md that the server relies on: a cut an interval, numbered without
  * holes; any cut can be asked for again and is then the same bytes (it follows from its number, so nothing is kept); at most
  * 28 cuts an answer and the newest one LIVE beside a longer backlog; CAPS and THRESHOLDS are acknowledged, not applied.
- * One connection is dialled a millisecond, as a fleet returns that spreads its dialling. A connection that ends is an
- * error of the run.
+ * One connection is dialled a millisecond, as a fleet returns that spreads its dialling; one that is turned away before its
+ * first POLL dials again after a random part of a second, as agents do. One that ends later is an error of the run.
  *
  * Standard input, a line each: "mark" forgets the lags measured so far, "freeze" ends the making of new cuts. Both are
  * answered with one line of JSON. SPEC is written by fleet_load.py, which names its parts in the same order.
@@ -40,8 +40,8 @@ struct cut {
 };
 
 struct conn {
-    int fd;
-    uint32_t used, hello_len;
+    int fd;                         /* 0: to be dialled at due_ms */
+    uint32_t used, hello_len, due_ms;
     uint64_t sent, acked;           /* numbers of cuts: newest sent, newest durable */
     uint64_t first_us, first_wall;  /* monotonic and wall clock of the first POLL */
     uint32_t sent_ms[SENT_TIMES];   /* when the newest cuts left first */
@@ -54,7 +54,7 @@ static unsigned char *reply, *none, *caps_ack, *thresholds_ack;
 static struct cut *cuts;  /* [group][variant] */
 static int64_t *cycles;   /* [group][CUM][rows]: what all variants of a group add to the lifetime counters */
 static struct conn *conns;
-static uint64_t interval_us, polls, again, thresholds, caps, lag_count;
+static uint64_t interval_us, polls, again, redials, thresholds, caps, lag_count, unconnected;
 static uint32_t lags[LAGS + 1];
 static unsigned char out[(BACKLOG + 2) * 65536];
 static int frozen;
@@ -114,10 +114,18 @@ static uint32_t make_cut(struct conn *conn, uint64_t seq, unsigned char *to) {
     return cut->len;
 }
 
+static void turned_away(struct conn *conn) {
+    if (conn->first_us) fail("the server closed the connection of gateway", conn - conns);
+    close(conn->fd);
+    conn->fd = conn->used = 0;
+    conn->due_ms = (uint32_t)(clock_us(CLOCK_MONOTONIC) / 1000) + 100 + (uint32_t)rand() % 900;
+    redials++, unconnected++;
+}
+
 static void send_all(struct conn *conn, const unsigned char *data, size_t size) {
     while (size) {
         ssize_t sent = send(conn->fd, data, size, MSG_NOSIGNAL);
-        if (sent < 0 && errno != EINTR) fail("sending failed for gateway", conn - conns);
+        if (sent < 0 && errno != EINTR) return turned_away(conn);
         if (sent > 0) data += sent, size -= (size_t)sent;
     }
 }
@@ -199,10 +207,10 @@ static void obey(struct conn *conn, const unsigned char *frame) {
 static void readable(struct conn *conn) {
     ssize_t got = recv(conn->fd, conn->in + conn->used, IN_BYTES - conn->used, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) fail("the server closed the connection of gateway", conn - conns);
+    if (got <= 0) return turned_away(conn);
     conn->used += (uint32_t)got;
     uint32_t at = 0, length;
-    while (conn->used - at >= 8) {
+    while (conn->fd && conn->used - at >= 8) {
         memcpy(&length, conn->in + at, 4);
         length += 4;
         if (length > IN_BYTES) fail("a frame is longer than the buffer, bytes", length);
@@ -210,6 +218,7 @@ static void readable(struct conn *conn) {
         obey(conn, conn->in + at);
         at += length;
     }
+    if (!conn->fd) return;
     memmove(conn->in, conn->in + at, conn->used - at);
     conn->used -= at;
 }
@@ -222,9 +231,20 @@ static void dial(struct conn *conn, int port, int epoll) {
     if (conn->fd < 0) fail("no socket; see `ulimit -Hn`; gateway", conn - conns);
     if (connect(conn->fd, (struct sockaddr *)&address, sizeof address)) fail("connect, gateway", conn - conns);
     setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    send_all(conn, conn->hello, conn->hello_len);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = conn};
     epoll_ctl(epoll, EPOLL_CTL_ADD, conn->fd, &event);
+    unconnected--;
+    send_all(conn, conn->hello, conn->hello_len);
+}
+
+/* One of those that are due. */
+static void dial_next(int port, int epoll) {
+    static uint32_t next;
+    uint32_t now_ms = (uint32_t)(clock_us(CLOCK_MONOTONIC) / 1000);
+    for (uint32_t looked = 0; looked < spec.n; looked++, next++) {
+        struct conn *conn = &conns[next % spec.n];
+        if (!conn->fd && conn->due_ms <= now_ms) return dial(conn, port, epoll);
+    }
 }
 
 static uint32_t lag_at(double share) {
@@ -237,9 +257,9 @@ static uint32_t lag_at(double share) {
 static void report(void) {
     uint64_t total = 0, running = 0;
     for (uint32_t i = 0; i < spec.n; i++) total += conns[i].sent, running += conns[i].sent > 0;
-    printf("{\"cuts\": %lu, \"running\": %lu, \"again\": %lu, \"polls\": %lu, \"thresholds\": %lu, \"caps\": %lu, "
+    printf("{\"cuts\": %lu, \"running\": %lu, \"again\": %lu, \"redials\": %lu, \"polls\": %lu, \"thresholds\": %lu, \"caps\": %lu, "
            "\"lag_p50_ms\": %u, \"lag_p99_ms\": %u, \"lag_max_ms\": %u}\n",
-           total, running, again, polls, thresholds, caps, lag_at(0.5), lag_at(0.99), lag_at(1.0));
+           total, running, again, redials, polls, thresholds, caps, lag_at(0.5), lag_at(0.99), lag_at(1.0));
     fflush(stdout);
 }
 
@@ -307,11 +327,11 @@ int main(int argc, char **argv) {
     int epoll = epoll_create1(0), port = atoi(argv[1]);
     struct epoll_event events[EVENTS], input = {.events = EPOLLIN, .data.ptr = NULL};
     epoll_ctl(epoll, EPOLL_CTL_ADD, 0, &input);
-    for (uint32_t dialled = 0;;) {
-        int count = epoll_wait(epoll, events, EVENTS, dialled < spec.n ? 1 : -1);
+    for (unconnected = spec.n;;) {
+        int count = epoll_wait(epoll, events, EVENTS, unconnected ? 1 : -1);
         for (int i = 0; i < count; i++)
             if (events[i].data.ptr) readable(events[i].data.ptr);
             else if (!command()) return 0;
-        if (dialled < spec.n) dial(&conns[dialled++], port, epoll);
+        if (unconnected) dial_next(port, epoll);
     }
 }

@@ -178,6 +178,8 @@ class Inbound:
             self._move(self._mover)
         now_ns = self._clock.monotonic_ns()
         self._courier.flush(now_ns)
+        for recipient in self._courier.neglected():
+            self._reception.announce_again(recipient)
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)

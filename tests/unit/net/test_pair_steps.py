@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
+from pmdaemon.cycle import courier as courier_module
 from pmdaemon.cycle.batch import BATCH_AGE_NS
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.record import LAG_NS
@@ -265,6 +266,24 @@ def test_thresholds_reach_the_gateway_they_are_for_and_no_other(bench: Bench) ->
     bench.tell(Kind.SET_THRESHOLDS, gw="nobody", version=5, entries=[])
     assert bench.heard(agent) == []
     assert [item.header["version"] for item in bench.heard(other)] == [4]
+
+
+def test_services_that_missed_an_announcement_hear_of_everybody_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "NEWS_BYTES", 1)  # keeps one announcement
+    bench.box.full = {"services"}
+    bench.up()
+    bench.up(OTHER)
+    assert bench.courier.dropped_news > 0
+    bench.box.full = set()
+    bench.box.posts.clear()
+    bench.step()
+    assert {(GATEWAY, "up"), (OTHER, "up")} <= set(bench.box.states("services"))
+    assert bench.box.states("dbmanager") == []
+    bench.box.posts.clear()
+    bench.step()
+    assert bench.box.states("services") == []
 
 
 def test_a_gateway_is_registered_before_services_hears_of_it(
