@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,8 +20,11 @@ from faster_fifo import Queue as FasterFifo
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
 from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.layout import RING_UNIT_BYTES
 
 BATCH = 64
+ROOM_BYTES = 4 << 20  # for faster-fifo, and for the rings of all our producers together
+NAP_S = 50e-6  # of a producer that finds no room; the peers sleep, too
 _context = get_context("fork")
 
 
@@ -59,7 +63,7 @@ class Box(Transport):
 
     def open(self) -> None:
         names = tuple(f"p{number}" for number in range(self.producers))
-        ring_bytes = (1 if self.size < 100_000 else 2) << 20
+        ring_bytes = ROOM_BYTES // self.producers // RING_UNIT_BYTES * RING_UNIT_BYTES
         routes = tuple(Route(name, "consumer", ring_bytes) for name in names)
         create_segment(
             self.folder / "segment", Layout(("consumer", *names), routes, 2048, self.form, self.checksum)
@@ -81,7 +85,7 @@ class Box(Transport):
                     post("consumer", data[index % length])
                     break
                 except MailboxFull:
-                    os.sched_yield()
+                    time.sleep(NAP_S)
 
     def send_batches(self, box: Mailbox, left: int, data: list[bytes]) -> None:
         while left:
@@ -90,7 +94,7 @@ class Box(Transport):
                 left -= len(data[:left])
             except MailboxFull as full:
                 left -= full.posted
-                os.sched_yield()
+                time.sleep(NAP_S)
 
     def receive(self) -> int:
         while not (messages := self.take()):
@@ -189,7 +193,7 @@ class Fifo(Transport):
     def open(self) -> None:
         plain = bytes if self.raw else pickle.loads
         dumps = (lambda data: data) if self.raw else pickle.dumps
-        self.queue = FasterFifo(max_size_bytes=4 << 20, loads=plain, dumps=dumps)
+        self.queue = FasterFifo(max_size_bytes=ROOM_BYTES, loads=plain, dumps=dumps)
 
     def send_all(self, count: int, data: list[bytes]) -> None:
         for index in range(count):

@@ -28,9 +28,11 @@ def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
     return b"".join(payload)
 
 
-def _ring(segment: Segment, sender: str, recipient: str) -> Ring:
+def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> Ring:
     kind = checksum if segment.layout.checksum == "full" else checksum_of_ends
-    return Ring(segment.memory, segment.bytes, *segment.layout.ring_at_bytes(sender, recipient), kind)
+    at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
+    segment.prefault(at_bytes, size_bytes, to_write=to_write)
+    return Ring(segment.memory, segment.bytes, at_bytes, size_bytes, kind)
 
 
 def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
@@ -39,7 +41,7 @@ def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
     outlets = []
     for route in layout.routes_of(name):
         recipient = layout.index(route.recipient)
-        ring = _ring(segment, name, route.recipient)
+        ring = _ring(segment, name, route.recipient, to_write=True)
         sleep_word = layout.control_word(recipient) + C_SLEEP
         outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
     return outlets
@@ -51,7 +53,7 @@ def places(segment: Segment, index: int) -> list[Place]:
     rings: dict[int, tuple[str, Ring]] = {}
     for route in layout.routes:
         if route.recipient == layout.participants[index]:
-            ring = _ring(segment, route.sender, route.recipient)
+            ring = _ring(segment, route.sender, route.recipient, to_write=False)
             rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
     if layout.form == "shared":
         base, where = layout.list_word, f"{segment.path}, the shared list"
