@@ -6,7 +6,6 @@ bytes as we do, as they come from their own documentation; none of them has a ch
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import time

@@ -163,7 +163,7 @@ class LaneWriter(SlotKeeper):
         longest = max(lengths)
         if longest >= outlet.size:
             raise MessageTooLarge(self._sender, outlet.recipient, longest, outlet.size)
-        pieces = plan(lengths)
+        pieces = plan(lengths, outlet.bundles)
         copies = self._place(outlet, pieces, payloads, lengths, outlet.reclaim_at)
         posted = len(payloads)
         if len(copies) < len(pieces):
@@ -245,22 +245,15 @@ class LaneWriter(SlotKeeper):
     def _fill(self, chain: Sequence[int], copies: Sequence[Copy], behind: int, urgent: bool) -> None:
         """Fill the slots of a chain that nobody can reach yet; the last one's NEXT becomes ``behind``."""
         flags = FLAG_URGENT if urgent else 0
-        memory, refs, starts, states, places = (
-            self._memory,
-            self._refs,
-            self._starts,
-            self._states,
-            self._at_bytes,
-        )
+        memory, refs, starts, states = self._memory, self._refs, self._starts, self._states
         references = [refs[slot] for slot in chain[1:]]
         references.append(behind)
         before: object = None
-        check = 0
         for slot, following, (outlet, position, data, length, sequence) in zip(
             chain, references, copies, strict=True
         ):
             ring = outlet.ring
-            if type(data) is list:
+            if isinstance(data, list):
                 check = len(data) - 1 << BUNDLE_SHIFT | ring.write_parts(position, data, length)
             else:
                 if data is not before:  # else it is a copy for another recipient
@@ -270,7 +263,7 @@ class LaneWriter(SlotKeeper):
                     memory[start : start + length] = data
                 else:
                     ring.write(position, data, length)
-            at_bytes = places[slot]
+            at_bytes = self._at_bytes[slot]
             memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
                 states[slot] + READY,
                 following,

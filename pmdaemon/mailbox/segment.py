@@ -216,15 +216,14 @@ class Segment:
         return layout
 
     def prefault(self, at_bytes: int, size_bytes: int, *, to_write: bool) -> None:
-        """Map these pages now. A first store costs a fault of 1.3 us a page, which a first lap round a ring would pay.
+        """Map these pages now: each would cost a fault in the first lap round a ring, more than to fill it.
 
         A kernel that does not know how leaves them to be mapped when they are touched.
         """
         start = at_bytes - at_bytes % mmap.PAGESIZE
+        advice = _MADV_POPULATE_WRITE if to_write else _MADV_POPULATE_READ
         with contextlib.suppress(OSError):
-            self.memory.madvise(
-                _MADV_POPULATE_WRITE if to_write else _MADV_POPULATE_READ, start, at_bytes + size_bytes - start
-            )
+            self.memory.madvise(advice, start, at_bytes + size_bytes - start)
 
     def close(self) -> None:
         """Unmap. The views go first; one that a user still holds keeps the mapping until it is gone."""
