@@ -23,7 +23,7 @@ from pmdaemon.mailbox.layout import RING_UNIT_BYTES
 
 BATCH = 64
 ROOM_BYTES = 4 << 20  # for faster-fifo, and for the rings of all our producers together
-NAP_S = 50e-6  # of a producer that finds no room; the peers sleep, too
+NAP_S = 300e-6  # of a producer that finds no room, less than it takes to empty it; the peers sleep, too
 _context = get_context("fork")
 
 
@@ -88,12 +88,15 @@ class Box(Transport):
 
     def send_batches(self, box: Mailbox, left: int, data: list[bytes]) -> None:
         while left:
-            try:
-                box.post_many("consumer", data[:left])
-                left -= len(data[:left])
-            except MailboxFull as full:
-                left -= full.posted
-                time.sleep(NAP_S)
+            batch = data[:left]
+            left -= len(batch)
+            while batch:
+                try:
+                    box.post_many("consumer", batch)
+                    break
+                except MailboxFull as full:
+                    batch = batch[full.posted :]
+                    time.sleep(NAP_S)
 
     def receive(self) -> int:
         while not (messages := self.take()):

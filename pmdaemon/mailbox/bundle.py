@@ -20,8 +20,10 @@ Pure: no shared memory is stored to here.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Final
 
 from pmdaemon.mailbox.layout import BUNDLE_SHIFT
@@ -80,11 +82,10 @@ def directory_bytes(count: int) -> int:
 def shrink(lengths: Sequence[int], piece: Piece, room_bytes: int) -> Piece | None:
     """The longest beginning of a piece that fits; None if not even its first payload does."""
     first, number, _ = piece
-    for fewer in range(number - 1, 0, -1):
-        shorter = _piece(first, fewer, sum(lengths[first : first + fewer]))
-        if shorter[2] <= room_bytes:
-            return shorter
-    return None
+    totals = list(accumulate(lengths[first : first + number - 1]))
+    shorter = [_piece(first, fewer, total) for fewer, total in enumerate(totals, 1)]
+    fitting = bisect_right(shorter, room_bytes, key=itemgetter(2))
+    return shorter[fitting - 1] if fitting else None
 
 
 def messages_in(check: int) -> int:
