@@ -23,7 +23,10 @@ from pmdaemon.mailbox.layout import RING_UNIT_BYTES
 
 BATCH = 64
 ROOM_BYTES = 4 << 20  # for faster-fifo, and for the rings of all our producers together
-NAP_S = 300e-6  # of a producer that finds no room, less than it takes to empty it; the peers sleep, too
+NAPS_S = (
+    300e-6,
+    50e-6,
+)  # of a producer that finds no room: less than it takes to empty it; the peers sleep, too
 _context = get_context("fork")
 
 
@@ -64,6 +67,7 @@ class Box(Transport):
         names = tuple(f"p{number}" for number in range(self.producers))
         ring_bytes = ROOM_BYTES // self.producers // RING_UNIT_BYTES * RING_UNIT_BYTES
         routes = tuple(Route(name, "consumer", ring_bytes) for name in names)
+        self.nap_s = NAPS_S[self.size >= 100_000]
         create_segment(
             self.folder / "segment", Layout(("consumer", *names), routes, 2048, self.form, self.checksum)
         )
@@ -84,7 +88,7 @@ class Box(Transport):
                     post("consumer", data[index % length])
                     break
                 except MailboxFull:
-                    time.sleep(NAP_S)
+                    time.sleep(self.nap_s)
 
     def send_batches(self, box: Mailbox, left: int, data: list[bytes]) -> None:
         while left:
@@ -96,7 +100,7 @@ class Box(Transport):
                     break
                 except MailboxFull as full:
                     batch = batch[full.posted :]
-                    time.sleep(NAP_S)
+                    time.sleep(self.nap_s)
 
     def receive(self) -> int:
         while not (messages := self.take()):
@@ -116,7 +120,7 @@ class BoxMany(Box):
 class BoxViews(Box):
     """Payloads are used where they lie."""
 
-    batch, views = 8, True
+    batch, views = 16, True
 
 
 class BoxViewsEnds(BoxViews):

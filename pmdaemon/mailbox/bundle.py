@@ -30,7 +30,7 @@ from pmdaemon.mailbox.layout import BUNDLE_SHIFT
 
 BUNDLE_MESSAGES: Final = 64
 """Bits of the DONE word; and what the slot costs is then 1 or 2 % of the whole."""
-LIMITS: Final = {"full": (16_384, 262_144), "ends": (131_072, 1 << 20)}
+LIMITS: Final = {"full": (16_384, 262_144), "ends": (131_072, 2 << 20)}
 """Longest payload in a bundle, and payload bytes of one bundle, by the segment's kind of checksum. Longer
 payloads get slots of their own. A bundle taken in parts is checked again for each: that is dear where all
 bytes are checked, so the limit there is what a recipient takes at once unless told otherwise."""

@@ -36,6 +36,7 @@ CRC_BYTES: Final = 4096
 """Both ways cost 1.1 us here; at 100 KB it is 24 us against 2."""
 END_BYTES: Final = 256
 """Enough to tell payloads apart: frames begin with their kind and end with their data."""
+_HEAD, _TAIL = slice(END_BYTES), slice(-END_BYTES, None)
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -59,7 +60,7 @@ def checksum_of_parts(parts: Sequence[bytes | memoryview]) -> int:
         if len(part) <= 2 * END_BYTES:
             ends.append(part)
         else:
-            ends += (part[:END_BYTES], part[-END_BYTES:])
+            ends += part[_HEAD], part[_TAIL]
     return crc32(b"".join(ends))
 
 
