@@ -8,9 +8,10 @@ was just read; after a start, a full disk or a restored database it lags, and re
 until it has caught up.
 
 It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
-thread at most: with little load that is at once, with the largest every 15 s. The longer a window, the fewer
-rows are written for the same cuts. A window, and a file, also end when they hold back ``HELD_SHARE`` of the
-queue: its size is fixed, and it deletes nothing that one of them still waits for.
+thread at most: with little load that is at once, with the largest every 15 s. While a backlog is read it is
+every 15 s, too. The longer a window, the fewer rows are written for the same cuts. A window, and a file, also
+end when they hold back ``1 / HELD_SHARE`` of the queue: its size is fixed, and it deletes nothing that one of
+them still waits for.
 
 What a crash can leave, and what happens then:
 
@@ -51,7 +52,7 @@ STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
-HELD_SHARE: Final = 4  # a quarter for the window, a quarter for the file, half for what comes meanwhile
+HELD_SHARE: Final = 2  # half for window and file, which hold the same records; half for what comes meanwhile
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
@@ -96,7 +97,7 @@ class Writer:
         self._outage = Outage()
         self._held: list[Record] = []
         self._is_full = False
-        self._rest_until_ns = 0
+        self._rest_until_ns = self._backlog_until_ns = 0
         self._finish_by_ns = 0
         self._finished: FinishedFile | None = None
         self._archive_blocked_until_ns = 0
@@ -118,6 +119,7 @@ class Writer:
     def start(self, cursors: tuple[int, int]) -> None:
         """Begin behind the committed cursors (sql, parquet)."""
         self._sql_seq, self._parquet_seq = cursors
+        self._backlog_until_ns = self._clock.monotonic_ns() + REST_LIMIT_NS
         self._seek(self._sql_seq)
 
     def wake(self) -> None:
@@ -223,7 +225,8 @@ class Writer:
 
     @property
     def _is_rested(self) -> bool:
-        return self._clock.monotonic_ns() >= self._rest_until_ns
+        until_ns = self._backlog_until_ns if self._is_full else self._rest_until_ns
+        return self._clock.monotonic_ns() >= until_ns
 
     def _seek(self, after_seq: int) -> None:
         """Read on behind ``after_seq``, which is where SQL stands."""
@@ -275,6 +278,7 @@ class Writer:
         self._window_bytes = 0
         ended_ns = self._clock.monotonic_ns()
         self._rest_until_ns = ended_ns + min(REST * (ended_ns - started_ns), REST_LIMIT_NS)
+        self._backlog_until_ns = ended_ns + REST_LIMIT_NS
         self._probe("sql-committed")
 
     def _start_again(self, error: CursorMoved) -> None:
@@ -335,7 +339,9 @@ class Writer:
             batch = self._behind()
         if batch is not None:
             taken = batch
-            self._guard_archive(lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts))
+            self._guard_archive(
+                lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts, taken.columns)
+            )
 
     def _behind(self) -> Batch | None:
         """The next records the archive lacks, as far as they were read."""
