@@ -210,14 +210,20 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
         _check_one_by_one(header)
     rows, hists, misses = header["n"], header["h"], header["m"]
-    if rows > MAX_ROWS:
-        raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
     if get("sch", SCHEMA_ID) != SCHEMA_ID:
         raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
-    need = rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES
-    if need > len(parsed.blob) or len(parsed.blob) - need >= 8:
+    if not fits(rows, hists, misses, len(parsed.blob)):
+        if rows > MAX_ROWS:
+            raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
+        need = rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES
         raise BadCut(f"columns need {need} bytes, the blob has {len(parsed.blob)}")
     return gateway, epoch, seq
+
+
+def fits(rows: int, hists: int, misses: int, blob_bytes: int) -> bool:
+    """Whether a blob of this size, its padding included, is that of so many rows and entries."""
+    spare = blob_bytes - (rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES)
+    return 0 <= spare < 8 and rows <= MAX_ROWS
 
 
 def _check_one_by_one(header: dict[str, Any]) -> None:
