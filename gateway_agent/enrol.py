@@ -8,7 +8,8 @@
 Whoever stands in between cannot pass step 2 with another CA, nor step 3 without a key that the CA has signed
 for a server, so he never sees the token. The private key never leaves this machine.
 
-Durability: all is on disk when ``enrol`` returns. If we die before, the token may be spent: make another.
+Durability: all is on disk when ``enrol`` returns. If we die before, the token may be spent: make another. A
+failure before step 4 leaves a former identity as it was.
 
 Source: DESIGN.md 5 "Credentials"; docs/operations/security.md.
 """
@@ -35,6 +36,7 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import Session, Side
 
 LIMIT_S: Final = 20.0
+_NEW_CA: Final = f"{CA}.new"
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -76,8 +78,9 @@ def enrol(
         )
     try:
         ca_pem = certificates.pem_of_der(authority)
-        state.write_atomically(directory / CA, ca_pem.decode(), synced=True)
-        context = contexts.agent(directory / CA, None)
+        # Aside: until a certificate is here, the one we may have is good for the former CA only.
+        state.write_atomically(directory / _NEW_CA, ca_pem.decode(), synced=True)
+        context = contexts.agent(directory / _NEW_CA, None)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, f"the CA certificate cannot be kept: {exc}") from exc
     key = certificates.make_key()
@@ -90,6 +93,7 @@ def enrol(
         held = identity.credential(certificates.issued(made, key, ca_pem))
         if held.gateway_id != gateway_id:
             raise ValueError(f"the certificate is for gateway {held.gateway_id}")
+        (directory / _NEW_CA).replace(directory / CA)
         write_own(directory, key, made)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, str(exc)) from exc
