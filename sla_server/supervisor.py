@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import structlog
 
-from pmdaemon.errors import MailboxError
+from pmdaemon.errors import MailboxError, WireError
 from pmdaemon.mailbox import Layout, Mailbox, Segment, attach, create_segment
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.runtime.stop import ParentPipe, Stop
@@ -131,16 +131,20 @@ class Supervisor:
             "SLA__DATA_DIR": str(self.config.data_dir),
             "SLA__RUNTIME_DIR": str(self.config.runtime_dir),
         }
-        part.process = subprocess.Popen(
-            part.command,
-            env=environment,
-            pass_fds=(self._pipe.child_fd,),
-            stdin=subprocess.DEVNULL,
-            # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
-            start_new_session=True,
-        )
         part.started_s = time.monotonic()
         part.since_unix_us = self._clock.unix_us()
+        try:
+            part.process = subprocess.Popen(
+                part.command,
+                env=environment,
+                pass_fds=(self._pipe.child_fd,),
+                stdin=subprocess.DEVNULL,
+                # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
+                start_new_session=True,
+            )
+        except OSError as exc:  # no memory or process to spare just now: the other parts must go on
+            self._down(part, f"it could not be started: {exc.strerror}")
+            return
         part.state, part.reason = "running", ""
         log.info("part-started", part=part.name, pid=part.process.pid, restarts=part.restarts)
         self._record(part)
@@ -150,17 +154,19 @@ class Supervisor:
         now_s = time.monotonic()
         for part in self.parts.values():
             if part.process is not None and part.process.poll() is not None:
-                self._died(part, now_s)
+                self._down(part, describe_status(part.process.returncode))
             elif part.process is None and now_s >= part.start_at_s:
                 part.restarts += 1
                 why = part.reason  # starting clears it
                 self._start(part)
-                self._event(part, why)
+                if part.process is not None:
+                    self._event(part, why)
         self._drain()
 
-    def _died(self, part: Part, now_s: float) -> None:
-        assert part.process is not None  # the caller looked
-        part.reason = describe_status(part.process.returncode)
+    def _down(self, part: Part, reason: str) -> None:
+        """A part does not run: plan its next start."""
+        now_s = time.monotonic()
+        part.reason = reason
         part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
         part.process, part.state = None, "restarting"
         part.start_at_s = now_s + part.backoff_s
@@ -204,7 +210,11 @@ class Supervisor:
         if self._mailbox is None:
             return
         for message in self._mailbox.take():
-            answer = frame.decode(message.payload)
+            try:
+                answer = frame.decode(message.payload)
+            except WireError as exc:
+                log.error("message-dropped", sender=message.sender, problem=str(exc))
+                continue
             if answer.kind == Kind.RECORDED and answer.header.get("req") == self._request:
                 del self._pending[: self._under_way]
                 self._under_way = 0
@@ -249,7 +259,10 @@ def describe_status(status: int) -> str:
     """An exit status in words."""
     if status >= 0:
         return f"exit status {status}"
-    return f"killed by {signal.Signals(-status).name}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"killed by signal {-status}"
 
 
 def ensure_segment(path: Path, layout: Layout) -> None:
