@@ -9,13 +9,12 @@ State (all in ``Supervisor``, touched by its one thread only):
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
 (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. Children are
-exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. ``flock`` on
-``<data_dir>/lock`` forbids a second server (our descriptors are close-on-exec, so no child keeps it).
+exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
+directory forbids a second server (``data_dir``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -30,12 +29,12 @@ import structlog
 
 from pmdaemon.errors import MailboxError, WireError
 from pmdaemon.mailbox import Layout, Mailbox, Segment, attach, create_segment
-from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.config import ResolvedConfig
-from sla_server.errors import ServerRunning
+from sla_server.data_dir import lock_data_dir, usable
 from sla_server.topology import app_layout, main_layout
 
 log = structlog.get_logger("supervisor")
@@ -111,7 +110,8 @@ class Supervisor:
 
     def _prepare_segments(self) -> None:
         runtime_dir = self.config.runtime_dir
-        runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with usable("runtime_dir", runtime_dir):
+            runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, layout in (
             ("main.mbx", main_layout(self.config.pmdaemon.max_pairs)),
             ("app.mbx", app_layout()),
@@ -277,48 +277,3 @@ def ensure_segment(path: Path, layout: Layout) -> None:
         log.warning("segment-recreated", path=str(path), reason=str(exc))
     path.unlink(missing_ok=True)
     create_segment(path, layout)
-
-
-def lock_data_dir(data_dir: Path) -> int:
-    """Create and lock the data directory; returns the descriptor that holds the lock.
-
-    Raises:
-        ServerRunning: another process holds it; names its pid.
-    """
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise ServerRunning(data_dir, int(text) if text.isdigit() else None) from exc
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-def running_pid(data_dir: Path) -> int | None:
-    """Pid of the server that holds the data directory, or None."""
-    try:
-        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        return int(text) if text.isdigit() else 0
-    finally:
-        os.close(fd)
-    return None
-
-
-def wait_stopped(data_dir: Path, limit_s: float) -> bool:
-    """Wait until nobody holds the data directory; False after the limit."""
-    deadline = Deadline(limit_s)
-    while running_pid(data_dir) is not None:
-        if deadline.passed:
-            return False
-        time.sleep(0.05)
-    return True

@@ -24,8 +24,9 @@ from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server.api.config import split_address
+from sla_server.data_dir import running_pid, usable, wait_stopped
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import Supervisor, running_pid, wait_stopped
+from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
 
 CONFIG = click.option(
@@ -117,13 +118,16 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
 
 
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
-    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path = config.data_dir / "server.log"
+    with usable("data_dir", config.data_dir):
+        config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log_path.touch(0o600)
     port_file = config.runtime_dir / "api.port"
-    port_file.unlink(missing_ok=True)
+    with usable("runtime_dir", config.runtime_dir), contextlib.suppress(FileNotFoundError):
+        port_file.unlink()
     command = [sys.executable, "-m", "sla_server", "start"]
     if path:
         command += ["--config", str(path.absolute())]
-    log_path = config.data_dir / "server.log"
     with log_path.open("ab") as log_file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
@@ -190,7 +194,14 @@ def stop(path: Path | None, limit_s: float) -> None:
     pid = running_pid(config.data_dir)
     if not pid:
         raise ServerNotRunning(config.data_dir)
-    os.kill(pid, signal.SIGTERM)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:  # it has just ended by itself
+        pass
+    except PermissionError as exc:
+        raise ConfigError(
+            "data_dir", f"its server, process {pid}, belongs to another user", "Run this as that user"
+        ) from exc
     if not wait_stopped(config.data_dir, limit_s):
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)

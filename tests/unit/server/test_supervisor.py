@@ -1,18 +1,14 @@
-"""The supervisor's pure parts and its lock."""
+"""The supervisor: its pure parts, and what it does when a part ends."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
-from sla_server.errors import ServerRunning
 from sla_server.supervisor import (
     BACKOFF_FIRST_S,
     BACKOFF_MOST_S,
@@ -20,9 +16,7 @@ from sla_server.supervisor import (
     Part,
     Supervisor,
     describe_status,
-    lock_data_dir,
     next_backoff,
-    running_pid,
 )
 
 
@@ -39,19 +33,6 @@ def test_a_status_in_words() -> None:
     assert describe_status(0) == "exit status 0"
     assert describe_status(-9) == "killed by SIGKILL"
     assert describe_status(-40) == "killed by signal 40"
-
-
-def test_a_second_server_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
-    held = lock_data_dir(tmp_path)
-    assert running_pid(tmp_path) == os.getpid()
-    with pytest.raises(ServerRunning, match=f"process {os.getpid()}"):
-        lock_data_dir(tmp_path)
-    os.close(held)
-    assert running_pid(tmp_path) is None
-
-
-def test_no_directory_no_server(tmp_path: Path) -> None:
-    assert running_pid(tmp_path / "never") is None
 
 
 def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
