@@ -65,17 +65,7 @@ def enrol(
     state.make_private_directory(directory)
     deadline = Deadline(LIMIT_S)
     where = f"{server[0]}:{server[1]}"
-    with _Talk(server, contexts.unverified(), deadline) as talk:
-        authority = talk.ask(Kind.CA_QUERY, {}, Kind.CA_CERT).get("ca")
-    if not isinstance(authority, bytes):
-        raise EnrolmentFailed(where, "it sent no CA certificate")
-    seen = certificates.fingerprint(authority)
-    if not hmac.compare_digest(seen, fingerprint):
-        raise EnrolmentFailed(
-            where,
-            f"its CA has the fingerprint {seen}, expected {fingerprint}. Either the fingerprint is of "
-            "another server, or somebody stands in between; the token was not sent",
-        )
+    authority = _pinned(server, fingerprint, deadline)
     try:
         ca_pem = certificates.pem_of_der(authority)
         # Aside: until a certificate is here, the one we may have is good for the former CA only.
@@ -98,6 +88,27 @@ def enrol(
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, str(exc)) from exc
     return held
+
+
+def _pinned(server: tuple[str, int], fingerprint: str, deadline: Deadline) -> bytes:
+    """The CA's certificate.
+
+    Raises:
+        EnrolmentFailed: it is not the one that the operator gave the fingerprint of.
+    """
+    where = f"{server[0]}:{server[1]}"
+    with _Talk(server, contexts.unverified(), deadline) as talk:
+        authority = talk.ask(Kind.CA_QUERY, {}, Kind.CA_CERT).get("ca")
+    if not isinstance(authority, bytes):
+        raise EnrolmentFailed(where, "it sent no CA certificate")
+    seen = certificates.fingerprint(authority)
+    if not hmac.compare_digest(seen, fingerprint):
+        raise EnrolmentFailed(
+            where,
+            f"its CA has the fingerprint {seen}, expected {fingerprint}. Either the fingerprint is of "
+            "another server, or somebody stands in between; the token was not sent",
+        )
+    return authority
 
 
 class _Talk:
