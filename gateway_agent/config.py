@@ -37,6 +37,7 @@ from pmdaemon.wire.names import is_name
 MAX_EXPORTS = 512  # the server takes no more of one gateway
 MAX_EXPORT_BYTES = 60_000  # all of them are named in one frame header, which holds 65,535 bytes
 EXPORT_OVERHEAD_BYTES = 70  # keys, size and flag of one export in msgpack
+MAX_NAME_OF_HOST = 90  # leaves 32 of the 128 characters of a volume's name to the device, as the kernel does
 UNIX_PATH_BYTES = 107  # sun_path of Linux, less its final NUL
 
 
@@ -156,6 +157,11 @@ class AgentConfig(StrictModel):
                 f"server {self.server!r} is not on this host, and without TLS statistics and caps could be "
                 "read and forged on the way. Run gateway-agent enrol and set tls = true, or use "
                 "127.0.0.1:PORT of an SLA server on this host"
+            )
+        if self.host.enabled and len(self.name) > MAX_NAME_OF_HOST:
+            raise ValueError(
+                f"name has {len(self.name)} characters; with [host] enabled {MAX_NAME_OF_HOST} at most, "
+                "because volumes are called host:NAME:DEVICE"
             )
         names = [plane.name for plane in self.plane]
         if not names and not self.host.enabled:

@@ -237,6 +237,12 @@ def test_exports_that_no_message_can_name_are_refused_at_the_start(write):
         many(write, 300, "n" * 100)
 
 
+def test_a_name_too_long_for_volumes_of_the_host_is_refused(write):
+    assert load(AgentConfig, write(GOOD, "gw-a", "n" * 90)).host.enabled
+    with pytest.raises(ConfigError, match=r"91 characters; .* 90 at most"):
+        load(AgentConfig, write(GOOD, "gw-a", "n" * 91))
+
+
 def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
     exports = [
         ExportConfig(volume=f"{number:022}", backend="b" * 25, file=str(tmp_path / "no"))
