@@ -13,7 +13,6 @@ import click
 from rich.table import Table
 
 from pmdaemon.mailbox import default_runtime_dir, describe
-from sla_server import config as configuration
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.shared import OUTPUT, console, print_json
 
@@ -30,24 +29,15 @@ def mailbox() -> None:
 @OUTPUT
 def dump(segments: tuple[Path, ...], output: str) -> None:
     """Show lists, slots, who holds what, look-ahead and fullness; of all segments found unless named."""
-    paths = segments or _found()
+    paths = segments or tuple(sorted(default_runtime_dir().glob("**/*.mbx")))
+    if not paths:
+        raise BadUsage(f"no segment under {default_runtime_dir()}; name one (RUNTIME_DIR/main.mbx)")
     found = [describe(path) for path in paths]
     if output == "json":
         print_json(found)
         return
     for entry in found:
         _show(entry)
-
-
-def _found() -> tuple[Path, ...]:
-    """Segments of the server that configuration and environment name, and of all below the default place."""
-    config: Path | None = click.get_current_context().find_root().params.get("config")
-    places = {default_runtime_dir(), configuration.load(config).runtime_dir}
-    paths = {path for place in places for path in place.glob("**/*.mbx")}
-    if not paths:
-        where = " and ".join(sorted(map(str, places)))
-        raise BadUsage(f"no segment under {where}; give --config, or name one (RUNTIME_DIR/main.mbx)")
-    return tuple(sorted(paths))
 
 
 def _show(entry: dict[str, Any]) -> None:

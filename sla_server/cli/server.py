@@ -23,8 +23,8 @@ from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server import data_dir
 from sla_server.api.config import split_address
-from sla_server.data_dir import running_pid, usable, wait_stopped
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
@@ -80,7 +80,7 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         )
         click.echo(f"# mailbox segments: {mebibytes:.0f} MiB of shared memory under {config.runtime_dir}")
         return
-    if (pid := running_pid(config.data_dir)) is not None:
+    if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
     check_addresses(config)
     if background:
@@ -119,11 +119,11 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
 
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
     log_path = config.data_dir / "server.log"
-    with usable("data_dir", config.data_dir):
+    with data_dir.usable("data_dir", config.data_dir):
         config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_path.touch(0o600)
     port_file = config.runtime_dir / "api.port"
-    with usable("runtime_dir", config.runtime_dir), contextlib.suppress(FileNotFoundError):
+    with data_dir.usable("runtime_dir", config.runtime_dir), contextlib.suppress(FileNotFoundError):
         port_file.unlink()
     command = [sys.executable, "-m", "sla_server", "start"]
     if path:
@@ -163,7 +163,7 @@ def status(path: Path | None, output: str) -> None:
     from sla_server.db.reads import open_reader
 
     config = configuration.load(path)
-    pid = running_pid(config.data_dir)
+    pid = data_dir.running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir)
     processes: list[dict[str, Any]] = []
@@ -191,7 +191,7 @@ def status(path: Path | None, output: str) -> None:
 def stop(path: Path | None, limit_s: float) -> None:
     """Stop the server in order and wait until it is gone."""
     config = configuration.load(path)
-    pid = running_pid(config.data_dir)
+    pid = data_dir.running_pid(config.data_dir)
     if not pid:
         raise ServerNotRunning(config.data_dir)
     try:
@@ -202,7 +202,7 @@ def stop(path: Path | None, limit_s: float) -> None:
         raise ConfigError(
             "data_dir", f"its server, process {pid}, belongs to another user", "Run this as that user"
         ) from exc
-    if not wait_stopped(config.data_dir, limit_s):
+    if not data_dir.wait_stopped(config.data_dir, limit_s):
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")

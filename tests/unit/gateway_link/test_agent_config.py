@@ -1,9 +1,6 @@
 """The operator's file, the children's files, the restart policy."""
 
-import errno
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -15,24 +12,17 @@ from gateway_agent.children import (
     MAX_WAIT_S,
     REASON_ENV,
     RESTARTS_ENV,
-    Child,
     RestartPolicy,
-    Spec,
     how_it_ended,
     restarts_of_this_process,
 )
 from gateway_agent.cli import cli
-from gateway_agent.config import EXPORT_OVERHEAD_BYTES, MAX_EXPORT_BYTES, AgentConfig
+from gateway_agent.config import AgentConfig
 from gateway_agent.link.config import LinkConfig, load_link, parse_server
 from gateway_agent.link.main import main as link_main
-from gateway_agent.nbd.config import ExportConfig, PlaneConfig, load_plane
-from gateway_agent.nbd.plane import Plane
+from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
-from pmdaemon.runtime.stop import ParentPipe
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
 
 GOOD = """
 name = "gw-a"
@@ -221,61 +211,3 @@ def test_check_config_looks_at_the_files(write, tmp_path):
     assert (check().exit_code, (tmp_path / "disk.img").read_bytes()) == (0, bytes(1024))
     (tmp_path / "disk.img").write_bytes(bytes(1025))
     assert "multiple of 512" in check().output
-
-
-def many(write, count, name):
-    export = '[[export]]\nvolume = "{}"\nbackend = "{}"\nfile = "/dev/zero"\n'
-    more = "".join(export.format(f"{name}{number}", name) for number in range(count))
-    return load(AgentConfig, write(GOOD + more))
-
-
-def test_exports_that_no_message_can_name_are_refused_at_the_start(write):
-    assert len(many(write, 511, "v").export) == 512
-    with pytest.raises(ConfigError, match=r"513 .* 512 at most"):
-        many(write, 512, "v")
-    with pytest.raises(ConfigError, match="60000 that one message"):
-        many(write, 300, "n" * 100)
-
-
-def test_a_name_too_long_for_volumes_of_the_host_is_refused(write):
-    assert load(AgentConfig, write(GOOD, "gw-a", "n" * 90)).host.enabled
-    with pytest.raises(ConfigError, match=r"91 characters; .* 90 at most"):
-        load(AgentConfig, write(GOOD, "gw-a", "n" * 91))
-
-
-def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
-    exports = [
-        ExportConfig(volume=f"{number:022}", backend="b" * 25, file=str(tmp_path / "no"))
-        for number in range(512)
-    ]
-    listen, control = f"unix:{tmp_path}/nbd.sock", f"{tmp_path}/control.sock"
-    plane = Plane(PlaneConfig(plane="nbd-0", listen=[listen], control_socket=control, exports=exports))
-    for export in exports[:320]:
-        plane._cuts.table.get(export, "host-a", plane._cuts.thresholds)
-    assert 512 * (EXPORT_OVERHEAD_BYTES + 47) <= MAX_EXPORT_BYTES, "the configuration allows this"
-    assert frame.encode(Kind.DP_HELLO, plane.hello())
-    plane.close()
-
-
-def test_a_child_that_cannot_be_started_is_tried_again_and_ends_nobody(monkeypatch):
-    clock, pipe = FakeClock(), ParentPipe()
-    child = Child(Spec("nbd-0", (sys.executable, "-c", "")), pipe, clock)
-    real, refusals = (
-        subprocess.Popen,
-        [OSError(errno.EAGAIN, "no process"), OSError(errno.ENOMEM, "no memory")],
-    )
-
-    def popen(*args, **how):
-        if refusals:
-            raise refusals.pop()
-        return real(*args, **how)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    assert [child.start_if_due() for _ in range(3)] == [False] * 3
-    assert len(refusals) == 1, "not before its wait is over"
-    clock.advance(FIRST_WAIT_S)
-    assert not child.start_if_due()
-    clock.advance(2 * FIRST_WAIT_S)
-    assert child.start_if_due()
-    assert child.reap() == 0
-    pipe.close()

@@ -33,17 +33,6 @@ def test_the_segments_of_the_runtime_directory_are_shown(
     assert told["routes"][0]["fill_ratio"] == 0.5
 
 
-def test_a_server_elsewhere_is_found_by_its_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "default"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    make_mesh(tmp_path / "run" / "main.mbx", "a", "b")
-    monkeypatch.setenv("SLA__RUNTIME_DIR", str(tmp_path / "run"))  # as the systemd unit sets it
-    (told,) = json.loads(run("-o", "json"))
-    assert told["path"] == str(tmp_path / "run" / "main.mbx")
-
-
 def test_a_missing_segment_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
