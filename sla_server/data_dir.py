@@ -5,56 +5,35 @@ The descriptor is close-on-exec, so no child keeps the lock: it ends with the su
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import Deadline
 from sla_server.errors import ServerRunning
-
-
-@contextlib.contextmanager
-def usable(setting: str, directory: Path) -> Iterator[None]:
-    """What the system says against a directory becomes an error of the setting that names it.
-
-    Raises:
-        ConfigError: not there, not a directory, not ours, or full.
-    """
-    try:
-        yield
-    except OSError as exc:
-        raise ConfigError(
-            setting,
-            f"{directory} cannot be used: {exc.strerror}",
-            "Name another directory, or run this as the user it belongs to",
-        ) from exc
 
 
 def lock_data_dir(data_dir: Path) -> int:
     """Create and lock the data directory; returns the descriptor that holds the lock.
 
     Raises:
-        ConfigError: it cannot be used.
         ServerRunning: another process holds it; names its pid.
+        OSError: it cannot be made or written.
     """
-    with usable("data_dir", data_dir):
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        except BlockingIOError as exc:
-            holder = _pid_in(fd)
-            os.close(fd)
-            raise ServerRunning(data_dir, holder or None) from exc
-        except OSError:
-            os.close(fd)
-            raise
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as exc:
+        holder = _pid_in(fd)
+        os.close(fd)
+        raise ServerRunning(data_dir, holder or None) from exc
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -62,13 +41,12 @@ def running_pid(data_dir: Path) -> int | None:
     """Pid of the server that holds the data directory, 0 if it cannot be told, None without a server.
 
     Raises:
-        ConfigError: the directory cannot be used.
+        OSError: the directory cannot be used.
     """
-    with usable("data_dir", data_dir):
-        try:
-            fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+    try:
+        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

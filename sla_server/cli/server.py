@@ -118,16 +118,13 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
 
 
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
-    log_path = config.data_dir / "server.log"
-    with data_dir.usable("data_dir", config.data_dir):
-        config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log_path.touch(0o600)
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     port_file = config.runtime_dir / "api.port"
-    with data_dir.usable("runtime_dir", config.runtime_dir), contextlib.suppress(FileNotFoundError):
-        port_file.unlink()
+    port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "sla_server", "start"]
     if path:
         command += ["--config", str(path.absolute())]
+    log_path = config.data_dir / "server.log"
     with log_path.open("ab") as log_file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True

@@ -1,4 +1,4 @@
-"""The lock of the data directory, and a directory that cannot be used."""
+"""The lock of the data directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pmdaemon.errors import ConfigError
 from sla_server.cli.server import cli
 from sla_server.data_dir import lock_data_dir, running_pid, wait_stopped
 from sla_server.errors import ServerRunning
@@ -37,19 +36,17 @@ def test_a_lock_without_a_readable_pid(tmp_path: Path) -> None:
     os.close(held)
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_of_its_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for use in (lock_data_dir, running_pid):
-        with pytest.raises(ConfigError, match=r"data_dir: .*file/x cannot be used: Not a directory"):
-            use(tmp_path / "file" / "x")
+def test_a_server_of_another_user_is_not_stopped_but_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int, _signal: int) -> None:
+        raise PermissionError
 
-
-@pytest.mark.parametrize("command", [["start"], ["start", "--background"], ["status"], ["stop"]])
-def test_the_commands_say_it_in_a_line(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    held = lock_data_dir(tmp_path / "data")
+    monkeypatch.setattr(os, "kill", refuse)
     path = tmp_path / "server.toml"
-    path.write_text(f'data_dir = "{tmp_path}/file/x"\nruntime_dir = "{tmp_path}/run"\n')
-    told = CliRunner().invoke(cli, [*command, "--config", str(path)])
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    told = CliRunner().invoke(cli, ["stop", "--config", str(path)])
+    os.close(held)
     assert told.exit_code == 78
-    assert "sla-server: data_dir: " in told.output
-    assert "as the user it belongs to" in told.output
+    assert f"process {os.getpid()}, belongs to another user" in told.output
