@@ -139,11 +139,10 @@ def _ask(parts: Parts, op: str, body: dict[str, Any]) -> Response:
 
 def _positive(body: dict[str, Any], name: str) -> float:
     value = body[name]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise BadInput(name, f"{value!r} is not a number above 0")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise BadInput(name, f"{str(value)[:40]!r} is not a number above 0")
+    return number

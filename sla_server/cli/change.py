@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -146,6 +147,8 @@ def throttle_set(
     given = {name: value for name, value in rates.items() if value is not None}
     if len(given) != 1:
         raise BadUsage("give exactly one of --iops, --mbps and --cost")
+    if not all(map(math.isfinite, given.values())):
+        raise BadUsage("the rate is not a number; to let a volume have all it wants: sla throttle release")
     body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
     body["duration_s"] = duration_s(lasting) if lasting else None
     answer = client.change("POST", "/throttles", json=body)

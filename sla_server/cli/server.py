@@ -23,12 +23,13 @@ from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server import data_dir
 from sla_server.api.config import split_address
 from sla_server.cli import words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import Supervisor, running_pid, wait_stopped
+from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
 
 CONFIG = click.option(
@@ -82,7 +83,7 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         )
         click.echo(f"# mailbox segments: {mebibytes:.0f} MiB of shared memory under {config.runtime_dir}")
         return
-    if (pid := running_pid(config.data_dir)) is not None:
+    if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
     check_addresses(config)
     if background:
@@ -162,7 +163,7 @@ def status(path: Path | None, output: str) -> None:
     from sla_server.db.reads import open_reader
 
     config = configuration.load(path)
-    pid = running_pid(config.data_dir)
+    pid = data_dir.running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir)
     processes: list[dict[str, Any]] = []
@@ -206,11 +207,18 @@ def _problems(config: configuration.ResolvedConfig) -> list[dict[str, Any]]:
 def stop(path: Path | None, limit_s: float) -> None:
     """Stop the server in order and wait until it is gone."""
     config = configuration.load(path)
-    pid = running_pid(config.data_dir)
+    pid = data_dir.running_pid(config.data_dir)
     if not pid:
         raise ServerNotRunning(config.data_dir)
-    os.kill(pid, signal.SIGTERM)
-    if not wait_stopped(config.data_dir, limit_s):
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:  # it has just ended by itself
+        pass
+    except PermissionError as exc:
+        raise ConfigError(
+            "data_dir", f"its server, process {pid}, belongs to another user", "Run this as that user"
+        ) from exc
+    if not data_dir.wait_stopped(config.data_dir, limit_s):
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")

@@ -28,6 +28,7 @@ OUTPUT = click.option(
 )
 UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+MOST_S: Final = 100 * 366 * 86_400.0
 WIDTH: Final = 80
 pass_client = click.pass_obj
 
@@ -67,6 +68,7 @@ def duration_s(text: str) -> float:
         BadUsage: anything else, or nothing at all.
     """
     match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise BadUsage(f"{text!r} is not a duration; write for example 90s, 10m, 2h or 1d")
-    return float(match[1]) * UNITS_S[match[2] or "s"]
+    seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
+    if not 0 < seconds <= MOST_S:
+        raise BadUsage(f"{text[:40]!r} is not a duration; write for example 90s, 10m, 2h or 1d")
+    return seconds

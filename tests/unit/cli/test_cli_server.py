@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.cli.server import cli
-from sla_server.supervisor import lock_data_dir
+from sla_server.data_dir import lock_data_dir
 
 
 def test_status_without_its_database(tmp_path: Path) -> None:
