@@ -124,3 +124,12 @@ def test_issue_by_hand(sla: Shell, tmp_path: Path) -> None:
     )
     assert done.exit_code == 77
     assert "cannot be read" in done.stderr
+
+
+def test_serials_stand_in_one_piece(sla: Shell) -> None:
+    sla("init")
+    enrol(sla, "storage-host-with-a-long-name-1")
+    (entry,) = Authority(sla.ca).entries()
+    lines = sla("list").stdout.splitlines()
+    assert any(entry.serial in line for line in lines)  # revoke takes it, copied from here
+    assert max(map(len, lines)) <= 80

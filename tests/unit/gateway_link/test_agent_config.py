@@ -94,6 +94,18 @@ def test_mistakes_are_named(write, old, new, problem):
         load(AgentConfig, write(old=old, new=new), environment={})
 
 
+def test_relative_directories_begin_where_the_agent_is_started(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load(AgentConfig, write(GOOD.replace("{dir}/", "", 2)), environment={})
+    assert (config.state_dir, config.runtime_dir) == (tmp_path / "state", tmp_path / "run")
+    assert config.link_config("id").planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["enrol"]])
+def test_help_has_its_short_form(command):
+    assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
+
+
 def test_a_volume_has_one_plane(write):
     with pytest.raises(ConfigError, match="exported twice"):
         load(
