@@ -1,6 +1,7 @@
 """The operator's file, the children's files, the restart policy."""
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,9 @@ from gateway_agent.children import (
 )
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig
+from gateway_agent.link import state
 from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.errors import AlreadyRunning
 from gateway_agent.link.main import main as link_main
 from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
@@ -223,3 +226,16 @@ def test_check_config_looks_at_the_files(write, tmp_path):
     assert (check().exit_code, (tmp_path / "disk.img").read_bytes()) == (0, bytes(1024))
     (tmp_path / "disk.img").write_bytes(bytes(1025))
     assert "multiple of 512" in check().output
+
+
+@pytest.mark.parametrize("held", ["state", "run"])
+def test_neither_directory_is_shared_with_another_agent(write, tmp_path, monkeypatch, held):
+    monkeypatch.setattr(agent.Stop, "install_signals", lambda _stop: None)  # they would stay, for all tests
+    (tmp_path / held).mkdir(mode=0o700)
+    lock = state.lock_directory(tmp_path / held)
+    try:
+        with pytest.raises(AlreadyRunning, match=f"/{held}/agent.lock is locked"):
+            agent.run(load(AgentConfig, write(), environment={}))
+    finally:
+        os.close(lock)
+    assert not (tmp_path / "run" / "agent.json").exists()  # no child was started
