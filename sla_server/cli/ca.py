@@ -6,6 +6,7 @@ The running server notices by itself what these commands change, within about a 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import time
@@ -72,6 +73,10 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
     if lifetime_s > TOKEN_LIMIT_S:
         raise BadUsage(
             f"--for {lifetime}: a token is good for 30 days at most; it can be made anew at any time"
+        )
+    if address is not None and not re.fullmatch(r"\S+:\d+", address):
+        raise BadUsage(
+            f"--address {address}: give HOST:PORT, the server's pmdaemon.listen as the host sees it"
         )
     config = _config()
     authority = _authority(config)
