@@ -90,7 +90,7 @@ def _looks(person: dict[str, Any]) -> str:
 def _show(entry: dict[str, Any]) -> None:
     """Two tables: the participants, and the routes that hold something."""
     owner = entry["owner"]
-    running = "running" if owner["alive"] else "GONE"
+    running = "running" if owner["alive"] else "ended since"  # the next server takes the segment over
     click.echo(
         f"{entry['path']}: form {entry['form']}, layout {entry['layout_version']}, "
         f"{entry['total_bytes'] / (1 << 20):.1f} MiB, made by process {owner['pid']} ({running})"

@@ -166,7 +166,8 @@ def verify(client: Client, config: Path | None, output: str) -> None:
     else:
         click.echo(
             f"{_counted(report.files, 'file is', 'files are')} whole: {size(report.bytes)}, "
-            f"{report.rows:,} rows, {report.cuts:,} cuts; {_counted(report.hours, 'hour', 'hours')} compared with SQL"
+            f"{report.rows:,} rows, {report.cuts:,} cuts; "
+            f"{_counted(report.hours, 'hour', 'hours')} compared with SQL"
         )
         for note in report.notes:
             click.echo(f"note: {_with_times(note)}")
