@@ -93,7 +93,8 @@ class AgentConfig(StrictModel):
     name: str
     """What people call this gateway; its identity is ``state_dir/gateway_id``, made at the first start."""
     state_dir: Path = Path("/var/lib/gateway-agent")
-    """Identity, spool, thresholds: must survive restarts. Mode 0700."""
+    """Identity, spool, thresholds: must survive restarts. Mode 0700. A relative path begins where the agent
+    is started."""
     runtime_dir: Path = Path("/run/gateway-agent")
     """Control sockets and the children's files: may be empty after a boot. Mode 0700."""
     server: str = "127.0.0.1:7411"
@@ -140,10 +141,8 @@ class AgentConfig(StrictModel):
 
     @field_validator("state_dir", "runtime_dir")
     @classmethod
-    def _is_absolute(cls, value: Path) -> Path:
-        if not value.is_absolute():
-            raise ValueError("must be an absolute path, as the children do not run where you are")
-        return value
+    def _made_absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()  # as the server does; control sockets are named in full
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:

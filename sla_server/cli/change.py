@@ -90,16 +90,21 @@ def read_documents(path: str) -> bytes:
     """The file's bytes, or standard input's.
 
     Raises:
-        BadUsage: cannot be read.
+        BadUsage: cannot be read, is empty, or is no text.
     """
-    if path == "-":
-        return sys.stdin.buffer.read()
+    where = "standard input" if path == "-" else path
     try:
-        return Path(path).read_bytes()
+        documents = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        documents.decode()
     except OSError as exc:
         raise BadUsage(
-            f"{path} cannot be read: {exc.strerror}. Give -f an existing file, or - for stdin"
+            f"{where} cannot be read: {exc.strerror}. Give -f an existing file, or - for stdin"
         ) from exc
+    except UnicodeDecodeError as exc:
+        raise BadUsage(f"{where} is not UTF-8 text; save it as UTF-8") from exc
+    if not documents.strip():
+        raise BadUsage(f"{where} is empty; an agreement was expected")
+    return documents
 
 
 @click.group()

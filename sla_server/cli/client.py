@@ -25,6 +25,9 @@ DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this
 PENDING_LOOK_S: Final = 0.5
+TOO_LARGE: Final = (
+    "that is more than the server takes at once ([api] max_body_bytes). Apply the documents in several files"
+)
 
 
 @dataclass
@@ -140,6 +143,8 @@ class Client:
 def _answer(server: str, response: httpx.Response) -> Any:
     if response.status_code == 204:
         return None
+    if response.status_code == 413:  # said by the HTTP layer, in its own words
+        raise Refused(413, {"detail": TOO_LARGE})
     kind = response.headers.get("Content-Type", "").partition(";")[0]
     if kind not in ("application/json", "application/problem+json"):
         raise NotAnAnswer(server, response.status_code)

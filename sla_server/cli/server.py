@@ -25,7 +25,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import data_dir
 from sla_server.api.config import split_address
-from sla_server.cli import words
+from sla_server.cli import group, words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
@@ -43,19 +43,13 @@ READY_LIMIT_S = 30.0
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 
 
-class Group(click.Group):
-    """Turns our own errors into one line and their exit status."""
+class Group(group.Group):
+    """Tells errors as this program's."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """See ``click.Group``."""
-        try:
-            return super().invoke(ctx)
-        except SlaError as exc:
-            click.echo(f"sla-server: {exc}", err=True)
-            raise SystemExit(exc.exit_status) from exc
+    program = "sla-server"
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="storage-sla-server")
 def cli() -> None:
     """The SLA server: keeps latency promises on shared block storage."""

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
@@ -54,6 +55,29 @@ def test_a_missing_file(sla: Terminal) -> None:
     assert done.exit_code == 2
     assert "none.yaml cannot be read" in done.stderr
     assert sla.asked == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "is empty"), (b" \n\n", "is empty"), (b"a: \xff", "is not UTF-8 text")]
+)
+def test_a_file_without_an_agreement_is_named(
+    sla: Terminal, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "agreement.yaml"
+    path.write_bytes(content)
+    done = sla("apply", "-f", str(path))
+    assert done.exit_code == 2
+    assert f"{path} {words}" in done.stderr
+    assert sla.asked == []
+
+
+def test_documents_larger_than_the_server_takes(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The HTTP server says this itself, as plain text, before the application sees the request.
+    refusal = httpx.MockTransport(lambda _request: httpx.Response(413, text="Request Entity Too Large"))
+    monkeypatch.setattr(sla, "transport", refusal)
+    done = sla("apply", "-f", "-", text="kind: SLA\n")
+    assert done.exit_code == 1
+    assert "[api] max_body_bytes" in done.stderr
 
 
 def test_delete(sla: Terminal) -> None:

@@ -84,3 +84,22 @@ def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -
     told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
     assert told.exit_code == 78
     assert "sla ca init" in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    (tmp_path / "file").write_text("in the way")
+    path.write_text(
+        f'data_dir = "{tmp_path}/file/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    assert told.stderr.startswith(f"sla-server: {tmp_path}/file/data")
+    assert "Not a directory" in told.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["start"], ["status"], ["stop"]])
+def test_help_has_its_short_form(command: list[str]) -> None:
+    assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
