@@ -45,7 +45,7 @@ crash: setup ## kill processes at every pair of stores, and at random for ten mi
 chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; ARGS="--seed 2 --for 60"
 	@$(PY) -m benchmarks.chaos $(ARGS)
 
-bench: bench-demo bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll ## all benchmarks of this release
+bench: bench-demo bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
@@ -59,7 +59,7 @@ bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C l
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)
 
-bench-%: setup ## one benchmark: demo, gateway, control, ingest, query
+bench-%: setup ## one benchmark: demo, gateway, control, ingest, query, tls
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference

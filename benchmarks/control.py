@@ -68,7 +68,7 @@ def made_brain(mode: str, gold: tuple[str, ...] = ("gold",), **settings: float) 
     """A brain that protects the volumes of ``gold``."""
     brain = Brain(ControlSettings(**settings))
     brain.set_agreements(
-        [promised(name) for name in gold], [VolumeClass(name, Priority.GOLD, (name,)) for name in gold], 1
+        [promised(name) for name in gold], [VolumeClass(name, Priority.GOLD, (name,)) for name in gold]
     )
     brain.set_mode(mode)
     return brain

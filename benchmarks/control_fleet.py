@@ -71,7 +71,7 @@ class Fleet:
         gold = [name for names in self.names for name in names[:promises]]
         self.brain = Brain(ControlSettings())
         classes = [VolumeClass(name, Priority.GOLD, (name,)) for name in gold]
-        self.brain.set_agreements([promised(name) for name in gold], classes, 1)
+        self.brain.set_agreements([promised(name) for name in gold], classes)
         self.brain.set_mode("enforce")
         for number, gateway in enumerate(self.ids):
             self._announce(number, gateway)

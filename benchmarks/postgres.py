@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ class PostgresServer:
     Args:
         options: settings, given on the command line. The default is for tests: what it holds need not survive
             the machine.
+        initdb: further arguments of ``initdb``.
 
     Attributes:
         directory: socket, data and log.
@@ -43,17 +44,17 @@ class PostgresServer:
         PostgresMissing: the server programs are missing, or it did not start.
     """
 
-    def __init__(self, options: Mapping[str, str] = TEST_OPTIONS) -> None:
+    def __init__(self, options: Mapping[str, str] = TEST_OPTIONS, initdb: Sequence[str] = ()) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sla-pg-"))
         self.process: subprocess.Popen[bytes] | None = None
         self._options = {"listen_addresses": "", "unix_socket_directories": str(self.directory), **options}
         self._programs = _programs()
-        self._account = _account()
+        self._account = account()
         if self._account:
             os.chown(self.directory, self._account["user"], self._account["group"])
-        initdb = f"{self._programs}/initdb -A trust -U postgres -E UTF8 --no-locale --no-sync -D"
+        command = f"{self._programs}/initdb -A trust -U postgres -E UTF8 --no-locale --no-sync -D"
         subprocess.run(
-            [*initdb.split(), str(self.directory / "data")],
+            [*command.split(), str(self.directory / "data"), *initdb],
             check=True,
             capture_output=True,
             cwd=self.directory,
@@ -127,7 +128,8 @@ def _programs() -> Path:
     return Path(on_path).parent
 
 
-def _account() -> dict[str, Any]:
+def account() -> dict[str, Any]:
+    """``Popen`` arguments: whom the server runs as; empty for the caller."""
     if os.geteuid() != 0:
         return {}
     try:

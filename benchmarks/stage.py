@@ -91,6 +91,7 @@ class Stage:
         agents_port: where agents connect if not to the PMDaemon itself: a proxy.
         database_url: empty for SQLite in the folder.
         tls: agents enrol and speak TLS.
+        queue_bytes: of the ingest queue.
     """
 
     folder: Path
@@ -103,6 +104,7 @@ class Stage:
     tls: bool = False
     extra_toml: str = ""
     agents_port: int = 0
+    queue_bytes: int = 32 << 20
     sockets: Path = field(init=False)
     pm_port: int = field(init=False, default=0)
     _processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
@@ -139,7 +141,7 @@ class Stage:
             f'[pmdaemon]\nlisten = "127.0.0.1:{pm_port}"\ninterval_s = {self.interval_s}\n'
             f'[services]\nmode = "{self.mode}"\n'
             f'[database]\nurl = "{self.database_url}"\nrollup_s = {self.slice_s}\n'
-            f"queue_bytes = {32 << 20}\n"
+            f"queue_bytes = {self.queue_bytes}\n"
             f'[api]\nlisten = "127.0.0.1:{self.api_port}"\n'
             f"[pmdaemon.tls]\nenabled = {str(self.tls).lower()}\n{self.extra_toml}"
         )

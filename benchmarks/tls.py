@@ -1,4 +1,4 @@
-"""What TLS costs: CPU of a poll, and of a session's beginning, with TLS 1.3 against plain TCP.
+"""What TLS costs: CPU of a poll and of a session's beginning, and memory, with TLS 1.3 against plain TCP.
 
 The product's own pair with the in-memory sink (``benchmarks.polling.ours``), the real cut of 16 streams, and
 one swarm program for both forms, in a process of its own on the other processor. The forms alternate; the
@@ -117,7 +117,7 @@ def _register(rig: ours.Rig, listener: socket.socket, count: int) -> None:
 
 
 def serve(folder: Path, count: int, seconds: float, form: str) -> dict[str, float]:
-    """One form in this process; CPU us a poll and a session's beginning."""
+    """One form in this process; CPU us a poll and a session's beginning, resident KiB a session."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     command = [sys.executable, "-m", "benchmarks.tls", "--swarm", str(folder), str(listener.getsockname()[1])]
     gateways = subprocess.Popen([*command, str(count), form], stdout=subprocess.DEVNULL)
@@ -132,9 +132,10 @@ def serve(folder: Path, count: int, seconds: float, form: str) -> dict[str, floa
                 context=contexts.server(ca / "ca.crt", ca / "server.pem"), revoked=frozenset()
             )
             rig.inbound._clerk = clerk  # type: ignore[assignment]  # the context is all that is used here
-        begun_s = _cpu_s()
+        begun_s, before_kib = _cpu_s(), _resident_kib()
         _register(rig, listener, count)
         session_us = (_cpu_s() - begun_s) * 1e6 / count
+        session_kib = (_resident_kib() - before_kib) / count
         end_s, cpu_s, rounds = 0.0, 0.0, -WARM_ROUNDS
         while rounds < LEAST_ROUNDS or time.monotonic() < end_s:
             if rounds == 0:
@@ -145,11 +146,17 @@ def serve(folder: Path, count: int, seconds: float, form: str) -> dict[str, floa
             while rig.counters["replies"] < target:
                 rig.inbound.step(0.05)
             rounds += 1
-        return {"poll_us": (_cpu_s() - cpu_s) * 1e6 / (rounds * count), "session_us": session_us}
+        poll_us = (_cpu_s() - cpu_s) * 1e6 / (rounds * count)
+        return {"poll_us": poll_us, "session_us": session_us, "session_kib": session_kib}
     finally:
         gateways.kill()
         gateways.wait()
         listener.close()
+
+
+def _resident_kib() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
 
 
 def _cpu_s() -> float:
@@ -172,14 +179,18 @@ def measure(count: int, repeats: int, seconds: float) -> harness.Sample:
     medians = {
         f"{form}_{key}": statistics.median(run[key] for run in found)
         for form, found in runs.items()
-        for key in ("poll_us", "session_us")
+        for key in ("poll_us", "session_us", "session_kib")
     }
     ratio = statistics.median(
         tls["poll_us"] / plain["poll_us"] for tls, plain in zip(runs["tls"], runs["plain"], strict=True)
     )
-    print(f"{count} gateways, CPU us:   plain     TLS")
-    for key, what in (("poll_us", "a poll"), ("session_us", "its session's beginning")):
-        print(f"{what:<24}{medians[f'plain_{key}']:>8.1f}{medians[f'tls_{key}']:>8.1f}")
+    print(f"{count} gateways{'plain':>26}{'TLS':>8}")
+    for key, what in (
+        ("poll_us", "CPU us a poll"),
+        ("session_us", "CPU us a session's beginning"),
+        ("session_kib", "resident KiB a session"),
+    ):
+        print(f"{what:<30}{medians[f'plain_{key}']:>8.1f}{medians[f'tls_{key}']:>8.1f}")
     raw = {"gateways": count, "repeats": repeats, **{key: round(value, 1) for key, value in medians.items()}}
     return harness.Sample({"poll_ratio": ratio}, raw=raw, peers={"openssl": ssl.OPENSSL_VERSION})
 

@@ -65,6 +65,9 @@ class PmConfig(StrictModel):
     "unified": one process, in which one thread sends and reads and another only wakes it (P15)."""
     max_pairs: int = Field(default=1, ge=1, le=256)
     """Upper limit of pairs; the mailbox segment is laid out for this many."""
+    pinning: Literal["auto", "on", "off"] = "auto"
+    """Bind each pair to a processor of its own, of those the daemon may use. "auto": with room for two pairs
+    or more and from 4 processors."""
     thread_quantum_ms: float = Field(default=10.0, ge=0.1, le=1000.0)
     """T_thr of the formula: within this time a pair gets through all its gateways once."""
     open_files: int = Field(default=16384, ge=256, le=1 << 20)
@@ -107,6 +110,11 @@ class PmConfig(StrictModel):
         return 1 if self.pairs == "unified" else self.pairs
 
     @property
+    def most_pairs(self) -> int:
+        """How many pairs there can be."""
+        return min(self.fixed_pairs or self.max_pairs, self.max_pairs)
+
+    @property
     def interval_ns(self) -> int:
         """The poll interval in nanoseconds."""
         return round(self.interval_s * 1e9)
@@ -137,6 +145,11 @@ class PmFile(BaseModel):
     def list_path(self) -> Path:
         """Gateways to dial, from the database; written by dbmanager."""
         return self.runtime_dir / "gateways.json"
+
+    @property
+    def dialled_path(self) -> Path:
+        """How it goes with the gateways to dial; written by the daemon, read by the application server."""
+        return self.runtime_dir / "metrics" / "dialled.json"
 
     @property
     def metrics_path(self) -> Path:

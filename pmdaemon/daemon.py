@@ -13,6 +13,7 @@ Source: P9, P11, P12; DESIGN.md 3, 5.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import resource
@@ -26,10 +27,11 @@ import structlog
 from pmdaemon import metrics
 from pmdaemon.config import PmFile, parse_listen
 from pmdaemon.errors import ConfigError
-from pmdaemon.listed import GatewayList
+from pmdaemon.listed import DialledFile, GatewayList
 from pmdaemon.net.children import Child
 from pmdaemon.net.dialler import Dialler
 from pmdaemon.net.handoff import Channel
+from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.listening import open_listener
@@ -99,8 +101,11 @@ class Daemon:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
         self._list = GatewayList(config)
-        self._dialler = Dialler(self.traffic.new, self._clock, random.Random())  # noqa: S311 - guards nothing
+        offer = functools.partial(self.traffic.new, is_dialled=True)
+        self._dialler = Dialler(offer, self._clock, random.Random())  # noqa: S311 - guards nothing
+        self._told = DialledFile(config.dialled_path)
         self._look_at_ns = 0
+        self._refusals = LimitedLog("pmdaemon")
         self.refused_connections = 0
 
     @property
@@ -139,7 +144,7 @@ class Daemon:
             child.stop()
         self._pipe.close()
         self._selector.close()
-        for path in (self._config.port_path, self._config.metrics_path):
+        for path in (self._config.port_path, self._config.metrics_path, self._config.dialled_path):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -157,14 +162,16 @@ class Daemon:
             except BlockingIOError:
                 return
             except OSError as exc:  # out of descriptors, or the peer is gone already
-                log.error("accept-failed", error=exc.strerror)
+                self._refusals.warning(self._clock.monotonic_ns(), "accept-failed", error=exc.strerror)
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"
                 if self.traffic.new(sock, address) is None:
                     # Closed: the agent dials again after its backoff.
                     self.refused_connections += 1
-                    log.warning("no-pair-for-connection", address=address)
+                    self._refusals.warning(
+                        self._clock.monotonic_ns(), "no-pair-for-connection", address=address
+                    )
 
     def _serve(self, child: Child, channel: Channel, events: int) -> None:
         """What a pair has sent, or the end of it."""
@@ -181,7 +188,11 @@ class Daemon:
             self.traffic.died(child)
             self._dialler.forget_pair(child)
         else:
-            self.traffic.pass_on(child, parcels)
+            for parcel in parcels:
+                if parcel.op == "refused":
+                    header = parcel.header
+                    self._dialler.refused(header["address"], header["reason"], is_over=header["is_over"])
+            self.traffic.pass_on(child, [parcel for parcel in parcels if parcel.op != "refused"])
 
     def _look(self) -> None:
         """Once a second: how many pairs, and which has which shard."""
@@ -203,8 +214,13 @@ class Daemon:
             self._selector.unregister(channel)  # closed already: the selector finds it by identity
 
     def _publish(self) -> None:
+        rows = self._dialler.states() + self._list.not_dialled
+        text = metrics.text(
+            self.traffic, self.refused_connections, listed=len(rows), dialled=self._dialler.connected
+        )
         try:
-            metrics.write(self._config.metrics_path, metrics.text(self.traffic, self.refused_connections))
+            metrics.write(self._config.metrics_path, text)
+            self._told.write(rows)
         except OSError as exc:  # no room on the tmpfs: polling goes on, the figures stay old
             log.warning("metrics-not-written", error=exc.strerror)
 

@@ -6,7 +6,7 @@ processes, no shared memory, nothing left to clean up after a crash; a file that
 long says that the daemon is gone. The application server adds every such file to its ``/metrics``
 (``sla_server.api.meters``).
 
-A figure that is not declared here is not shown; one that a pair does not send is left out.
+A figure that is not declared here is not shown; one that a pair does not send is 0: it has not happened.
 
 Source: P11 (T_ptmax), P16; the text format of Prometheus, version 0.0.4.
 """
@@ -72,6 +72,12 @@ PAIR: Final = (
     Declared("moved_out", "moved_out_total", "counter", "Connections given to another pair."),
     Declared("moved_in", "moved_in_total", "counter", "Connections taken from another pair."),
     Declared(
+        "moves_by_reconnect",
+        "moves_by_reconnect_total",
+        "counter",
+        "TLS sessions told to dial again elsewhere.",
+    ),
+    Declared(
         "mail_passed_on",
         "mail_passed_on_total",
         "counter",
@@ -83,6 +89,7 @@ PAIR: Final = (
     Declared(
         "cpu_seconds", "cpu_seconds_total", "counter", "CPU time of the pair; by polls it is CPU a poll."
     ),
+    Declared("cpu_us_a_poll", "cpu_us_a_poll", "gauge", "CPU time by polls sent, last second, microseconds."),
     Declared("tls_handshakes", "tls_handshakes_total", "counter", "TLS handshakes that succeeded."),
     Declared("certificates_issued", "certificates_issued_total", "counter", "Enrolments and renewals."),
     Declared(
@@ -90,6 +97,12 @@ PAIR: Final = (
     ),
     Declared(
         "strangers_turned_away", "strangers_turned_away_total", "counter", "Not taken: too many unregistered."
+    ),
+    Declared(
+        "lost_sessions", "lost_sessions_total", "counter", "Sessions that ended and not by our own stop."
+    ),
+    Declared(
+        "bad_parcels", "bad_parcels_total", "counter", "Not taken over: out of descriptors, or not readable."
     ),
     Declared("connections_open", "connections_open", "gauge", "Connections open, registered or not."),
     Declared("gateways_up", "gateways_up", "gauge", "Gateways with a session that answers."),
@@ -122,10 +135,12 @@ PARENT: Final = (
     Declared("passed_on", "passed_on_total", "counter", "Sessions and messages passed from pair to pair."),
     Declared("lost", "not_passed_on_total", "counter", "Those for which no pair was running."),
     Declared("refused", "refused_connections_total", "counter", "Connections that no pair could take."),
+    Declared("listed", "listed_gateways", "gauge", "Gateways listed to be dialled."),
+    Declared("dialled", "dialled_gateways", "gauge", "Those of them whose connection a pair has."),
 )
 
 
-def text(traffic: Traffic, refused_connections: int) -> str:
+def text(traffic: Traffic, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
     """All figures."""
     children = traffic.children
     parent = {
@@ -136,6 +151,8 @@ def text(traffic: Traffic, refused_connections: int) -> str:
         "passed_on": traffic.passed_on,
         "lost": traffic.lost,
         "refused": refused_connections,
+        "listed": listed,
+        "dialled": dialled,
     }
     lines = [line for item in PARENT for line in _lines(item, [("", float(parent[item.key]))])]
     for item in PAIR:
@@ -146,7 +163,7 @@ def text(traffic: Traffic, refused_connections: int) -> str:
 
 def _samples(key: str, children: Iterable[Child]) -> list[tuple[str, float]]:
     reports: list[tuple[int, Mapping[str, float]]] = [(child.index, child.last.metrics) for child in children]
-    return [(f'{{pair="{index}"}}', metrics[key]) for index, metrics in reports if key in metrics]
+    return [(f'{{pair="{index}"}}', metrics.get(key, 0.0)) for index, metrics in reports if metrics]
 
 
 def _refusals(children: Iterable[Child]) -> list[tuple[str, float]]:

@@ -77,10 +77,11 @@ class Traffic:
         wanted = self._wanted()
         if not self.children or self._settings.fixed_pairs is not None:
             self._grow(wanted)  # a fixed number needs no hysteresis, and the first pair no reason
+        # One that runs and has not reported yet (a slow start) takes no shards, but keeps those it has.
         loads = [
             PairLoad(child.index, child.last.busy_ratio, {row[0]: row[1] for row in child.last.shards})
             for child in self.children
-            if child.is_running and child.has_reported
+            if child.is_running and (child.has_reported or child.index in self.owners)
         ]
         running = len(self.children)
         self._balance, decision = decide(self._balance, self.owners, running, wanted, loads, now_ns)
@@ -160,11 +161,11 @@ class Traffic:
 
     # -- passing on
 
-    def new(self, sock: socket.socket, address: str) -> Child | None:
+    def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> Child | None:
         """Give a new connection to the pair with the fewest; None if none can take it."""
         running = [child for child in self.children if child.is_running and not child.is_retiring]
         ordered = sorted(running, key=lambda child: child.load)
-        return next((child for child in ordered if child.offer(sock, address)), None)
+        return next((child for child in ordered if child.offer(sock, address, is_dialled)), None)
 
     def pass_on(self, sender: Child, parcels: list[Parcel]) -> None:
         """What a pair has sent for others."""

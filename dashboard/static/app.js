@@ -3,7 +3,7 @@
 import {call, read} from "./api.js";
 import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
-import {duration, latency, sentence, stateOf} from "./format.js";
+import {clock, duration, latency, sentence, stateOf} from "./format.js";
 import {startFeed} from "./feed.js";
 import * as views from "./views.js";
 
@@ -84,12 +84,21 @@ function showFeed() {
     : stale && page.database ? `${sentence(page.database)} The services part waits for it. What you see is what was last known.`
     : stale ? `No live data for ${duration(ageMs / 1000)}: the services part does not answer (it is restarted by itself; `
       + "‘sla-server status’ says more)."
-    : page.notice || (page.database ? `${sentence(page.database)} Live values go on; totals, compliance and events are those last read.` : "");
+    : page.notice || [
+      page.database ? `${sentence(page.database)} Live values go on; totals, compliance and events are those last read.` : "",
+      troubles(),
+    ].filter(Boolean).join(" ");
   const problem = lost || stale || (page.database && !page.notice);
   $("banner").hidden = !banner;
   $("banner").classList.toggle("notice", !problem);
   setText($("banner"), banner);
   document.body.classList.toggle("stale", lost || stale);
+}
+
+function troubles() {
+  const rows = (page.snapshot?.problems || []).filter((row) => !(page.database && row.what === "database"));
+  const words = rows.slice(0, 3).map((row) => `${row.process}, since ${clock(row.since_us)}: ${sentence(row.reason)}`);
+  return words.join(" ") + (rows.length > 3 ? ` And ${rows.length - 3} more, see /api/v1/health.` : "");
 }
 
 async function loadPolicy() {
@@ -119,8 +128,8 @@ async function loadSlow() {
 async function everySoOften() {
   await loadTotals();
   if (Date.now() - page.takenMs > STALE_MS) {
-    const health = await read("/health"); // who waits for the database says nothing: ask for it ourselves
-    if (health) page.database = health.database === "ok" ? "" : health.database;
+    const live = await read("/live"); // who waits for the database says nothing: ask for it ourselves
+    if (live) page.database = live.server.database;
     const answer = await read("/processes");
     if (answer) views.showProcesses(answer.items);
   }

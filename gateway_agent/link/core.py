@@ -180,6 +180,11 @@ class LinkCore:
         self._wants_cut = True
 
     def _new_thresholds(self, received: commands.Thresholds) -> None:
+        if received != self._thresholds.current:
+            self._count_by(received)
+        self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
+
+    def _count_by(self, received: commands.Thresholds) -> None:
         try:
             self._thresholds.replace(received)
         except OSError as exc:
@@ -189,7 +194,6 @@ class LinkCore:
         for plane in self.planes.values():
             if plane.enforcer.reachable:
                 plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
-        self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
 
     # -- the certificate
 

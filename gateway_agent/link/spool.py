@@ -102,7 +102,7 @@ class Spool:
 
     Args:
         directory: made if missing.
-        limit_bytes: size of the queue when it is made; an existing one keeps its own.
+        limit_bytes: size of the queue; an existing one becomes smaller only once its cuts fit.
         open_queue: tests bring their own disk.
 
     Raises:

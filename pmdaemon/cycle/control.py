@@ -1,7 +1,8 @@
-"""What ``services`` ordered last: caps of each gateway, the threshold set, and its sign of life.
+"""What ``services`` ordered last: caps of each gateway, and its sign of life.
 
-The book keeps the newest order of each kind as an encoded frame, ready to be sent now and again whenever a
-gateway registers. It decides nothing: a cap is never changed, invented or dropped here. ``services`` renews
+The book keeps the newest caps of a gateway as an encoded frame, ready to be sent now and again whenever it
+registers. Threshold sets are passed on and not kept: ``services`` answers each announcement of a gateway with
+its set. It decides nothing: a cap is never changed, invented or dropped here. ``services`` renews
 its lease once a second; polls carry ``lease: true`` only while the last renewal is younger than 3 s, so a
 dead brain lets all caps expire at the gateways within their own lease.
 
@@ -26,7 +27,6 @@ class ControlBook:
 
     def __init__(self) -> None:
         self._caps: dict[str, tuple[int, bytes]] = {}
-        self._thresholds: bytes | None = None
         self._lease_ns: int | None = None
 
     def set_caps(self, header: dict[str, Any]) -> tuple[str, int, bytes]:
@@ -50,25 +50,9 @@ class ControlBook:
         if known is None or known[0] < gen:
             self._caps[gateway_id] = (gen, encoded)
 
-    def set_thresholds(self, header: dict[str, Any]) -> bytes:
-        """Take a SET_THRESHOLDS: the THRESHOLDS frame to send to every gateway.
-
-        Raises:
-            MalformedFrame: ``version`` is missing or of the wrong type.
-        """
-        if type(header.get("version")) is not int:
-            raise MalformedFrame(f"SET_THRESHOLDS of version {header.get('version')!r}")
-        self._thresholds = frame.encode(Kind.THRESHOLDS, header)
-        return self._thresholds
-
     def caps_of(self, gateway_id: str) -> tuple[int, bytes] | None:
         """Generation and CAPS frame last ordered for a gateway."""
         return self._caps.get(gateway_id)
-
-    @property
-    def thresholds(self) -> bytes | None:
-        """The THRESHOLDS frame last ordered."""
-        return self._thresholds
 
     def renew_lease(self, now_ns: int) -> None:
         """``services`` is alive."""
@@ -77,3 +61,15 @@ class ControlBook:
     def lease_is_fresh(self, now_ns: int) -> bool:
         """Whether polls may renew the lease of caps."""
         return self._lease_ns is not None and now_ns - self._lease_ns < LEASE_FRESH_NS
+
+
+def thresholds_order(header: dict[str, Any]) -> tuple[str, bytes]:
+    """Read a SET_THRESHOLDS: (gateway_id, the THRESHOLDS frame to send).
+
+    Raises:
+        MalformedFrame: ``gw`` or ``version`` is missing or of the wrong type.
+    """
+    gateway_id, version = header.get("gw"), header.get("version")
+    if not isinstance(gateway_id, str) or type(version) is not int:
+        raise MalformedFrame(f"SET_THRESHOLDS for gateway {gateway_id!r}, version {version!r}")
+    return gateway_id, frame.encode(Kind.THRESHOLDS, {key: header[key] for key in header if key != "gw"})

@@ -8,7 +8,8 @@ Two kinds of mail with different promises:
 * *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). Nobody asks for news again, so refused news
   waits here, per recipient and in order, and is tried at each ``flush``. While news waits for a recipient no
   cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES`` the oldest
-  is dropped and counted.
+  is dropped and counted, and once the rest is delivered the recipient has to be told everything anew
+  (``neglected``), or it would miss some gateways for ever.
 
 Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
 
@@ -28,7 +29,7 @@ from pmdaemon.mailbox.errors import MailboxFull
 
 SERVICES: Final = "services"
 DBMANAGER: Final = "dbmanager"
-NEWS_BYTES: Final = 4 << 20  # some 10,000 announcements: every gateway of the largest fleet twice
+NEWS_BYTES: Final = 32 << 20  # 4,000 gateways with 16 volumes and streams each, announced twice
 log = structlog.get_logger("courier")
 
 
@@ -45,6 +46,7 @@ class _News:
     def __init__(self) -> None:
         self.waiting: deque[bytes] = deque()
         self.size_bytes = 0
+        self.lacks_some = False
 
     def push(self, message: bytes) -> int:
         """Keep a message; returns how many old ones had to go."""
@@ -54,6 +56,7 @@ class _News:
         while self.size_bytes > NEWS_BYTES and len(self.waiting) > 1:
             self.size_bytes -= len(self.waiting.popleft())
             dropped += 1
+        self.lacks_some |= dropped > 0
         return dropped
 
     def pop(self) -> None:
@@ -93,6 +96,13 @@ class Courier:
             refused += self._post(free, message)
         for name in refused:
             self.dropped_news += self._news[name].push(message)
+
+    def neglected(self) -> list[str]:
+        """Recipients that have taken what waited but not what was dropped before; named once."""
+        found = [name for name, news in self._news.items() if news.lacks_some and not news.waiting]
+        for name in found:
+            self._news[name].lacks_some = False
+        return found
 
     @property
     def waiting_news(self) -> int:

@@ -1,11 +1,12 @@
-"""Tells ``services`` every other second how full is what a process writes to (PRESSURE).
+"""Tells ``services`` every other second how full is what a process writes to, and its problems (PRESSURE).
 
 Best effort: without room it is not sent, and the next one says the same. Thread: the mailbox's poster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pmdaemon.mailbox.errors import MailboxError
@@ -36,6 +37,8 @@ class Teller:
         mailbox: where it posts, and whose rings it tells of.
         fullness: shares in use beside those of the rings.
         refused: counters beside the mailbox's own.
+        problems: what the process cannot use just now.
+        copies: further mailboxes, with the recipient there.
     """
 
     def __init__(
@@ -44,24 +47,30 @@ class Teller:
         clock: Clock,
         fullness: Callable[[], Mapping[str, float]],
         refused: Callable[[], Mapping[str, int]],
+        problems: Callable[[], Sequence[pressure.Problem]] = tuple,
+        copies: Sequence[tuple[Gauged, str]] = (),
     ) -> None:
         self._mailbox = mailbox
         self._clock = clock
         self._fullness = fullness
         self._refused = refused
+        self._problems = problems
+        self._recipients = ((mailbox, SERVICES), *copies)
         self._due_ns = 0
 
     def tick(self) -> None:
         """Tell if it is time."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns < self._due_ns:
-            return
-        self._due_ns = now_ns + pressure.PERIOD_NS
+        if self._clock.monotonic_ns() >= self._due_ns:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell now."""
+        self._due_ns = self._clock.monotonic_ns() + pressure.PERIOD_NS
         stats = self._mailbox.stats()
         fullness = {**stats["ring_fill_ratio"], **self._fullness()}
         refused = {"posts": stats["full"], **self._refused()}
-        frame = pressure.encode(self._mailbox.name, self._clock.unix_us(), fullness, refused)
-        try:
-            self._mailbox.post(SERVICES, frame)
-        except MailboxError:  # full, or a segment without that route
-            return
+        now_us, problems = self._clock.unix_us(), self._problems()
+        frame = pressure.encode(self._mailbox.name, now_us, fullness, refused, problems)
+        for mailbox, recipient in self._recipients:
+            with suppress(MailboxError):  # full, or a segment without that route
+                mailbox.post(recipient, frame)

@@ -1,7 +1,7 @@
 """A disk in memory that breaks: forgets what was not synced, tears at any sector, fails any call, fills up.
 
 ``FaultDisk`` holds named files; ``open(name)`` gives a ``FaultStorage`` with the five operations of
-``storage.py``. Operations that change something (allocate, write, sync) are counted over all files.
+``storage.py``. Operations that change something (all but view and close) are counted over all files.
 
     crash_at = n      the n-th such operation is not carried out; it and all later ones raise ``Crashed``
     fail_at = {n: e}  the n-th raises OSError(e); a write is half done then, a sync has forgotten its pages
@@ -31,8 +31,9 @@ class Crashed(BaseException):
 class FaultStorage:
     """One file of a FaultDisk: ``cached`` is what readers see, ``durable`` what the platter holds."""
 
-    def __init__(self, disk: FaultDisk, durable: bytes) -> None:
+    def __init__(self, disk: FaultDisk, durable: bytes, name: str) -> None:
         self._disk = disk
+        self.name = name
         self.durable = bytearray(durable)
         self.cached = bytearray(durable)
         self.dirty: set[int] = set()
@@ -81,6 +82,24 @@ class FaultStorage:
     def close(self) -> None:
         """See ``Storage``."""
 
+    def aside(self) -> FaultStorage:
+        """See ``Storage``."""
+        self._disk.count_directory()
+        name = self.name + ".new"
+        self._disk.files[name] = FaultStorage(self._disk, b"", name)
+        return self._disk.files[name]
+
+    def replace(self, successor: FaultStorage) -> None:
+        """See ``Storage``; a crash in it leaves both names as they were."""
+        self._disk.count_directory()
+        self._disk.files[self.name] = self._disk.files.pop(successor.name)
+        successor.name = self.name
+
+    def remove(self) -> None:
+        """See ``Storage``."""
+        self._disk.count_directory()
+        del self._disk.files[self.name]
+
     def found_later(self, rng: random.Random) -> bytes:
         """The durable bytes with each unsynced sector old or new."""
         found = bytearray(self.durable)
@@ -108,7 +127,7 @@ class FaultDisk:
         fail_at: Mapping[int, int] | None = None,
         limit_bytes: int = 1 << 40,
     ) -> None:
-        self.files = {name: FaultStorage(self, data) for name, data in (files or {}).items()}
+        self.files = {name: FaultStorage(self, data, name) for name, data in (files or {}).items()}
         self.crash_at = crash_at
         self.fail_at = dict(fail_at or {})
         self.limit_bytes = limit_bytes
@@ -117,7 +136,7 @@ class FaultDisk:
 
     def open(self, name: str) -> FaultStorage:
         """The file of that name, empty if it is new."""
-        return self.files.setdefault(name, FaultStorage(self, b""))
+        return self.files.setdefault(name, FaultStorage(self, b"", name))
 
     def count(self) -> int:
         """Count one operation; returns the errno it must fail with, or 0.
@@ -129,6 +148,11 @@ class FaultDisk:
         if self.crash_at and self.operations >= self.crash_at:
             raise Crashed
         return self.fail_at.get(self.operations, 0)
+
+    def count_directory(self) -> None:
+        """Count an operation on names; raises if it must fail."""
+        if code := self.count():
+            raise OSError(code, "directory failed by the test")
 
     def fail_next(self, code: int = errno.EIO) -> None:
         """Let the next operation fail."""

@@ -11,7 +11,7 @@ from pmdaemon.runtime.config import StrictModel
 
 
 class QueueSettings(StrictModel):
-    """One queue. Sizes hold when it is made; an existing queue keeps its own data size."""
+    """One queue. An existing queue gets the configured sizes when it is opened, see ``resize``."""
 
     data_path: Path
     """Data file; a partition of its own is advised."""
@@ -21,7 +21,7 @@ class QueueSettings(StrictModel):
     index_path: Path | None = None
     """Index file, perhaps on another disk; without it, beside the data file as NAME.index."""
     data_bytes: int = Field(default=64 << 20, ge=4096, le=1 << 40, multiple_of=256)
-    """Size of the ring for records."""
+    """Size of the ring for records. Smaller than before only once the records fit."""
     entries: int = Field(default=65_536, ge=4, le=1 << 24)
     """Records held at once; 128 bytes each in the index file."""
     reserve_bytes: int = Field(default=8192, ge=0)

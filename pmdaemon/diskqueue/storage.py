@@ -11,13 +11,23 @@
     sync        everything written before is durable on return; after a failure nothing is known
     close       lets go of the file; syncs nothing
 
+A file that stands alone can also be exchanged (``Replaceable``):
+
+    aside       an empty file beside it, NAME.new, for its successor; one that an earlier try left is gone
+    replace     the successor, synced before, takes the name; a crash leaves one or the other, never none;
+                durable on return; the former file is closed
+    remove      the file, a successor that is not wanted any more, is gone and closed
+
 ``FileStorage`` is the real one; ``faults.FaultStorage`` keeps the same contract in memory and breaks it on
 request. Why each call is what it is (measured before the project, ext4): a sync of rewritten zero-filled
 blocks costs 96 us, of blocks only reserved 150 us (each first write converts an extent in the journal), so
 ``allocate`` writes zeros; ``pwritev`` with ``fdatasync`` was 2 to 6 times faster than stores through a
 mapping with msync; ``mmap.flush`` holds the interpreter lock while the disk works, ``os.fdatasync`` does not.
 
-An owner holds an exclusive lock on the file (``flock``), which the kernel releases however the owner dies.
+An owner holds an exclusive lock on the file (``flock``), which the kernel releases however the owner dies:
+when the last reference to the locked descriptor is gone. So that descriptor is never mapped. A mapping
+outlives a killed process while somebody reads its ``/proc/PID/smaps``, and its successor would find the file
+"owned by another process" for that moment.
 
 Downside: a file that somebody truncates while it is mapped kills the reader with SIGBUS.
 Source: Q1, Q10; DESIGN.md 4.
@@ -32,7 +42,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self, runtime_checkable
 
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
 
@@ -58,6 +68,20 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Let go of the file."""
+
+
+@runtime_checkable
+class Replaceable(Storage, Protocol):
+    """A file that another can take the place of; see the module's text."""
+
+    def aside(self) -> Self:
+        """A new, empty file beside this one."""
+
+    def replace(self, successor: Self) -> None:
+        """Let the successor have this file's name, and close this one."""
+
+    def remove(self) -> None:
+        """Delete and close it."""
 
 
 class FileStorage:
@@ -86,6 +110,8 @@ class FileStorage:
         try:
             if not read_only:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_at(path, self._fd):  # its owner has just replaced it
+                    raise BlockingIOError
             self._remap()
         except BlockingIOError as exc:
             os.close(self._fd)
@@ -142,15 +168,37 @@ class FileStorage:
             os.close(self._fd)
             self._fd = -1
 
-    def fileno(self) -> int:
-        """The descriptor: for who maps it himself."""
-        return self._fd
+    def aside(self) -> FileStorage:
+        """See ``Storage``."""
+        path = self._path.with_name(self._path.name + ".new")
+        path.unlink(missing_ok=True)
+        return FileStorage(path)
+
+    def replace(self, successor: FileStorage) -> None:
+        """See ``Storage``."""
+        successor._path.rename(self._path)
+        successor._path = self._path
+        _sync_directory(self._path.parent)
+        self.close()
+
+    def remove(self) -> None:
+        """See ``Storage``."""
+        self._path.unlink()
+        self.close()
+
+    def reopened(self) -> int:
+        """A descriptor to map the file with, apart from the one that holds the lock; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def _remap(self) -> None:
         self._unmap()
         size_bytes = os.fstat(self._fd).st_size
         if size_bytes:
-            self._map = mmap.mmap(self._fd, size_bytes, access=mmap.ACCESS_READ)
+            fd = self.reopened()
+            try:
+                self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ)
+            finally:
+                os.close(fd)
             self._view = memoryview(self._map)
 
     def _unmap(self) -> None:
@@ -159,6 +207,14 @@ class FileStorage:
             with contextlib.suppress(BufferError):  # a reader still holds a slice; unmapped when it lets go
                 self._map.close()
             self._map = None
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether this open file still has that name."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _sync_directory(path: Path) -> None:

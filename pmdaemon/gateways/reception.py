@@ -170,10 +170,12 @@ class Reception:
         registration = parse_register(received.header)
         if conn.gateway is not None:
             conn.gateway.exports = registration.exports
-            self._announce(conn.gateway)
         else:
             self._begin(conn, hello, registration)
+        # Before services hears of it: the thresholds it answers with may be sent only to who is registered.
         conn.send((Kind.REGISTERED, frame.encode(Kind.REGISTERED, {"ok": True})))
+        assert conn.gateway is not None  # begun just now, or before
+        self._announce(conn.gateway)
         self._on_registered(hello.gateway_id)
 
     def _begin(self, conn: Peer, hello: Hello, registration: Registration) -> None:
@@ -184,7 +186,6 @@ class Reception:
         conn.gateway = gateway
         self._counters["registrations"] += 1
         log.info("gateway-up", gateway=gateway.name, gateway_id=gateway.gateway_id, address=conn.address)
-        self._announce(gateway)
 
     def _supersede(self, gateway: Gateway, older: Peer, address: str) -> None:
         """The newer session wins; the older one is told and closed, and not reported as lost."""
@@ -357,6 +358,7 @@ class Reception:
         if gateway is None:
             return
         gateway.end()
+        self._counters["lost_sessions"] += not by_us
         state = "detached" if by_us else "lost"
         log.warning(f"gateway-{state}", gateway=gateway.name, reason=reason)
         self._tell(gateway, state, reason)

@@ -106,9 +106,10 @@ class Child:
         log.info("pair-started", pair=self.index, pid=self.process.pid, restarts=self.restarts)
         return self.control
 
-    def offer(self, sock: socket.socket, address: str) -> bool:
+    def offer(self, sock: socket.socket, address: str, is_dialled: bool) -> bool:
         """Give it a connection; False if it cannot take it now."""
-        if self.control is None or not self.control.offer({"op": "new", "address": address}, sock):
+        header = {"op": "new", "address": address, "dialled": is_dialled}
+        if self.control is None or not self.control.offer(header, sock):
             return False
         self.offered += 1
         return True

@@ -64,6 +64,7 @@ class Connection:
         secured: whether frames may flow: at once without TLS, else when the handshake is done.
         credential: what the peer's certificate says; None without one.
         asking: a certificate is being made for it.
+        is_dialled: we have dialled it; the parent wants to know why it is refused.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class Connection:
         "end_reason",
         "gateway",
         "hello",
+        "is_dialled",
         "last_received_ns",
         "opened_ns",
         "received_bytes",
@@ -112,6 +114,7 @@ class Connection:
         self.end_reason = ""
         self.credential: Credential | None = None
         self.asking = False
+        self.is_dialled = False
         self._sock: Transport = sock
         self._recv_into, self._send = sock.recv_into, sock.send
         self._tls = sock if isinstance(sock, TlsTransport) else None

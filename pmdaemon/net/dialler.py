@@ -51,6 +51,7 @@ class Target(NamedTuple):
 
     name: str
     address: str
+    source: str = "list"  # or "configuration": which of the two lists
 
 
 class _Line:
@@ -64,6 +65,19 @@ class _Line:
         self.since_ns = 0
         self.wait_s = FIRST_S
         self.last_failure = ""
+        self.refusal = ""  # why a pair ended it; until one has lived HEALTHY_NS, or nobody answers
+        self.last_refusal = ""
+
+    def describe(self, now_ns: int) -> dict[str, str]:
+        """For people: what it is doing, and what is wrong; connected again is not yet accepted again."""
+        if self.pair is not None and now_ns - self.since_ns >= HEALTHY_NS:
+            self.refusal = self.last_refusal = ""
+        reason = self.refusal or self.last_failure
+        if self.pair is not None and not reason:
+            state = "connected"
+        else:
+            state = "dialling" if self.sock is not None else "waiting"
+        return {**self.target._asdict(), "state": state, "reason": reason}
 
 
 class Dialler:
@@ -89,6 +103,25 @@ class Dialler:
     def connected(self) -> int:
         """Targets whose connection a pair has."""
         return sum(line.pair is not None for line in self._lines.values())
+
+    def states(self) -> list[dict[str, str]]:
+        """Each target: name, address, source, state (connected, dialling, waiting), reason."""
+        now_ns = self._clock.monotonic_ns()
+        return [line.describe(now_ns) for line in self._lines.values()]
+
+    def refused(self, address: str, reason: str, *, is_over: bool = False) -> None:
+        """The pair that has it says why it ends this connection.
+
+        The end itself is noticed as any other, unless it ``is_over``: then nobody has it any more.
+        """
+        line = self._lines.get(address)
+        if line is None:
+            return
+        if reason != line.last_refusal:  # said once, not at every try
+            log.warning("not-accepted", gateway=line.target.name, address=address, reason=reason)
+        line.refusal = line.last_refusal = reason
+        if is_over and line.pair is not None:
+            self._ended(line, reason)
 
     def replace(self, targets: Iterable[Target]) -> None:
         """The list is now this one. Who is not on it any more is hung up on."""
@@ -129,7 +162,11 @@ class Dialler:
 
     def _dial(self, line: _Line) -> None:
         address = parse_listen(line.target.address)
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as exc:  # no descriptor left: see `open_files`
+            self._failed(line, exc.strerror or str(exc))
+            return
         sock.setblocking(False)
         line.sock = sock
         self._by_fd[sock.fileno()] = line
@@ -150,7 +187,8 @@ class Dialler:
             self._failed(line, "no pair takes it now")
             return
         # The pair has a descriptor of its own now; ours is the duplicate to watch.
-        line.pair, line.since_ns, line.last_failure = pair, self._clock.monotonic_ns(), ""
+        line.pair, line.since_ns = pair, self._clock.monotonic_ns()
+        line.last_failure = ""
         self._epoll.modify(sock.fileno(), select.EPOLLRDHUP)
         log.info("dialled", gateway=line.target.name, address=line.target.address)
 
@@ -160,6 +198,9 @@ class Dialler:
         self._failed(line, reason)
 
     def _failed(self, line: _Line, reason: str) -> None:
+        """Hang up, if it was connected at all, and plan the next try."""
+        if line.pair is None:
+            line.refusal = ""  # nobody was there to be refused
         self._hang_up(line)
         wait_s = line.wait_s * (1 - 0.9 * self._chance.random())
         line.wait_s = min(MAX_S, 2 * line.wait_s)

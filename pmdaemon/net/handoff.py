@@ -3,14 +3,15 @@
 One SOCK_SEQPACKET socket pair a child. Message boundaries are kept, so a header and its descriptors stay
 together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS):
 
-    parent -> pair   new {address}, socket              an accepted connection, nothing read yet
+    parent -> pair   new {address, dialled}, socket     an accepted or dialled connection, nothing read yet
                      map {owners}                       which pair has which shard
-                     moved {shard, gw, address, hops}, socket, state    see ``net.moving``
+                     moved {shard, gw, address, dialled, hops}, socket, state    see ``net.moving``
                      mail {shard, sender}, state        a message for a shard that has moved here
                      elsewhere {gw, address}            the same gateway has registered with another pair
     pair -> parent   report {...}                       once a second, see ``Report``
                      moved, mail                        as above, to be passed on
                      up {gw, address}                   a gateway has registered here
+                     refused {address, reason, is_over}  why a dialled connection ends, or has ended
 
 A *state* is an unlinked memory file (memfd), so its size has no limit. Both ends are non-blocking. What the
 other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits for room

@@ -17,6 +17,7 @@ Source: P10, P16; DESIGN.md 3.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
@@ -40,7 +41,13 @@ from pmdaemon.net.hints import AnnounceAgain, Answered, Blocked, Hint, Post, Ref
 from pmdaemon.net.moving import Forward, Mover
 from pmdaemon.net.readiness import EVENTS_A_ROUND, READ, WRITE, Readiness
 from pmdaemon.net.sni import gateway_named
-from pmdaemon.net.strangers import HANDSHAKES_A_ROUND, TLS_LIMIT_NS, LimitedLog, Strangers
+from pmdaemon.net.strangers import (
+    HANDSHAKES_A_ROUND,
+    TLS_LIMIT_NS,
+    LimitedLog,
+    Strangers,
+    limit_for,
+)
 from pmdaemon.net.transport import HandshakeFailed, TlsTransport
 from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.runtime.clock import Clock
@@ -107,7 +114,7 @@ class Inbound:
         self.steps = 0
         self._counters = counters
         self._clerk = clerk
-        self._strangers: Strangers[Connection] = Strangers()
+        self._strangers: Strangers[Connection] = Strangers(limit_for(tls=clerk is not None))
         self._refusals = LimitedLog("inbound")
         self._handshakes_left = HANDSHAKES_A_ROUND
         self._on_sweep = on_sweep
@@ -177,6 +184,8 @@ class Inbound:
             self._move(self._mover)
         now_ns = self._clock.monotonic_ns()
         self._courier.flush(now_ns)
+        for recipient in self._courier.neglected():
+            self._reception.announce_again(recipient)
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
@@ -196,16 +205,21 @@ class Inbound:
 
     # -- connections
 
-    def adopt(self, sock: socket.socket, address: str) -> Connection | None:
-        """Serve a new socket; None if it was turned away. With TLS configured it must speak that."""
+    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
+        """Serve a new socket; None if it was turned away. With TLS configured it must speak that.
+
+        One that ``is_known``, a registered gateway's from another pair, needs no place among the strangers.
+        """
         now_ns = self._clock.monotonic_ns()
         transport: socket.socket | TlsTransport = sock
+        if not is_known and not self._make_room(now_ns):
+            self._counters["strangers_turned_away"] += 1
+            self._refusals.warning(now_ns, "turned-away", address=address, strangers=len(self._strangers))
+            with contextlib.suppress(OSError):  # gone already
+                sock.shutdown(socket.SHUT_RDWR)  # the parent has a duplicate of what it has dialled
+            sock.close()
+            return None
         if self._clerk is not None:
-            if not self._make_room(now_ns):
-                self._counters["strangers_turned_away"] += 1
-                self._refusals.warning(now_ns, "turned-away", address=address, strangers=len(self._strangers))
-                sock.close()
-                return None
             try:
                 transport = TlsTransport(sock, self._clerk.context, server_side=True)
             except OSError as exc:
@@ -215,7 +229,8 @@ class Inbound:
                 return None
         conn = Connection(transport, address, now_ns, lambda conn: self._hints.put(Blocked(conn)))
         self._connections.add(conn)
-        self._strangers.add(conn, now_ns)
+        if not is_known:
+            self._strangers.add(conn, now_ns)
         self._readiness.register(conn, selectors.EVENT_READ)
         self._counters["connections"] += 1
         log.debug("connected", address=address)
@@ -224,8 +239,10 @@ class Inbound:
     def _make_room(self, now_ns: int) -> bool:
         may_stay, oldest = self._strangers.admit(now_ns)
         if oldest is not None:
+            reason = "it did not register, and others wait"
             self._counters["strangers_evicted"] += 1
-            self._drop(oldest, "it did not register, and others wait")
+            self._refusals.warning(now_ns, "evicted", address=oldest.address, reason=reason)
+            self._drop(oldest, reason)
         return may_stay
 
     def _secure(self, conn: Connection) -> None:
@@ -238,11 +255,7 @@ class Inbound:
         try:
             wanted = conn.secure()
         except (HandshakeFailed, CredentialRefused) as exc:
-            self._counters[f"refusal_{exc.code.replace('-', '_')}"] += 1
-            now_ns = self._clock.monotonic_ns()
-            self._refusals.warning(
-                now_ns, "peer-refused", address=conn.address, code=exc.code, error=str(exc)
-            )
+            self._note_refusal(conn, exc.code, str(exc))
             self._drop(conn, str(exc))
             return
         if wanted is None:
@@ -308,7 +321,11 @@ class Inbound:
         if events & ~WRITE:  # also an error or a hang-up: reading tells which
             self._receive(conn)
         if conn.doomed and not conn.closed:
-            self._drop(conn, conn.doomed)
+            self._end_doomed(conn)
+
+    def _end_doomed(self, conn: Connection) -> None:
+        self._counters["doomed_connections"] += 1
+        self._ended(conn, conn.doomed)
 
     def _receive(self, conn: Connection) -> None:
         """Read once and act on it; one read in ``TIMED_READS`` is timed, for T_ptmax."""
@@ -319,10 +336,10 @@ class Inbound:
         try:
             size = conn.receive(self._buffer, now_ns)
         except OSError as exc:
-            self._drop(conn, f"receiving failed: {exc.strerror or exc}")
+            self._ended(conn, f"receiving failed: {exc.strerror or exc}")
             return
         if size is None:
-            self._drop(conn, "the connection was closed by the agent")
+            self._ended(conn, "the connection was closed by the agent")
             return
         messages = self._take(conn, self._buffer[:size])
         if is_timed and messages:
@@ -352,6 +369,28 @@ class Inbound:
             self._refuse(conn, exc)
         return messages
 
+    def _ended(self, conn: Connection, reason: str) -> None:
+        """The peer, or the network, has ended it: counted where nobody said goodbye properly."""
+        part_bytes = conn.session.pending_bytes
+        if part_bytes:
+            reason += f", {part_bytes} bytes into a frame"
+        if conn.drain_until_ns is None and (part_bytes or conn.gateway is None):
+            code = "cut-short" if part_bytes else "closed"
+            self._note_refusal(conn, code, reason)
+        self._drop(conn, reason)
+
+    def _note_refusal(self, conn: Connection, code: str, reason: str) -> None:
+        """In the metrics; and in the log, of strangers a few lines a second."""
+        if conn.is_dialled and self._mover is not None:
+            self._mover.tell_refusal(conn, f"{code}: {reason}")
+        self._counters[f"refusal_{code.replace('-', '_')}"] += 1
+        if conn.gateway is not None:
+            who = conn.gateway.name
+            log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=reason)
+        else:
+            now_ns = self._clock.monotonic_ns()
+            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code=code, error=reason)
+
     def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
         """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
         if received.kind != Kind.HELLO:
@@ -367,13 +406,7 @@ class Inbound:
     def _refuse(self, conn: Connection, error: WireError) -> None:
         """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
         code = error_code(error)
-        self._counters[f"refusal_{code.replace('-', '_')}"] += 1
-        if conn.gateway is not None:
-            who = conn.gateway.name
-            log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=str(error))
-        else:
-            now_ns = self._clock.monotonic_ns()
-            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code=code, error=str(error))
+        self._note_refusal(conn, code, str(error))
         self._reception.refused(conn, str(error))
         last = frame.encode(Kind.ERROR, {"code": code, "text": f"{conn.address}: {error}"[:2000]})
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
@@ -404,8 +437,7 @@ class Inbound:
                     if conn.closed:
                         continue
                     if conn.doomed:
-                        self._counters["doomed_connections"] += 1
-                        self._drop(conn, conn.doomed)
+                        self._end_doomed(conn)
                     elif conn.waiting_bytes:
                         self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 case Answered(conn, held, encoded):
@@ -477,16 +509,15 @@ class Inbound:
         if conn.drain_until_ns is not None:
             return conn.end_reason if now_ns >= conn.drain_until_ns else ""
         gateway = conn.gateway
-        if not conn.secured:
-            if now_ns - conn.opened_ns < TLS_LIMIT_NS:
-                return ""
-            self._counters["refusal_slow"] += 1
-            reason = f"no TLS handshake within {TLS_LIMIT_NS // 10**9} s of connecting"
-            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code="slow", error=reason)
-            return reason
         if gateway is None:
-            late = now_ns - conn.opened_ns >= HANDSHAKE_NS
-            return f"no REGISTER within {HANDSHAKE_NS // 10**9} s of connecting" if late else ""
+            limit_ns, awaited = (
+                (HANDSHAKE_NS, "REGISTER") if conn.secured else (TLS_LIMIT_NS, "TLS handshake")
+            )
+            if now_ns - conn.opened_ns < limit_ns:
+                return ""
+            reason = f"no {awaited} within {limit_ns // 10**9} s of connecting"
+            self._note_refusal(conn, "slow", reason)
+            return reason
         with gateway.lock:
             oldest_ns, awaiting_ns = gateway.record.oldest_poll_sent_ns, gateway.awaiting_since_ns
         if oldest_ns is None:

@@ -50,6 +50,7 @@ from pmdaemon.wire.session import State
 MOVES_A_STEP: Final = (
     16  # some 60 us each: a move of many delays the other gateways by a millisecond at a time
 )
+REASON_CHARACTERS: Final = 300
 MOST_HOPS: Final = 3  # a connection that has been passed on so often is served where it is
 log = structlog.get_logger("moving")
 
@@ -99,8 +100,8 @@ ToOutbound = str | Inherited | PassedOn
 class Host(Protocol):
     """What is needed of the inbound thread's loop."""
 
-    def adopt(self, sock: socket.socket, address: str) -> Connection | None:
-        """Serve a new socket."""
+    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
+        """Serve a new socket; ``is_known``: a registered gateway's."""
 
     def release(self, conn: Connection) -> None:
         """Serve it no more; its descriptor is still open."""
@@ -158,13 +159,21 @@ class Mover:
                 # A defect of ours, or descriptors lost for want of room (RLIMIT_NOFILE): agents dial again.
                 self._counters["bad_parcels"] += 1
                 log.error("bad-parcel", op=item.header.get("op"), error=f"{type(exc).__name__}: {exc}")
+                if item.header.get("dialled"):  # the parent's duplicate would keep it open for ever
+                    told = {
+                        "address": item.header["address"],
+                        "reason": "its descriptor was lost: open_files",
+                    }
+                    self.channel.send({"op": "refused", **told, "is_over": True})
             finally:
                 item.close()
 
     def _act(self, item: Parcel, host: Host) -> None:
         header = item.header
         if item.op == "new":
-            host.adopt(item.take_socket(), header["address"])
+            conn = host.adopt(item.take_socket(), header["address"])
+            if conn is not None:
+                conn.is_dialled = header["dialled"]
         elif item.op == "map":
             self._set_map(tuple(header["owners"]))
         elif item.op == "moved":
@@ -260,9 +269,14 @@ class Mover:
         state |= {"state": luggage.state.value, "pending": luggage.pending, "out": luggage.out}
         state["opened_ns"], state["received_ns"] = conn.opened_ns, conn.last_received_ns
         header = {"op": "moved", "shard": shard_of(gateway_id), "gw": gateway_id, "hops": hops}
-        header["address"] = conn.address
+        header["address"], header["dialled"] = conn.address, conn.is_dialled
         self._counters["moved_out"] += 1
         self.channel.send(header, [luggage.descriptor, state_file(parcel.pack(state))])
+
+    def tell_refusal(self, conn: Connection, reason: str) -> None:
+        """Tell the parent, which has dialled it, why this connection ends; the end itself it sees."""
+        told = {"address": conn.address, "reason": reason[:REASON_CHARACTERS]}
+        self.channel.tell({"op": "refused", **told, "is_over": False})
 
     def forward(self, hint: Forward) -> None:
         """Pass a message on to the owner of its shard."""
@@ -273,11 +287,12 @@ class Mover:
     # -- arriving
 
     def _arrive(self, sock: socket.socket, header: dict[str, Any], state: dict[str, Any], host: Host) -> None:
-        conn = host.adopt(sock, header["address"])
+        conn = host.adopt(sock, header["address"], is_known="gateway" in state)
         if conn is None:
             return
         conn.unpack(State(state["state"]), state["pending"], state["out"])
         conn.opened_ns, conn.last_received_ns = state["opened_ns"], state["received_ns"]
+        conn.is_dialled = header["dialled"]
         self._counters["moved_in"] += 1
         self._hops[conn] = header["hops"]
         if "gateway" in state:

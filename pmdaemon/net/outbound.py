@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.cycle import watermarks
-from pmdaemon.cycle.control import ControlBook
+from pmdaemon.cycle.control import ControlBook, thresholds_order
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES
 from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.cycle.turns import in_turn
@@ -48,6 +48,8 @@ from pmdaemon.wire.kinds import Kind
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
+_FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
+_PASSED_ON: Final = (*_FOR_ONE, Kind.DURABLE)
 _POLL: Final = Kind.POLL
 _GONE: Final = Sent.GONE
 _SHARD: Final = attrgetter("shard")
@@ -212,7 +214,7 @@ class Outbound:
                 raise WireError(f"kind {received.kind} is not for a pair")
             action(self, received.header)
             self._counters["orders"] += 1
-            if self._ownership.is_shared and received.kind in (Kind.SET_CAPS, Kind.DURABLE):
+            if self._ownership.is_shared and received.kind in _PASSED_ON:
                 self._pass_on(sender, received, passed_on)
         except WireError as exc:
             self._counters["bad_orders"] += 1
@@ -221,7 +223,7 @@ class Outbound:
     def _pass_on(self, sender: str, received: frame.Frame, passed_on: bool) -> None:
         """Orders and notices for gateways that belong to other pairs go there, once."""
         header = received.header
-        if received.kind == Kind.SET_CAPS:
+        if received.kind in _FOR_ONE:
             away = {shard_of(header["gw"]): header} if not self._ownership.is_mine(header["gw"]) else {}
         else:
             away = {}
@@ -246,27 +248,26 @@ class Outbound:
         if not self._registry.advance(incarnation, notice, self._clock.monotonic_ns()):
             self._counters["stale_durable_notices"] += 1
 
-    def _lease(self, _header: dict[str, Any]) -> None:
+    def _lease(self, header: dict[str, Any]) -> None:
         self._book.renew_lease(self._clock.monotonic_ns())
+        if header.get("inc") != self._services_incarnation:
+            # Another services process than before: it has to be told again who is there.
+            self._services_incarnation = header.get("inc")
+            self._hints.put(AnnounceAgain((SERVICES,)))
 
     def _set_caps(self, header: dict[str, Any]) -> None:
         gateway_id, gen, encoded = self._book.set_caps(header)
-        kept = [item for item in self._orders.get(gateway_id, []) if item[0] is not Kind.CAPS]
-        self._orders[gateway_id] = [*kept, (Kind.CAPS, encoded)]
+        self._order(gateway_id, Kind.CAPS, encoded)
         self._caps_leaving[gateway_id] = gen
 
     def _set_thresholds(self, header: dict[str, Any]) -> None:
-        encoded = self._book.set_thresholds(header)
-        for gateway in self._registry.all():
-            kept = [
-                item for item in self._orders.get(gateway.gateway_id, []) if item[0] is not Kind.THRESHOLDS
-            ]
-            self._orders[gateway.gateway_id] = [*kept, (Kind.THRESHOLDS, encoded)]
-        # services posts this at its start, and as an echo of each GATEWAY up: only a new incarnation has
-        # to be told again who is there, else announcement and echo would never end.
-        if header.get("inc") != self._services_incarnation:
-            self._services_incarnation = header.get("inc")
-            self._hints.put(AnnounceAgain((SERVICES,)))
+        gateway_id, encoded = thresholds_order(header)
+        self._order(gateway_id, Kind.THRESHOLDS, encoded)
+
+    def _order(self, gateway_id: str, kind: Kind, encoded: bytes) -> None:
+        """To be sent with the next write; a newer order of a kind takes the place of an older one."""
+        kept = [item for item in self._orders.get(gateway_id, ()) if item[0] is not kind]
+        self._orders[gateway_id] = [*kept, (kind, encoded)]
 
     _actions: Final[dict[int, Callable[[Outbound, dict[str, Any]], None]]] = {
         Kind.WATERMARKS: _watermarks,
@@ -279,15 +280,10 @@ class Outbound:
     # -- gateways
 
     def _send_standing_orders(self, gateway_id: str) -> None:
-        """A gateway has registered: thresholds and caps in force go with its first write."""
-        orders: list[tuple[Kind, bytes]] = []
-        if self._book.thresholds is not None:
-            orders.append((Kind.THRESHOLDS, self._book.thresholds))
+        """A gateway has registered: caps in force go with its first write."""
         if (caps := self._book.caps_of(gateway_id)) is not None:
-            orders.append((Kind.CAPS, caps[1]))
+            self._order(gateway_id, Kind.CAPS, caps[1])
             self._caps_leaving[gateway_id] = caps[0]
-        if orders:
-            self._orders[gateway_id] = orders
 
     def _send_poll(self, gateway: Gateway) -> int:
         """A poll and nothing else, nearly all there is to send: its size, 0 if it did not leave."""

@@ -43,6 +43,7 @@ from pmdaemon.net.hints import Hint
 from pmdaemon.net.inbound import Inbound, Patience
 from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.pinning import pin
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -119,6 +120,7 @@ class Pair:
         self._registered: Handover[ToOutbound] = Handover()
         self.ownership = Ownership(index)
         self._busy = BusyMeter(clock)
+        self._last_look = (0.0, 0)  # CPU seconds and polls at the last report
         book = ControlBook()
         self._courier = Courier(mailbox, index, self.registry.rewind)
         self._schedule = Schedule(settings.interval_ns)
@@ -208,15 +210,18 @@ class Pair:
         self._channel.tell({"op": "report", **report._asdict()})
 
     def metrics(self) -> dict[str, float]:
-        """What ``pmdaemon.metrics`` declares, of this process."""
+        """What ``pmdaemon.metrics`` declares, of this process; asked for once a second, by ``_report``."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         figures = self._mailbox.stats()
         conditions = Counter(gateway.condition.value for gateway in self.registry.all())
+        cpu_s, polls = usage.ru_utime + usage.ru_stime, self.out_counters["polls"]
+        (cpu_before_s, polls_before), self._last_look = self._last_look, (cpu_s, polls)
         return {
             **{name: float(value) for name, value in self.summary().items() if isinstance(value, int)},
             **{f"gateways_{name}": float(count) for name, count in conditions.items()},
             "received_bytes": float(self.inbound.received_bytes),
-            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "cpu_seconds": cpu_s,
+            "cpu_us_a_poll": 1e6 * (cpu_s - cpu_before_s) / max(polls - polls_before, 1),
             "resident_bytes": float(usage.ru_maxrss * 1024),
             "shards": float(self.ownership.owners.count(self.index)),
             "mailbox_posts": float(figures["posts"]),
@@ -301,6 +306,7 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
             log.error("no-mailbox", error=str(exc))
             return exc.exit_status
         announce(mailbox, index, restarts, reason)
+        pin(index, config.pmdaemon.most_pairs, config.pmdaemon.pinning)
         try:
             return Pair(config, index, mailbox, control).run(stop)
         finally:

@@ -1,4 +1,4 @@
-"""PRESSURE: how full is what a process writes to, and how often it was refused.
+"""PRESSURE: how full is what a process writes to, how often it was refused, and what troubles it.
 
 Posted to ``services`` every ``PERIOD_NS`` by each pair and by dbmanager, best effort: one that finds no room
 is not sent again. Pure. Source: docs/formats/messages.md; DESIGN.md 4.
@@ -6,7 +6,7 @@ is not sent again. Pure. Source: docs/formats/messages.md; DESIGN.md 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.errors import WireError
@@ -14,6 +14,22 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 PERIOD_NS: Final = 2_000_000_000
+MOST_PROBLEMS: Final = 16
+REASON_CHARS: Final = 400  # a header holds 64 KiB, and a person reads one sentence
+
+
+class Problem(NamedTuple):
+    """What a process cannot use just now, while it goes on with everything else.
+
+    Attributes:
+        what: ``database``, ``parquet``, ``ingest-queue``, or the process's own name when it dies of it.
+        since_us: wall clock.
+        reason: a sentence for people.
+    """
+
+    what: str
+    since_us: int
+    reason: str
 
 
 class Pressure(NamedTuple):
@@ -23,18 +39,34 @@ class Pressure(NamedTuple):
         name: of the process.
         fullness: what it writes to (a recipient's name, ``ingest-queue``) to the share in use, 0 to 1.
         refused: what was refused or dropped for want of room, by name, since that process started.
+        problems: at this moment; a process that has none says so.
     """
 
     name: str
     at_us: int
     fullness: dict[str, float]
     refused: dict[str, int]
+    problems: tuple[Problem, ...] = ()
 
 
-def encode(name: str, at_us: int, fullness: Mapping[str, float], refused: Mapping[str, int]) -> bytes:
+def encode(
+    name: str,
+    at_us: int,
+    fullness: Mapping[str, float],
+    refused: Mapping[str, int],
+    problems: Sequence[Problem] = (),
+) -> bytes:
     """A PRESSURE frame."""
-    rounded = {what: round(ratio, 3) for what, ratio in fullness.items()}
-    header = {"name": name, "at_us": at_us, "fullness": rounded, "refused": dict(refused)}
+    header = {
+        "name": name,
+        "at_us": at_us,
+        "fullness": {what: round(ratio, 3) for what, ratio in fullness.items()},
+        "refused": dict(refused),
+        "problems": [
+            {**problem._asdict(), "reason": problem.reason[:REASON_CHARS]}
+            for problem in problems[:MOST_PROBLEMS]
+        ],
+    }
     return frame.encode(Kind.PRESSURE, header)
 
 
@@ -51,4 +83,14 @@ def parse(header: Mapping[str, Any]) -> Pressure:
         raise WireError("PRESSURE: fullness and refused must be maps")
     if not all(isinstance(value, int | float) for value in (*fullness.values(), *refused.values())):
         raise WireError("PRESSURE: fullness and refused hold numbers")
-    return Pressure(header["name"], header["at_us"], fullness, refused)
+    return Pressure(header["name"], header["at_us"], fullness, refused, _problems(header.get("problems", [])))
+
+
+def _problems(rows: Any) -> tuple[Problem, ...]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WireError("PRESSURE: problems must be a list of maps")
+    found = tuple(Problem(row.get("what"), row.get("since_us"), row.get("reason")) for row in rows)
+    for what, since_us, reason in found:
+        if not isinstance(what, str) or not isinstance(since_us, int) or not isinstance(reason, str):
+            raise WireError("PRESSURE: a problem has what (text), since_us (whole number), reason (text)")
+    return found

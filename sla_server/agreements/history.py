@@ -1,12 +1,20 @@
-"""The judged slices of one objective, one byte a slice, so that sums over any window are one numpy count.
+"""The judged slices of one objective, so that sums over any window are a few additions.
 
-Index = (start - origin) / length; 0 = never judged. A year of 1-minute slices is half a megabyte. Slices of
-an agreement whose slice length was edited keep their own start; a history has one length, and ``put`` refuses
-starts that are not on its grid (the caller drops judgements of another length).
+A code a slice; index = (start - origin) / length; 0 = never judged. The newest 1,024 to 2,047 are kept as
+they are, a byte each. Older ones lie *sealed*, 1,024 in a chunk: how many there are of each code, then the
+codes, compressed. A chunk of one code, which most are, is the same object in all histories, so a year of good
+minutes is 6 KB and not half a megabyte; of minutes that change at random a chunk is some 400 bytes. A window
+is summed from the chunks' counts, only its ends are unpacked; a late revision unpacks one chunk and seals it
+again.
+
+Slices of an agreement whose slice length was edited keep their own start; a history has one length, and
+``put`` refuses starts that are not on its grid (the caller drops judgements of another length).
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +37,8 @@ _CODES: Final[dict[str, int]] = {
     "not_applicable": NOT_APPLICABLE,
     "excluded": EXCLUDED,
 }
-_GROW: Final = 1024
+_CHUNK: Final = 1024  # 17 hours of minutes
+_HEAD: Final = struct.Struct("<7H")  # how many slices of each code
 
 
 def code_of(state: State | str, ours: bool) -> int:
@@ -65,13 +74,27 @@ class Counts:
         }
 
 
+def _seal(codes: bytes | bytearray) -> bytes:
+    counts = np.bincount(np.frombuffer(codes, np.uint8), minlength=EXCLUDED + 1)
+    sealed = _HEAD.pack(*counts.tolist()) + zlib.compress(codes, 1)
+    return _COMMON.setdefault(sealed, sealed) if counts.max() == _CHUNK else sealed
+
+
+def _unseal(sealed: bytes) -> bytes:
+    return zlib.decompress(sealed[_HEAD.size :])
+
+
+_COMMON: Final[dict[bytes, bytes]] = {}  # chunks of one code, at most seven
+
+
 class SliceHistory:
     """Codes on a grid of slices. Belongs to one thread."""
 
     def __init__(self, length_us: int, origin_us: int) -> None:
         self.length_us = length_us
         self._origin = origin_us // length_us
-        self._codes = np.zeros(_GROW, dtype=np.uint8)
+        self._sealed: list[bytes] = []
+        self._open = bytearray()
 
     def put(self, start_us: int, code: int) -> bool:
         """Set the slice that starts here; False if it is before the origin or off the grid."""
@@ -79,11 +102,18 @@ class SliceHistory:
         index -= self._origin
         if rest or index < 0:
             return False
-        if index >= len(self._codes):
-            grown = np.zeros(max(2 * len(self._codes), index + _GROW), dtype=np.uint8)
-            grown[: len(self._codes)] = self._codes
-            self._codes = grown
-        self._codes[index] = code
+        chunk, at = divmod(index, _CHUNK)
+        if chunk < len(self._sealed):
+            codes = bytearray(_unseal(self._sealed[chunk]))
+            codes[at] = code
+            self._sealed[chunk] = _seal(codes)
+            return True
+        at = index - len(self._sealed) * _CHUNK
+        self._open.extend(bytes(max(0, at + 1 - len(self._open))))
+        self._open[at] = code
+        while len(self._open) >= 2 * _CHUNK:
+            self._sealed.append(_seal(bytes(self._open[:_CHUNK])))
+            del self._open[:_CHUNK]
         return True
 
     def get(self, start_us: int) -> int:
@@ -92,26 +122,51 @@ class SliceHistory:
         return int(part[0]) if part.size else UNJUDGED
 
     def forget_before(self, start_us: int) -> None:
-        """Drop what starts before, to bound memory."""
-        drop = min(max(start_us // self.length_us - self._origin, 0), len(self._codes))
-        # Copying is worth it only for a good part of the array.
-        if drop > _GROW and drop > len(self._codes) // 4:
-            self._codes = self._codes[drop:].copy()
-            self._origin += drop
+        """Drop what starts before, whole chunks only."""
+        drop = max(0, min((start_us // self.length_us - self._origin) // _CHUNK, len(self._sealed)))
+        del self._sealed[:drop]
+        self._origin += drop * _CHUNK
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the codes, those shared with other histories left out."""
+        own = sum(len(sealed) for sealed in self._sealed if sealed not in _COMMON)
+        return own + len(self._open) + 8 * len(self._sealed)
 
     def codes(self, from_us: int, to_us: int) -> npt.NDArray[np.uint8]:
         """Codes of the slices that start in [from_us, to_us), oldest first.
 
         Shorter than the range before the origin and beyond the newest slice stored.
         """
+        return np.frombuffer(self._between(*self._range(from_us, to_us)), np.uint8)
+
+    def _range(self, from_us: int, to_us: int) -> tuple[int, int]:
+        """First index, and the one behind the last."""
         low = max(-(-from_us // self.length_us) - self._origin, 0)
-        high = max(-(-to_us // self.length_us) - self._origin, 0)
-        return self._codes[low:high]
+        high = max(-(-to_us // self.length_us) - self._origin, low)
+        end = len(self._sealed) * _CHUNK + len(self._open)
+        return min(low, end), min(high, end)
+
+    def _between(self, low: int, high: int) -> bytes:
+        border = len(self._sealed) * _CHUNK
+        if low >= border:
+            return bytes(self._open[low - border : high - border])
+        first, last = low // _CHUNK, min(-(-high // _CHUNK), len(self._sealed))
+        old = b"".join(map(_unseal, self._sealed[first:last]))
+        return old[low - first * _CHUNK : high - first * _CHUNK] + self._open[: max(high - border, 0)]
 
     def counts(self, from_us: int, to_us: int) -> Counts:
         """Slices by state that start in [from_us, to_us)."""
         total = max(-(-to_us // self.length_us) + (from_us // -self.length_us), 0)
-        found = np.bincount(self.codes(from_us, to_us), minlength=EXCLUDED + 1).tolist()
+        low, high = self._range(from_us, to_us)
+        first, last = -(-low // _CHUNK), min(high // _CHUNK, len(self._sealed))
+        if first < last:
+            ends = self._between(low, first * _CHUNK) + self._between(last * _CHUNK, high)
+            whole = [_HEAD.unpack_from(sealed) for sealed in self._sealed[first:last]]
+            found = [sum(column) + ends.count(code) for code, column in enumerate(zip(*whole, strict=True))]
+        else:
+            part = self._between(low, high)
+            found = [part.count(code) for code in range(EXCLUDED + 1)]
         return Counts(
             good=found[GOOD],
             bad=found[BAD],

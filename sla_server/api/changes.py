@@ -12,14 +12,17 @@ from typing import Any, Final
 
 from flask import Request, Response, g
 
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import answers
-from sla_server.api.errors import BadInput
+from sla_server.api.dialled import CONFIGURATION, listed
+from sla_server.api.errors import BadInput, NotFound, TooLarge
 from sla_server.api.parts import Parts
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
 
 RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
 REASON_MAX: Final = 200
+NAME_MAX: Final = 200
 
 
 def apply_slas(parts: Parts, request: Request) -> Response:
@@ -30,6 +33,11 @@ def apply_slas(parts: Parts, request: Request) -> Response:
         raise BadInput("body", "is not UTF-8 text") from exc
     if not documents.strip():
         raise BadInput("body", "is empty", "Send agreement documents in YAML")
+    if (size := len(documents.encode())) > CALL_BYTES:
+        raise TooLarge(
+            f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
+            f"Cut it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
+        )
     return _ask(parts, "apply", {"documents": documents, "dry_run": answers.flag(request, "dry_run")})
 
 
@@ -82,6 +90,26 @@ def announce_policies(parts: Parts, _request: Request) -> Response:
     return _ask(parts, "policies_changed", {})
 
 
+def list_gateway(parts: Parts, request: Request, address: str) -> Response:
+    """Put a gateway on the list of those to dial; ``services`` checks the address."""
+    name = answers.json_body(request).get("name")
+    if not isinstance(name, str) or not name.strip() or len(name) > NAME_MAX:
+        raise BadInput("name", f"is required, {NAME_MAX} characters at most")
+    return _ask(parts, "gateway_list", {"address": address, "name": name.strip(), "is_listed": True})
+
+
+def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
+    """Take a gateway off the list."""
+    found = [row for row in listed(parts) if row["address"] == address]
+    if not found:
+        raise NotFound(f"no gateway is listed at {address!r}", "'sla gateways list' shows those that are")
+    if found[0]["source"] == CONFIGURATION:
+        raise BadInput(
+            "address", f"{address} is listed in the server's file", "Remove its [[pmdaemon.gateway]] there"
+        )
+    return _ask(parts, "gateway_list", {"address": address, "name": found[0]["name"], "is_listed": False})
+
+
 def new_login(parts: Parts, request: Request) -> Response:
     """Make a one-time address."""
     code = parts.logins.issue()
@@ -111,11 +139,10 @@ def _ask(parts: Parts, op: str, body: dict[str, Any]) -> Response:
 
 def _positive(body: dict[str, Any], name: str) -> float:
     value = body[name]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise BadInput(name, f"{value!r} is not a number above 0")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise BadInput(name, f"{str(value)[:40]!r} is not a number above 0")
+    return number

@@ -43,6 +43,23 @@ class MailboxCollector(Collector):
         return families.values()
 
 
+class ProblemCollector(Collector):
+    """What is in trouble, as the page shows it; absent while nothing is."""
+
+    def __init__(self, live: LiveView) -> None:
+        self._live = live
+
+    def collect(self) -> Iterable[Metric]:
+        """One family."""
+        family = Metric("sla_problem", "1 for what is in trouble just now, see /api/v1/health.", "gauge")
+        rows = [{"process": "services", "what": "services"}]
+        if not self._live.is_stale():
+            rows = self._live.newest().snapshot["problems"]
+        for process, what in sorted({(str(row.get("process")), str(row.get("what"))) for row in rows}):
+            family.add_sample("sla_problem", {"process": process, "what": what}, 1.0)
+        return [family]
+
+
 class Meters:
     """Thread: any; prometheus_client locks inside.
 
@@ -82,6 +99,7 @@ class Meters:
         for name, about, value in gauges:
             Gauge(name, about, registry=self._registry).set_function(value)
 
+        self._registry.register(ProblemCollector(live))
         if mailbox is not None:
             self._registry.register(mailbox)
 

@@ -27,6 +27,11 @@ SCHEMAS: Final[dict[str, Any]] = {
             "reason": {"type": "string", "maxLength": 200},
         },
     },
+    "ListedGateway": {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"type": "string", "maxLength": 200}},
+    },
     "Problem": {
         "type": "object",
         "description": "RFC 9457; `fix` says what to do next.",

@@ -63,8 +63,18 @@ OBJECTIVE = Query("objective", "string", "Which objective of the agreement; defa
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
 ROUTES: Final = (
-    Route("GET", "/health", "health", "Whether this part and its sources answer."),
+    Route("GET", "/health", "health", "How the server is: 200 ok or degraded, 503 down; since when and why."),
     Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
+    Route("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
+    Route(
+        "PUT",
+        "/gateway-list/{address}",
+        "list_gateway",
+        "Dial the gateway at this address (IP:PORT) from now on.",
+        body="ListedGateway",
+        changes=True,
+    ),
+    Route("DELETE", "/gateway-list/{address}", "unlist_gateway", "Dial this address no more.", changes=True),
     Route("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
     Route("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
     Route(

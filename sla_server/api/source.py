@@ -21,6 +21,9 @@ class Source(Protocol):
     def gateways(self) -> list[Row]:
         """All gateways ever seen."""
 
+    def gateway_list(self) -> list[Row]:
+        """Address and name of the gateways to dial."""
+
     def volumes(self) -> list[Row]:
         """Volumes with exact lifetime sums."""
 

@@ -24,6 +24,7 @@ from sla_server.api.parts import Parts
 from sla_server.api.security import session_name
 
 HEARTBEAT_S: Final = 5.0
+SILENT: Final = "no live snapshot lately"
 
 
 def live(parts: Parts, request: Request) -> Response:
@@ -34,7 +35,7 @@ def live(parts: Parts, request: Request) -> Response:
         return Response(status=204)
     stale = parts.live.is_stale()
     # While services are silent (they wait for the database at their start) nobody else would say so.
-    database = _database(parts) if stale else newest.snapshot["database"]
+    database = _database(parts) or _keepers_database(parts) if stale else newest.snapshot["database"]
     server = {"age_s": parts.live.age_s(), "stale": stale, "database": database}
     return answers.as_json({**newest.snapshot, "server": server})
 
@@ -103,18 +104,37 @@ def operation(parts: Parts, _request: Request, operation_id: str) -> Response:
 
 
 def health(parts: Parts, _request: Request) -> Response:
-    """Always 200 when this part answers; ``status`` says whether what it depends on does too."""
-    database = _database(parts) or "ok"
+    """How the whole server is.
+
+    200 ``ok``; 200 ``degraded``: something is in trouble, but nothing is lost and everything is answered; 503
+    ``down``: the database cannot be read, or ``services``, and with it control, is silent.
+    """
+    database = _database(parts)
     stale = parts.live.is_stale()
+    problems = problems_now(parts, database)
     told: dict[str, Any] = {
-        "status": "ok" if database == "ok" and not stale else "degraded",
-        "database": database,
-        "services": "no live snapshot lately" if stale else "ok",
+        "status": "down" if database or stale else "degraded" if problems else "ok",
+        "database": database or "ok",
+        "services": SILENT if stale else "ok",
+        "problems": problems,
         "snapshot_age_s": parts.live.age_s(),
         "fullness": _fullness(parts),
         "version": version("storage-sla-server"),
     }
-    return answers.as_json(told)
+    return answers.as_json(told, 503 if told["status"] == "down" else 200)
+
+
+def problems_now(parts: Parts, database: str) -> list[dict[str, Any]]:
+    """What this part sees itself, and what ``services`` was told by the others, while its word is fresh."""
+    mine = []
+    if database:
+        mine.append({"process": "appserver", "what": "database", "since_us": None, "reason": database})
+    if not parts.live.is_stale():
+        return [*mine, *parts.live.newest().snapshot["problems"]]
+    age_s = parts.live.age_s()
+    since_us = None if age_s is None else parts.clock.unix_us() - round(age_s * 1e6)
+    silent = {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}
+    return [*mine, silent, *parts.live.keeper_problems()]
 
 
 def _database(parts: Parts) -> str:
@@ -124,6 +144,12 @@ def _database(parts: Parts) -> str:
     except SlaError as exc:
         return str(exc)
     return ""
+
+
+def _keepers_database(parts: Parts) -> str:
+    """Why dbmanager cannot write to the database; "" if it can, or says nothing."""
+    rows = parts.live.keeper_problems()
+    return next((str(row["reason"]) for row in rows if row["what"] == "database"), "")
 
 
 def _fullness(parts: Parts) -> dict[str, float]:

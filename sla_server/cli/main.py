@@ -9,11 +9,12 @@ import click
 from sla_server.cli.ca import ca
 from sla_server.cli.change import apply, delete, login, mode, throttle
 from sla_server.cli.client import Client
+from sla_server.cli.gateways import gateways
 from sla_server.cli.get import get
 from sla_server.cli.mailbox import mailbox
 from sla_server.cli.policy import policy
 from sla_server.cli.queue import queue
-from sla_server.cli.shared import Group
+from sla_server.cli.shared import Group, keep_logs_apart
 from sla_server.cli.storage import storage
 from sla_server.cli.top import top
 
@@ -35,10 +36,25 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
 
     First steps: sla top (watch), sla apply -f agreement.yaml (promise), sla mode enforce (keep it).
     """
+    keep_logs_apart()
     context.obj = context.obj or Client.find(server, token_file, config)
 
 
-for command in (apply, get, delete, throttle, mode, policy, queue, storage, mailbox, ca, top, login):
+for command in (
+    apply,
+    get,
+    delete,
+    throttle,
+    mode,
+    gateways,
+    policy,
+    queue,
+    storage,
+    mailbox,
+    ca,
+    top,
+    login,
+):
     cli.add_command(command)
 
 if __name__ == "__main__":

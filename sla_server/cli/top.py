@@ -128,11 +128,19 @@ def top(client: Client, once: bool, interval: float) -> None:
 
 
 def trouble_of(snapshot: Row) -> str:
-    """What is wrong with the view itself, in words; empty when it is fresh."""
+    """What is wrong with the view itself or with the server, in words; empty when nothing is."""
     server = snapshot.get("server") or {}
     database = words.sentence(server.get("database"))
     if not server.get("stale"):
-        return f"{database} Live values go on; compliance and events are those last read." if database else ""
+        told = (
+            [f"{database} Live values go on; compliance and events are those last read."] if database else []
+        )
+        told += [
+            f"{row['process']}, since {words.when(row['since_us'])}: {words.sentence(row['reason'])}"
+            for row in snapshot.get("problems", [])
+            if not (database and row["what"] == "database")
+        ]
+        return "\n".join(told)
     if database:
         return f"{database} The services part waits for it; agreements come back with it."
     if server.get("age_s") is None:

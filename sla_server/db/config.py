@@ -65,8 +65,9 @@ class DatabaseConfig(StrictModel):
     """A Parquet file of raw cuts is closed at this age."""
 
     queue_bytes: int = Field(default=256 << 20, ge=16 << 20, multiple_of=256)
-    """Size of the ingest queue, reserved when it is made. When it is full nothing more is taken from the
-    mailboxes and agents keep their cuts. 256 MiB hold some 10 minutes of 1,000 streams at a cut a second
+    """Size of the ingest queue, reserved at the start; a change needs room for both sizes once, a smaller one
+    holds as soon as the records fit. When it is full nothing more is taken from the mailboxes and agents keep
+    their cuts. 256 MiB hold some 10 minutes of 1,000 streams at a cut a second
     while the database is away."""
 
     statement_timeout_s: float = Field(default=30.0, ge=1)

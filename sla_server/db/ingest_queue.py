@@ -1,6 +1,6 @@
 """The ingest queue: records on disk, synced before they are spoken of, until the database has them.
 
-A disk queue (``pmdaemon.diskqueue``) of fixed size in a directory of its own: ``ingest`` and
+A disk queue (``pmdaemon.diskqueue``) of configured size in a directory of its own: ``ingest`` and
 ``ingest.index``. One appends, one reads with a cursor and deletes; nothing is locked. Errors of the disk
 queue become those of the database manager at this door. Numbers rise but, after a crash, not without holes:
 nothing here or in the writer relies on that.
@@ -97,7 +97,7 @@ class IngestQueue:
 
     Args:
         directory: made if missing, with mode 0700.
-        data_bytes: size of the data file, reserved when the queue is made; an existing one keeps its own.
+        data_bytes: size of the data file; an existing one becomes smaller only once its records fit.
         probe: called at "appended" (reserved, not synced) and "synced"; crash tests kill the process there.
         keep_bytes: deletion waits until more is in use; at most a quarter of ``data_bytes``.
 

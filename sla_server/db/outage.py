@@ -1,13 +1,14 @@
 """The state of a database that is away, from the first failure to the first success. Pure: no clock, no I/O.
 
-While it lasts the writer tries again with backoff, the queue holds, the intake goes on. Afterwards one event
-``database-away`` tells of it, in the database itself: before, there is nowhere to write it but the log.
+While it lasts the writer tries again with backoff, the queue holds, the intake goes on, and ``problem`` is
+told every other second (PRESSURE). Afterwards one event ``database-away`` tells of it, in the database.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from pmdaemon.wire.pressure import Problem
 from sla_server.db.inventory import event_row
 
 BACKOFF_FIRST_S: Final = 0.5
@@ -21,12 +22,14 @@ class Outage:
         since_us: first failure, 0 while it works.
         reason: of the newest failure.
         tries: failures since.
+        problem: the same for PRESSURE, None while it works. Replaced whole: any thread may read it.
     """
 
     def __init__(self) -> None:
         self.since_us = 0
         self.reason = ""
         self.tries = 0
+        self.problem: Problem | None = None
 
     @property
     def is_on(self) -> bool:
@@ -38,6 +41,8 @@ class Outage:
         self.since_us = self.since_us or now_us
         self.reason = reason
         self.tries += 1
+        text = f"the database cannot be used: {reason}. The ingest queue holds what arrives"
+        self.problem = Problem("database", self.since_us, text)
 
     def wait_s(self) -> float:
         """How long to wait before the next try: doubled each time, 15 s at most."""
@@ -60,4 +65,4 @@ class Outage:
 
     def ended(self) -> None:
         """A transaction succeeded."""
-        self.since_us, self.reason, self.tries = 0, "", 0
+        self.since_us, self.reason, self.tries, self.problem = 0, "", 0, None

@@ -23,8 +23,9 @@ import structlog
 
 from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull
-from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire.pressure import Problem
 from sla_server.db.ingest_queue import DurableQueue
 from sla_server.db.intake import Incoming, Intake, Notice
 
@@ -73,6 +74,7 @@ class PostOffice:
         on_urgent: called when a RECORD was appended.
         probe: called at "noticed"; crash tests die there.
         tick: called once a round; tells how full everything is.
+        clock: says since when the queue is full.
 
     Attributes:
         pauses: how often the queue became too full to take from the mailboxes.
@@ -86,6 +88,7 @@ class PostOffice:
         on_urgent: Callable[[], None],
         probe: Callable[[str], None] = lambda _point: None,
         tick: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
         self._boxes = boxes
         self._intake = intake
@@ -94,7 +97,9 @@ class PostOffice:
         self._probe = probe
         self._waiting: dict[tuple[int, str], deque[bytes]] = {}
         self._tick = tick
+        self._clock = clock or SystemClock()
         self._is_full = False
+        self._full_since_us = 0
         self.pauses = 0
 
     def greet(self) -> None:
@@ -137,6 +142,13 @@ class PostOffice:
         while self.round() and not deadline.passed:
             pass
 
+    def problems(self) -> list[Problem]:
+        """Whether the queue is too full to take anything. Thread: the intake's."""
+        if not self._is_full:
+            return []
+        reason = "the ingest queue is full: nothing is taken from the mailboxes, agents keep their cuts"
+        return [Problem("ingest-queue", self._full_since_us, reason)]
+
     @staticmethod
     def _take(box: Box) -> Sequence[Incoming]:
         try:
@@ -151,6 +163,7 @@ class PostOffice:
         if is_full != self._is_full:
             self._is_full = is_full
             self.pauses += is_full
+            self._full_since_us = self._clock.unix_us()
             log.warning("queue-full" if is_full else "queue-has-room", queue_bytes=self._queue.waiting_bytes)
         return is_full
 

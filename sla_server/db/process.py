@@ -8,7 +8,8 @@ Start: lock of the data directory; schema (migrated if older); cursors and water
 queue holds beyond; orphans swept; threads. A database that is away at the start is waited for: without the
 watermarks no cut can be judged new. Stop: intake drains the mailboxes, then the writer writes everything
 and closes its file. If a thread dies, the process ends with status 1 and the supervisor starts it again:
-all state is on disk.
+all state is on disk. What troubles it is told to ``services`` and ``appserver`` every other second
+(PRESSURE), also while it waits at the start, and once more when a thread has died.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,11 @@ import structlog
 from sqlalchemy import Engine
 
 from pmdaemon.cycle.teller import Teller
-from pmdaemon.mailbox import attach
-from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.wire.pressure import Problem
 from sla_server.db import migrate
 from sla_server.db.archive import Archive
 from sla_server.db.config import DatabaseConfig
@@ -42,7 +44,7 @@ from sla_server.db.gateway_list import LOOK_S, GatewayListFile
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import IngestQueue, Record
 from sla_server.db.intake import Intake
-from sla_server.db.outage import BACKOFF_FIRST_S, BACKOFF_LIMIT_S
+from sla_server.db.outage import Outage
 from sla_server.db.post_office import PostOffice
 from sla_server.db.reads import Reader
 from sla_server.db.retention import Retention
@@ -51,6 +53,7 @@ from sla_server.db.writer import STEP_BYTES, Writer
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
+TELL_S: Final = 2.0
 JOIN_S: Final = 20.0  # a last transaction and a last Parquet file
 
 
@@ -100,26 +103,39 @@ def run(config: ManagerConfig, stop: Stop) -> int:
     """
     with ExitStack() as stack:
         stack.enter_context(directory_lock(config.data_dir))
-        manager = open_manager(config, stop, stack)
-        if manager is None:
-            return 0  # told to stop before the database was there
         boxes = [
             stack.enter_context(attach(config.runtime_dir / name, NAME)) for name in ("main.mbx", "app.mbx")
         ]
+        manager = open_manager(config, stop, stack, lambda problem: _tell(boxes, problem))
+        if manager is None:
+            return 0  # told to stop before the database was there
         teller = Teller(
             boxes[0],
             SystemClock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": office.pauses},
+            lambda: [*manager.writer.problems(), *office.problems()],
+            [(boxes[1], "appserver")],
         )
         office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
         failed = _run_threads(office, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
+        if failed is not None:
+            name, error = failed
+            text = f"its thread {name} died: {error}. It is started again"
+            _tell(boxes, Problem(NAME, SystemClock().unix_us(), text))
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
-        return 1 if failed else 0
+        return 0 if failed is None else 1
 
 
-def _run_threads(office: PostOffice, manager: Manager, stop: Stop, listing: GatewayListFile) -> bool:
-    """Run both threads, and publish the list of gateways meanwhile; returns whether a thread died."""
+def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
+    """PRESSURE at once, from the main thread: only while there is no intake thread."""
+    Teller(boxes[0], SystemClock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
+
+
+def _run_threads(
+    office: PostOffice, manager: Manager, stop: Stop, listing: GatewayListFile
+) -> tuple[str, BaseException] | None:
+    """Run both threads, and publish the list of gateways meanwhile; returns the thread that died, and why."""
 
     def on_failure(name: str, error: BaseException) -> None:
         stop.set(f"thread {name} died: {error}")
@@ -138,13 +154,20 @@ def _run_threads(office: PostOffice, manager: Manager, stop: Stop, listing: Gate
         manager.keeper.finish()
         manager.writer.finish()
         writer_threads.join(JOIN_S)
-    return intake_threads.failed is not None or writer_threads.failed is not None
+    return intake_threads.failed or writer_threads.failed
 
 
 def open_manager(
-    config: ManagerConfig, stop: Stop, stack: ExitStack, clock: Clock | None = None
+    config: ManagerConfig,
+    stop: Stop,
+    stack: ExitStack,
+    tell: Callable[[Problem], None] = lambda _problem: None,
+    clock: Clock | None = None,
 ) -> Manager | None:
-    """Schema, queue, recovery; waits for a database that is away. None if ``stop`` came first."""
+    """Schema, queue, recovery; waits for a database that is away. None if ``stop`` came first.
+
+    ``tell`` is called again and again while it waits.
+    """
     clock = clock or SystemClock()
     settings = config.database
     engine = make_engine(settings, config.data_dir)
@@ -156,7 +179,7 @@ def open_manager(
     files = open_files(settings, config.data_dir)
     archive = Archive(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     keeper = Housekeeper(engine, files, queue.queue_id, settings.files, clock)
-    backoff_s = BACKOFF_FIRST_S
+    outage = Outage()
     while not stop.is_set():
         try:
             migrate.upgrade(engine)
@@ -168,9 +191,10 @@ def open_manager(
                 kept = {row["path"] for row in reader.manifest(in_use=False)}
                 archive.sweep(kept, clock.unix_us())
         except (DatabaseUnavailable, FilesUnavailable) as exc:
-            log.warning("waiting-for-database", error=str(exc), retry_s=backoff_s)
-            stop.wait(backoff_s)
-            backoff_s = min(backoff_s * 2, BACKOFF_LIMIT_S)
+            outage.failed(clock.unix_us(), str(exc))
+            log.warning("waiting-for-database", error=str(exc), retry_s=outage.wait_s())
+            what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
+            _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         intake = Intake(secrets.randbits(62) + 1, high_water)
         intake.recover(_unconsumed(queue, cursors[0]))
@@ -180,6 +204,15 @@ def open_manager(
         writer.start(cursors)
         return Manager(intake, queue, writer, keeper, engine)
     return None
+
+
+def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: Problem) -> None:
+    """Sleep, telling now and every other second: nobody shall take this process for dead."""
+    deadline = Deadline(limit_s)
+    while True:
+        tell(problem)
+        if deadline.passed or stop.wait(min(deadline.left_s(), TELL_S)):
+            return
 
 
 def _unconsumed(queue: IngestQueue, after_seq: int) -> Iterator[Record]:

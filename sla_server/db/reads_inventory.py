@@ -18,6 +18,12 @@ class InventoryReads(Queries):
         table = schema.gateways
         return self._rows(select(table).order_by(table.c.name, table.c.gateway_id))
 
+    def gateway_list(self) -> list[Row]:
+        """Gateways to dial, by address."""
+        table = schema.gateway_list
+        statement = select(table.c.address, table.c.name).where(table.c.is_enabled)
+        return self._rows(statement.order_by(table.c.address))
+
     def backends(self) -> list[Row]:
         """All backends, by name."""
         return self._rows(select(schema.backends).order_by(schema.backends.c.backend))

@@ -6,6 +6,7 @@ page. Cursors name a row, not an offset, so rows that arrive meanwhile shift not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, and_, exists, func, select, tuple_
@@ -31,6 +32,20 @@ class RecordReads(Queries):
             ).where(table.c.ended_us.is_(None))
         return decode_json(self._rows(statement), ("spec",))
 
+    def all_agreements(self, page: int = 2048) -> Iterator[Row]:
+        """Every version of every agreement, by name and version, without its document; read page by page.
+
+        Tens of thousands at once would take several times the memory of what is kept of them.
+        """
+        table = schema.agreements
+        columns = [column for column in table.c if column.name != "document"]
+        statement = select(*columns).order_by(table.c.name, table.c.version).limit(page)
+        following = statement
+        while rows := decode_json(self._rows(following), ("spec",)):
+            yield from rows
+            last = rows[-1]["name"], rows[-1]["version"]
+            following = statement.where(tuple_(table.c.name, table.c.version) > last)
+
     def agreement(self, name: str, version: int | None = None) -> Row | None:
         """One agreement, newest version unless one is named; None if there is none."""
         table = schema.agreements
@@ -46,12 +61,6 @@ class RecordReads(Queries):
         return (
             select(table.c.name, func.max(table.c.version).label("version")).group_by(table.c.name).subquery()
         )
-
-    def threshold_set(self) -> Row | None:
-        """The newest threshold set, ``entries`` decoded."""
-        table = schema.threshold_sets
-        rows = decode_json(self._rows(select(table).order_by(table.c.version.desc()).limit(1)), ("entries",))
-        return rows[0] if rows else None
 
     def slices(
         self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None

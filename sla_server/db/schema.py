@@ -190,10 +190,6 @@ agreements = Table(
     _big("ended_us"),
 )
 
-threshold_sets = Table(
-    "threshold_sets", metadata, _key("version", Integer), _text("entries"), _count("created_us")
-)
-
 slices = Table(
     "slices",
     metadata,
@@ -286,7 +282,6 @@ policy_caps = Table(
 
 JSON_COLUMNS: Final = {
     "agreements": ("spec",),
-    "threshold_sets": ("entries",),
     "events": ("details",),
     "audit": ("before", "after"),
     "policies": ("job", "report"),
@@ -296,7 +291,6 @@ JSON_COLUMNS: Final = {
 RECORDABLE: Final = frozenset(
     (
         "agreements",
-        "threshold_sets",
         "slices",
         "episodes",
         "throttles",
@@ -304,6 +298,7 @@ RECORDABLE: Final = frozenset(
         "processes",
         "audit",
         "policies",
+        "gateway_list",
     )
 )
 """Tables that RECORD may write; of ``policies`` only ``state``."""

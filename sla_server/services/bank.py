@@ -36,6 +36,8 @@ NEVER: Final = -(1 << 62)
 STATES: Final = ("no-data", "idle", "out-of-curve", "violating", "at-risk", "ok")
 NO_DATA, IDLE, OUT_OF_CURVE, VIOLATING, AT_RISK, OK = range(6)
 CODE: Final = {name: code for code, name in enumerate(STATES)}
+QUIET: Final = frozenset((NO_DATA, OUT_OF_CURVE, AT_RISK, OK))
+"""States that begin without an event and without a change of the windows."""
 _FIRST: Final = 64
 _EDGES: Final = EDGES_NS.astype(np.float64)
 
@@ -236,8 +238,11 @@ class WindowBank:
         rows: list[int] = np.flatnonzero(self.outside & ~self.whole).tolist()
         return rows
 
-    def assess(self, now_ns: int, silent_s: float) -> list[int]:
+    def assess(self, now_ns: int, silent_s: float) -> list[tuple[int, int]]:
         """Look at the rows fed since the last time; those over all backends whose live state has changed.
+
+        Returns:
+            (row, code of the state it should be in), by row.
 
         Args:
             now_ns: monotonic.
@@ -246,10 +251,11 @@ class WindowBank:
         rows = np.flatnonzero(self._fed)
         self._fed[rows] = False
         code = self._judge(rows) if len(rows) else self.code[rows]
-        differs = rows[(code != self.code[rows]) & self.whole[rows]]
+        differs = (code != self.code[rows]) & self.whole[rows]
+        found = dict(zip(rows[differs].tolist(), code[differs].tolist(), strict=True))
         speaking = self.whole & (self.code != NO_DATA)
         silent = np.flatnonzero(speaking & (now_ns - self.last_ns > silent_s * 1e9))
-        return sorted({*differs.tolist(), *silent.tolist()})
+        return sorted((found | dict.fromkeys(silent.tolist(), NO_DATA)).items())
 
     def _judge(self, rows: Ints) -> npt.NDArray[np.int8]:
         """Live states as they should be (``LiveState._measured``); sets ``at_risk``, empties idle rows."""

@@ -27,7 +27,7 @@ from typing import Any
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.arrivals import Arrivals
-from sla_server.services.bank import CODE
+from sla_server.services.bank import CODE, QUIET, STATES
 from sla_server.services.bank_tracker import BankTracker
 from sla_server.services.decisions import Decision, Reason
 from sla_server.services.entity import GatewayTable, Stream, UseBoard
@@ -49,7 +49,6 @@ class Brain:
         self.settings = settings
         self.tables: dict[str, GatewayTable] = {}
         self.live: dict[Key, LiveState] = {}
-        self.threshold_version = 0
         self.around = Surroundings(settings)
         self.scopes = Scopes(settings, self.around.r_on)
         self.policy = PolicyManager(
@@ -64,13 +63,10 @@ class Brain:
 
     # What is promised.
 
-    def set_agreements(
-        self, promises: Sequence[Promise], classes: Sequence[VolumeClass], threshold_version: int
-    ) -> None:
+    def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:
         """The agreements in force, complete; promises that did not change keep their state."""
         self._arrivals.settle()
         self.around.set_classes(classes)
-        self.threshold_version = threshold_version
         self.scopes.set_promises(promises, self.tables.values())
         old, self.live = self.live, {}
         for promise in promises:
@@ -280,9 +276,18 @@ class Brain:
 
     def _look_at_promises(self, now_ns: int) -> list[Decision]:
         """Violations that opened or closed; looks only where windows, or their silence, changed a state."""
-        bank, decisions = self.scopes.bank, list[Decision]()
-        changed = [bank.promises[row] for row in bank.assess(now_ns, self.settings.silent_s)]
-        keys = [promise.key for promise in changed if promise is not None]
+        bank, decisions, keys = self.scopes.bank, list[Decision](), list[Key]()
+        for row, code in bank.assess(now_ns, self.settings.silent_s):
+            promise = bank.promises[row]
+            if promise is None:
+                continue
+            state = self.live[promise.key]
+            if code in QUIET and not state.violating:
+                # A whole fleet that comes or goes changes states so: nobody has to be told why.
+                state.state = STATES[code]
+                bank.note_state(row, code, False)
+            else:
+                keys.append(promise.key)
         for key in (*keys, *self.scopes.spanning("")):
             event = self.live[key].update(now_ns)
             self._note_state(key)

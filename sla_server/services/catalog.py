@@ -1,4 +1,4 @@
-"""The agreements in force and the threshold set compiled from them, as one immutable value.
+"""The agreements in force and the volumes they may be about, as one immutable value.
 
 A change makes a new catalog and the rows that record it; the caller puts the catalog in force once the rows
 are durable. Versions of an agreement count up for ever, also over a deletion. A version that ended stays in
@@ -7,17 +7,18 @@ are durable. Versions of an agreement count up for ever, also over a deletion. A
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
 from sla_server.agreements import compile as compiler
+from sla_server.agreements import thresholds
 from sla_server.agreements.calendars import MaintenanceWindow
-from sla_server.agreements.compile import InForce, Threshold
+from sla_server.agreements.compile import InForce
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.model import Agreement
@@ -27,6 +28,7 @@ from sla_server.services.rows import Row, Rows, audit_row, event_row
 
 JUDGE_BACK_US: Final = 7 * 86_400_000_000
 """How long an ended version is remembered for slices that are still to be judged or revised."""
+NOBODY: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,12 @@ class Catalog:
         ended: versions that ended lately
         highest: highest version ever given to a name
         volumes: names known, for patterns
-        thresholds: the set in force, with its version
     """
 
     items: tuple[InForce, ...] = ()
     ended: tuple[InForce, ...] = ()
     highest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     volumes: frozenset[str] = frozenset()
-    threshold_version: int = 0
-    thresholds: tuple[Threshold, ...] = ()
 
     def get(self, name: str) -> InForce | None:
         """The version in force."""
@@ -67,9 +66,7 @@ class Change:
     warnings: list[str] = field(default_factory=list)
 
 
-def from_rows(
-    agreements: Iterable[Row], thresholds: Row | None, volumes: Iterable[str], now_us: int
-) -> tuple[Catalog, Rows]:
+def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) -> tuple[Catalog, Rows]:
     """The catalog as SQL knows it, and a critical event for each agreement that this version cannot read."""
     items: list[InForce] = []
     ended: list[InForce] = []
@@ -86,14 +83,11 @@ def from_rows(
             continue
         item = InForce(agreement, row["version"], row["applied_us"], ended_us=row["ended_us"])
         (items if row["ended_us"] is None else ended).append(item)
-    entries = (thresholds or {}).get("entries") or []
     catalog = Catalog(
         items=tuple(sorted(items, key=lambda item: item.name)),
         ended=tuple(ended),
         highest=MappingProxyType(highest),
         volumes=frozenset(volumes),
-        threshold_version=(thresholds or {}).get("version", 0),
-        thresholds=tuple(sorted(Threshold(**entry) for entry in entries)),
     )
     return catalog, events
 
@@ -107,8 +101,21 @@ def _unreadable(row: Row, error: ValidationError, now_us: int) -> tuple[str, Row
     return event_row("agreement-unreadable", "critical", "sla", row["name"], text, now_us, details)
 
 
-def apply(catalog: Catalog, documents: Sequence[Loaded], who: str, now_us: int) -> Change:
+def apply(
+    catalog: Catalog,
+    documents: Sequence[Loaded],
+    who: str,
+    now_us: int,
+    carried: Mapping[str, Collection[str]] = NOBODY,
+) -> Change:
     """Put documents in force; those equal to what is in force change nothing.
+
+    Args:
+        catalog: what is in force.
+        documents: read and valid each by itself.
+        who: for the audit log.
+        now_us: wall clock.
+        carried: gateways connected, and the volumes of each.
 
     Raises:
         AgreementsRefused: together with the others in force they cannot be kept; nothing is applied.
@@ -118,6 +125,7 @@ def apply(catalog: Catalog, documents: Sequence[Loaded], who: str, now_us: int) 
     by_name = {item.name: item for item in catalog.items}
     ended = list(catalog.ended)
     highest = dict(catalog.highest)
+    new: list[InForce] = []
     for loaded in documents:
         name, old = loaded.agreement.name, by_name.get(loaded.agreement.name)
         changed = old is None or old.agreement.spec_json() != loaded.agreement.spec_json()
@@ -125,19 +133,21 @@ def apply(catalog: Catalog, documents: Sequence[Loaded], who: str, now_us: int) 
             # The new version's first instant is the old one's last: a slice has exactly one judge.
             highest[name] = highest.get(name, 0) + 1
             by_name[name] = InForce(loaded.agreement, highest[name], now_us)
+            new.append(by_name[name])
             if old is not None:
                 ended.append(replace(old, ended_us=now_us))
                 rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
             rows += _applied_rows(by_name[name], loaded.text, old, who)
         applied.append({"name": name, "version": by_name[name].version, "changed": changed})
+    warnings = [text for loaded in documents for text in _warnings(loaded.agreement, now_us)]
+    if not new:
+        return Change(catalog, rows, applied, warnings)
     items = tuple(by_name[name] for name in sorted(by_name))
-    problems = compiler.check(items, catalog.volumes)
+    problems = thresholds.check(compiler.promises(items), compiler.promises(new), catalog.volumes, carried)
     if problems:
         raise AgreementsRefused(problems)
     after = replace(catalog, items=items, ended=tuple(ended), highest=MappingProxyType(highest))
-    compiled = recompile(after, now_us)
-    warnings = [text for loaded in documents for text in _warnings(loaded.agreement, now_us)]
-    return Change(compiled.catalog, rows + compiled.rows, applied, warnings)
+    return Change(after, rows, applied, warnings)
 
 
 def _applied_rows(item: InForce, text: str, old: InForce | None, who: str) -> Rows:
@@ -172,33 +182,18 @@ def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
         items=tuple(item for item in catalog.items if item.name != name),
         ended=(*catalog.ended, replace(old, ended_us=now_us)),
     )
-    compiled = recompile(after, now_us)
     before = {"version": old.version}
     rows: Rows = [
         ("agreements", {"name": name, "version": old.version, "ended_us": now_us}),
         audit_row(who, "delete", name, now_us, before=before),
         event_row("agreement-ended", "info", "sla", name, f"agreement {name} has ended", now_us, before),
     ]
-    return Change(compiled.catalog, rows + compiled.rows)
+    return Change(after, rows)
 
 
-def with_volumes(catalog: Catalog, names: Iterable[str], now_us: int) -> Change:
-    """Learn of volumes; patterns may now mean more."""
-    return recompile(replace(catalog, volumes=catalog.volumes | frozenset(names)), now_us)
-
-
-def recompile(catalog: Catalog, now_us: int) -> Change:
-    """Compile the threshold set; only one that differs gets a new version and a row."""
-    entries = tuple(compiler.threshold_set(catalog.items, catalog.volumes))
-    if entries == catalog.thresholds:
-        return Change(catalog, [])
-    version = catalog.threshold_version + 1
-    row: dict[str, Any] = {
-        "version": version,
-        "entries": [entry.as_dict() for entry in entries],
-        "created_us": now_us,
-    }
-    return Change(replace(catalog, thresholds=entries, threshold_version=version), [("threshold_sets", row)])
+def with_volumes(catalog: Catalog, names: Iterable[str]) -> Change:
+    """Learn of volumes; patterns may now mean more. There is nothing to record: the inventory has them."""
+    return Change(replace(catalog, volumes=catalog.volumes | frozenset(names)), [])
 
 
 def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:

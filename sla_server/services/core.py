@@ -10,8 +10,8 @@ findings, decisions, what is due once a second, then posting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
 
 import structlog
 
@@ -21,6 +21,7 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
+from sla_server.agreements.compile import InForce
 from sla_server.agreements.standing import Standing
 from sla_server.services import catalog as catalogs
 from sla_server.services.attendance import Attendance
@@ -35,11 +36,13 @@ from sla_server.services.looker import Found
 from sla_server.services.outbox import Outbox
 from sla_server.services.policies import PolicyInForce
 from sla_server.services.pressure import Pressures
+from sla_server.services.problems import Problems
 from sla_server.services.protocols import Controller, Eyes
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row
 from sla_server.services.snapshot import Shown, snapshot_frame
 from sla_server.services.startup import Start
+from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
@@ -79,13 +82,15 @@ class Services:
         self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
         self._shown = Shown(start.events)
         self._pressures = Pressures()
+        self._problems = Problems(now_ns, now_us)
         self._standings: dict[tuple[str, str], Standing] = {}
         self._rows: Rows = list(start.rows)
         self._attendance = Attendance(start.awaited, now_ns)
         self._pair_of: dict[str, str] = {}
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
-        self._thresholds_due = True
+        self._thresholds = ThresholdSets()
+        self._agreed: tuple[InForce, ...] | None = None
         self._second_ns = 0
         self._handlers: dict[int, Callable[[str, frame.Frame, int, int], None]] = {
             Kind.CUTS: self._cuts,
@@ -152,32 +157,38 @@ class Services:
             self.brain.gateway_lost(header["gw"], header.get("reason", header["state"]), now_ns)
             return
         if header["state"] == "up":
+            self._problems.name(header["gw"], header["name"])
             exports = header.get("exports", [])
+            volumes = [export["volume"] for export in exports]
             self.brain.gateway_up(header["gw"], header["name"], exports, now_ns)
             self.brain.cuts_dropped(header["gw"], header.get("dropped", 0))
-            self._learn(export["volume"] for export in exports)
-            # A pair that was restarted, or a new one, does not have the set yet.
-            self._thresholds_due = True
+            self._learn(volumes)
+            self._thresholds.announced(header["gw"], volumes)
 
     def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, _now_us: int) -> None:
         header = message.header
         self.brain.add_streams(header["gw"], header["streams"])
-        self._learn(stream["volume"] for stream in header["streams"])
+        volumes = [stream["volume"] for stream in header["streams"]]
+        self._learn(volumes)
+        self._thresholds.seen(header["gw"], volumes)
 
     def _caps_state(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         header = message.header
         reason, at_us = header.get("reason", ""), header.get("at_us", now_us)
         self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
 
-    def _gateway_alert(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
+    def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         header = message.header
         kind, at_us = str(header["kind"]), header.get("at_us", now_us)
         severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
         details = header.get("details") or {}
         self._note(event_row(kind, severity, "gateway", header["gw"], str(header["text"]), at_us, details))
+        self._problems.alert(header["gw"], kind, str(header["text"]), at_us, now_ns)
 
-    def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
-        for row in self._pressures.add(pressure.parse(message.header), now_ns):
+    def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
+        report = pressure.parse(message.header)
+        self._problems.report(report, now_ns, now_us)
+        for row in self._pressures.add(report, now_ns):
             self._note(row)
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
@@ -187,7 +198,7 @@ class Services:
     def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         self._requests.handle(message.header, now_ns, now_us)
 
-    def _learn(self, names: Any) -> None:
+    def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
 
     # What requests act on (``requests.Desk``).
@@ -211,11 +222,18 @@ class Services:
         """See ``requests.Desk``."""
         return self._policy.version or None
 
+    def carried(self) -> Mapping[str, Collection[str]]:
+        """See ``requests.Desk``."""
+        return self._thresholds.volumes
+
     def _catalog_changed(self, catalog: Catalog) -> None:
+        if catalog.items is self._agreed:
+            return  # only volumes were learnt, which those below hear of by themselves
+        self._agreed = catalog.items
         promises, classes = compiler.promises(catalog.items), compiler.classes(catalog.items)
-        self.brain.set_agreements(promises, classes, catalog.threshold_version)
+        self.brain.set_agreements(promises, classes)
+        self._thresholds.set_promises(promises)
         self.looker.set_catalog(catalog)
-        self._thresholds_due = True
 
     # Time.
 
@@ -229,7 +247,7 @@ class Services:
             names, self._new_volumes = self._new_volumes, set()
             self.changes.submit(
                 Job(
-                    lambda catalog, us: catalogs.with_volumes(catalog, names, us),
+                    lambda catalog, _us: catalogs.with_volumes(catalog, names),
                     lambda _change, _error: None,
                 )
             )
@@ -237,9 +255,7 @@ class Services:
         if now_ns - self._second_ns >= SECOND_NS:
             self._second_ns = now_ns
             self._each_second(now_ns, now_us)
-        if self._thresholds_due:
-            self._thresholds_due = False
-            self._post_thresholds()
+        self._post_thresholds(now_us)
         self.flush(now_ns)
 
     def flush(self, now_ns: int) -> None:
@@ -294,7 +310,8 @@ class Services:
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._note(*self._attendance.overdue(now_ns, now_us))
         for pair in sorted(self._pairs):
-            self._outbox.put(pair, frame.encode(Kind.LEASE, {}), key="lease")
+            lease = frame.encode(Kind.LEASE, {"inc": self._incarnation})
+            self._outbox.put(pair, lease, key="lease")
         view = self.brain.snapshot(now_us, self._live_rows)
         states = self.brain.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
@@ -302,6 +319,7 @@ class Services:
         header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         for row in header["processes"]:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
+        header["problems"] = self._problems.now(now_ns)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _post_caps(self, caps: SetCaps) -> None:
@@ -309,16 +327,15 @@ class Services:
         pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
         self._outbox.put(pair, frame.encode(Kind.SET_CAPS, header), key=("caps", caps.gateway_id))
 
-    def _post_thresholds(self) -> None:
-        catalog = self.changes.catalog
-        header = {
-            "version": catalog.threshold_version,
-            "inc": self._incarnation,
-            "entries": [entry.as_dict() for entry in catalog.thresholds],
-        }
-        payload = frame.encode(Kind.SET_THRESHOLDS, header)
-        for pair in sorted(self._pairs):
-            self._outbox.put(pair, payload, key="thresholds")
+    def _post_thresholds(self, now_us: int) -> None:
+        for gateway_id, found in self._thresholds.take():
+            entries = [entry.as_dict() for entry in found.entries]
+            header = {"gw": gateway_id, "version": found.version, "entries": entries}
+            pair = self._pair_of.get(gateway_id, FIRST_PAIR)
+            payload = frame.encode(Kind.SET_THRESHOLDS, header)
+            self._outbox.put(pair, payload, key=("thresholds", gateway_id))
+            if found.left_out:
+                self._note(left_out_event(gateway_id, found, now_us))
 
 
 def _frames_end(blob: memoryview, count: int) -> int:

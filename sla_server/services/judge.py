@@ -48,6 +48,8 @@ MOST_STANDINGS: Final = 512
 MOST_OPEN: Final = 1_000_000
 """Slices of all objectives together that wait for late data: some 300 MB."""
 PERIOD_BACK_US: Final = 445 * DAY_US  # the longest window and a tenth; slices are kept 13 months
+STREAMS_WAIT_US: Final = 15 * SECOND_US
+"""How long after reading new streams a number that goes on rising is waited for: slices are late by that."""
 Key = tuple[str, str]
 
 
@@ -109,6 +111,8 @@ class Judge:
         self._late_cuts = LateCuts(store)
         self._standings: dict[Key, Standing] = {}
         self._turn = self._standing_turn = 0
+        self._streams_seen = -1
+        self._streams_wait_us = 0
 
     def set_agreements(self, items: Iterable[InForce], now_us: int) -> None:
         """What to judge by, ended versions included; what was judged before is read, or will be soon.
@@ -157,10 +161,11 @@ class Judge:
         old = self._books.get(track.key)
         if old is not None and old.history.length_us == track.length_us:
             return old
+        if not stored:
+            return _Book(SliceHistory(track.length_us, track.next_us), track.next_us)
         start_us, end_us = windows.period_bounds(track.item.agreement.spec.window, now_us)
-        # Alerts look back a tenth of the period, which may reach into the one before.
-        start_us = max(start_us - (end_us - start_us) // 10 - DAY_US, now_us - PERIOD_BACK_US)
-        rows = self._judged_rows(track, start_us, now_us) if stored else []
+        start_us = max(_oldest_us(start_us, end_us), now_us - PERIOD_BACK_US)
+        rows = self._judged_rows(track, start_us, now_us)
         rows = [row for row in rows if row["length_us"] == track.length_us]
         # A history is as long as what was judged, not as the period: most agreements are younger.
         oldest_us = min((row["start_us"] for row in rows), default=track.next_us)
@@ -193,6 +198,7 @@ class Judge:
                 result.changed.add(track.key)
                 result.rows.extend(_alert_events(found, book.alerts, book.judged_to_us))
                 book.alerts = found.alerts
+                book.history.forget_before(_oldest_us(found.period_start_us, found.period_end_us))
         result.standings = dict(self._standings)
         return result
 
@@ -211,9 +217,8 @@ class Judge:
     def _judge_due(self, now_us: int, result: Judgement) -> None:
         # Streams after progress: a gateway that has passed a slice's end has brought the streams in it.
         progress = self._store.progress()
-        if self._store.stream_count() != self._scopes.streams:
-            self._scopes.set_streams(self._store.streams())
-            self._scopes.set_tracks(self._tracks)
+        if not self._streams_are_read(now_us):
+            return  # nobody may be judged without a stream that is in SQL
         parts: list[list[_Due]] = []
         try:
             self._note_late_cuts(now_us)
@@ -229,6 +234,23 @@ class Judge:
             result.interrupted = exc
             for due in itertools.chain(*parts):
                 due.track.postpone(due.start_us)
+
+    def _streams_are_read(self, now_us: int) -> bool:
+        """Whether all streams of SQL are known; they are read when there are others, or when those settle.
+
+        A fleet that registers brings new ones for many passes, and to read 64,000 takes a second.
+        """
+        count, before = self._store.stream_count(), self._streams_seen
+        self._streams_seen = count
+        if count == self._scopes.streams:
+            return True
+        if self._scopes.streams >= 0:
+            if count != before and now_us < self._streams_wait_us:
+                return False
+            self._streams_wait_us = now_us + STREAMS_WAIT_US
+        self._scopes.set_streams(self._store.streams())
+        self._scopes.set_tracks(self._tracks)
+        return True
 
     def _note_late_cuts(self, now_us: int) -> None:
         longest_us = max(track.length_us for track in self._tracks.values())
@@ -310,6 +332,11 @@ class Judge:
         if book is not None and book.history.length_us == track.length_us:
             book.history.put(start_us, code_of(verdict.state, ours))
             book.judged_to_us = max(book.judged_to_us, end_us)
+
+
+def _oldest_us(period_start_us: int, period_end_us: int) -> int:
+    """Where a history begins: alerts look back a tenth of the period, perhaps into the one before."""
+    return period_start_us - (period_end_us - period_start_us) // 10 - DAY_US
 
 
 def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:

@@ -87,12 +87,13 @@ def run(config: ServerConfig, stop: Stop) -> int:
     try:
         tag = uuid.uuid4().hex[:12]
         journal = Journal(main, tag, config.services.outbox_limit_bytes)
-        start = take_up(store, journal, tag, config.services.mode, clock, stop)
-        if start is None:
-            return 0
-        outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
-        brain = Brain(config.services.control)
-        services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
+        with Collector.held():
+            start = take_up(store, journal, tag, config.services.mode, clock, stop)
+            if start is None:
+                return 0
+            outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
+            brain = Brain(config.services.control)
+            services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
         threads.start("sv-looker", lambda: looker.run(stop))
         threads.start("sv-documents", lambda: documents.run(stop))
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)

@@ -19,9 +19,7 @@ from sla_server.services.looker import Found
 class Controller(Protocol):
     """The control loop: pure, told everything, asked for decisions (``brain``)."""
 
-    def set_agreements(
-        self, promises: Sequence[Promise], classes: Sequence[VolumeClass], threshold_version: int
-    ) -> None:
+    def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:
         """The agreements in force."""
 
     def gateway_up(self, gateway_id: str, name: str, exports: Sequence[dict[str, Any]], now_ns: int) -> None:

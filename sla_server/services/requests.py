@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, Protocol
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pmdaemon.config import ListedGateway
 from pmdaemon.runtime.config import describe
 from sla_server.agreements.errors import AgreementsRefused, Problem
 from sla_server.agreements.load import Loaded
@@ -55,6 +56,9 @@ class Desk(Protocol):
 
     def policy_version(self) -> int | None:
         """Version in force."""
+
+    def carried(self) -> Mapping[str, Collection[str]]:
+        """Gateways announced, and the volumes of each."""
 
 
 class _Strict(BaseModel):
@@ -100,6 +104,10 @@ class _Mode(_Strict):
     mode: Literal["observe", "enforce"]
 
 
+class _Listed(ListedGateway):
+    is_listed: bool
+
+
 class Requests:
     """See the module."""
 
@@ -115,6 +123,7 @@ class Requests:
             "throttle_release": self._throttle_release,
             "mode": self._mode,
             "policies_changed": self._policies_changed,
+            "gateway_list": self._gateway_list,
         }
 
     def handle(self, header: Body, now_ns: int, now_us: int) -> None:
@@ -201,8 +210,11 @@ class Requests:
                 self._try(request, documents, who, now_us)
             else:
                 # Applied when its turn comes, not when it was asked for: slices in between have one judge.
+                carried = self._desk.carried
                 self._submit(
-                    request, lambda catalog, us: catalogs.apply(catalog, documents, who, us), _applied
+                    request,
+                    lambda catalog, us: catalogs.apply(catalog, documents, who, us, carried()),
+                    _applied,
                 )
 
         if not self._desk.documents.submit(body.documents, self._desk.rollup_s, read):
@@ -212,7 +224,8 @@ class Requests:
 
     def _try(self, request: str, documents: list[Loaded], who: str, now_us: int) -> None:
         try:
-            change = catalogs.apply(self._desk.changes.catalog, documents, who, now_us)
+            catalog, carried = self._desk.changes.catalog, self._desk.carried()
+            change = catalogs.apply(catalog, documents, who, now_us, carried)
         except AgreementsRefused as exc:
             self._refuse_all(request, exc.problems)
         else:
@@ -271,6 +284,16 @@ class Requests:
             text = f"mode is {mode}, was {before}"
             rows.append(event_row("mode-changed", "info", "server", "services", text, now_us, {"who": who}))
         self._when_durable(request, rows, {"mode": mode})
+
+    def _gateway_list(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = _Listed.model_validate(raw)
+        action = "gateway-listed" if body.is_listed else "gateway-unlisted"
+        row = {"address": body.address, "name": body.name, "is_enabled": body.is_listed}
+        rows: Rows = [
+            ("gateway_list", row),
+            audit_row(who, action, body.address, now_us, after={"name": body.name}),
+        ]
+        self._when_durable(request, rows, body.model_dump())
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)

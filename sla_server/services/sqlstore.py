@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +25,9 @@ class SqlStore:
         """See ``Store``."""
         return int(self._reader.meta("rollup_s") or 60)
 
-    def agreements(self) -> list[Row]:
+    def agreements(self) -> Iterator[Row]:
         """See ``Store``."""
-        return self._reader.agreements(in_force=False)
-
-    def threshold_set(self) -> Row | None:
-        """See ``Store``."""
-        return self._reader.threshold_set()
+        return self._reader.all_agreements()
 
     def volumes(self) -> list[Row]:
         """See ``Store``."""

@@ -8,7 +8,7 @@ Thread: any; calls block, so the main loop makes none (``looker`` does).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 Row = dict[str, Any]
@@ -36,11 +36,8 @@ class Store(Protocol):
     def rollup_s(self) -> int:
         """Length of a rollup slot in seconds."""
 
-    def agreements(self) -> list[Row]:
-        """Every version of every agreement, by name and version."""
-
-    def threshold_set(self) -> Row | None:
-        """The newest threshold set."""
+    def agreements(self) -> Iterable[Row]:
+        """Every version of every agreement, by name and version; read as it is consumed."""
 
     def volumes(self) -> list[Row]:
         """volume, backend, size_bytes, read_only of the volumes ever seen."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sla_server.agreements.compile import InForce, promise_of
+from sla_server.agreements.compile import InForce
 from sla_server.agreements.objectives import LatencyObjective
 from sla_server.agreements.promise import Promise
 from sla_server.services.store import Row
@@ -66,7 +66,7 @@ class Track:
     def __init__(self, item: InForce, objective: LatencyObjective) -> None:
         self.item = item
         self.objective = objective
-        self.promise: Promise = promise_of(item, objective)
+        self.promise: Promise = next(p for p in item.promises if p.objective == objective.name)
         self.length_us = objective.budgeting.slice_s * SECOND_US
         self.next_us = -(-item.applied_us // self.length_us) * self.length_us
         self.judged: dict[int, Judged] = {}

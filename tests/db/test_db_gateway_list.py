@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from db_rig import Rig
+from db_samples import record_message
 from sqlalchemy import insert, update
 
 from sla_server.db import migrate, schema
@@ -33,3 +35,20 @@ def test_the_file_follows_the_table(database, tmp_path):
     assert json.loads(path.read_text()) == []
     assert not GatewayListFile(engine, tmp_path / "none").refresh(), "a directory that is not there is no end"
     engine.dispose()
+
+
+def test_what_services_records_is_the_list(database, tmp_path):
+    engine = make_engine(database.config, database.data_dir)
+    migrate.upgrade(engine)
+    engine.dispose()
+    rig = Rig(database.config, database.data_dir)
+    row = {"address": "10.0.0.5:7412", "name": "gw-a", "is_enabled": True}
+    rig.feed(record_message([("gateway_list", row)]))
+    assert rig.reader.gateway_list() == [{"address": "10.0.0.5:7412", "name": "gw-a"}]
+    listing = GatewayListFile(rig.engine, tmp_path)
+    assert listing.refresh()
+    rig.feed(record_message([("gateway_list", {**row, "is_enabled": False})]))
+    assert rig.reader.gateway_list() == []
+    assert listing.refresh()
+    assert json.loads((tmp_path / FILE).read_text()) == []
+    rig.close()

@@ -189,8 +189,12 @@ def test_backoff_doubles_up_to_its_limit():
         waits.append(outage.wait_s())
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
     assert (outage.since_us, outage.tries) == (T0, 8)
+    assert outage.problem is not None
+    assert (outage.problem.what, outage.problem.since_us) == ("database", T0)
+    assert "gone" in outage.problem.reason
     outage.ended()
     assert not outage.is_on
+    assert outage.problem is None
 
 
 def test_the_module_needs_no_database_file(tmp_path):

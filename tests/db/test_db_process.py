@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 from db_samples import (
@@ -20,90 +19,27 @@ from db_samples import (
     record_message,
     streams_message,
 )
+from process_rig import Peer, Peers, Running, make_config
 
-from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import process
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import AnotherManager, SchemaTooNew
 from sla_server.db.reads import open_reader
 
-RING = 1 << 20
-
-
-class Peer:
-    """Another participant: posts, and waits for answers."""
-
-    def __init__(self, path, name):
-        self.box = attach(path, name)
-        self._seen = []
-
-    def post(self, payload):
-        self.box.post("dbmanager", payload)
-
-    def expect(self, kind, accept=lambda _header: True):
-        """The next frame of ``kind`` whose header is accepted; others before it are dropped."""
-        deadline = Deadline(20)
-        while True:
-            while self._seen:
-                parsed = frame.decode(self._seen.pop(0).payload)
-                if parsed.kind == kind and accept(parsed.header):
-                    return parsed.header
-            assert not deadline.passed, f"no {kind.name} came"
-            self.box.wait(0.05)
-            self._seen += self.box.take()
-
 
 @pytest.fixture
 def config(database, tmp_path):
-    runtime_dir = tmp_path / "run"
-    runtime_dir.mkdir(mode=0o700)
-    routes = []
-    for name in ("pair-0", "services", "supervisor"):
-        routes += [Route(name, "dbmanager", RING), Route("dbmanager", name, RING)]
-    names = ("supervisor", "services", "dbmanager", "pair-0")
-    create_segment(runtime_dir / "main.mbx", Layout(names, tuple(routes), 256))
-    app_routes = (Route("appserver", "services", 4096), Route("services", "appserver", 4096))
-    names = ("appserver", "services", "dbmanager", "supervisor")
-    create_segment(runtime_dir / "app.mbx", Layout(names, app_routes, 64))
-    settings = database.config.model_copy(update={"flush_interval_s": 0.05})
-    return SimpleNamespace(runtime_dir=runtime_dir, data_dir=database.data_dir, database=settings)
+    return make_config(tmp_path, database.config, database.data_dir)
 
 
 @pytest.fixture
 def peers(config):
-    made = SimpleNamespace(
-        **{n: Peer(config.runtime_dir / "main.mbx", n) for n in ("services", "supervisor")}
-    )
-    made.pair = Peer(config.runtime_dir / "main.mbx", "pair-0")
+    made = Peers(config)
     yield made
-    for peer in (made.pair, made.services, made.supervisor):
-        peer.box.close()
-
-
-class Running:
-    """``run`` in a thread of the test."""
-
-    def __init__(self, config):
-        self.stop = Stop()
-        self.status = None
-        self._config = config
-        self._thread = threading.Thread(target=self._run, name="dbmanager")
-
-    def _run(self):
-        self.status = process.run(self._config, self.stop)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exc):
-        self.stop.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+    made.close()
 
 
 @pytest.fixture
@@ -210,7 +146,7 @@ def _too_new(_engine):
     raise SchemaTooNew("db", "9999", "0001")
 
 
-def test_a_dead_thread_ends_the_process_with_status_1(config, monkeypatch):
+def test_a_dead_thread_ends_the_process_with_status_1_and_services_hear_why(config, peers, monkeypatch):
     def dies(_self):
         raise RuntimeError("by the test")
 
@@ -219,23 +155,25 @@ def test_a_dead_thread_ends_the_process_with_status_1(config, monkeypatch):
     assert process.run(config, stop) == 1
     assert "db-writer" in stop.reason
     assert no_thread_is_left()
+    told = peers.services.expect(Kind.PRESSURE, lambda header: header["problems"])["problems"]
+    assert [problem["what"] for problem in told] == ["dbmanager"]
+    assert "db-writer died: by the test" in told[0]["reason"]
 
 
 @pytest.mark.db
-def test_it_waits_for_a_database_that_is_away_and_can_be_stopped(tmp_path):
+def test_it_waits_for_a_database_that_is_away_says_so_and_can_be_stopped(tmp_path):
     settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}", queue_bytes=16 << 20)
-    stop = Stop()
-    config = SimpleNamespace(runtime_dir=tmp_path, data_dir=tmp_path, database=settings)
-    statuses = []
-    thread = threading.Thread(target=lambda: statuses.append(process.run(config, stop)), name="waiting")
-    thread.start()
-    deadline = Deadline(20)
-    while not (tmp_path / "queue" / "ingest.index").exists():
-        assert not deadline.passed
-        thread.join(0.01)
-    stop.set()
-    thread.join(20)
-    assert statuses == [0]
+    config = make_config(tmp_path, settings, tmp_path)
+    peers, page = Peers(config), Peer(config.runtime_dir / "app.mbx", "appserver")
+    with Running(config) as running:
+        [told] = peers.services.expect(Kind.PRESSURE)["problems"]
+        [again] = peers.services.expect(Kind.PRESSURE)["problems"]
+        assert page.expect(Kind.PRESSURE)["problems"] == [told]
+    peers.close()
+    page.box.close()
+    assert running.status == 0
+    assert (told["what"], told["since_us"]) == ("database", again["since_us"])
+    assert str(tmp_path) in told["reason"]
 
 
 @pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
@@ -249,8 +187,12 @@ def test_intake_goes_on_while_the_database_is_away(postgres, config, peers, read
         for seq in range(2, 12):
             peers.pair.post(cuts_message([make_cut(seq)]))
             peers.pair.expect(Kind.DURABLE, lambda header, seq=seq: header["hw"][0][2] == seq)
+        [problem] = peers.services.expect(Kind.PRESSURE, lambda header: header["problems"])["problems"]
+        assert problem["what"] == "database"
+        assert "not currently accepting connections" in problem["reason"]
         postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         deadline = Deadline(20)
         while not deadline.passed and reader.totals()["cuts"] < 22:
             peers.pair.box.wait(0.05)
+        peers.services.expect(Kind.PRESSURE, lambda header: not header["problems"])
     assert_database_holds(reader, [make_cut(seq) for seq in range(1, 12)])

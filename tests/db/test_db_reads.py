@@ -68,7 +68,6 @@ def test_every_answer_is_plain(filled):
         reader.manifest(),
         reader.agreements(),
         reader.agreement("x"),
-        reader.threshold_set(),
         reader.slices("a", "b", 0, 1),
         reader.slice_counts("a", "b", 0, 1),
         reader.episodes(),
@@ -274,6 +273,9 @@ def test_agreements_in_force_are_the_newest_versions_that_have_not_ended(rig):
     [row] = rig.reader.agreements()
     assert (row["name"], row["version"], row["spec"]) == ("erp", 2, {"a": 2})
     assert len(rig.reader.agreements(in_force=False)) == 3
+    for page in (1, 2, 3, 100):
+        found = [(row["name"], row["version"], row["spec"]["a"]) for row in rig.reader.all_agreements(page)]
+        assert found == [("erp", 1, 1), ("erp", 2, 2), ("old", 1, 1)]
     assert rig.reader.agreement("erp", 1)["spec"] == {"a": 1}
     assert rig.reader.agreement("old")["ended_us"] == T0
     assert rig.reader.agreement("none") is None

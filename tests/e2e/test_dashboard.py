@@ -36,7 +36,7 @@ from tests.e2e.browser import browser, console_errors, settle, take_screenshot, 
 from tests.unit.api import fakes
 
 pytestmark = pytest.mark.e2e
-NARROW_PX, WIDE_PX = 400, 1280
+NARROW_PX, HALF_PX, WIDE_PX = 400, 1024, 1280
 
 
 class Site:
@@ -162,7 +162,9 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
     again.close()
 
 
-@pytest.mark.parametrize(("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (NARROW_PX, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (HALF_PX, False), (NARROW_PX, False)]
+)
 def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool) -> None:
     with browser(width, 900, dark=dark) as driver:
         driver.get(site.url)
@@ -179,7 +181,7 @@ def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark
         wide = [
             part.get_attribute("aria-labelledby")
             for part in sections
-            if part.get_property("scrollWidth") > width
+            if part.get_property("scrollWidth") > part.get_property("clientWidth")
         ]
         assert wide == []
         # plotly carries the style of its map charts, which we do not use and do not allow inline
@@ -294,6 +296,18 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site) -> None
         assert text(driver, "#feed") == "live"
 
 
+def test_what_is_in_trouble_is_said_since_when_and_why(site: Site) -> None:
+    full = {"process": "dbmanager", "what": "database", "since_us": fakes.NOW_US, "reason": "no space left"}
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-throttle]")
+        site.snapshot = lambda at_us: fakes.snapshot(at_us, problems=[full])
+        until(driver, lambda: "No space left." in text(driver, "#banner"), "the reason")
+        assert text(driver, "#banner").startswith("dbmanager, since ")
+        site.snapshot = fakes.snapshot
+        until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "over")
+
+
 def test_a_page_without_a_place_polls(tmp_path: Path) -> None:
     site = Site(fakes.data_dir(tmp_path), live_streams_max=1)
     held = ask(site, "/api/v1/live/stream")
@@ -362,7 +376,8 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
             assert answers[0].json() == {"mode": "observe"}
             volumes = client.get("/api/v1/volumes")
             assert volumes.status_code == 503, "there is no database yet"
-            assert client.get("/api/v1/health").json()["status"] == "degraded"
+            told = client.get("/api/v1/health")
+            assert (told.status_code, told.json()["status"]) == (503, "down")
     finally:
         stop.set()
         thread.join(15)

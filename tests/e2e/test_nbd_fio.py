@@ -26,7 +26,7 @@ from pmdaemon.wire.kinds import Kind
 from tests.unit.gateway_nbd.test_nbd_cuts import as_cut
 
 pytestmark = pytest.mark.e2e
-DEADLINE_S = 20.0
+DEADLINE_S = 45.0
 SIZE = 32 << 20
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.stage import free_port
+from pmdaemon.runtime.clock import Deadline
 
 
 class Operator:
@@ -52,7 +54,10 @@ def test_start_status_stop(operator: Operator) -> None:
     started = operator.run("start", "--background")
     assert started.returncode == 0, started.stderr
     assert f"127.0.0.1:{operator.port}" in started.stdout
-    assert httpx.get(f"http://127.0.0.1:{operator.port}/api/v1/health").status_code == 200
+    deadline = Deadline(30)  # 503 until services have spoken
+    while httpx.get(f"http://127.0.0.1:{operator.port}/api/v1/health").status_code != 200:
+        assert not deadline.passed
+        time.sleep(0.1)
 
     second = operator.run("start")
     assert second.returncode == 75
@@ -62,6 +67,7 @@ def test_start_status_stop(operator: Operator) -> None:
     assert {row["name"]: row["state"] for row in status["processes"]} == dict.fromkeys(
         ("appserver", "dbmanager", "pair-0", "pmdaemon", "services"), "running"
     )
+    assert status["problems"] == []
     text = operator.run("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 110
     assert operator.run("stop").returncode == 0

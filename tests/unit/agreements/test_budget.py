@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,12 +54,50 @@ def test_a_slice_off_the_grid_or_before_the_origin_is_refused() -> None:
     assert not made.put(START_US - MINUTE_US, history.BAD)
 
 
-def test_memory_is_given_back_and_nothing_else_changes() -> None:
+def test_memory_is_given_back_by_the_chunk_and_nothing_else_changes() -> None:
     made = book([history.GOOD] * 5000)
-    made.forget_before(START_US + 4000 * MINUTE_US)
-    assert made.counts(START_US, START_US + 5000 * MINUTE_US).good == 1000
+    made.forget_before(START_US + 3000 * MINUTE_US)
+    assert made.counts(START_US, START_US + 5000 * MINUTE_US).good == 5000 - 2048
+    assert made.counts(START_US + 3000 * MINUTE_US, START_US + 5000 * MINUTE_US).good == 2000
+    assert not made.put(START_US, history.BAD)
     assert made.put(START_US + 5000 * MINUTE_US, history.BAD)
     assert made.counts(START_US, START_US + 6000 * MINUTE_US).bad == 1
+    made.forget_before(START_US - DAY_US)
+    made.forget_before(START_US + 100 * DAY_US)
+    assert made.counts(START_US, START_US + 6000 * MINUTE_US).bad == 1  # the newest stay
+
+
+PUTS = st.lists(st.tuples(st.integers(0, 9000), st.integers(0, history.EXCLUDED)), max_size=40)
+
+
+@given(PUTS, st.integers(0, 7), st.lists(st.tuples(st.integers(-10, 9100), st.integers(0, 9100)), max_size=8))
+def test_sealed_chunks_hold_what_a_plain_list_holds(
+    puts: list[tuple[int, int]], fill: int, ranges: list[tuple[int, int]]
+) -> None:
+    made, plain = book([]), dict[int, int]()
+    several = [(index, 1 + index // 700 % 6) for index in range(fill * 1000)]
+    for index, code in (*several, *puts):
+        assert made.put(START_US + index * MINUTE_US, code)
+        plain[index] = code
+    end = max(plain, default=-1) + 1
+    for low, length in (*ranges, (0, end), (1024, 2048), (1023, 1), (1024, 0)):
+        from_us, to_us = START_US + low * MINUTE_US, START_US + (low + length) * MINUTE_US
+        expected = [plain.get(index, 0) for index in range(max(low, 0), min(max(low + length, 0), end))]
+        assert made.codes(from_us, to_us).tolist() == expected
+        found = made.counts(from_us, to_us)
+        assert found.good == expected.count(history.GOOD)
+        assert found.bad == expected.count(history.BAD)
+        assert found.no_data == expected.count(history.NO_DATA) + expected.count(history.NO_DATA_OURS)
+        assert sum(found.states().values()) + found.unjudged == max(length, 0)
+
+
+def test_a_month_of_minutes_is_small_and_a_restless_one_is_bounded() -> None:
+    quiet = book([history.GOOD] * 44_640)
+    assert quiet.size_bytes < 2_500  # the newest chunk or two, and eight bytes for each of the others
+    rng = random.Random(1)
+    restless = book([rng.randrange(1, 7) for _ in range(44_640)])
+    assert restless.size_bytes < 25_000
+    assert restless.counts(START_US, START_US + 31 * DAY_US).unjudged == 0
 
 
 @given(CODES, st.sampled_from(POLICIES))

@@ -123,7 +123,22 @@ class FakeSource:
 
     def gateways(self) -> list[dict[str, Any]]:
         self._row("gateways")
-        return [{"gateway_id": "g-1", "name": "gateway-a", "state": "up", "last_cut_us": NOW_US}]
+        return [
+            {
+                "gateway_id": "g-1",
+                "name": "gateway-a",
+                "state": "up",
+                "last_cut_us": NOW_US,
+                "address": "10.0.0.5:7412",
+            }
+        ]
+
+    def gateway_list(self) -> list[dict[str, Any]]:
+        self._row("gateway_list")
+        return [
+            {"address": "10.0.0.5:7412", "name": "host-5"},
+            {"address": "10.0.0.6:7412", "name": "host-6"},
+        ]
 
     def volumes(self) -> list[dict[str, Any]]:
         self._row("volumes")
@@ -190,8 +205,6 @@ class FakeSource:
     ) -> list[dict[str, Any]]:
         self._row("events", limit, before)
         rows = events(25)
-        if before == "nonsense":
-            raise ValueError("'nonsense' is no cursor")
         if before:
             rows = rows[[row["cursor"] for row in rows].index(before) + 1 :]
         return rows[:limit]
@@ -229,8 +242,6 @@ class FakeSource:
         after: str | None = None,
     ) -> list[dict[str, Any]]:
         self._row("policy_caps", version, hour_of_week, limit, after)
-        if after == "nonsense":
-            raise ValueError("'nonsense' is no cursor")
         row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
         return [row] if version == 3 and after is None else []
 

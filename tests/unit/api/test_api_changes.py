@@ -40,6 +40,20 @@ THROTTLE = {"volume": "batch", "iops": 100, "duration_s": 600, "reason": "backup
         ),
         ("PUT", "/mode", {"json": {"mode": "observe"}}, "mode", {"mode": "observe"}),
         ("POST", "/policies/announce", {}, "policies_changed", {}),
+        (
+            "PUT",
+            "/gateway-list/10.0.0.9:7412",
+            {"json": {"name": "host-9"}},
+            "gateway_list",
+            {"address": "10.0.0.9:7412", "name": "host-9", "is_listed": True},
+        ),
+        (
+            "DELETE",
+            "/gateway-list/10.0.0.5:7412",
+            {},
+            "gateway_list",
+            {"address": "10.0.0.5:7412", "name": "host-5", "is_listed": False},
+        ),
     ],
 )
 def test_each_change_is_one_request_to_services(
@@ -68,6 +82,8 @@ def test_each_change_is_one_request_to_services(
         ({"iops": True}, "iops"),
         ({"iops": "many"}, "iops"),
         ({"iops": float("nan")}, "iops"),
+        ({"iops": 10**400}, "iops"),
+        ({"iops": [5]}, "iops"),
         ({"volume": ""}, "volume"),
         ({"volume": 3}, "volume"),
         ({"reason": "  "}, "reason"),
@@ -90,6 +106,8 @@ def test_throttles_that_make_no_sense(
         ("PUT", "/mode", b'{"mode": "off"}'),
         ("PUT", "/mode", b"[]"),
         ("PUT", "/mode", b"{"),
+        ("PUT", "/mode", b"[" * 50_000),
+        ("POST", "/throttles", b'{"volume": "v", "iops": 1, "reason": "half a pair: \\ud800"}'),
         ("POST", "/slas", b"  "),
         ("POST", "/slas", b"\xff\xfe"),
         ("DELETE", "/throttles", b""),

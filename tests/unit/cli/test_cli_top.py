@@ -63,6 +63,13 @@ def test_trouble_is_said() -> None:
     assert trouble_of({"server": {"stale": False, "age_s": 0.1}}) == ""
     assert "yet" in trouble_of({"server": {"stale": True, "age_s": None}})
     assert "No live data for 12s" in trouble_of({"server": {"stale": True, "age_s": 12.0}})
+    full = {"process": "dbmanager", "what": "database", "since_us": 7, "reason": "no space left"}
+    lost = {**full, "process": "rack-a", "what": "spool", "reason": "it is full"}
+    said = trouble_of({"server": {"stale": False}, "problems": [full, lost]})
+    assert [line.partition(",")[0] for line in said.splitlines()] == ["dbmanager", "rack-a"]
+    assert said.endswith("It is full.")
+    unreadable = trouble_of({"server": {"stale": False, "database": "gone"}, "problems": [full, lost]})
+    assert "no space left" not in unreadable, "the reader's own words are nearer"
     assert "the link is down" in draw(fakes.snapshot(), "the link is down")
 
 

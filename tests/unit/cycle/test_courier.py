@@ -140,10 +140,15 @@ def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
     post = Post(box)
     box.full = {"services"}
     message = frame.encode(Kind.GATEWAY_ALERT, {}, bytes(1 << 19))
-    for _ in range(20):
-        post.courier.news(message, "services")
+    for _ in range(80):
+        post.courier.news(message, "services", "dbmanager")
     assert post.courier.waiting_news * len(message) <= NEWS_BYTES
-    assert post.courier.dropped_news == 20 - post.courier.waiting_news > 0
+    assert post.courier.dropped_news == 80 - post.courier.waiting_news > 0
+    assert post.courier.neglected() == []  # it could not take more yet
+    box.full = set()
+    post.courier.flush(0)
+    assert post.courier.neglected() == ["services"]
+    assert post.courier.neglected() == []
 
 
 def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pmdaemon.cycle import watermarks
-from pmdaemon.cycle.control import LEASE_FRESH_NS, ControlBook
+from pmdaemon.cycle.control import LEASE_FRESH_NS, ControlBook, thresholds_order
 from pmdaemon.cycle.watermarks import Watermarks
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.wire import frame
@@ -27,12 +27,12 @@ def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:
     assert book.caps_of("b") is None
 
 
-def test_thresholds() -> None:
-    book = ControlBook()
-    assert book.thresholds is None
-    encoded = book.set_thresholds({"version": 2, "entries": []})
-    assert book.thresholds == encoded
-    assert frame.decode(encoded).header == {"version": 2, "entries": []}
+def test_thresholds_are_passed_on_without_the_gateways_name() -> None:
+    entry = {"volume": "v", "client": "*", "io": "any", "threshold_us": 5}
+    gateway_id, encoded = thresholds_order({"gw": "a", "version": 2, "entries": [entry], "later": 1})
+    sent = frame.decode(encoded)
+    assert (gateway_id, sent.kind) == ("a", Kind.THRESHOLDS)
+    assert sent.header == {"version": 2, "entries": [entry], "later": 1}
 
 
 @pytest.mark.parametrize("header", [{}, {"gw": 1, "gen": 1}, {"gw": "a"}, {"gw": "a", "gen": "1"}])
@@ -41,9 +41,10 @@ def test_bad_caps(header: dict[str, Any]) -> None:
         ControlBook().set_caps(header)
 
 
-def test_bad_thresholds() -> None:
+@pytest.mark.parametrize("header", [{}, {"gw": "a"}, {"gw": "a", "version": None}, {"gw": 1, "version": 1}])
+def test_bad_thresholds(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        ControlBook().set_thresholds({"version": None})
+        thresholds_order(header)
 
 
 def test_lease_is_fresh_for_three_seconds() -> None:

@@ -36,6 +36,28 @@ def test_it_tells_rings_and_counters_every_other_second() -> None:
     told = pressure.parse(frame.decode(box.posted[0][1]).header)
     assert told.fullness == {"services": 0.5, "dbmanager": 0.0, "ingest-queue": 0.25}
     assert told.refused == {"posts": 4, "news": 1}
+    assert told.problems == ()
+
+
+def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
+    box, clock = Box(), FakeClock()
+    trouble = pressure.Problem("database", 7, "away " * 200)
+    teller = Teller(box, clock, dict, dict, lambda: [trouble] * 40)
+    teller.tick()
+    teller.tell()
+    teller.tick()
+    assert len(box.posted) == 2
+    told = pressure.parse(frame.decode(box.posted[1][1]).header)
+    assert len(told.problems) == pressure.MOST_PROBLEMS
+    assert told.problems[0] == trouble._replace(reason=trouble.reason[: pressure.REASON_CHARS])
+
+
+def test_others_get_the_same_whoever_has_no_room() -> None:
+    box, other, clock = Box(), Box(), FakeClock()
+    teller = Teller(box, clock, dict, dict, copies=[(other, "appserver")])
+    box.is_full = True
+    teller.tick()
+    assert [to for to, _ in other.posted] == ["appserver"]
 
 
 def test_without_room_it_says_nothing_and_goes_on() -> None:

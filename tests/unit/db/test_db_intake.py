@@ -17,6 +17,7 @@ from db_samples import (
 )
 
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, NoRoute
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
@@ -240,7 +241,8 @@ class Queue:
 def office(batches):
     log: list = []
     box, queue = Box(batches, log), Queue(log)
-    post_office = PostOffice([box], new_intake(), queue, lambda: log.append(("woken", "writer")))
+    woken = lambda: log.append(("woken", "writer"))  # noqa: E731
+    post_office = PostOffice([box], new_intake(), queue, woken, clock=FakeClock(unix_us=7))
     return post_office, box, queue, log
 
 
@@ -283,10 +285,15 @@ def test_a_recipient_without_a_route_is_given_up():
 def test_nothing_is_taken_while_the_queue_has_no_room_for_a_round(room):
     post_office, box, queue, _ = office([[Message(cuts_message([make_cut(1)]))]])
     queue.room = room
+    assert post_office.problems() == []
+    assert not post_office.round()
     assert not post_office.round()
     assert len(box.batches) == 1
+    [problem] = post_office.problems()
+    assert (problem.what, problem.since_us, post_office.pauses) == ("ingest-queue", 7, 1)
     queue.room = (2 << 20, 256)
     assert post_office.round()
+    assert post_office.problems() == []
 
 
 def test_a_damaged_mailbox_is_survived():

@@ -115,12 +115,19 @@ def test_room_is_for_bytes_in_one_piece_and_for_entries(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_a_size_changed_later_is_reported(tmp_path: Path) -> None:
-    IngestQueue(tmp_path / "q", SIZE_BYTES).close()
-    with capture_logs() as logs:
-        again = IngestQueue(tmp_path / "q", 2 * SIZE_BYTES)
-    assert [line["bytes"] for line in logs if line["event"] == "queue-keeps-its-size"] == [SIZE_BYTES]
-    again.close()
+def test_a_size_changed_later_holds_from_the_next_start(tmp_path: Path) -> None:
+    queue = IngestQueue(tmp_path / "q", SIZE_BYTES)
+    identity, expected = queue.queue_id, [bytes([n]) * (40 << 10) for n in range(10)]
+    queue.append_many(expected)
+    for size_bytes in (2 * SIZE_BYTES, SIZE_BYTES // 4):
+        queue.close()
+        with capture_logs() as logs:
+            queue = IngestQueue(tmp_path / "q", size_bytes)
+        assert (queue.queue_id, queue.size_bytes, queue.synced_seq) == (identity, 2 * SIZE_BYTES, 10)
+        assert [record.payload for record in queue.reader(0).read(1 << 20)] == expected
+    [told] = [line for line in logs if line["event"] == "queue-keeps-its-size"]
+    assert (told["bytes"], told["configured"]) == (2 * SIZE_BYTES, SIZE_BYTES // 4), "it does not fit"
+    queue.close()
 
 
 STEPS = st.lists(

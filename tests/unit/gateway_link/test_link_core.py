@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway_agent.link import state
 from gateway_agent.link.errors import PlaneLost, ServerLost
 from gateway_agent.link.session import State
 from pmdaemon.runtime.clock import FakeClock
@@ -182,6 +183,18 @@ def test_a_plane_that_comes_back_gets_caps_for_the_rest_of_their_lease_and_thres
     plane.commands.clear()
     bench.connect_plane(plane)
     assert Kind.DP_CAPS not in dict(plane.commands)
+
+
+def test_thresholds_in_force_already_are_acknowledged_and_nothing_else(bench, plane, monkeypatch):
+    bench.poll(start=(EPOCH, 1))
+    bench.say(thresholds(4))
+    plane.commands.clear()
+    monkeypatch.setattr(
+        state, "write_json", None
+    )  # nothing is written: services says it at each registration
+    bench.say(thresholds(4))
+    assert bench.server.last(Kind.THRESHOLDS_ACK) == {"version": 4}
+    assert plane.commands == []
 
 
 def test_thresholds_are_acknowledged_kept_and_counted_from_a_cut_boundary(bench, plane, tmp_path):

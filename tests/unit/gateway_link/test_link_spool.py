@@ -311,14 +311,49 @@ def test_files_of_an_earlier_version_are_refused(tmp_path):
         Spool(tmp_path, BIG)
 
 
-def test_a_size_changed_later_is_reported_and_the_spool_goes_on(tmp_path):
-    first = Spool(tmp_path, BIG)
-    put(first, 7, 1)
-    first.close()
-    with capture_logs() as logs:
-        again = Spool(tmp_path, 2 * BIG)
-    assert [line["bytes"] for line in logs if line["event"] == "spool-keeps-its-size"] == [BIG]
-    assert keys(again) == [(7, 1)]
+def test_a_size_changed_later_holds_from_the_next_start(tmp_path):
+    spool = Spool(tmp_path, BIG)
+    for seq in range(1, 30):
+        put(spool, 7, seq, {"nbd-0": seq})
+    held = keys(spool)
+    for size_bytes in (4 * BIG, SMALL):
+        spool.close()
+        with capture_logs() as logs:
+            spool = Spool(tmp_path, size_bytes)
+        assert (keys(spool), spool.marks) == (held, {"nbd-0": 29})
+    [told] = [line for line in logs if line["event"] == "spool-keeps-its-size"]
+    assert (told["bytes"], told["configured"]) == (4 * BIG, SMALL), "cuts are not dropped for it"
+    spool.forget(7, 29)
+    spool.close()
+    spool = Spool(tmp_path, SMALL)
+    assert (tmp_path / "cuts").stat().st_size == DATA_START + SMALL
+    assert (keys(spool), spool.marks) == ([(7, 29)], {"nbd-0": 29}), "the newest always stays in the queue"
+    put(spool, 7, 30)
+    assert keys(spool) == [(7, 29), (7, 30)]
+
+
+@pytest.mark.parametrize(("acknowledged", "size_bytes"), [(26, 16_384), (39, 4096)])
+def test_death_at_every_storage_operation_of_a_change_of_size(no_directory, acknowledged, size_bytes):
+    disk, clock = FaultDisk(), FakeClock()
+    spool = on(disk, 8192, clock)
+    busy_life(spool, clock, [], [])
+    spool.forget(7, acknowledged)
+    expected = keys(spool), spool.dropped
+    spool.close()
+    files = {name: bytes(file.durable) for name, file in disk.files.items()}
+    for number in range(1, 1000):
+        died = FaultDisk(files, crash_at=number)
+        try:
+            assert (keys(on(died, size_bytes)), on(died, size_bytes).dropped) == expected
+            break
+        except Crashed:
+            again = on(died.after_crash(random.Random(number)), size_bytes)
+        held, dropped = keys(again), again.dropped
+        assert [key for key in held if key[1] > acknowledged] == expected[0]
+        assert dropped == expected[1], "nothing is counted twice"
+        put(again, 8, 1)
+        assert keys(again)[-1] == (8, 1)
+    assert number > 15
 
 
 def test_another_link_on_the_same_spool_is_refused(tmp_path):

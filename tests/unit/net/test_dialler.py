@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import select
 import socket
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from pmdaemon.net.dialler import CONNECT_NS, FIRST_S, HEALTHY_NS, MAX_S, Dialler, Target
 from pmdaemon.runtime.clock import FakeClock
@@ -135,6 +137,65 @@ def test_nobody_there_is_tried_again(bench: Bench) -> None:
     bench.wait()
     assert bench.dialler.connected == 0
     assert bench.dialler.due_ns() == bench.clock.monotonic_ns() + round(FIRST_S * 1e9)
+
+
+def test_what_is_wrong_with_a_listed_gateway_is_told(bench: Bench) -> None:
+    bench.dialler.replace([Target("gw-a", bench.address)])
+
+    def told() -> tuple[str, str]:
+        [row] = bench.dialler.states()
+        assert (row["name"], row["address"], row["source"]) == ("gw-a", bench.address, "list")
+        return row["state"], row["reason"]
+
+    assert told() == ("waiting", "")
+    far = bench.connect()
+    assert told() == ("connected", "")
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):  # it says who it is, and that is wrong; the second time is no news
+            bench.dialler.refused(bench.address, "wrong-name: it calls itself 'b'")
+            far.close()
+            bench.wait()
+            assert told() == ("waiting", "wrong-name: it calls itself 'b'")
+            bench.clock.advance(MAX_S)
+            far = bench.connect()
+            assert told() == ("dialling", "wrong-name: it calls itself 'b'"), "connected is not accepted"
+    assert [line["event"] for line in lines].count("not-accepted") == 1
+    bench.clock.advance(HEALTHY_NS / 1e9)
+    assert told() == ("connected", "")
+    far.close()
+    bench.wait()
+    assert told() == ("waiting", "the connection ended")
+    bench.gateway.close()
+    bench.clock.advance(MAX_S)
+    bench.dialler.step()
+    bench.wait()
+    assert told() == ("waiting", "Connection refused")
+    bench.dialler.refused("127.0.0.1:1", "of a line that is not listed any more")
+
+
+def test_a_connection_that_got_lost_on_the_way_is_ended_here(bench: Bench) -> None:
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    far = bench.connect()
+    bench.taken.pop().close()  # the kernel dropped it: the pair had no descriptor for it
+    bench.dialler.refused(bench.address, "its descriptor was lost", is_over=True)
+    assert far.recv(1) == b""
+    assert bench.dialler.connected == 0
+    far.close()
+    bench.clock.advance(FIRST_S)
+    bench.connect().close()
+
+
+def test_without_a_descriptor_it_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_args: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", none_left)
+        bench.dialler.step()
+    assert bench.dialler.states()[0]["reason"] == "Too many open files"
+    bench.clock.advance(FIRST_S)
+    bench.connect().close()
 
 
 def test_an_answer_that_never_comes_is_given_up(bench: Bench) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog
 
+from pmdaemon.cycle import courier as courier_module
 from pmdaemon.cycle.batch import BATCH_AGE_NS
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.record import LAG_NS
@@ -17,11 +19,12 @@ from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registration import Registration
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import HANDSHAKE_NS, Hint, Inbound, Patience
+from pmdaemon.net.inbound import HANDSHAKE_NS, TIMED_READS, Hint, Inbound, Patience
 from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import MANY_DUE, Outbound
+from pmdaemon.net.strangers import Strangers
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.wire import frame
+from pmdaemon.wire import cut, frame
 from pmdaemon.wire.frame import FLAG_LIVE, Frame
 from pmdaemon.wire.kinds import Kind
 from tests.unit.pmdaemon.pm_agent import (
@@ -236,22 +239,68 @@ def test_restarted_services_hear_of_every_gateway_again(bench: Bench) -> None:
     lost.close()
     bench.step()
     bench.box.posts.clear()
-    bench.tell(Kind.SET_THRESHOLDS, version=9, entries=[], inc=2)
+    bench.tell(Kind.LEASE, inc=2)
     assert bench.box.states("services") == [(GATEWAY, "up")]
     assert bench.box.states("dbmanager") == []
-    assert [item.header["version"] for item in bench.heard(agent) if item.kind == Kind.THRESHOLDS] == [9]
+    bench.tell(Kind.SET_THRESHOLDS, gw=GATEWAY, version=9, entries=[])
+    assert [item.header for item in bench.heard(agent) if item.kind == Kind.THRESHOLDS] == [
+        {"version": 9, "entries": []}
+    ]
 
 
-def test_echo_of_our_own_announcement_is_not_answered(bench: Bench) -> None:
-    """services answers each GATEWAY up with SET_THRESHOLDS; answering that again would never end."""
+def test_services_are_told_who_is_there_once_a_start_of_theirs(bench: Bench) -> None:
     bench.up()
-    bench.tell(Kind.LEASE)
     announced = []
-    for _ in range(4):
+    for incarnation in (1, 1, 1, 2, 2):
         bench.box.posts.clear()
-        bench.tell(Kind.SET_THRESHOLDS, version=9, entries=[], inc=1)
+        bench.tell(Kind.LEASE, inc=incarnation)
         announced.append(len(bench.box.states("services")))
-    assert announced == [1, 0, 0, 0]
+    assert announced == [1, 0, 0, 1, 0]
+
+
+def test_thresholds_reach_the_gateway_they_are_for_and_no_other(bench: Bench) -> None:
+    agent, other = bench.up(), bench.up(OTHER)
+    bench.heard(agent)
+    bench.heard(other)
+    bench.tell(Kind.SET_THRESHOLDS, gw=OTHER, version=4, entries=[])
+    bench.tell(Kind.SET_THRESHOLDS, gw="nobody", version=5, entries=[])
+    assert bench.heard(agent) == []
+    assert [item.header["version"] for item in bench.heard(other)] == [4]
+
+
+def test_services_that_missed_an_announcement_hear_of_everybody_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "NEWS_BYTES", 1)  # keeps one announcement
+    bench.box.full = {"services"}
+    bench.up()
+    bench.up(OTHER)
+    assert bench.courier.dropped_news > 0
+    bench.box.full = set()
+    bench.box.posts.clear()
+    bench.step()
+    assert {(GATEWAY, "up"), (OTHER, "up")} <= set(bench.box.states("services"))
+    assert bench.box.states("dbmanager") == []
+    bench.box.posts.clear()
+    bench.step()
+    assert bench.box.states("services") == []
+
+
+def test_a_gateway_is_registered_before_services_hears_of_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thresholds that services answers with could meet a session that may not get them yet."""
+    agent, post = bench.dial(), bench.courier.news
+    heard: list[list[int]] = []
+
+    def news(message: bytes, *recipients: str) -> None:
+        heard.append([item.kind for item in bench.heard(agent)])
+        post(message, *recipients)
+
+    monkeypatch.setattr(bench.courier, "news", news)
+    agent.send(hello(), schema(), register(()))
+    bench.step()
+    assert heard == [[Kind.WELCOME, Kind.REGISTERED]]
 
 
 def test_refused_by_dbmanager_is_asked_for_again_and_judged_once(bench: Bench) -> None:
@@ -342,7 +391,7 @@ def test_caps_thresholds_and_poll_leave_as_one_write(bench: Bench) -> None:
     bench.heard(agent)
     bench.box.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 1, "lease_us": 1, "caps": []})
     bench.box.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 2, "lease_us": 1, "caps": []})
-    bench.box.deliver("services", Kind.SET_THRESHOLDS, {"version": 1, "entries": []})
+    bench.box.deliver("services", Kind.SET_THRESHOLDS, {"gw": GATEWAY, "version": 1, "entries": []})
     bench.box.deliver("services", Kind.LEASE, {})
     bench.clock.advance(1)
     writes = bench.counters["writes"]
@@ -376,10 +425,9 @@ def test_lease_is_not_renewed_once_services_is_silent(bench: Bench) -> None:
 
 def test_orders_for_a_gateway_that_is_not_there_wait_for_it(bench: Bench) -> None:
     bench.tell(Kind.SET_CAPS, gw=GATEWAY, gen=4, lease_us=1, caps=[])
-    bench.tell(Kind.SET_THRESHOLDS, version=2, entries=[])
     assert bench.box.to("services", Kind.CAPS_STATE) == []
     agent = bench.up()
-    assert [item.kind for item in bench.heard(agent)] == [Kind.THRESHOLDS, Kind.CAPS]
+    assert [item.kind for item in bench.heard(agent)] == [Kind.CAPS]
     assert bench.box.to("services", Kind.CAPS_STATE)[-1].header["gen"] == 4
 
 
@@ -472,8 +520,75 @@ def test_connection_that_never_registers_is_closed(bench: Bench) -> None:
     bench.step()
     bench.pass_time(HANDSHAKE_NS / SECOND + 1)
     assert bench.inbound.connections == 0
+    assert bench.counters["refusal_slow"] == 1
     bench.heard(agent)
     assert agent.sock.recv(1) == b""
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["stranger", "gateway"])
+def test_an_end_in_the_middle_of_a_frame_says_so_and_posts_nothing_of_it(
+    bench: Bench, registered: bool
+) -> None:
+    bench.marks()
+    good = bench.up(OTHER)
+    bad = bench.up() if registered else bench.dial()
+    bench.pass_time(1)
+    bad.send((make_cut() if registered else hello())[:-5])
+    bench.step()
+    with structlog.testing.capture_logs() as lines:
+        bad.close()
+        bench.step()
+    assert bench.counters["refusal_cut_short"] == 1
+    [line] = [line for line in lines if line.get("code") == "cut-short"]
+    assert line["address"] == "127.0.0.1:5001"
+    assert "bytes into a frame" in line["error"]
+    assert bench.box.states()[-1] == ((GATEWAY, "lost") if registered else (OTHER, "up"))
+    assert bench.counters["lost_sessions"] == registered
+    good.answer(bench.polls(good)[0])
+    bench.step()
+    bench.pass_time(0.1)
+    assert bench.box.cuts_to("dbmanager") == [(1, False)]
+
+
+def test_a_gateway_that_trickles_is_stalled_and_holds_no_more_than_a_frame(bench: Bench) -> None:
+    bench.marks()
+    slow, good = bench.up(), bench.up(OTHER)
+    answered = 0
+    for byte in make_cut(rows=4)[:300]:  # a byte each 100 ms: never silent, never whole
+        slow.send(bytes([byte]))
+        bench.pass_time(0.1)
+        for poll in bench.polls(good):
+            good.answer(poll)
+            answered += 1
+    assert (GATEWAY, "stalled") in bench.box.states()
+    assert answered >= 29, "one a second for the other, whatever this one does"
+    [conn] = [item for item in bench.inbound._connections if item.gateway.gateway_id == GATEWAY]
+    assert conn.session.pending_bytes == 300
+    assert len(bench.polls(slow)) <= 16, "polled again only when it was called stalled"
+
+
+def test_a_flood_of_strangers_without_tls_is_bounded_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.marks()
+    good = bench.up()
+    monkeypatch.setattr(bench.inbound, "_strangers", Strangers(limit=8))
+    for _ in range(40):
+        bench.dial()
+    assert bench.inbound.connections == 1 + 8
+    assert bench.counters["strangers_turned_away"] == 32
+    near, far = socket.socketpair()
+    with near.dup(), far:
+        assert bench.inbound.adopt(near, "dialled") is None
+        assert far.recv(1) == b"", "ended for good, though the parent has a duplicate"
+    bench.pass_time(2.1)
+    late = bench.up(OTHER)
+    assert bench.counters["strangers_evicted"] == 1
+    bench.pass_time(1)
+    for agent in (good, late):
+        agent.answer(bench.polls(agent)[-1])
+    bench.pass_time(0.1)
+    assert bench.counters["replies"] == 2
 
 
 def test_newer_session_wins_and_is_not_a_loss(bench: Bench) -> None:
@@ -556,6 +671,16 @@ def test_register_without_schema_is_refused(bench: Bench) -> None:
     assert "SCHEMA" in bench.heard(agent)[-1].header["text"]
 
 
+def test_another_schema_is_refused_and_says_which_key(bench: Bench) -> None:
+    agent = bench.dial()
+    agent.send(hello(), frame.encode(Kind.SCHEMA, cut.schema_header() | {"columns": ["t"]}), register())
+    bench.step()
+    told = bench.heard(agent)[-1]
+    assert told.kind == Kind.ERROR
+    assert "columns" in told.header["text"]
+    assert bench.box.states() == [(GATEWAY, "refused")]
+
+
 def test_unknown_kind_is_answered_unsupported(bench: Bench) -> None:
     agent = bench.up()
     agent.send(frame.encode(60, {}))
@@ -613,6 +738,23 @@ def test_bad_mail_is_counted_and_nothing_stops(bench: Bench, header: dict[str, A
     bench.marks()
     bench.pass_time(1)
     assert len(bench.polls(agent)) == 1
+
+
+def test_t_ptmax_is_the_thread_time_of_a_read_by_its_messages(bench: Bench) -> None:
+    looks: list[int] = []
+
+    def thread_time_ns() -> int:
+        looks.append(400_000 * len(looks))
+        return looks[-1]
+
+    bench.inbound._thread_time_ns = thread_time_ns
+    agent = bench.up()
+    unknown = frame.encode(60, {})
+    for _ in range(2 * TIMED_READS):
+        agent.send(unknown * 4)
+        bench.inbound.step(0)
+    assert len(looks) == 4, "one read in eight is timed, and its start and end looked at"
+    assert bench.inbound.t_ptmax.value_us == 100, "400 us for 4 messages"
 
 
 def test_backlog_of_one_gateway_is_read_a_share_at_a_time(bench: Bench) -> None:

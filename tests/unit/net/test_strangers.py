@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import resource
+
+import pytest
 import structlog
 
-from pmdaemon.net.strangers import LINES_A_SECOND, PATIENCE_NS, LimitedLog, Strangers
+from pmdaemon.net.strangers import (
+    LINES_A_SECOND,
+    MAX_PLAIN,
+    MAX_STRANGERS,
+    PATIENCE_NS,
+    LimitedLog,
+    Strangers,
+    limit_for,
+)
 
 
 def test_room_then_the_oldest_that_had_its_time_then_nobody() -> None:
@@ -18,6 +29,17 @@ def test_room_then_the_oldest_that_had_its_time_then_nobody() -> None:
     strangers.remove("a")  # again does no harm
     assert strangers.admit(PATIENCE_NS) == (True, None)
     assert len(strangers) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "tls", "plain"),
+    [(256, 128, 128), (16384, MAX_STRANGERS, MAX_PLAIN), (resource.RLIM_INFINITY, MAX_STRANGERS, MAX_PLAIN)],
+)
+def test_half_of_the_descriptors_is_left_to_gateways(
+    monkeypatch: pytest.MonkeyPatch, files: int, tls: int, plain: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (files, files))
+    assert (limit_for(tls=True), limit_for(tls=False)) == (tls, plain)
 
 
 def test_ten_thousand_refusals_are_a_few_lines_and_none_is_uncounted() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pmdaemon.config import PmFile
-from pmdaemon.listed import GatewayList
+from pmdaemon.listed import DialledFile, GatewayList
 from pmdaemon.net.dialler import Target
 
 
@@ -28,13 +28,14 @@ def store(tmp_path: Path, value: Any, stamp: int) -> None:
 
 def test_both_lists_and_only_when_changed(tmp_path: Path) -> None:
     listed = GatewayList(config(tmp_path, gateway=[{"name": "own", "address": "127.0.0.1:1"}]))
-    assert listed.changed() == [Target("own", "127.0.0.1:1")]
+    own = Target("own", "127.0.0.1:1", "configuration")
+    assert listed.changed() == [own]
     assert listed.changed() is None
     store(tmp_path, [{"name": "a", "address": "127.0.0.1:1"}, {"name": "b", "address": "127.0.0.1:2"}], 10**9)
-    assert listed.changed() == [Target("own", "127.0.0.1:1"), Target("b", "127.0.0.1:2")]
+    assert listed.changed() == [own, Target("b", "127.0.0.1:2")]
     assert listed.changed() is None
     (tmp_path / "gateways.json").unlink()
-    assert listed.changed() == [Target("own", "127.0.0.1:1")]
+    assert listed.changed() == [own]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,39 @@ def test_both_lists_and_only_when_changed(tmp_path: Path) -> None:
 def test_what_cannot_be_dialled_is_left_out(tmp_path: Path, value: Any) -> None:
     store(tmp_path, value, 10**9)
     assert GatewayList(config(tmp_path)).changed() == []
+
+
+def test_what_is_left_out_is_told_with_its_reason_until_it_is_mended(tmp_path: Path) -> None:
+    listed = GatewayList(config(tmp_path))
+    store(tmp_path, [{"name": "x", "address": "10.0.0.1:7412"}, {"name": "y", "address": "host:1"}], 10**9)
+    listed.changed()
+    assert [(row["name"], row["state"]) for row in listed.not_dialled] == [
+        ("x", "not-dialled"),
+        ("y", "not-dialled"),
+    ]
+    assert "TLS is off" in listed.not_dialled[0]["reason"]
+    assert "not an IP address" in listed.not_dialled[1]["reason"]
+    store(tmp_path, [{"name": "x", "address": "127.0.0.1:7412"}], 2 * 10**9)
+    assert listed.changed() == [Target("x", "127.0.0.1:7412")]
+    assert listed.not_dialled == []
+
+
+def test_how_it_goes_is_written_when_it_changes_and_touched_when_not(tmp_path: Path) -> None:
+    told = DialledFile(tmp_path / "dialled.json")
+    rows = [{"name": "x", "address": "127.0.0.1:1", "state": "waiting", "reason": "Connection refused"}]
+    told.write(rows)
+    path = tmp_path / "dialled.json"
+    assert json.loads(path.read_text()) == rows
+    first = path.stat().st_ino
+    os.utime(path, ns=(0, 0))
+    told.write(rows)
+    assert path.stat().st_ino == first, "not written again"
+    assert path.stat().st_mtime_ns > 0, "but fresh"
+    told.write([])
+    assert json.loads(path.read_text()) == []
+    path.unlink()
+    told.write([])
+    assert json.loads(path.read_text()) == []
 
 
 def test_other_machines_with_tls_only(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_figures_of_all_pairs_and_of_the_parent() -> None:
     assert found["sla_pmdaemon_pairs"].samples[0].value == 2
     assert found["sla_pmdaemon_shards_moved"].samples[0].value == 64
     assert found["sla_pmdaemon_refused_connections"].samples[0].value == 5
+    assert [sample.value for sample in found["sla_pmdaemon_late_replies"].samples] == [0, 0], "none so far"
     assert not any("undeclared" in name for name in found)
     assert all(family.documentation.endswith(".") for family in found.values())
 

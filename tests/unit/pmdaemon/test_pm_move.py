@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.shards import shard_of
+from pmdaemon.shards import SHARDS, shard_of
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.unit.pmdaemon.pm_agent import DEADLINE_S, Agent
@@ -27,6 +28,13 @@ from tests.unit.pmdaemon.test_pm_live import MIB, Server, redial
 
 PAIRS = ("pair-0", "pair-1")
 GATEWAYS = 24
+# What issue 5 asks to be told, of each pair and of the parent.
+FIGURES = (
+    *("polls", "replies", "late_replies", "overruns", "received_bytes", "sent_bytes", "cpu_seconds"),
+    *("cpu_us_a_poll", "t_ptmax_us", "shards", "moved_in", "moved_out", "connections", "registrations"),
+    *("connections_open", "gateways_up", "gateways_stalled", "gateways_lost", "lost_sessions", "stalls"),
+)
+PARENTS_FIGURES = ("pairs", "pairs_needed", "shards_moved", "passed_on", "refused_connections")
 
 
 class TwoPairs(Server):
@@ -55,10 +63,14 @@ class TwoPairs(Server):
         self.stored: dict[str, int] = {}
         self.holes: list[tuple[str, int, int]] = []
         self.served_by: dict[str, str] = {}
+        self.greeted: set[str] = set()
 
-    def greet(self) -> None:
-        for pair in PAIRS:
-            self.dbmanager.post(pair, frame.encode(Kind.WATERMARKS, {"inc": 1, "hw": []}))
+    def greet(self, *pairs: str) -> None:
+        """WATERMARKS, as dbmanager sends them to each pair it hears of for the first time."""
+        for pair in set(pairs or PAIRS) - self.greeted:
+            marks = [[gateway_id, 7, seq] for gateway_id, seq in self.stored.items()]
+            self.dbmanager.post(pair, frame.encode(Kind.WATERMARKS, {"inc": 1, "hw": marks}))
+            self.greeted.add(pair)
 
     def store(self) -> None:
         """Take what has arrived like dbmanager: repeats are dropped, holes not taken, notices sent."""
@@ -67,6 +79,7 @@ class TwoPairs(Server):
             taken = frame.decode(message.payload)
             if taken.kind == Kind.GATEWAY and taken.header["state"] == "up":
                 self.served_by[taken.header["gw"]] = message.sender
+                self.greet(message.sender)
             if taken.kind != Kind.CUTS:
                 continue
             for raw in frame.split(taken.blob):
@@ -81,6 +94,15 @@ class TwoPairs(Server):
                 self.dbmanager.post(message.sender, frame.encode(Kind.DURABLE, notice))
         for message in self.services.take():
             self.taken["services"].append(frame.decode(message.payload))
+
+    def judged(self) -> list[tuple[bytes, int]]:
+        """(gateway, seq) of every cut that services was given."""
+        return [
+            (header["gw"], header["seq"])
+            for item in self.taken["services"]
+            if item.kind == Kind.CUTS
+            for header in (frame.decode(raw).header for raw in frame.split(item.blob))
+        ]
 
 
 @pytest.fixture
@@ -136,8 +158,15 @@ def until(server: TwoPairs, condition: Any) -> None:
         server.store()
 
 
+def pinned_to(server: TwoPairs) -> list[set[int]]:
+    """Processors each pair process may use."""
+    assert server.process is not None
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    return [os.sched_getaffinity(int(pid)) for pid in children.split()]
+
+
 def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) -> None:
-    port = server.start(pairs=2, max_pairs=2)
+    port = server.start(pairs=2, max_pairs=2, pinning="on")
     server.greet()
     fleet = Fleet(port, GATEWAYS)
     try:
@@ -155,16 +184,23 @@ def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) ->
         until(server, lambda: fleet.caps == {moved: 5})
         owners = {shard_of(name): pair for name, pair in server.served_by.items()}
         assert all(owners[shard_of(name)] == pair for name, pair in server.served_by.items())
+        allowed = sorted(os.sched_getaffinity(0))
+        assert sorted(pinned_to(server), key=sorted) == sorted(
+            ({allowed[pair % len(allowed)]} for pair in range(2)), key=sorted
+        )
         figures = server.directory / "metrics" / "pmdaemon.prom"
         until(server, lambda: 'sla_pmdaemon_moved_in_total{pair="1"}' in figures.read_text())
+        families = {family.name: family for family in text_string_to_metric_families(figures.read_text())}
+        for name in FIGURES:
+            samples = families[f"sla_pmdaemon_{name}"].samples
+            assert {sample.labels["pair"] for sample in samples} == {"0", "1"}, name
+        assert {f"sla_pmdaemon_{name}" for name in PARENTS_FIGURES} <= set(families)
+        assert all(family.documentation and family.type != "unknown" for family in families.values())
+        shares = families["sla_pmdaemon_shards"].samples
+        assert sum(sample.value for sample in shares) == SHARDS
     finally:
         fleet.close()
-    cuts = [
-        (header["gw"], header["seq"])
-        for item in server.taken["services"]
-        if item.kind == Kind.CUTS
-        for header in (frame.decode(raw).header for raw in frame.split(item.blob))
-    ]
+    cuts = server.judged()
     assert len(cuts) == len(set(cuts))  # each was judged once, by whichever pair
     assert server.stop() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -194,6 +195,16 @@ def test_a_wrong_fingerprint_keeps_the_token_back(server: TlsServer, name: str) 
     server.enrol(token, gateway_id)  # it is still good
 
 
+def test_a_failed_enrolment_leaves_the_former_identity(server: TlsServer, name: str) -> None:
+    keys = server.new_gateway(name)
+    pinned = keys.directory / "ca.crt"
+    pinned.write_text(pinned.read_text() + "# of another server\n")
+    before = {path: path.read_bytes() for path in (pinned, pinned.with_name("gateway.pem"))}
+    with pytest.raises(EnrolmentFailed, match="token-unknown"):
+        server.enrol("x" * 43, keys.gateway_id)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_an_identity_is_not_taken_over_with_another_token(server: TlsServer, name: str) -> None:
     keys = server.new_gateway(name)
     with pytest.raises(EnrolmentFailed, match="identity-taken"):
@@ -376,6 +387,56 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def until_told(server: TlsServer, port: int, reason: str) -> dict[str, str]:
+    """What the daemon tells about its dialling of this port, once that names the reason."""
+    path, deadline = server.directory / "metrics" / "dialled.json", Deadline(DEADLINE_S)
+    while True:
+        rows = [row for row in json.loads(path.read_text()) if row["address"].endswith(f":{port}")]
+        if rows and reason in rows[0]["reason"]:
+            return dict(rows[0])
+        assert not deadline.passed, f"{reason!r} is not told: {rows}\n{server.new_log()}"
+        threading.Event().wait(0.02)
+
+
+def test_a_listed_gateway_that_is_wrong_is_told_with_its_reason(server: TlsServer, name: str) -> None:
+    keys = server.new_gateway(name)
+    other = Authority(server.directory / f"other-{name}")
+    other.init()
+    forged = server.forged(other, name, str(uuid.uuid4()))
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(DEADLINE_S)
+        port = door.getsockname()[1]
+
+        def answer(held: Keys) -> Agent:
+            context = contexts.agent(held.directory / "ca.crt", held.directory / "gateway.pem")
+            accepted, _ = door.accept()
+            accepted.settimeout(DEADLINE_S)
+            return Agent(context.wrap_socket(accepted), held.gateway_id)
+
+        (server.directory / "gateways.json").write_text(
+            f'[{{"name": "{name}", "address": "127.0.0.1:{port}"}}]'
+        )
+        try:
+            with answer(forged).sock as sock, pytest.raises(OSError, match=r"(?i)unknown ca"):
+                sock.recv(1)
+            row = until_told(server, port, "unknown-authority")
+            assert row["name"] == name
+            agent = answer(keys)
+            agent.send(hello(keys.gateway_id, name="another"))
+            assert refusal(agent)["code"] == "wrong-name"
+            assert until_told(server, port, "wrong-name")["state"] in ("waiting", "dialling")
+            plain, _ = door.accept()
+            plain.sendall(b"SSH-2.0-x\r\n")
+            until_told(server, port, "not-tls")
+            plain.close()
+            agent = answer(keys)
+            agent.register(name=name)
+            agent.answer(agent.expect(Kind.POLL))
+        finally:
+            (server.directory / "gateways.json").unlink()
+    agent.close()
 
 
 def test_a_listed_gateway_is_dialled_and_again_after_the_link_or_the_pair_died(

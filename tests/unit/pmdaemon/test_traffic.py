@@ -43,7 +43,7 @@ class FakeChild:
         self.offers: list[str] = []
         self.watch = Watch()
 
-    def offer(self, _sock: socket.socket, address: str) -> bool:
+    def offer(self, _sock: socket.socket, address: str, _is_dialled: bool) -> bool:
         self.offers.append(address)
         return True
 
@@ -193,3 +193,16 @@ def test_a_pair_whose_thread_makes_no_step_is_killed(parent: Parent) -> None:
         child.last = Report(steps={"inbound thread": 5, "outbound thread": tick})
         parent.traffic.look()
     assert "inbound thread made no progress" in child.killed
+
+
+def test_a_pair_that_starts_slowly_keeps_its_shards(parent: Parent) -> None:
+    """All shards begin with the first pair; they must not all go to the second because it reports first."""
+    parent = Parent(pairs=2)
+    parent.traffic.look()
+    first, second = parent.children
+    first.has_reported = False
+    parent.traffic.look()
+    assert parent.traffic.owners == (first.index,) * SHARDS
+    first.has_reported = True
+    parent.seconds(6)
+    assert 0 < parent.traffic.owners.count(second.index) < SHARDS

@@ -208,7 +208,7 @@ def test_a_lost_victim_keeps_its_help_for_a_lease_only():
 def restarted(sim: Simulation, *, forget: bool = False) -> Brain:
     """Another brain takes over from what SQL holds; ``forget``: rows as written before 0003."""
     fresh = Brain(ControlSettings())
-    fresh.set_agreements((promise(),), (volume_class(),), 1)
+    fresh.set_agreements((promise(),), (volume_class(),))
     in_force = [r for r in rows(sim).values() if r["released_us"] is None and r["state"] != "observed"]
     if forget:
         in_force = [{k: v for k, v in r.items() if not k.startswith("loop_")} for r in in_force]
@@ -320,10 +320,10 @@ def test_agreements_applied_while_running_keep_the_loop():
     world = demo(2, 35)
     made = world.sim.brain
     held = world.back.caps["greedy"].rate
-    made.set_agreements((promise(), promise("later")), (volume_class(), volume_class("later")), 2)
+    made.set_agreements((promise(), promise("later")), (volume_class(), volume_class("later")))
     world.sim.run(37)
     assert world.back.caps["greedy"].rate == pytest.approx(held, rel=0.3)
-    made.set_agreements((), (), 3)
+    made.set_agreements((), ())
     world.sim.run(40)
     assert world.back.caps == {}
 

@@ -55,7 +55,7 @@ def brain(
     **settings: Any,
 ) -> Brain:
     made = Brain(ControlSettings(**settings))
-    made.set_agreements(promises, classes, 1)
+    made.set_agreements(promises, classes)
     made.set_mode(mode)
     return made
 

@@ -86,10 +86,6 @@ class FakeStore:
     def agreements(self) -> list[Row]:
         return self._table("agreements", "agreements")
 
-    def threshold_set(self) -> Row | None:
-        rows = self._table("threshold_sets", "threshold_set")
-        return max(rows, key=lambda row: row["version"]) if rows else None
-
     def volumes(self) -> list[Row]:
         return self._table("volumes", "volumes")
 

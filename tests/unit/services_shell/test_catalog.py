@@ -1,4 +1,4 @@
-"""Agreements in force as a value: versions, threshold sets, and reading them back from their own rows."""
+"""Agreements in force as a value: versions, limits, and reading them back from their own rows."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ def reread(*changes: catalogs.Change) -> Catalog:
     store = FakeStore()
     for change in changes:
         store.keep(json.loads(json.dumps(change.rows)))
-    catalog, problems = catalogs.from_rows(store.agreements(), store.threshold_set(), [], NOW)
+    catalog, problems = catalogs.from_rows(store.agreements(), [], NOW)
     assert problems == []
     return catalog
 
 
-def test_applying_makes_versions_and_a_threshold_set() -> None:
+def test_applying_makes_versions() -> None:
     change = catalogs.apply(Catalog(), docs(simple("a"), simple("b", value_ms=3)), "ann", NOW)
     assert change.applied == [
         {"name": "a", "version": 1, "changed": True},
         {"name": "b", "version": 1, "changed": True},
     ]
-    assert change.catalog.threshold_version == 1
-    assert [entry.threshold_us for entry in change.catalog.thresholds] == [3_000, 12_000]
-    assert [table for table, _ in change.rows].count("threshold_sets") == 1
+    assert [table for table, _ in change.rows] == ["agreements", "audit", "events"] * 2
     assert reread(change) == change.catalog
 
 
@@ -54,15 +52,7 @@ def test_an_edit_ends_the_old_version_where_the_new_one_begins() -> None:
     second = catalogs.apply(first.catalog, docs(simple(value_ms=3)), "ann", NOW + 5)
     (item,), (old,) = second.catalog.items, second.catalog.ended
     assert (item.version, item.applied_us, old.version, old.ended_us) == (2, NOW + 5, 1, NOW + 5)
-    assert second.catalog.threshold_version == 2
     assert reread(first, second) == second.catalog
-
-
-def test_an_edit_that_keeps_the_thresholds_keeps_their_version() -> None:
-    first = catalogs.apply(Catalog(), docs(simple()), "ann", NOW)
-    second = catalogs.apply(first.catalog, docs(simple(target=0.95)), "ann", NOW + 5)
-    assert second.catalog.threshold_version == 1
-    assert "threshold_sets" not in [table for table, _ in second.rows]
 
 
 def test_versions_go_on_after_a_deletion() -> None:
@@ -70,7 +60,6 @@ def test_versions_go_on_after_a_deletion() -> None:
     gone = catalogs.delete(first.catalog, "gold", "ann", NOW + 5)
     assert gone is not None
     assert gone.catalog.items == ()
-    assert gone.catalog.thresholds == ()
     assert catalogs.delete(gone.catalog, "gold", "ann", NOW + 6) is None
     back = catalogs.apply(reread(first, gone), docs(simple()), "ann", NOW + 7)
     assert back.applied == [{"name": "gold", "version": 2, "changed": True}]
@@ -83,15 +72,24 @@ def test_what_cannot_be_kept_together_is_refused_as_a_whole() -> None:
         catalogs.apply(full, docs(simple("x", volumes="other"), simple("y", value_ms=77)), "ann", NOW)
     assert "y" in caught.value.problems[0].document
     replaced = catalogs.apply(full, docs(simple("s0", value_ms=77)), "ann", NOW)
-    assert len(replaced.catalog.thresholds) == 8
+    assert len(replaced.catalog.items) == 8
 
 
-def test_volumes_that_appear_fill_patterns() -> None:
+def test_volumes_that_appear_are_learnt_and_not_recorded() -> None:
     wide = catalogs.apply(Catalog(), docs(simple(volumes='"db-*"')), "ann", NOW)
-    assert (wide.catalog.thresholds, wide.catalog.threshold_version) == ((), 0)
-    grown = catalogs.with_volumes(wide.catalog, {"db-1"}, NOW)
-    assert ([e.volume for e in grown.catalog.thresholds], grown.catalog.threshold_version) == (["db-1"], 1)
-    assert catalogs.with_volumes(grown.catalog, {"web"}, NOW).rows == []
+    grown = catalogs.with_volumes(wide.catalog, {"db-1"})
+    assert (grown.rows, grown.catalog.volumes) == ([], {"db-1"})
+    assert grown.catalog.items is wide.catalog.items
+
+
+def test_a_gateway_that_could_not_be_told_all_refuses_the_agreement() -> None:
+    names = frozenset(f"volume-{'x' * 100}-{i}" for i in range(400))
+    known = catalogs.with_volumes(Catalog(), names).catalog
+    wide = docs(simple(volumes='"volume-*"'))
+    assert catalogs.apply(known, wide, "ann", NOW, {"g-1": ["other"]}).applied[0]["changed"]
+    with pytest.raises(AgreementsRefused) as caught:
+        catalogs.apply(known, wide, "ann", NOW, {"g-1": names})
+    assert "gateway g-1" in caught.value.problems[0].problem
 
 
 def test_an_agreement_of_another_release_is_reported_and_the_others_hold() -> None:
@@ -99,7 +97,7 @@ def test_an_agreement_of_another_release_is_reported_and_the_others_hold() -> No
     store = FakeStore()
     store.keep(json.loads(json.dumps(change.rows)))
     store.tables["agreements"][0]["spec"]["spec"]["new_key"] = 1
-    catalog, problems = catalogs.from_rows(store.agreements(), store.threshold_set(), [], NOW)
+    catalog, problems = catalogs.from_rows(store.agreements(), [], NOW)
     assert [item.name for item in catalog.items] == ["b"]
     ((table, row),) = problems
     assert (table, row["severity"], row["subject"]) == ("events", "critical", "a")

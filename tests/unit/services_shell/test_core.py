@@ -56,6 +56,22 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     assert bench.core.bad_frames == 0
 
 
+def test_a_listed_gateway_is_a_row_and_an_audit_row_and_answered_when_durable() -> None:
+    bench = Bench()
+    body = {"address": "10.0.0.5:7412", "name": "host-5", "is_listed": True}
+    bench.request("gateway_list", body)
+    assert bench.answers() == []
+    [listed, audit] = bench.confirm()
+    assert listed == (
+        "gateway_list",
+        {"address": "10.0.0.5:7412", "name": "host-5", "is_enabled": True},
+    )
+    assert (audit[1]["action"], audit[1]["subject"]) == ("gateway-listed", "10.0.0.5:7412")
+    assert [(answer["code"], answer["body"]) for answer in bench.answers()] == [(200, body)]
+    bench.request("gateway_list", body | {"is_listed": False})
+    assert bench.confirm()[0][1]["is_enabled"] is False
+
+
 @pytest.mark.parametrize(
     ("kind", "header", "blob"),
     [
@@ -111,17 +127,42 @@ def test_caps_go_to_the_gateways_pair_and_throttles_to_dbmanager() -> None:
     assert (event["kind"], event["details"], event["at_us"]) == ("throttle-set", {"c": 9}, START_US)
 
 
-def test_thresholds_go_out_at_the_start_and_whenever_a_gateway_comes() -> None:
+def test_a_gateway_that_comes_is_told_its_thresholds_through_its_pair_each_time() -> None:
     bench = Bench()
     bench.tick()
-    assert bench.main.take_posted(Kind.SET_THRESHOLDS) == [
-        ("pair-0", {"version": 0, "inc": START_US, "entries": []})
-    ]
+    assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []
+    for sender in ("pair-0", "pair-2"):
+        bench.message(Kind.GATEWAY, gateway(), sender=sender)
+        bench.tick()
+        ((to, header),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
+        assert (to, header["gw"], header["entries"]) == (sender, GATEWAY, [])
+    bench.tick()
+    bench.message(Kind.GATEWAY, gateway("stalled"))
     bench.tick()
     assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []
-    bench.message(Kind.GATEWAY, gateway())
+
+
+def test_a_lease_says_which_services_it_is_so_that_gateways_are_announced_to_it() -> None:
+    first, second = Bench(), Bench()
+    second.clock.advance(5)
+    again = Bench()
+    for bench in (first, again):
+        bench.tick(1)
+    assert first.main.take_posted(Kind.LEASE) == [("pair-0", {"inc": START_US})]
+
+
+def test_thresholds_that_find_no_room_are_an_event() -> None:
+    bench = Bench()
+    names = [f"volume-{'x' * 100}-{number}" for number in range(200)]
+    applied(bench, simple(volumes='"volume-*"') + "---\n" + simple("two", volumes='"volume-*"', value_ms=3))
+    bench.confirm()
+    bench.message(Kind.GATEWAY, gateway(exports=[{**EXPORT, "volume": name} for name in names]))
     bench.tick()
-    assert len(bench.main.take_posted(Kind.SET_THRESHOLDS)) == 1
+    bench.tick()
+    ((_, header),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
+    (event,) = [row for table, row in bench.records() if row.get("kind") == "thresholds-left-out"]
+    assert len(header["entries"]) + event["details"]["left_out"] == 400
+    assert event["details"]["left_out"] > 0
 
 
 def test_an_agents_alert_becomes_an_event_once() -> None:
@@ -148,6 +189,7 @@ def applied(bench: Bench, text: str, req: str = "r1", **keys: Any) -> None:
 
 def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
     bench.tick()
     bench.confirm()
     bench.main.posted.clear()
@@ -155,7 +197,7 @@ def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     assert bench.answers() == []
     assert bench.looker.catalog == Catalog()
     rows = bench.confirm()
-    assert {"agreements", "threshold_sets", "audit", "events"} == {table for table, _ in rows}
+    assert {"agreements", "audit", "events"} == {table for table, _ in rows}
     (answer,) = bench.answers()
     assert answer == {
         "req": "r1", "ok": True, "code": 200,
@@ -163,7 +205,7 @@ def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     }  # fmt: skip
     ((_, thresholds),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
     assert thresholds["entries"] == [{"volume": "vol-1", "client": "*", "io": "any", "threshold_us": 12_000}]
-    assert bench.brain.last("set_agreements")[2] == 1
+    assert [promise.key for promise in bench.brain.last("set_agreements")[0]] == [("gold", "latency")]
     assert bench.looker.catalog == bench.core.changes.catalog
 
 
@@ -220,7 +262,10 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
     bench.tick()
     bench.confirm()
     (*_, (_, header)) = bench.main.take_posted(Kind.SET_THRESHOLDS)
-    assert (header["version"], [entry["volume"] for entry in header["entries"]]) == (1, ["vol-1"])
+    assert [entry["volume"] for entry in header["entries"]] == ["vol-1"]
+    assert bench.core.changes.catalog.volumes == {"vol-1"}
+    # The brain and the judge match patterns by themselves: they are told of agreements only.
+    assert bench.brain.names().count("set_agreements") == 2
 
 
 @pytest.mark.parametrize(
@@ -234,6 +279,8 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("throttle_set", {"volume": "nowhere", "iops": 5}, 404),
         ("throttle_set", {"volume": "nowhere"}, 422),
         ("throttle_set", {"volume": "nowhere", "iops": -5}, 422),
+        ("gateway_list", {"address": "host:7412", "name": "h", "is_listed": True}, 422),
+        ("gateway_list", {"address": "10.0.0.5:0", "name": "h", "is_listed": True}, 422),
         ("throttle_release", {}, 422),
         ("throttle_release", {"volume": "vol-1"}, 404),
         ("mode", {"mode": "maybe"}, 422),
@@ -396,4 +443,5 @@ def test_after_a_restart_the_brain_is_told_what_sql_knows_in_this_order() -> Non
     assert bench.brain.last("restore") == ([throttle],)
     bench.tick()
     assert bench.main.take_posted(Kind.SET_CAPS) == []
-    assert len(bench.main.take_posted(Kind.SET_THRESHOLDS)) == 1
+    # What SQL knows of its exports may be less than all: it is told when it is announced.
+    assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []

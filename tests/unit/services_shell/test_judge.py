@@ -350,3 +350,26 @@ def test_streams_are_read_only_when_there_are_others() -> None:
     scene.store.add_stream(2, client="d")
     scene.run(1.3)
     assert scene.store.reads.count("streams") == 1
+
+
+def test_streams_of_a_fleet_that_registers_are_read_when_they_settle_and_nobody_is_judged_before() -> None:
+    scene, second = Scene(), 1 / 60
+    scene.run(0)
+    scene.store.add_stream(2, client="d")
+    scene.run(1.0)  # the first new one is read at once
+    scene.store.add_slot(at(0))
+    for number in range(3, 6):
+        scene.store.add_stream(number, client="d")
+        scene.store.reads.clear()
+        assert scene.slices(1.0 + number * second) == []
+        assert "streams" not in scene.store.reads
+    assert scene.slices(1.0 + 6 * second) == [(0, "good", 0)]
+    assert "streams" in scene.store.reads
+    # A number that never settles is not waited for for ever.
+    reads = 0
+    for number in range(7, 47):
+        scene.store.add_stream(number, client="d")
+        scene.store.reads.clear()
+        scene.run(1.0 + number * second)
+        reads += scene.store.reads.count("streams")
+    assert reads in (2, 3)

@@ -71,6 +71,8 @@ def test_the_core_shows_it_with_the_process_and_raises_the_event() -> None:
         {},
         {"name": "a", "at_us": 1, "fullness": [], "refused": {}},
         {"name": "a", "at_us": 1, "fullness": {"x": "y"}, "refused": {}},
+        {"name": "a", "at_us": 1, "fullness": {}, "refused": {}, "problems": {}},
+        {"name": "a", "at_us": 1, "fullness": {}, "refused": {}, "problems": [{"what": "x", "since_us": 1}]},
     ],
 )
 def test_what_is_no_report_is_refused(header: dict[str, Any]) -> None:

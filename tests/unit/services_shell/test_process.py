@@ -20,7 +20,7 @@ from sla_server.services import process
 from sla_server.services.config import ServicesConfig
 from sla_server.services.journal import Journal
 from tests.unit.agreements.documents import simple
-from tests.unit.services_shell.support import START_US, FakeMailbox, FakeStore
+from tests.unit.services_shell.support import GATEWAY, START_US, FakeMailbox, FakeStore
 
 LIMIT_S = 20.0
 MIB = 1 << 20
@@ -98,7 +98,11 @@ def test_it_starts_leases_answers_and_stops(world: World) -> None:
     answer = world.until(world.appserver, lambda found: found.kind == Kind.RESPONSE)
     assert answer.header["code"] == 200
     assert [row["name"] for row in world.store.tables["agreements"]] == ["gold"]
-    world.until(world.pair, lambda found: found.kind == Kind.SET_THRESHOLDS and bool(found.header["entries"]))
+    export = {"volume": "vol-1", "backend": "b", "size_bytes": 1, "read_only": False, "source": "nbd"}
+    up = {"gw": GATEWAY, "name": "host-1", "state": "up", "exports": [export]}
+    world.pair.post("services", frame.encode(Kind.GATEWAY, up))
+    told = world.until(world.pair, lambda found: found.kind == Kind.SET_THRESHOLDS)
+    assert [entry["volume"] for entry in told.header["entries"]] == ["vol-1"]
     snapshot = world.until(world.appserver, lambda found: found.kind == Kind.SNAPSHOT)
     assert snapshot.header["mode"] == "observe"
     world.close()

@@ -1,0 +1,195 @@
+"""Which latencies a gateway has to count: the threshold set of its volumes, and what speaks against one.
+
+A gateway's set holds every distinct value of every demand curve that covers one of its volumes, by (volume,
+client pattern, io). Gateways match volumes by name, so patterns over volumes become the gateway's own names.
+An entry that another entry of the same volume, kind and value covers with the client pattern ``*`` is left
+out, so that gateways do not count the same thing twice.
+
+Invariants: at most ``MAX_THRESHOLDS`` values a (volume, client pattern, io) and ``MAX_SET_BYTES`` a gateway;
+``check`` refuses more at apply. Volumes that appear later may exceed both: then the values of the agreements
+of higher priority are kept, and what is left out is judged from histogram edges and flagged ``inexact``.
+
+Pure. Source: SLA-MODEL.md 2.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, Final
+
+from sla_server.agreements.errors import Problem
+from sla_server.agreements.promise import Promise
+
+MAX_THRESHOLDS: Final = 8
+MAX_SET_BYTES: Final = 56_000  # a gateway's set travels in one frame header of at most 65,535 bytes
+_ENTRY_BYTES: Final = 48  # msgpack of one entry without its names: keys, kind, value
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Threshold:
+    """One entry of a threshold set."""
+
+    volume: str
+    client: str
+    io: str
+    threshold_us: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its share of a message, at most."""
+        return _ENTRY_BYTES + len(self.volume.encode()) + len(self.client.encode())
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in THRESHOLDS (messages.md)."""
+        return {
+            "volume": self.volume,
+            "client": self.client,
+            "io": self.io,
+            "threshold_us": self.threshold_us,
+        }
+
+
+@dataclass(frozen=True)
+class ThresholdSet:
+    """What one gateway has to count.
+
+    Attributes:
+        entries: sorted
+        left_out: entries for which there was no room
+        wanted_bytes: what all of them would take
+    """
+
+    entries: tuple[Threshold, ...] = ()
+    left_out: int = 0
+    wanted_bytes: int = 0
+
+    @cached_property
+    def version(self) -> int:
+        """63 bits that follow from the entries alone, so every process and every start finds the same."""
+        digest = blake2b(digest_size=8)
+        for entry in self.entries:
+            digest.update(f"{entry.volume}\0{entry.client}\0{entry.io}\0{entry.threshold_us}\0".encode())
+        return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a selector is more than one name."""
+    return any(character in text for character in "*?[")
+
+
+class PromiseIndex:
+    """Promises by what they say of volumes, so that one volume's are found without looking at all."""
+
+    def __init__(self, promises: Iterable[Promise]) -> None:
+        self._naming: dict[str, list[Promise]] = {}
+        self._patterned: list[Promise] = []
+        for promise in promises:
+            for selector in dict.fromkeys(promise.volumes):
+                self._naming.setdefault(selector, []).append(promise)
+            if any(map(is_pattern, promise.volumes)):
+                self._patterned.append(promise)
+
+    def covering(self, selector: str) -> Iterator[Promise]:
+        """Promises about a volume; of a pattern, those that use this very pattern."""
+        yield from self._naming.get(selector, ())
+        if not is_pattern(selector):
+            for promise in self._patterned:
+                if selector not in promise.volumes and any(fnmatchcase(selector, p) for p in promise.volumes):
+                    yield promise
+
+
+def threshold_set(index: PromiseIndex, volumes: Iterable[str]) -> ThresholdSet:
+    """The set of a gateway that has these volumes."""
+    pairs = [(promise, volume) for volume in sorted(volumes) for promise in index.covering(volume)]
+    values: dict[tuple[str, str, str], set[int]] = {}
+    chosen: dict[Threshold, None] = {}  # a set in order of priority
+    for promise, volume in sorted(pairs, key=lambda pair: -pair[0].priority):
+        for client in promise.clients:
+            known = values.setdefault((volume, client, promise.io), set())
+            for step in promise.curve:
+                if step.threshold_us not in known and len(known) < MAX_THRESHOLDS:
+                    known.add(step.threshold_us)
+                    chosen[Threshold(volume, client, promise.io, step.threshold_us)] = None
+    needed = [entry for entry in chosen if not _is_covered(entry, chosen)]
+    sizes = list(accumulate(entry.size_bytes for entry in needed))
+    room = bisect_right(sizes, MAX_SET_BYTES)
+    return ThresholdSet(tuple(sorted(needed[:room])), len(needed) - room, sizes[-1] if sizes else 0)
+
+
+def _is_covered(entry: Threshold, entries: Collection[Threshold]) -> bool:
+    everyone = Threshold(entry.volume, "*", entry.io, entry.threshold_us)
+    return entry.client != "*" and everyone in entries
+
+
+def touched_by(promises: Iterable[Promise], volumes: Iterable[str]) -> set[str]:
+    """Of these volumes, those that the promises cover."""
+    selectors = {selector for promise in promises for selector in promise.volumes}
+    patterns = list(filter(is_pattern, selectors))
+    return {
+        name
+        for name in volumes
+        if name in selectors or any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def check(
+    promises: Iterable[Promise],
+    changed: Collection[Promise],
+    volumes: Collection[str],
+    carried: Mapping[str, Collection[str]],
+) -> list[Problem]:
+    """What stands against having all of these promises in force together.
+
+    Args:
+        promises: all that would be in force.
+        changed: those of them that are new; nothing else can have become too much.
+        volumes: all names known, for patterns.
+        carried: gateway to its volumes, of the gateways connected.
+    """
+    index = PromiseIndex(promises)
+    touched = touched_by(changed, volumes)
+    names = touched | {selector for promise in changed for selector in promise.volumes}
+    problems = [problem for name in sorted(names) for problem in _too_many_values(index, name)]
+    for gateway, own in sorted(carried.items()):
+        if not touched.isdisjoint(own):
+            found = threshold_set(index, own)
+            if found.left_out:
+                problems.append(_too_large(gateway, found))
+    return problems
+
+
+def _too_many_values(index: PromiseIndex, selector: str) -> Iterator[Problem]:
+    values: dict[tuple[str, str], dict[int, set[str]]] = {}
+    for promise in index.covering(selector):
+        for client in promise.clients:
+            for step in promise.curve:
+                of_kind = values.setdefault((client, promise.io), {})
+                of_kind.setdefault(step.threshold_us, set()).add(promise.sla)
+    for (client, io), found in sorted(values.items()):
+        if len(found) > MAX_THRESHOLDS:
+            names = ", ".join(sorted(set().union(*found.values())))
+            yield Problem(
+                0,
+                "spec.objectives",
+                f"volume {selector}, client {client}, io {io} would have {len(found)} latency values; "
+                f"gateways count at most {MAX_THRESHOLDS}. They come from: {names}",
+                "Use the same values in these agreements' demand curves, or fewer steps",
+                names,
+            )
+
+
+def _too_large(gateway: str, found: ThresholdSet) -> Problem:
+    return Problem(
+        0,
+        "spec.scope",
+        f"gateway {gateway} would need {found.wanted_bytes} bytes of latency thresholds "
+        f"({len(found.entries) + found.left_out} entries); one gateway's set holds at most {MAX_SET_BYTES}",
+        "Name fewer volumes or clients, use fewer steps in the demand curves, or spread the volumes over "
+        "more gateways",
+    )
