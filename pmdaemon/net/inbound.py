@@ -350,8 +350,8 @@ class Inbound:
         if self._reception.usual.take(conn, data):
             return FRAMES
         messages = self._handle(conn, conn.session.feed(data))
-        if messages == FRAMES and self._reception.usual.has_lesson and not conn.closed:
-            self._reception.usual.learn(data)
+        if messages == FRAMES and self._reception.usual.has_lesson and conn.gateway is not None:
+            self._reception.usual.learn(data)  # accepted: a refused session has no gateway any more
         return messages
 
     def _handle(self, conn: Connection, frames: Iterator[frame.Frame]) -> int:
