@@ -34,6 +34,10 @@ class UsualAnswers:
 
     Args:
         counters: as ``Reception``'s.
+
+    Attributes:
+        has_lesson: whether the read last given to ``take`` should be given to ``learn``, if the long way accepts
+            it as a whole: it begins with a frame.
     """
 
     def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
@@ -47,6 +51,7 @@ class UsualAnswers:
 
     def take(self, conn: Peer, data: memoryview) -> bool:
         """Take what one read brought, if it is a usual answer; else nothing is changed."""
+        self.has_lesson = False
         gateway = conn.gateway
         if gateway is None or gateway.condition is not _UP or not conn.session.is_between_answers():
             return False
@@ -77,6 +82,6 @@ class UsualAnswers:
         return True
 
     def learn(self, data: memoryview) -> None:
-        """Learn from a read of unknown shape that the long way has accepted: ``FRAMES`` frames."""
+        """Learn from a read of unknown shape that the long way has accepted: ``FRAMES`` whole frames."""
         self.has_lesson = False
         self._shapes.learn(data)

@@ -350,8 +350,10 @@ class Inbound:
         if self._reception.usual.take(conn, data):
             return FRAMES
         messages = self._handle(conn, conn.session.feed(data))
-        if messages == FRAMES and self._reception.usual.has_lesson and conn.gateway is not None:
-            self._reception.usual.learn(data)  # accepted: a refused session has no gateway any more
+        if messages == FRAMES and self._reception.usual.has_lesson:
+            # Accepted, else there is no gateway any more; and nothing behind the two frames is left.
+            if conn.gateway is not None and conn.session.is_between_answers():
+                self._reception.usual.learn(data)
         return messages
 
     def _handle(self, conn: Connection, frames: Iterator[frame.Frame]) -> int:

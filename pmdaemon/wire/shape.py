@@ -25,6 +25,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from pmdaemon.errors import WireError
 from pmdaemon.wire.frame import PREFIX, decode, split
 from pmdaemon.wire.kinds import Kind
 
@@ -176,7 +177,10 @@ class Shapes:
 
     def learn(self, data: memoryview) -> bool:
         """Learn the shape of an accepted answer; False if it has none, or is no usual answer."""
-        frames = [decode(raw) for raw in split(data)]
+        try:
+            frames = [decode(raw) for raw in split(data)]
+        except WireError:  # not whole frames: callers see to it, but no peer may end a thread by this
+            return False
         if [item.kind for item in frames] != [Kind.CUT, Kind.REPLY] or any(item.flags for item in frames):
             return False
         cut, reply = frames

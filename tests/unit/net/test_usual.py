@@ -101,6 +101,34 @@ def test_another_shape_is_learned_after_some_answers(bench: Ways) -> None:
     assert (bench.short, bench.long) == (1, LESSONS_AT + 1)
 
 
+@pytest.mark.parametrize("first_bytes", [4, 50, 100, 250])
+@pytest.mark.parametrize("behind", [b"", frame.encode(Kind.ALERT, {})[:20]])
+def test_a_split_answer_of_unknown_shape_teaches_nothing(bench: Ways, first_bytes: int, behind: bytes) -> None:
+    bench.clock.advance(10)
+    bench.marks()
+    agent = bench.up()
+    poll = bench.poll(agent)
+    agent.make()
+    data = agent.cuts[7, 1] + reply(poll) + behind
+    for part in (data[:first_bytes], data[first_bytes:]):
+        agent.send(part)
+        bench.step()
+    assert bench.counters["replies"] == 1
+    assert not bench.inbound._reception.usual._shapes._by_header_bytes
+
+
+def test_a_whole_answer_with_more_behind_it_teaches_nothing(bench: Ways) -> None:
+    bench.clock.advance(10)
+    bench.marks()
+    agent = bench.up()
+    poll = bench.poll(agent)
+    agent.make()
+    agent.send(agent.cuts[7, 1] + reply(poll) + bytes(4))
+    bench.step()
+    assert bench.counters["replies"] == 1
+    assert not bench.inbound._reception.usual._shapes._by_header_bytes
+
+
 def usually(bench: Ways, agent: Agent) -> None:
     bench.exchange(agent)
 

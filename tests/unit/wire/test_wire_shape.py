@@ -159,6 +159,11 @@ def test_only_a_plain_cut_and_its_reply_are_learned() -> None:
         assert not Shapes().learn(memoryview(b"".join(frames)))
 
 
+@pytest.mark.parametrize("part", [slice(0, -8), slice(8, None), slice(0, 4), slice(100, 200)])
+def test_what_is_not_whole_frames_is_not_learned(part: slice) -> None:
+    assert not Shapes().learn(answer(CUT, REPLY)[part])
+
+
 def test_of_equal_size_the_newest_few_are_kept() -> None:
     names = [f"k{number}" for number in range(SHAPES_A_SIZE + 1)]
     answers = [answer(CUT | {name: 1}, REPLY) for name in names]
