@@ -36,8 +36,8 @@ class UsualAnswers:
         counters: as ``Reception``'s.
 
     Attributes:
-        has_lesson: whether the read last given to ``take`` should be given to ``learn``, if the long way accepts
-            it as a whole: it begins with a frame.
+        has_lesson: whether the read last given to ``take``, which begins with a frame, should be given to
+            ``learn`` if the long way accepts it as a whole.
     """
 
     def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:

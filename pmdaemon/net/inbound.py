@@ -351,8 +351,8 @@ class Inbound:
             return FRAMES
         messages = self._handle(conn, conn.session.feed(data))
         if messages == FRAMES and self._reception.usual.has_lesson:
-            # Accepted, else there is no gateway any more; and nothing behind the two frames is left.
-            if conn.gateway is not None and conn.session.is_between_answers():
+            is_accepted = conn.gateway is not None  # a refused session has none any more
+            if is_accepted and conn.session.is_between_answers():  # nothing is left behind the two frames
                 self._reception.usual.learn(data)
         return messages
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.usual import LESSONS_AT
@@ -103,7 +106,9 @@ def test_another_shape_is_learned_after_some_answers(bench: Ways) -> None:
 
 @pytest.mark.parametrize("first_bytes", [4, 50, 100, 250])
 @pytest.mark.parametrize("behind", [b"", frame.encode(Kind.ALERT, {})[:20]])
-def test_a_split_answer_of_unknown_shape_teaches_nothing(bench: Ways, first_bytes: int, behind: bytes) -> None:
+def test_a_split_answer_of_unknown_shape_teaches_nothing(
+    bench: Ways, first_bytes: int, behind: bytes
+) -> None:
     bench.clock.advance(10)
     bench.marks()
     agent = bench.up()
@@ -220,6 +225,32 @@ def test_both_ways_have_the_same_effect(scenario: Callable[[Ways, Agent], None],
                     "dropped": gateway.dropped,
                 }
             )
+        finally:
+            bench.close()
+    assert found[0] == found[1]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.integers(1, 330), max_size=3), min_size=1, max_size=6))
+def test_wherever_answers_are_split_both_ways_have_the_same_effect(splits: list[list[int]]) -> None:
+    found = []
+    for is_short_open in (True, False):
+        bench = Ways(is_short_open)
+        try:
+            bench.clock.advance(10)
+            bench.marks()
+            agent = bench.up()
+            for places in splits:
+                poll = bench.poll(agent)
+                data = agent.cuts[7, agent.make()] + reply(poll)
+                bounds = [0, *sorted(place for place in places if place < len(data)), len(data)]
+                for start, end in pairwise(bounds):
+                    agent.send(data[start:end])
+                    bench.step()
+            bench.pass_time(0.1)
+            assert bench.counters["replies"] == len(splits)
+            assert [seq for seq, _ in bench.box.cuts_to("dbmanager")] == list(range(1, len(splits) + 1))
+            found.append((bench.box.posts, dict(bench.counters), bench.gateway().record.pack()))
         finally:
             bench.close()
     assert found[0] == found[1]
