@@ -143,9 +143,9 @@ class Client:
 def _answer(server: str, response: httpx.Response) -> Any:
     if response.status_code == 204:
         return None
-    if response.status_code == 413:  # said by the HTTP layer, in its own words
-        raise Refused(413, {"detail": TOO_LARGE})
     kind = response.headers.get("Content-Type", "").partition(";")[0]
+    if response.status_code == 413 and kind != "application/problem+json":  # of the HTTP layer before it
+        raise Refused(413, {"detail": TOO_LARGE})
     if kind not in ("application/json", "application/problem+json"):
         raise NotAnAnswer(server, response.status_code)
     body = response.json()
