@@ -23,10 +23,7 @@ from pmdaemon.mailbox.layout import RING_UNIT_BYTES
 
 BATCH = 64
 ROOM_BYTES = 4 << 20  # for faster-fifo, and for the rings of all our producers together
-NAPS_S = (
-    300e-6,
-    50e-6,
-)  # of a producer that finds no room: less than it takes to empty it; the peers sleep, too
+NAP_S, NAP_LARGE_S = 300e-6, 50e-6  # of a producer that finds no room: less than it takes to empty it
 _context = get_context("fork")
 
 
@@ -67,7 +64,7 @@ class Box(Transport):
         names = tuple(f"p{number}" for number in range(self.producers))
         ring_bytes = ROOM_BYTES // self.producers // RING_UNIT_BYTES * RING_UNIT_BYTES
         routes = tuple(Route(name, "consumer", ring_bytes) for name in names)
-        self.nap_s = NAPS_S[self.size >= 100_000]
+        self.nap_s = NAP_S if self.size < 100_000 else NAP_LARGE_S
         create_segment(
             self.folder / "segment", Layout(("consumer", *names), routes, 2048, self.form, self.checksum)
         )

@@ -1,11 +1,12 @@
 """Bundles: how payloads are divided, and that single messages of one can be taken, released and returned."""
 
+import contextlib
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, describe
@@ -259,3 +260,40 @@ def test_payloads_of_a_bundle_are_aligned_as_long_as_their_lengths_are(path: Pat
             a.post_many("b", payloads(number, 30_000))
             for view in b.take_views():
                 assert np.frombuffer(view.payload, np.uint64).flags.aligned
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(lay.CHECKSUMS),
+    count=st.integers(0, 70),
+    length=st.one_of(st.just(12_016), st.integers(0, 1 << 32)),
+    directory=st.binary(max_size=300),
+    limits=st.tuples(st.integers(1, 100), st.integers(1, 20_000)),
+)
+def test_a_hostile_bundle_is_an_error_or_lies_within_its_ring(
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    count: int,
+    length: int,
+    directory: bytes,
+    limits: tuple[int, int],
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "main"
+    layout = Layout(("a", "b"), (Route("a", "b", 1 << 14),), 8, support.FORM, kind)
+    create_segment(path, layout)
+    with attach(path, "a") as a, attach(path, "b") as b:
+        a.post_many("b", payloads(4, 3000))
+        at_bytes, _ = layout.ring_at_bytes("a", "b")
+        a._segment.memory[at_bytes : at_bytes + len(directory)] = directory
+        slot, ring = a._writer._first_word, a._outlets["b"][0].ring
+        data = ring.view(0, min(length, 1 << 14))
+        at = offsets(data, count)
+        check = ring.checksum_of_bundle(data, at) if at else ring.checksum(data)  # as it should be
+        del data
+        a._words[slot + lay.S_CHECK] = count << lay.BUNDLE_SHIFT | check
+        a._words[slot + lay.S_ADDRESS] = (length & lay.MASK32) << 32 | a._outlets["b"][0].address
+        for take in (b.take_views, b.take, b.take_views):
+            with contextlib.suppress(MailboxCorrupt):
+                taken = take(*limits)
+                assert sum(len(message.payload) for message in taken) <= 1 << 14
+                assert len(taken) <= limits[0]
