@@ -5,22 +5,24 @@ load: ``benchmarks.ingest_load``, 1,000 gateways of 64 streams, a cut a second e
 
 1. *Sustained*: 64,000 stream rows a second are posted at an even pace. After a warm-up of one window of SQL
    the CPU time of dbmanager and PostgreSQL (all its processes) is read over ``SUSTAINED_S``.
-2. *To durable*: a burst is posted as fast as the mailbox takes it; the clock stops when DURABLE names the
-   newest cut of all gateways. The writer goes on beside it.
-3. *Catch-up*: a backlog stands in an ingest queue; the writer alone puts it into SQL and Parquet.
+2. *To durable*: a burst, encoded before the clock starts, is posted as fast as the mailbox takes it; the
+   clock stops when DURABLE names the newest cut of all gateways. The writer goes on beside it. By then the
+   disk itself must have been given at least the burst's bytes (its own counter, ``device_mb``): on a file
+   system without a disk behind it "durable" means nothing, and the run fails.
+3. *Catch-up*: a backlog stands in an ingest queue; the writer alone puts it into SQL and Parquet. The clock
+   stops when the last transaction and the last file are committed.
 
 All rows are counted in SQL and in the manifest at the end: a run that lost or doubled one fails.
+``manager_mib`` is the most memory seen that the manager has for itself, without the queue it has mapped.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +81,7 @@ class Manager:
         command = [sys.executable, "-c", _CHILD, str(folder / "run"), str(folder), url]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[1])
         self.durable: dict[str, int] = {}
+        self.memory_mib = 0.0
         self._seen = False
         self.wait_for(lambda: self._seen)
 
@@ -115,6 +118,11 @@ class Manager:
         """Whether every gateway's cuts up to ``seq`` are."""
         return len(self.durable) == GATEWAYS and min(self.durable.values()) >= seq
 
+    def look(self) -> None:
+        """Take note of its memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        self.memory_mib = max(self.memory_mib, int(status.split("RssAnon:")[1].split()[0]) / 1024)
+
     def stop(self) -> None:
         """Let it write everything and end."""
         assert self.process.stdin is not None
@@ -148,6 +156,7 @@ def _sustained(manager: Manager, server: PostgresServer, load: Fleet) -> dict[st
                 time.sleep(pause_s)
             manager.post(message)
             manager.hear()
+        manager.look()
     time.sleep(max(0.0, started_s + WARM_S + SUSTAINED_S - time.monotonic()))
     elapsed_s = time.monotonic() - before["at"]
     cores = {name: (_cpu_s(pid) - before[name]) / elapsed_s for name, pid in pids.items()}
@@ -155,15 +164,30 @@ def _sustained(manager: Manager, server: PostgresServer, load: Fleet) -> dict[st
     return cores | {"rows_per_s": load.rows_a_second * SUSTAINED_S / elapsed_s}
 
 
-def _burst(manager: Manager, load: Fleet, first_second: int) -> float:
-    """Rows a second until DURABLE names the last cut of a burst."""
+def _device_mb(folder: Path) -> float:
+    """Megabytes that were written so far to the disk below ``folder``, by its own counter."""
+    number = folder.stat().st_dev
+    counters = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    if not counters.exists():
+        raise RuntimeError(f"{folder} lies on no disk of its own: set TMPDIR to a directory on one")
+    return int(counters.read_text().split()[6]) * 512 / 1e6  # sectors of 512 bytes, whatever the disk's own
+
+
+def _burst(manager: Manager, load: Fleet, first_second: int, folder: Path) -> dict[str, float]:
+    """A burst until DURABLE names its last cut: rows a second, and what went to the disk meanwhile."""
     seconds = range(first_second, first_second + BURST_S)
     messages = [message for message, _ in load.messages(seconds)]
+    burst_mb, before_mb = sum(map(len, messages)) / 1e6, _device_mb(folder)
     started_s = time.monotonic()
     for message in messages:
         manager.post(message)
     manager.wait_for(lambda: manager.is_durable(seconds[-1]))
-    return load.rows_a_second * BURST_S / (time.monotonic() - started_s)
+    elapsed_s = time.monotonic() - started_s
+    device_mb = _device_mb(folder) - before_mb
+    if device_mb < burst_mb:
+        raise RuntimeError(f"called durable, but of {burst_mb:.0f} MB the disk got {device_mb:.0f} MB")
+    rows_per_s = load.rows_a_second * BURST_S / elapsed_s
+    return {"rows_per_s": rows_per_s, "s": elapsed_s, "burst_mb": burst_mb, "device_mb": device_mb}
 
 
 def _catch_up(folder: Path, url: str, load: Fleet) -> float:
@@ -192,13 +216,14 @@ def _catch_up(folder: Path, url: str, load: Fleet) -> float:
     return load.rows_a_second * BACKLOG_S / elapsed_s
 
 
-def _wait_for_sql(url: str, folder: Path, seq: int, limit_s: float = 300.0) -> None:
+def _wait_for_sql(manager: Manager, url: str, folder: Path, seq: int, limit_s: float = 300.0) -> None:
     """Until every gateway's cuts up to ``seq`` are in SQL."""
     reader = open_reader(DatabaseConfig(url=url), folder)
     deadline_s = time.monotonic() + limit_s
     while min(stored for _, _, stored in reader.watermarks()) < seq:
         if time.monotonic() > deadline_s:
             raise RuntimeError("the writer fell behind: the burst is not in SQL")
+        manager.look()
         time.sleep(0.5)
     reader.close()
 
@@ -226,9 +251,9 @@ def measure() -> harness.Sample:
         url = server.create("sustained")
         manager = Manager(folder / "sustained", url)
         cores = _sustained(manager, server, load)
-        burst = _burst(manager, load, WARM_S + SUSTAINED_S + 1)
+        burst = _burst(manager, load, WARM_S + SUSTAINED_S + 1, folder)
         seconds = WARM_S + SUSTAINED_S + BURST_S
-        _wait_for_sql(url, folder, seconds)
+        _wait_for_sql(manager, url, folder, seconds)
         manager.stop()
         bytes_a_row = _count(url, folder, seconds * load.rows_a_second, seconds * GATEWAYS)
         url = server.create("backlog")
@@ -243,11 +268,10 @@ def measure() -> harness.Sample:
     values = {
         "sustained_cores": cores["dbmanager"] + cores["postgresql"],
         "catch_up_rows_per_s": catch_up,
-        "durable_rows_per_s": burst,
+        "durable_rows_per_s": burst["rows_per_s"],
         "parquet_bytes_per_row": bytes_a_row,
     }
-    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    raw: dict[str, Any] = {"cores": cores, "peak_mib": peak_mib, "threads": threading.active_count()}
+    raw: dict[str, Any] = {"cores": cores, "burst": burst, "manager_mib": manager.memory_mib}
     return harness.Sample(values, raw, {"postgresql": harness.version_of("psql")})
 
 

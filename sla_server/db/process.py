@@ -4,6 +4,9 @@
     db-writer   ingest queue -> SQL about once a second, Parquet about once a minute    (writer)
     db-files    merges, moves and gives up Parquet files, once a minute                 (files.housekeeper)
 
+and two that the writer starts for a moment and waits for: db-commit, a transaction (under_way); db-encode, a
+row group (files.write).
+
 Start: lock of the data directory; schema (migrated if older); cursors and watermarks from SQL; what the
 queue holds beyond; orphans swept; threads. A database that is away at the start is waited for: without the
 watermarks no cut can be judged new. Stop: intake drains the mailboxes, then the writer writes everything

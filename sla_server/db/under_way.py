@@ -34,6 +34,7 @@ class UnderWay:
         self._threads = ThreadGroup()
         self._ended = True
         self._error: BaseException | None = None
+        self._was_told = False  # the caller knows of ``_error``
         self._oldest_seq = 0
         self.window: Window | None = None
         self.size_bytes = 0
@@ -56,25 +57,27 @@ class UnderWay:
         self._begin()
 
     def wait(self) -> Window:
-        """The window, committed; ``clear`` follows. One that failed is tried again by calling this again.
+        """The window, committed; ``clear`` follows. After an error, calling this again tries it again.
 
         Raises:
             CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``IngestStore.commit``.
         """
         assert self.window is not None  # the caller looked
-        if self._ended and self._error is not None:
+        if self._was_told:
             self._begin()
         self._threads.join(COMMIT_S)
         if self._error is not None:
+            self._was_told = True
             raise self._error
         return self.window
 
     def clear(self) -> None:
         """Committed, or given up: its records will be read again."""
-        self.window, self.size_bytes, self._error = None, 0, None
+        self.window, self.size_bytes = None, 0
+        self._error, self._was_told = None, False
 
     def _begin(self) -> None:
-        self._ended, self._error = False, None
+        self._ended, self._error, self._was_told = False, None, False
         self._threads.start("db-commit", self._run)
 
     def _run(self) -> None:

@@ -189,6 +189,7 @@ class Writer:
     def _database_works(self) -> None:
         """After an outage: tell of it, in the database, where the queue's records now are, too."""
         if self._outage.is_on:
+            self._settle()
             event = self._outage.event(self._clock.unix_us(), self._queue.waiting_bytes)
             self._store.report(event)
             self._outage.ended()

@@ -332,6 +332,16 @@ def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(r
         gate.commit = commit
         raise error
 
+    failures, settle = [], rig.writer._under_way.wait
+
+    def noted():
+        try:
+            return settle()
+        except (DatabaseUnavailable, DatabaseRefused, CursorMoved) as exc:
+            failures.append(exc)
+            raise
+
+    monkeypatch.setattr(rig.writer._under_way, "wait", noted)
     gate.commit = fails
     gate.go.set()
     try:
@@ -339,7 +349,7 @@ def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(r
     except DatabaseUnavailable as exc:
         rig.writer._database_away(exc)
         rig.settle(final=True)
-    assert rig.writer._under_way.window is None
+    assert (rig.writer._under_way.window, failures) == (None, [error])
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
 
