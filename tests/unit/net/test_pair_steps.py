@@ -842,7 +842,9 @@ class NotedSleep:
         return []
 
 
-def test_the_outbound_thread_sleeps_past_the_next_poll_so_that_neighbours_leave_together(bench: Bench) -> None:
+def test_the_outbound_thread_sleeps_past_the_next_poll_so_that_neighbours_leave_together(
+    bench: Bench,
+) -> None:
     bench.marks()
     bench.up()
     due_ns = bench.schedule.next_due_ns()
