@@ -2,10 +2,10 @@
 
 One or three producer processes send the same bytes to one consumer; all variants are interleaved within each
 round, and a ratio is the median of the ratios within the rounds. Sizes 100 B, 4 KB, 100 KB. The peers' waits
-are their own; the mailbox's consumer sleeps on its doorbell, its producers yield when it is full.
+are their own; the mailbox's consumer sleeps on its doorbell, its producers sleep for a moment when it is full.
 
 Variants of the mailbox: ``lanes`` and ``shared`` (post, take), ``*_many`` (post_many of 64, take of 64) and
-``*_views`` (post_many of up to 8, take_views: payloads are used where they lie; ``*_views_ends`` with
+``*_views`` (post_many of up to 16, take_views: payloads are used where they lie; ``*_views_ends`` with
 checksums of both ends only). Peers: multiprocessing's Queue, SimpleQueue and Pipe (with a lock, as several
 producers need), faster-fifo as it comes (pickle) and in its fastest form (raw bytes, batches of 64 both
 ways), pyzmq PUSH/PULL over ipc (one producer only).

@@ -6,9 +6,9 @@ bytes as we do, as they come from their own documentation; none of them has a ch
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
+import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,8 +19,14 @@ from faster_fifo import Queue as FasterFifo
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
 from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.layout import RING_UNIT_BYTES
 
 BATCH = 64
+ROOM_BYTES = 4 << 20  # for faster-fifo, and for the rings of all our producers together
+NAPS_S = (
+    300e-6,
+    50e-6,
+)  # of a producer that finds no room: less than it takes to empty it; the peers sleep, too
 _context = get_context("fork")
 
 
@@ -59,8 +65,9 @@ class Box(Transport):
 
     def open(self) -> None:
         names = tuple(f"p{number}" for number in range(self.producers))
-        ring_bytes = (1 if self.size < 100_000 else 2) << 20
+        ring_bytes = ROOM_BYTES // self.producers // RING_UNIT_BYTES * RING_UNIT_BYTES
         routes = tuple(Route(name, "consumer", ring_bytes) for name in names)
+        self.nap_s = NAPS_S[self.size >= 100_000]
         create_segment(
             self.folder / "segment", Layout(("consumer", *names), routes, 2048, self.form, self.checksum)
         )
@@ -81,16 +88,19 @@ class Box(Transport):
                     post("consumer", data[index % length])
                     break
                 except MailboxFull:
-                    os.sched_yield()
+                    time.sleep(self.nap_s)
 
     def send_batches(self, box: Mailbox, left: int, data: list[bytes]) -> None:
         while left:
-            try:
-                box.post_many("consumer", data[:left])
-                left -= len(data[:left])
-            except MailboxFull as full:
-                left -= full.posted
-                os.sched_yield()
+            batch = data[:left]
+            left -= len(batch)
+            while batch:
+                try:
+                    box.post_many("consumer", batch)
+                    break
+                except MailboxFull as full:
+                    batch = batch[full.posted :]
+                    time.sleep(self.nap_s)
 
     def receive(self) -> int:
         while not (messages := self.take()):
@@ -110,7 +120,7 @@ class BoxMany(Box):
 class BoxViews(Box):
     """Payloads are used where they lie."""
 
-    batch, views = 8, True
+    batch, views = 16, True
 
 
 class BoxViewsEnds(BoxViews):
@@ -189,7 +199,7 @@ class Fifo(Transport):
     def open(self) -> None:
         plain = bytes if self.raw else pickle.loads
         dumps = (lambda data: data) if self.raw else pickle.dumps
-        self.queue = FasterFifo(max_size_bytes=4 << 20, loads=plain, dumps=dumps)
+        self.queue = FasterFifo(max_size_bytes=ROOM_BYTES, loads=plain, dumps=dumps)
 
     def send_all(self, count: int, data: list[bytes]) -> None:
         for index in range(count):

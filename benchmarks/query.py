@@ -62,6 +62,7 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
     return plain | {
         "volume": ("volume", f"/volumes/{volume}", {}),
         "sla": ("sla", f"/slas/{sla}", {}),
+        "gateway_list": ("gateway_list", "/gateway-list", {}),
         "policies": ("policies", "/policies", {}),
         "processes": ("processes", "/processes", {}),
         "throttles_in_force": ("throttles", "/throttles", {"in_force": 1}),
@@ -98,6 +99,7 @@ GROUPS = {
         "audit_deep",
         "policies",
         "processes",
+        "gateway_list",
     ),
     "history_hour_ms": ("history_hour",),
     "history_48h_ms": ("history_48h",),

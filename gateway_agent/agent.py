@@ -1,6 +1,6 @@
 """The agent's parent process: identity, files for the children, the children.
 
-    1. private directories, lock on state_dir   a second agent with the same identity is refused
+    1. private directories, a lock on both      a second agent with the same identity or sockets is refused
     2. state_dir/gateway_id                     made at the first start
     3. runtime_dir/*.config.json                one a child
     4. nbd-N planes, then the link              restarted when they die, each on its own
@@ -14,6 +14,7 @@ restarts}``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def run(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, or until whoever started it with a parent pipe is gone.
 
     Raises:
-        AlreadyRunning: another agent uses this state_dir.
+        AlreadyRunning: another agent uses this state_dir or runtime_dir.
         StateFileBroken: a directory or the identity cannot be used.
         ConfigError: the children's files cannot be written.
     """
@@ -45,15 +46,15 @@ def run(config: AgentConfig) -> None:
     stop.watch_parent()
     state.make_private_directory(config.state_dir)
     state.make_private_directory(config.runtime_dir)
-    lock_fd = state.lock_directory(config.state_dir)
-    try:
+    with contextlib.ExitStack() as locks:
+        # runtime_dir too: the link of another identity would take our planes' counts by their sockets.
+        for directory in sorted({config.state_dir.resolve(), config.runtime_dir.resolve()}):
+            locks.callback(os.close, state.lock_directory(directory))
         gateway_id = state.gateway_id(config.state_dir)
         specs = write_child_configs(config, gateway_id)
         log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
         children = Children(specs, stop, SystemClock(), lambda: publish(config, gateway_id, children))
         children.run()
-    finally:
-        os.close(lock_fd)
 
 
 def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:

@@ -101,22 +101,39 @@ class Child:
         return self._pid_fd
 
     def start_if_due(self) -> bool:
-        """Start it when it does not run and its wait is over; returns whether it was started."""
+        """Start it when it does not run and its wait is over; returns whether it was started.
+
+        A host without memory or processes to spare is tried again with backoff: the others must go on.
+        """
         now_ns = self._clock.monotonic_ns()
         if self._process is not None or now_ns < self.policy.due_ns:
             return False
-        known = {RESTARTS_ENV: str(self.policy.restarts + 1), REASON_ENV: self._ended}
-        self._process = subprocess.Popen(
+        self.policy.started(now_ns)
+        try:
+            self._process, self._pid_fd = self._launch()
+        except OSError as exc:
+            self._ended = f"it could not be started: {exc.strerror}"
+            wait_s = self.policy.died(now_ns)
+            log.error("child-not-started", child=self.spec.name, problem=exc.strerror, again_in_s=wait_s)
+            return False
+        log.info("child-started", child=self.spec.name, pid=self._process.pid, restarts=self.policy.restarts)
+        return True
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
+        known = {RESTARTS_ENV: str(self.policy.restarts), REASON_ENV: self._ended}
+        process = subprocess.Popen(
             self.spec.argv,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._pipe.child_fd,),
             env={**os.environ, **self._pipe.child_env(), **known},
             process_group=0,
         )
-        self._pid_fd = os.pidfd_open(self._process.pid)
-        self.policy.started(now_ns)
-        log.info("child-started", child=self.spec.name, pid=self._process.pid, restarts=self.policy.restarts)
-        return True
+        try:
+            return process, os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
 
     def reap(self) -> int:
         """The child has ended: its exit status, negative for a signal."""

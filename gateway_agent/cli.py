@@ -18,7 +18,7 @@ from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime import logs
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="storage-sla-server")
 def cli() -> None:
     """Serve block volumes to applications and keep count of every I/O for the SLA server."""
@@ -54,7 +54,10 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
 @click.option("--state-dir", type=click.Path(path_type=Path), help="state_dir, where there is no file yet.")
 @click.option("--server", required=True, metavar="HOST:PORT", help="The SLA server's pmdaemon.listen.")
 @click.option(
-    "--token", required=True, envvar="SLA_ENROL_TOKEN", help="What `sla ca token` printed; good once."
+    "--token",
+    required=True,
+    envvar="SLA_ENROL_TOKEN",
+    help="What `sla ca token` printed; good once. Or SLA_ENROL_TOKEN, which ps does not show.",
 )
 @click.option("--fingerprint", required=True, help="Of the server's CA, as `sla ca token` printed it.")
 def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fingerprint: str) -> None:

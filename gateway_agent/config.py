@@ -34,6 +34,10 @@ from pmdaemon.config import parse_listen
 from pmdaemon.runtime.config import StrictModel, describe
 from pmdaemon.wire.names import is_name
 
+MAX_EXPORTS = 512  # the server takes no more of one gateway
+MAX_EXPORT_BYTES = 60_000  # all of them are named in one frame header, which holds 65,535 bytes
+EXPORT_OVERHEAD_BYTES = 70  # keys, size and flag of one export in msgpack
+MAX_NAME_OF_HOST = 90  # leaves 32 of the 128 characters of a volume's name to the device, as the kernel does
 UNIX_PATH_BYTES = 107  # sun_path of Linux, less its final NUL
 
 
@@ -89,7 +93,8 @@ class AgentConfig(StrictModel):
     name: str
     """What people call this gateway; its identity is ``state_dir/gateway_id``, made at the first start."""
     state_dir: Path = Path("/var/lib/gateway-agent")
-    """Identity, spool, thresholds: must survive restarts. Mode 0700."""
+    """Identity, spool, thresholds: must survive restarts. Mode 0700. A relative path begins where the agent
+    is started."""
     runtime_dir: Path = Path("/run/gateway-agent")
     """Control sockets and the children's files: may be empty after a boot. Mode 0700."""
     server: str = "127.0.0.1:7411"
@@ -136,10 +141,8 @@ class AgentConfig(StrictModel):
 
     @field_validator("state_dir", "runtime_dir")
     @classmethod
-    def _is_absolute(cls, value: Path) -> Path:
-        if not value.is_absolute():
-            raise ValueError("must be an absolute path, as the children do not run where you are")
-        return value
+    def _made_absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()  # as the server does; control sockets are named in full
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
@@ -154,6 +157,11 @@ class AgentConfig(StrictModel):
                 "read and forged on the way. Run gateway-agent enrol and set tls = true, or use "
                 "127.0.0.1:PORT of an SLA server on this host"
             )
+        if self.host.enabled and len(self.name) > MAX_NAME_OF_HOST:
+            raise ValueError(
+                f"name has {len(self.name)} characters; with [host] enabled {MAX_NAME_OF_HOST} at most, "
+                "because volumes are called host:NAME:DEVICE"
+            )
         names = [plane.name for plane in self.plane]
         if not names and not self.host.enabled:
             raise ValueError(
@@ -163,6 +171,7 @@ class AgentConfig(StrictModel):
             raise ValueError("two [[plane]] tables have the same name")
         for name in names:
             self._check_plane_name(name)
+        self._check_number_of_exports()
         volumes = [export.volume for export in self.export]
         if len(set(volumes)) != len(volumes):
             raise ValueError("a volume is exported twice; clients of one volume share one plane")
@@ -176,6 +185,19 @@ class AgentConfig(StrictModel):
         except ValidationError as exc:
             raise ValueError(describe(exc)) from exc
         return self
+
+    def _check_number_of_exports(self) -> None:
+        if len(self.export) > MAX_EXPORTS:
+            raise ValueError(
+                f"{len(self.export)} [[export]] tables; a gateway has {MAX_EXPORTS} at most. "
+                "Run a second agent for the others"
+            )
+        size = sum(EXPORT_OVERHEAD_BYTES + len(each.volume) + len(each.backend) for each in self.export)
+        if size > MAX_EXPORT_BYTES:
+            raise ValueError(
+                f"the names of the exports take {size} bytes of the {MAX_EXPORT_BYTES} that one message "
+                "to the server has for them; use shorter names, or a second agent"
+            )
 
     def _check_plane_name(self, name: str) -> None:
         if not is_name(name):

@@ -8,7 +8,8 @@
 Whoever stands in between cannot pass step 2 with another CA, nor step 3 without a key that the CA has signed
 for a server, so he never sees the token. The private key never leaves this machine.
 
-Durability: all is on disk when ``enrol`` returns. If we die before, the token may be spent: make another.
+Durability: all is on disk when ``enrol`` returns. If we die before, the token may be spent: make another. A
+failure before step 4 leaves a former identity as it was.
 
 Source: DESIGN.md 5 "Credentials"; docs/operations/security.md.
 """
@@ -35,6 +36,7 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import Session, Side
 
 LIMIT_S: Final = 20.0
+_NEW_CA: Final = f"{CA}.new"
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,21 +65,12 @@ def enrol(
     state.make_private_directory(directory)
     deadline = Deadline(LIMIT_S)
     where = f"{server[0]}:{server[1]}"
-    with _Talk(server, contexts.unverified(), deadline) as talk:
-        authority = talk.ask(Kind.CA_QUERY, {}, Kind.CA_CERT).get("ca")
-    if not isinstance(authority, bytes):
-        raise EnrolmentFailed(where, "it sent no CA certificate")
-    seen = certificates.fingerprint(authority)
-    if not hmac.compare_digest(seen, fingerprint):
-        raise EnrolmentFailed(
-            where,
-            f"its CA has the fingerprint {seen}, expected {fingerprint}. Either the fingerprint is of "
-            "another server, or somebody stands in between; the token was not sent",
-        )
+    authority = _pinned(server, fingerprint, deadline)
     try:
         ca_pem = certificates.pem_of_der(authority)
-        state.write_atomically(directory / CA, ca_pem.decode(), synced=True)
-        context = contexts.agent(directory / CA, None)
+        # Aside: until a certificate is here, the one we may have is good for the former CA only.
+        state.write_atomically(directory / _NEW_CA, ca_pem.decode(), synced=True)
+        context = contexts.agent(directory / _NEW_CA, None)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, f"the CA certificate cannot be kept: {exc}") from exc
     key = certificates.make_key()
@@ -90,10 +83,32 @@ def enrol(
         held = identity.credential(certificates.issued(made, key, ca_pem))
         if held.gateway_id != gateway_id:
             raise ValueError(f"the certificate is for gateway {held.gateway_id}")
+        (directory / _NEW_CA).replace(directory / CA)
         write_own(directory, key, made)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, str(exc)) from exc
     return held
+
+
+def _pinned(server: tuple[str, int], fingerprint: str, deadline: Deadline) -> bytes:
+    """The CA's certificate.
+
+    Raises:
+        EnrolmentFailed: it is not the one that the operator gave the fingerprint of.
+    """
+    where = f"{server[0]}:{server[1]}"
+    with _Talk(server, contexts.unverified(), deadline) as talk:
+        authority = talk.ask(Kind.CA_QUERY, {}, Kind.CA_CERT).get("ca")
+    if not isinstance(authority, bytes):
+        raise EnrolmentFailed(where, "it sent no CA certificate")
+    seen = certificates.fingerprint(authority)
+    if not hmac.compare_digest(seen, fingerprint):
+        raise EnrolmentFailed(
+            where,
+            f"its CA has the fingerprint {seen}, expected {fingerprint}. Either the fingerprint is of "
+            "another server, or somebody stands in between; the token was not sent",
+        )
+    return authority
 
 
 class _Talk:

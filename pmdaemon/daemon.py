@@ -190,7 +190,8 @@ class Daemon:
         else:
             for parcel in parcels:
                 if parcel.op == "refused":
-                    self._dialler.refused(parcel.header["address"], parcel.header["reason"])
+                    header = parcel.header
+                    self._dialler.refused(header["address"], header["reason"], is_over=header["is_over"])
             self.traffic.pass_on(child, [parcel for parcel in parcels if parcel.op != "refused"])
 
     def _look(self) -> None:

@@ -89,7 +89,7 @@ def decide(
         owners: the map in force.
         running: pairs there are (the last one may be on its way out).
         wanted: pairs the formula or the configuration asks for.
-        loads: of the pairs that run and have reported.
+        loads: of the pairs that run and have reported, or have shards: any other loses its shards.
         now_ns: monotonic.
     """
     short = _since(wanted > running, balance.short_ns, now_ns)

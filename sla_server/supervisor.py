@@ -9,13 +9,12 @@ State (all in ``Supervisor``, touched by its one thread only):
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
 (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. Children are
-exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. ``flock`` on
-``<data_dir>/lock`` forbids a second server (our descriptors are close-on-exec, so no child keeps it).
+exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
+directory forbids a second server (``data_dir``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -28,14 +27,14 @@ from typing import Any, Final
 
 import structlog
 
-from pmdaemon.errors import MailboxError
+from pmdaemon.errors import MailboxError, WireError
 from pmdaemon.mailbox import Layout, Mailbox, Segment, attach, create_segment
-from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.config import ResolvedConfig
-from sla_server.errors import ServerRunning
+from sla_server.data_dir import lock_data_dir
 from sla_server.topology import app_layout, main_layout
 
 log = structlog.get_logger("supervisor")
@@ -131,16 +130,20 @@ class Supervisor:
             "SLA__DATA_DIR": str(self.config.data_dir),
             "SLA__RUNTIME_DIR": str(self.config.runtime_dir),
         }
-        part.process = subprocess.Popen(
-            part.command,
-            env=environment,
-            pass_fds=(self._pipe.child_fd,),
-            stdin=subprocess.DEVNULL,
-            # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
-            start_new_session=True,
-        )
         part.started_s = time.monotonic()
         part.since_unix_us = self._clock.unix_us()
+        try:
+            part.process = subprocess.Popen(
+                part.command,
+                env=environment,
+                pass_fds=(self._pipe.child_fd,),
+                stdin=subprocess.DEVNULL,
+                # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
+                start_new_session=True,
+            )
+        except OSError as exc:  # no memory or process to spare just now: the other parts must go on
+            self._down(part, f"it could not be started: {exc.strerror}")
+            return
         part.state, part.reason = "running", ""
         log.info("part-started", part=part.name, pid=part.process.pid, restarts=part.restarts)
         self._record(part)
@@ -150,17 +153,19 @@ class Supervisor:
         now_s = time.monotonic()
         for part in self.parts.values():
             if part.process is not None and part.process.poll() is not None:
-                self._died(part, now_s)
+                self._down(part, describe_status(part.process.returncode))
             elif part.process is None and now_s >= part.start_at_s:
                 part.restarts += 1
                 why = part.reason  # starting clears it
                 self._start(part)
-                self._event(part, why)
+                if part.process is not None:
+                    self._event(part, why)
         self._drain()
 
-    def _died(self, part: Part, now_s: float) -> None:
-        assert part.process is not None  # the caller looked
-        part.reason = describe_status(part.process.returncode)
+    def _down(self, part: Part, reason: str) -> None:
+        """A part does not run: plan its next start."""
+        now_s = time.monotonic()
+        part.reason = reason
         part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
         part.process, part.state = None, "restarting"
         part.start_at_s = now_s + part.backoff_s
@@ -204,7 +209,11 @@ class Supervisor:
         if self._mailbox is None:
             return
         for message in self._mailbox.take():
-            answer = frame.decode(message.payload)
+            try:
+                answer = frame.decode(message.payload)
+            except WireError as exc:
+                log.error("message-dropped", sender=message.sender, problem=str(exc))
+                continue
             if answer.kind == Kind.RECORDED and answer.header.get("req") == self._request:
                 del self._pending[: self._under_way]
                 self._under_way = 0
@@ -249,7 +258,10 @@ def describe_status(status: int) -> str:
     """An exit status in words."""
     if status >= 0:
         return f"exit status {status}"
-    return f"killed by {signal.Signals(-status).name}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"killed by signal {-status}"
 
 
 def ensure_segment(path: Path, layout: Layout) -> None:
@@ -264,48 +276,3 @@ def ensure_segment(path: Path, layout: Layout) -> None:
         log.warning("segment-recreated", path=str(path), reason=str(exc))
     path.unlink(missing_ok=True)
     create_segment(path, layout)
-
-
-def lock_data_dir(data_dir: Path) -> int:
-    """Create and lock the data directory; returns the descriptor that holds the lock.
-
-    Raises:
-        ServerRunning: another process holds it; names its pid.
-    """
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise ServerRunning(data_dir, int(text) if text.isdigit() else None) from exc
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-def running_pid(data_dir: Path) -> int | None:
-    """Pid of the server that holds the data directory, or None."""
-    try:
-        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        return int(text) if text.isdigit() else 0
-    finally:
-        os.close(fd)
-    return None
-
-
-def wait_stopped(data_dir: Path, limit_s: float) -> bool:
-    """Wait until nobody holds the data directory; False after the limit."""
-    deadline = Deadline(limit_s)
-    while running_pid(data_dir) is not None:
-        if deadline.passed:
-            return False
-        time.sleep(0.05)
-    return True

@@ -44,6 +44,7 @@ def app_layout() -> Layout:
         routes=(
             Route("appserver", "services", 4 * MIB),
             Route("services", "appserver", 8 * MIB),
+            Route("dbmanager", "appserver", MIB // 4),
         ),
         slots_per_sender=1024,
     )

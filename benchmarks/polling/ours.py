@@ -21,11 +21,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.polling.peers import GoOn, Sockets, Timed
+from benchmarks.polling import payload
+from benchmarks.polling.peers import WARM_ROUNDS, GoOn, Sockets, Timed
+from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.watermarks import Notice
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
@@ -35,7 +38,7 @@ from pmdaemon.net.outbound import Outbound
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame, poll
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MIB = 1 << 20
@@ -90,16 +93,18 @@ class Rounds:
     def __init__(self) -> None:
         self.gateways: list[str] = []
         self.wanted = False
+        self.left_out: frozenset[str] = frozenset()
 
     def add(self, gateway_id: str, _now_ns: int) -> None:
         """Poll it in each round."""
         self.gateways.append(gateway_id)
 
     def take_due(self, _now_ns: int) -> list[str]:
-        """All, if a round was asked for."""
-        due = self.gateways if self.wanted else []
+        """All but those left out, if a round was asked for."""
+        if not self.wanted:
+            return []
         self.wanted = False
-        return due
+        return [name for name in self.gateways if name not in self.left_out]
 
     def remove(self, _gateway_id: str) -> None:
         """Gateways stay."""
@@ -130,7 +135,8 @@ class Rig:
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(mailbox, 0, self.registry.rewind)
-        self.polls = 0
+        self.book = ControlBook()
+        self.polls = self.sent_bytes = 0
         self.reception = reception = Reception(
             self.registry,
             self.courier,
@@ -157,6 +163,7 @@ class Rig:
             hints=self.hints,
             registered=self.registered,
             counters=Counter(),
+            book=self.book,
         )
 
     def register(self, sockets: Sockets) -> None:
@@ -190,18 +197,26 @@ class ProductWork:
         rig = self._rig
         rig.polls += 1
         now_ns = time.monotonic_ns()
-        asked = self._gateway.ask(rig.polls, now_ns)
+        asked = self._gateway.ask(rig.polls, now_ns, rig.book.lease_is_fresh(now_ns))
         assert asked is not None  # the round before is complete
         self._conn.session.sending(Kind.POLL)
-        return poll.encode(rig.polls, now_ns, asked[1].ack, asked[1].start, True)
+        rig.sent_bytes += len(asked[1])
+        return asked[1]
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Session table, reception, courier, as inbound does."""
-        conn, done = self._conn, False
+        conn, done, usual = self._conn, False, self._rig.reception.usual
         conn.last_received_ns = time.monotonic_ns()
-        for received in conn.session.feed(data):
+        view = memoryview(data)
+        if usual.take(conn, view):
+            return True
+        messages = 0
+        for received in conn.session.feed(view):
+            messages += 1
             self._rig.reception.handle(conn, received)
             done = done or received.kind == Kind.REPLY
+        if usual.has_lesson and messages == FRAMES:
+            usual.learn(view)
         return done
 
 
@@ -300,6 +315,26 @@ def unified(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
     return times
 
 
+def stalled_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
+    """``memory_pair``; in each second round the stalled gateways, which never answer, are polled as well.
+
+    As in the product once they are called stalled: their last poll does not keep them from being polled.
+    """
+    rig = Rig(MemorySink())
+    rig.register(sockets)
+    ids = frozenset(payload.gateway_id(index) for index in range(len(sockets) - stalled, len(sockets)))
+
+    def next_round(times: Timed) -> bool:
+        rig.schedule.left_out = ids if len(times) % 2 else frozenset()
+        for gateway_id in ids:
+            gateway = rig.registry.get(gateway_id)
+            assert gateway is not None  # all have registered
+            gateway.awaiting_since_ns = None
+        return go_on(times)
+
+    return _pair_rounds(rig, len(sockets) - stalled, next_round)
+
+
 T_PTMAX: list[float] = []
 """Of the last run of ``memory_pair``: CPU us a message of the inbound thread, median and longest."""
 
@@ -327,8 +362,11 @@ def mailbox_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
     """The pair with the real mailbox, and a process that takes and acknowledges."""
     with tempfile.TemporaryDirectory(prefix="sla-poll-", dir="/dev/shm") as folder:
         path = Path(folder) / "main.mbx"
+        # The warm-up fills it: like the C loop's sink, no page of it is touched for the first time later.
+        warm_bytes = WARM_ROUNDS * len(sockets) * len(payload.cut_template())
+        ring_bytes = (warm_bytes // MIB + 1) * MIB
         routes = (
-            *(Route("pair-0", name, 64 * MIB) for name in ("services", "dbmanager")),
+            *(Route("pair-0", name, ring_bytes) for name in ("services", "dbmanager")),
             *(Route(name, "pair-0", MIB) for name in ("services", "dbmanager")),
         )
         names = ("services", "dbmanager", "pair-0")
@@ -356,3 +394,4 @@ def accept_all(listener: socket.socket, count: int) -> Sockets:
 
 
 FORMS = {"pair": memory_pair, "pair-mailbox": mailbox_pair, "unified": unified}
+STALLED = "stalled"

@@ -101,8 +101,8 @@ def _reply_template() -> bytes:
         "sent_ns": _MARK + 1,
         "wall_us": 1_800_000_000_000_000,
         "cuts": 1,
-        "first": 1,
-        "last": 1,
+        "first": [EPOCH, 1],
+        "last": [EPOCH, 1],
         "dropped": 0,
     }
     return frame.encode(Kind.REPLY, header)

@@ -24,6 +24,7 @@ Timed = list[float]
 GoOn = Callable[[Timed], bool]
 End = Callable[[], object]
 BUFFER_BYTES = 128 << 10
+WARM_ROUNDS = 2
 LEAN = "-lean"  # suffix of a variant with LeanWork
 
 

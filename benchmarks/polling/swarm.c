@@ -130,6 +130,7 @@ static void poll_swarm(int port, int n, const char *path, int stalled) {
         struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         conns[i].fd = socket(AF_INET, SOCK_STREAM, 0);
+        setsockopt(conns[i].fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4); /* see child.py */
         if (connect(conns[i].fd, (struct sockaddr *)&address, sizeof address)) die("connect");
         int one = 1;
         setsockopt(conns[i].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);

@@ -34,7 +34,7 @@ class HostConfig(StrictModel):
     )
     """Patterns of kernel device names; the default takes whole devices, not their partitions."""
     backends: dict[str, str] = Field(default_factory=dict)
-    """Backend of a device; a device that is not named is its own backend."""
+    """Backend of a device; a device that is not named is a backend of its own, NAME:DEVICE."""
 
     @field_validator("backends")
     @classmethod

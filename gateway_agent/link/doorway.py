@@ -17,7 +17,6 @@ import selectors
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -72,8 +71,12 @@ class Doorway:
 
     def ready(self, _events: int) -> None:
         """The selector says that somebody knocks, or that the candidate has said something."""
-        with suppress(BlockingIOError):
+        try:
             self._welcome(*self._listener.accept())
+        except BlockingIOError:
+            pass
+        except OSError as exc:  # a stranger that was gone before we came must not end the link
+            log.warning("cannot-answer", reason=exc.strerror or str(exc))
         if self._candidate is not None:
             self._prove(self._candidate)
 

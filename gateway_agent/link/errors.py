@@ -13,7 +13,7 @@
         ├── StateFileBroken        a file in state_dir is not what we wrote
         ├── NotEnrolled            `tls` is on and this gateway has no certificate
         ├── EnrolmentFailed        the server, or what it sent, was not what `enrol` needs
-        └── AlreadyRunning         another agent holds the lock of this state_dir
+        └── AlreadyRunning         another agent holds the lock of this state_dir or runtime_dir
 
 ``gateway_agent.errors`` is the tree of the data planes.
 """
@@ -134,12 +134,13 @@ class EnrolmentFailed(LinkError):
 
 
 class AlreadyRunning(LinkError):
-    """Another agent holds the lock of this state_dir."""
+    """Another agent holds the lock of this state_dir or runtime_dir."""
 
     exit_status = 75  # EX_TEMPFAIL
 
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"{path} is locked: another gateway-agent runs here. Stop it, or give this one its own state_dir"
+            f"{path} is locked: another gateway-agent runs here. Stop it, or give this one its own state_dir "
+            "and runtime_dir"
         )

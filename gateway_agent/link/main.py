@@ -59,7 +59,7 @@ def build(config: LinkConfig, clock: Clock, identity: Identity | None = None) ->
     planes = [PlanePeer(plane.name, spool.marks.get(plane.name, 0)) for plane in config.planes]
     sources: list[Source] = []
     if config.host.enabled:
-        sources.append(HostSource(clock, config.host.devices, config.host.backends))
+        sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
     software = f"gateway-agent {version('storage-sla-server')}"
     facts = Facts(config.gateway_id, config.name, draw_epoch(), software)
     return LinkCore(facts, spool, book, thresholds, clock, planes, sources, identity), spool

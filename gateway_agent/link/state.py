@@ -98,13 +98,13 @@ def gateway_id(state_dir: Path) -> str:
         ) from exc
 
 
-def lock_directory(state_dir: Path) -> int:
-    """Lock ``state_dir`` for this process; returns the descriptor that holds the lock until it is closed.
+def lock_directory(directory: Path) -> int:
+    """Lock ``directory`` for this process; returns the descriptor that holds the lock until it is closed.
 
     Raises:
         AlreadyRunning: another agent holds it.
     """
-    path = state_dir / "agent.lock"
+    path = directory / "agent.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -100,7 +100,7 @@ class Stream:
 
     @property
     def descriptor(self) -> dict[str, int | str]:
-        """What DP_HELLO and DP_CUT say of this stream."""
+        """What DP_CUT says of this stream."""
         return {"index": self.index, "volume": self.volume, "client": self.client, "backend": self.backend}
 
     def set_thresholds(self, thresholds: ThresholdSet) -> None:

@@ -145,7 +145,6 @@ class Plane:
             "plane": self._config.plane,
             "pid": os.getpid(),
             "exports": self._exports.describe(),
-            "streams": [stream.descriptor for stream in self._cuts.table.streams],
             "listening": [str(address) for address in self.listening],
         }
 

@@ -102,9 +102,12 @@ def begin_connect(address: Address) -> socket.socket:
         UpstreamError: refused at once.
     """
     family = socket.AF_UNIX if address.path else socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family)
-    prepare(sock)
     try:
+        sock = socket.socket(family)
+    except OSError as exc:  # out of descriptors, most likely
+        raise UpstreamError(str(address), exc.strerror or "no socket") from exc
+    try:
+        prepare(sock)
         sock.connect(address.path or (address.host, address.port))
     except BlockingIOError as exc:
         if address.path:  # a Unix socket does not connect later: its queue of connections is full

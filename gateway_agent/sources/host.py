@@ -1,7 +1,8 @@
 """Statistics of the host's own block devices, from /proc/diskstats through psutil: beside the I/O path.
 
-One row a device: volume ``host:<device>``, client ``host``. Rates, bytes and mean latency are exact as far as
-the kernel's counters are. Limits, all visible in the cuts:
+One row a device: volume ``host:<gateway>:<device>``, client ``host``; the gateway's name is in it because
+every host has an ``sda``, and one name is one volume, site-wide. Rates, bytes and mean latency are exact as
+far as the kernel's counters are. Limits, all visible in the cuts:
 
 - the kernel sums times in milliseconds and knows no distribution: no histogram, no ``missed``, so no
   percentile can be judged from this source;
@@ -88,12 +89,14 @@ class HostSource:
     def __init__(
         self,
         clock: Clock,
+        gateway: str,
         devices: Iterable[str],
         backends: Mapping[str, str],
         reader: DiskReader = read_disks,
         size_of: Callable[[str], int] = device_size_bytes,
     ) -> None:
         self._clock = clock
+        self._gateway = gateway
         self._patterns = tuple(devices)
         self._backends = dict(backends)
         self._reader = reader
@@ -109,7 +112,7 @@ class HostSource:
         except OSError as exc:
             raise SourceReadFailed(self.name, str(exc)) from exc
         chosen = [name for name in sorted(raw) if any(fnmatchcase(name, p) for p in self._patterns)]
-        disks = {name: raw[name] for name in chosen if names.is_name(f"host:{name}")}
+        disks = {name: raw[name] for name in chosen if names.is_name(self._volume(name))}
         return _Reading(self._clock.monotonic_ns(), self._clock.unix_us(), disks)
 
     def ask(self) -> None:
@@ -123,7 +126,7 @@ class HostSource:
             if before is None or any(a < b for a, b in zip(now, before, strict=True)):
                 self._first[device] = before = now
             rows.append(counter_row(before, now, self._first[device]))
-            streams.append(StreamKey(f"host:{device}", CLIENT, self._backend(device)))
+            streams.append(StreamKey(self._volume(device), CLIENT, self._backend(device)))
         self._current = current
         self.sample = Sample(
             source=self.name,
@@ -147,7 +150,7 @@ class HostSource:
         """See ``Source``: one export a device seen at the last spooled reading."""
         return [
             {
-                "volume": f"host:{device}",
+                "volume": self._volume(device),
                 "backend": self._backend(device),
                 "size_bytes": self._size_of(device),
                 "read_only": False,
@@ -156,8 +159,11 @@ class HostSource:
             for device in self._base.disks
         ]
 
+    def _volume(self, device: str) -> str:
+        return f"host:{self._gateway}:{device}"
+
     def _backend(self, device: str) -> str:
-        return self._backends.get(device, device)
+        return self._backends.get(device, f"{self._gateway}:{device}")
 
 
 def counter_row(before: DiskCounters, now: DiskCounters, first: DiskCounters) -> list[int]:

@@ -17,10 +17,12 @@ Source: DESIGN.md 3 ("A pair posts at 256 KB or 20 ms"); docs/formats/messages.m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import MAX_CUT_BYTES
 
 BATCH_BYTES: Final = (
     256 << 10
@@ -37,25 +39,26 @@ class Letter(NamedTuple):
         keep: it goes to dbmanager.
         judge: it goes to services.
         cuts: how many.
-        gateway_ids: whose.
+        gateway_ids: whose, each cut's.
     """
 
     keep: bool
     judge: bool
     cuts: int
     message: bytes | memoryview
-    gateway_ids: set[str]
+    gateway_ids: Sequence[str]
 
 
-class _Entry(NamedTuple):
-    start: int
-    end: int
-    gateway_id: str
-    recv_us: int
-    offset_us: int
-    live: bool
-    keep: bool
-    judge: bool
+_Entry = tuple[int, int, str, int, int, bool, bool, bool]
+"""A plain tuple, because one is made for each cut; its places:"""
+_START: Final = 0
+_END: Final = 1
+_GATEWAY: Final = 2
+_RECV_US: Final = 3
+_OFFSET_US: Final = 4
+_LIVE: Final = 5
+_KEEP: Final = 6
+_JUDGE: Final = 7
 
 
 class CutBatch:
@@ -63,7 +66,8 @@ class CutBatch:
 
     def __init__(self, pair: int) -> None:
         self._pair = pair
-        self._buffer = bytearray(HEAD_BYTES + BATCH_BYTES)
+        # A view of fixed size: assigned to a bytearray itself, each cut would be copied twice.
+        self._buffer = memoryview(bytearray(HEAD_BYTES + max(BATCH_BYTES, MAX_CUT_BYTES)))
         self._entries: list[_Entry] = []
         self._end = HEAD_BYTES
         self._is_mixed = False
@@ -77,12 +81,6 @@ class CutBatch:
         """Bytes of all cuts."""
         return self._end - HEAD_BYTES
 
-    def fits(self, cut_bytes: int) -> bool:
-        """Whether another cut may join; a batch of one may be larger than ``BATCH_BYTES``."""
-        return not self._entries or (
-            self._end + cut_bytes <= HEAD_BYTES + BATCH_BYTES and len(self._entries) < BATCH_CUTS
-        )
-
     def add(
         self,
         cut: bytes | memoryview,
@@ -93,17 +91,20 @@ class CutBatch:
         now_ns: int,
         keep: bool = True,
         judge: bool = True,
-    ) -> None:
-        """Append one CUT frame; call ``fits`` first."""
-        if not self._entries:
+    ) -> bool:
+        """Append one CUT frame; False if it must be taken first. The first one may be larger than a batch."""
+        entries, start = self._entries, self._end
+        end = start + len(cut)
+        if not entries:
             self.opened_ns = now_ns
-        start, end = self._end, self._end + len(cut)
-        self._buffer[start:end] = cut  # grows for the one cut that is larger than a batch
+        elif end > HEAD_BYTES + BATCH_BYTES or len(entries) >= BATCH_CUTS:
+            return False
+        self._buffer[start:end] = cut
         self._end = end
         if not (keep and judge):
             self._is_mixed = True
-        parts = (start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge)
-        self._entries.append(tuple.__new__(_Entry, parts))  # its own constructor is a Python function
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge))
+        return True
 
     def is_due(self, now_ns: int) -> bool:
         """Whether it is full or old enough to be posted."""
@@ -122,26 +123,29 @@ class CutBatch:
             head = self._head(entries, end - HEAD_BYTES)
             begin = HEAD_BYTES - len(head)
             self._buffer[begin:HEAD_BYTES] = head
-            message = memoryview(self._buffer)[begin:end].toreadonly()
-            return [Letter(True, True, len(entries), message, {item.gateway_id for item in entries})]
+            message = self._buffer[begin:end].toreadonly()
+            return [Letter(True, True, len(entries), message, _gateways(entries))]
         letters = []
         for keep in (True, False):
-            chosen = [item for item in entries if (item.keep if keep else item.judge)]
+            chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
-                ids = {item.gateway_id for item in chosen}
-                letters.append(Letter(keep, not keep, len(chosen), self._join(chosen), ids))
+                letters.append(Letter(keep, not keep, len(chosen), self._join(chosen), _gateways(chosen)))
         return letters
 
     def _join(self, entries: list[_Entry]) -> bytes:
-        parts = [self._buffer[item.start : item.end] for item in entries]
+        parts = [self._buffer[item[_START] : item[_END]] for item in entries]
         return b"".join([self._head(entries, sum(map(len, parts))), *parts])
 
     def _head(self, entries: list[_Entry], blob_bytes: int) -> bytes:
         header = {
             "pair": self._pair,
             "n": len(entries),
-            "recv_us": [item.recv_us for item in entries],
-            "offset_us": [item.offset_us for item in entries],
-            "live": [item.live for item in entries],
+            "recv_us": [item[_RECV_US] for item in entries],
+            "offset_us": [item[_OFFSET_US] for item in entries],
+            "live": [item[_LIVE] for item in entries],
         }
         return frame.encode_head(Kind.CUTS, header, blob_bytes)
+
+
+def _gateways(entries: list[_Entry]) -> list[str]:
+    return [item[_GATEWAY] for item in entries]

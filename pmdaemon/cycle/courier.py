@@ -120,19 +120,19 @@ class Courier:
         self,
         cut: bytes | memoryview,
         gateway_id: str,
-        *,
-        keep: bool,
-        judge: bool,
-        live: bool,
         recv_unix_us: int,
         offset_us: int,
         now_ns: int,
+        *,
+        keep: bool = True,
+        judge: bool = True,
+        live: bool = False,
     ) -> None:
         """Add one CUT frame to the batch (it is copied), posting what is full."""
-        batch = self._batch
-        if not batch.fits(len(cut)):
+        add = self._batch.add
+        if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge):
             self.post_cuts()
-        batch.add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
+            add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
 
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""
@@ -161,7 +161,7 @@ class Courier:
             self.dropped_live_cuts += letter.cuts
         if DBMANAGER in refused:
             self.refused_keeping += 1
-            self._on_refused(letter.gateway_ids)
+            self._on_refused(set(letter.gateway_ids))
         elif letter.keep:
             self.posted_cuts += letter.cuts
 

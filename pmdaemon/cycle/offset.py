@@ -20,6 +20,8 @@ SAMPLES: Final = (
 class OffsetEstimator:
     """Clock offset of one session, microseconds to *add* to the agent's times."""
 
+    __slots__ = ("_best", "_samples")
+
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
         self._best = (0, 0)  # of the samples: smallest round trip, then the newest
@@ -31,7 +33,8 @@ class OffsetEstimator:
 
     def add(self, agent_unix_us: int, server_unix_us: int, round_trip_us: int) -> None:
         """One reply: the agent's stamp, our wall clock at receipt, and the monotonic round trip."""
-        round_trip_us = max(round_trip_us, 0)
+        if round_trip_us < 0:
+            round_trip_us = 0
         self.remember((round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us))
 
     def samples(self) -> list[tuple[int, int]]:

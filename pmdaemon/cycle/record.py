@@ -59,7 +59,6 @@ _BOTH: Final = Verdict(keep=True, judge=True)
 _KEEP: Final = Verdict(keep=True, judge=False)
 _JUDGE: Final = Verdict(keep=False, judge=True)
 _DROP: Final = Verdict(keep=False, judge=False)
-_new = tuple.__new__  # a named tuple's own constructor is a Python function; two a poll are made here
 
 
 class PollRequest(NamedTuple):
@@ -69,19 +68,22 @@ class PollRequest(NamedTuple):
     start: list[int]
 
 
-class _PollOut(NamedTuple):
-    poll: int
-    sent_ns: int
-    rewinds: int
+_PollOut = tuple[int, int, int]
+"""(number, sent_ns, rewinds so far) of a poll that is not answered: a plain tuple, one is made a poll."""
 
 
 class _Epoch:
     """Positions within one epoch. ``last`` is None for the running epoch, else its last cut in the spool.
 
-    The agent holds nothing at or below ``floor``, for whatever reason.
+    The agent holds nothing at or below ``floor``, for whatever reason. What is at or below ``judged`` went to
+    services.
     """
 
-    def __init__(self, floor: int, last: int | None, ack: int) -> None:
+    __slots__ = ("ack", "acked_to_agent", "floor", "judged", "last", "number", "over_poll", "received")
+
+    def __init__(self, number: int, floor: int, last: int | None, ack: int, judged: int = 0) -> None:
+        self.number = number
+        self.judged = judged
         self.floor = floor
         self.last = last
         self.ack = ack
@@ -92,6 +94,10 @@ class _Epoch:
     @property
     def exhausted(self) -> bool:
         return self.last is not None and self.received >= self.last
+
+    @property
+    def is_behind(self) -> bool:
+        return self.received > max(self.ack, self.floor)
 
 
 class Record:
@@ -104,13 +110,25 @@ class Record:
         not_kept_cuts: cuts of an answer that a rewind had overtaken.
     """
 
+    __slots__ = (
+        "_epochs",
+        "_live",
+        "_polls",
+        "_sole",
+        "_waiting_since_ns",
+        "not_kept_cuts",
+        "repeated_cuts",
+        "rewinds",
+        "skipped_cuts",
+    )
+
     def __init__(self) -> None:
         self.rewinds = 0
         self.skipped_cuts = 0
         self.repeated_cuts = 0
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
-        self._judged: dict[int, int] = {}
+        self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
         self._live: set[tuple[int, int]] = set()
         self._polls: deque[_PollOut] = deque()
         self._waiting_since_ns: int | None = None
@@ -125,18 +143,23 @@ class Record:
             spool: (epoch, first seq, last seq), oldest first; may or may not name the running epoch.
             durable: high water per epoch, from WATERMARKS and DURABLE.
         """
-        known = {key: max(item.floor, item.acked_to_agent) for key, item in self._epochs.items()}
+        former = self._epochs
         epochs = {}
-        for old, first, last in spool:
-            if old != epoch:
-                epochs[old] = _Epoch(max(first - 1, known.get(old, 0)), last, durable.get(old, 0))
+        for number, first, last in (*(item for item in spool if item[0] != epoch), (epoch, 1, None)):
+            epochs[number] = position = _Epoch(number, first - 1, last, durable.get(number, 0))
+            if number in former:
+                position.floor = max(position.floor, former[number].floor, former[number].acked_to_agent)
+                position.judged = former[number].judged
         floor = next((first - 1 for named, first, _ in spool if named == epoch), 0)
-        epochs[epoch] = _Epoch(max(floor, known.get(epoch, 0)), None, durable.get(epoch, 0))
-        self._epochs = epochs
-        self._judged = {key: self._judged.get(key, 0) for key in epochs}
+        epochs[epoch].floor = max(floor, epochs[epoch].floor)
+        self._set_epochs(epochs)
         self._live = {item for item in self._live if item[0] in epochs}
         self._polls.clear()
         self.rewind()
+
+    def _set_epochs(self, epochs: dict[int, _Epoch]) -> None:
+        self._epochs = epochs
+        self._sole = next(iter(epochs.values())) if len(epochs) == 1 else None
 
     def rewind(self) -> None:
         """Ask again for everything that is not durable."""
@@ -159,7 +182,7 @@ class Record:
                 [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
                 for epoch, item in self._epochs.items()
             ],
-            "judged": list(self._judged.items()),
+            "judged": [[epoch, item.judged] for epoch, item in self._epochs.items()],
             "live": list(self._live),
             "polls": [list(item) for item in self._polls],
             "waiting_since_ns": self._waiting_since_ns,
@@ -171,13 +194,15 @@ class Record:
         """The record of another process. Rewind it: what that one posted may come later than what we post."""
         record = cls()
         for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
-            position = _Epoch(floor, last, ack)
+            position = _Epoch(epoch, floor, last, ack)
             position.received, position.acked_to_agent = received, acked_to_agent
             position.over_poll = over_poll
             record._epochs[epoch] = position
-        record._judged = dict(packed["judged"])
+        for epoch, judged in packed["judged"]:
+            record._epochs[epoch].judged = judged
+        record._set_epochs(record._epochs)
         record._live = {(epoch, seq) for epoch, seq in packed["live"]}
-        record._polls = deque(_PollOut(*item) for item in packed["polls"])
+        record._polls = deque((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
         record._waiting_since_ns = packed["waiting_since_ns"]
         counts = packed["counts"]
         record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
@@ -208,8 +233,11 @@ class Record:
         if position is None or seq <= position.ack:
             return
         position.ack = seq
-        position.received = max(position.received, seq)
-        behind = any(item.received > max(item.ack, item.floor) for item in self._epochs.values())
+        if seq > position.received:
+            position.received = seq
+        behind = position.received > seq and position.received > position.floor
+        if not behind and position is not self._sole:
+            behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
 
     def lags(self, now_ns: int) -> bool:
@@ -225,7 +253,7 @@ class Record:
 
     def poll(self, poll: int, now_ns: int) -> PollRequest:
         """Account for a poll that is about to leave, and say what it asks for."""
-        self._polls.append(_new(_PollOut, (poll, now_ns, self.rewinds)))
+        self._polls.append((poll, now_ns, self.rewinds))
         if len(self._polls) > MAX_POLLS_OUT:
             self._polls.popleft()
         start: list[int] = []
@@ -238,7 +266,40 @@ class Record:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        return _new(PollRequest, (ack, start))
+        return PollRequest(ack, start)
+
+    def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
+        """``poll`` while there is one epoch: (epoch, durable, first cut asked for), else None."""
+        position = self._sole
+        if position is None or len(self._polls) >= MAX_POLLS_OUT:
+            return None
+        self._polls.append((poll, now_ns, self.rewinds))
+        ack = position.ack
+        if ack > position.acked_to_agent:
+            position.acked_to_agent = ack
+        return position.number, ack, position.received + 1
+
+    def answered_usually(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
+        """The next cut of the only epoch and the REPLY behind it, in one step.
+
+        As ``received``, with the verdict to keep and to judge, and ``answered`` would account for them.
+
+        Returns:
+            When the poll was sent; None in any other case: nothing was changed, take those two.
+        """
+        position, polls = self._sole, self._polls
+        if position is None or len(polls) != 1 or self._live:
+            return None
+        number, sent_ns, rewinds = polls[0]
+        if number != poll or rewinds != self.rewinds:
+            return None
+        if epoch != position.number or seq != position.received + 1 or seq <= position.judged:
+            return None
+        polls.clear()
+        position.received = position.judged = seq
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns
+        return sent_ns
 
     def answered(self, poll: int) -> int | None:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
@@ -248,26 +309,26 @@ class Record:
         """
         polls = self._polls
         passed = [poll]
-        if not polls or polls[0].poll != poll:
-            if not any(item.poll == poll for item in polls):
+        if not polls or polls[0][0] != poll:
+            if not any(number == poll for number, _, _ in polls):
                 return None
-            while polls[0].poll != poll:
-                passed.append(polls.popleft().poll)
-        item = polls.popleft()
+            while polls[0][0] != poll:
+                passed.append(polls.popleft()[0])
+        _, sent_ns, _ = polls.popleft()
         if len(self._epochs) > 1:
             self._forget_epochs(passed)
-        return item.sent_ns
+        return sent_ns
 
     def _forget_epochs(self, passed: Sequence[int]) -> None:
         # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
         over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
         for epoch in over:
             del self._epochs[epoch]
-            self._judged.pop(epoch, None)
+        self._set_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
-        self._polls = deque(item for item in self._polls if item.poll != poll)
+        self._polls = deque(item for item in self._polls if item[0] != poll)
         for position in self._epochs.values():
             if position.over_poll == poll:
                 position.over_poll = None
@@ -275,7 +336,7 @@ class Record:
     @property
     def oldest_poll_sent_ns(self) -> int | None:
         """When the oldest unanswered poll was sent; None when nothing is awaited."""
-        return self._polls[0].sent_ns if self._polls else None
+        return self._polls[0][1] if self._polls else None
 
     def received(self, epoch: int, seq: int, live: bool, now_ns: int) -> Verdict:
         """A cut arrived.
@@ -286,7 +347,7 @@ class Record:
         position = self._epochs.get(epoch)
         if position is None:
             raise BadCut(f"epoch {epoch} was not announced in HELLO or REGISTER")
-        judge = self._is_news(epoch, seq)
+        judge = seq > position.judged and (epoch, seq) not in self._live
         if live:
             if judge:
                 self._remember_live(epoch, seq)
@@ -295,21 +356,22 @@ class Record:
             self.repeated_cuts += 1
             return _DROP
         if judge or (epoch, seq) in self._live:
-            self._judged[epoch] = max(self._judged[epoch], seq)
+            position.judged = max(position.judged, seq)
             self._live.discard((epoch, seq))
-        if not self._polls or self._polls[0].rewinds != self.rewinds:
+        if not self._polls or self._polls[0][2] != self.rewinds:
             self.not_kept_cuts += 1
             return _JUDGE if judge else _DROP
         self._advance(epoch, position, seq, now_ns)
         return _BOTH if judge else _KEEP
 
-    def _is_news(self, epoch: int, seq: int) -> bool:
-        return seq > self._judged.get(epoch, 0) and (epoch, seq) not in self._live
-
     def _remember_live(self, epoch: int, seq: int) -> None:
         self._live.add((epoch, seq))
         if len(self._live) > MAX_LIVE:
-            self._live = {item for item in self._live if item[1] > self._judged.get(item[0], 0)}
+            self._live = {
+                (number, held)
+                for number, held in self._live
+                if number not in self._epochs or held > self._epochs[number].judged
+            }
 
     def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
         for earlier, other in self._epochs.items():

@@ -6,6 +6,7 @@ Best effort: without room it is not sent, and the next one says the same. Thread
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pmdaemon.mailbox.errors import MailboxError
@@ -37,6 +38,7 @@ class Teller:
         fullness: shares in use beside those of the rings.
         refused: counters beside the mailbox's own.
         problems: what the process cannot use just now.
+        copies: further mailboxes, with the recipient there.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Teller:
         fullness: Callable[[], Mapping[str, float]],
         refused: Callable[[], Mapping[str, int]],
         problems: Callable[[], Sequence[pressure.Problem]] = tuple,
+        copies: Sequence[tuple[Gauged, str]] = (),
     ) -> None:
         self._mailbox = mailbox
         self._clock = clock
         self._fullness = fullness
         self._refused = refused
         self._problems = problems
+        self._recipients = ((mailbox, SERVICES), *copies)
         self._due_ns = 0
 
     def tick(self) -> None:
@@ -67,7 +71,6 @@ class Teller:
         refused = {"posts": stats["full"], **self._refused()}
         now_us, problems = self._clock.unix_us(), self._problems()
         frame = pressure.encode(self._mailbox.name, now_us, fullness, refused, problems)
-        try:
-            self._mailbox.post(SERVICES, frame)
-        except MailboxError:  # full, or a segment without that route
-            return
+        for mailbox, recipient in self._recipients:
+            with suppress(MailboxError):  # full, or a segment without that route
+                mailbox.post(recipient, frame)

@@ -10,22 +10,27 @@ Pure; no clock. Source: P11.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
+
+Item = TypeVar("Item")
 
 SHARE: Final = 8  # gateways of a shard in one turn: some 100 us, a hundredth of the thread's quantum
 
 
-def in_turn(gateways: Iterable[str], shard_of: Callable[[str], int], share: int = SHARE) -> Iterator[str]:
+def in_turn(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: int = SHARE) -> Iterator[Item]:
     """Every gateway once, shards in the order of their first gateway, ``share`` of a shard in a turn."""
-    queues: dict[int, deque[str]] = {}
-    for gateway_id in gateways:
-        queues.setdefault(shard_of(gateway_id), deque()).append(gateway_id)
-    waiting = deque(queues.values())
+    queues: dict[int, list[Item]] = {}
+    for gateway in gateways:
+        shard = shard_of(gateway)
+        if (queue := queues.get(shard)) is None:
+            queues[shard] = [gateway]
+        else:
+            queue.append(gateway)
+    served = 0
+    waiting = list(queues.values())
     while waiting:
-        queue = waiting.popleft()
-        for _ in range(min(share, len(queue))):
-            yield queue.popleft()
-        if queue:
-            waiting.append(queue)
+        for queue in waiting:
+            yield from queue[served : served + share]
+        served += share
+        waiting = [queue for queue in waiting if len(queue) > served]

@@ -11,12 +11,14 @@ Source: docs/formats/messages.md (WATERMARKS, DURABLE); DESIGN.md 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pmdaemon.errors import MalformedFrame
 
-Notice = list[tuple[str, int, int]]
+Notice = Sequence[Sequence[Any]]
+"""Rows of (gateway_id, epoch, seq)."""
+_ROW: Final = (str, int, int)
 
 
 def parse(header: Mapping[str, Any]) -> tuple[int, Notice]:
@@ -28,14 +30,10 @@ def parse(header: Mapping[str, Any]) -> tuple[int, Notice]:
     incarnation, rows = header.get("inc"), header.get("hw")
     if type(incarnation) is not int or not isinstance(rows, list):
         raise MalformedFrame(f"a durable notice of incarnation {incarnation!r}")
-    notice: Notice = []
     for row in rows:
-        match row:
-            case [str() as gateway_id, int() as epoch, int() as seq]:
-                notice.append((gateway_id, epoch, seq))
-            case _:
-                raise MalformedFrame(f"a durable notice with the row {row!r}")
-    return incarnation, notice
+        if type(row) is not list or tuple(map(type, row)) != _ROW:
+            raise MalformedFrame(f"a durable notice with the row {row!r}")
+    return incarnation, rows
 
 
 class Watermarks:
@@ -70,6 +68,10 @@ class Watermarks:
         return dict(self._high.get(gateway_id, {}))
 
     def _raise(self, notice: Notice) -> None:
+        known = self._high.get
         for gateway_id, epoch, seq in notice:
-            epochs = self._high.setdefault(gateway_id, {})
-            epochs[epoch] = max(seq, epochs.get(epoch, 0))
+            epochs = known(gateway_id)
+            if epochs is None:
+                self._high[gateway_id] = {epoch: seq}
+            elif seq > epochs.get(epoch, 0):
+                epochs[epoch] = seq

@@ -2,10 +2,11 @@
 
 Theory of operation. ``add`` is the receipt: the request stands in ``_pending`` in the order of its place in
 the file. A *round* takes a batch from the front, writes it, syncs once, marks all its requests done together
-and then confirms its waiters in a chain: each that wakes wakes the next, ``AWAKE`` at a time, so that a few
-threads compete for the interpreter lock, not sixty, while the wake-up of the next is under way. Only when
-the last waiter has its confirmation does the next round begin, led by the first waiter of the requests that
-came meanwhile; by then the threads just confirmed have added their next requests, and the batch is full.
+and then confirms its waiters in a chain: each that wakes wakes the next and goes on with its own work. So one
+thread at a time is on its way, and mostly finds the interpreter lock free when it arrives; when more are
+woken at once each sleeps a second time, at that lock. Only when the last waiter has its confirmation does the
+next round begin, led by the first waiter of the requests that came meanwhile; by then the threads just
+confirmed have added their next requests, and the batch is full.
 
     _busy  who leads                                      becomes
     no     nobody; the next ``wait`` leads inline         yes
@@ -15,9 +16,8 @@ came meanwhile; by then the threads just confirmed have added their next request
 A single waiter therefore never changes threads: it writes and syncs itself.
 
 Lock ``_lock`` (the queue's) guards ``_pending``, ``_busy``, ``_chain`` and each request's ``gate``,
-``leads``, ``done``. Invariant: while ``_busy``, ``_duties`` threads have the duty to call ``_pass_on`` (or,
-one alone, ``_round`` before it), and the last of them hands the lead on; a thread that is interrupted while
-it waits hands its duty on (``_abandon``).
+``leads``, ``done``. Invariant: while ``_busy``, one thread has the duty to call ``_pass_on`` (perhaps
+``_round`` before it); one that is interrupted while it waits hands its duty on (``_abandon``).
 Source: Q5. Downside: with a fast disk the chain delays the next sync; it gains more by fuller batches.
 """
 
@@ -35,7 +35,6 @@ from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.clock import Clock, Deadline
 
-AWAKE: Final = 4  # of 1, 2, 3, 4, 6 the best or as good as the best with 64 threads (`make bench-queue`)
 Run = tuple[int, int, list[bytes]]  # begin and end in the ring, buffers one behind another
 
 
@@ -56,7 +55,9 @@ class Request:
         self.count = len(entries)
         self.entries = entries
         self.runs = runs
-        self.size_bytes = sum(run[1] - run[0] for run in runs)
+        self.size_bytes = 0
+        for begin, end, _buffers in runs:
+            self.size_bytes += end - begin
         self.end = runs[-1][1]
         self.done = False
         self.leads = False
@@ -116,7 +117,6 @@ class Commit:
         self._pending: deque[Request] = deque()
         self._chain: deque[Request] = deque()
         self._busy = False
-        self._duties = 0
         self._gathering = False
         self._arrived = threading.Condition(lock)
         self.rounds = 0
@@ -144,7 +144,6 @@ class Commit:
             gate.acquire()
         else:
             self._busy = request.leads = True
-            self._duties = 1
 
     def wait_in_queue(self, request: Request) -> None:
         """Block until ``request`` is confirmed; raises its error."""
@@ -162,7 +161,6 @@ class Commit:
         if self._busy or self._pending or self._settings.gather_s:
             return False
         self._busy = True
-        self._duties = 1
         return True
 
     def give_up(self) -> None:
@@ -200,7 +198,6 @@ class Commit:
             if self._busy or not self._pending:
                 return False
             self._busy = True
-            self._duties = 1
         try:
             self._round()
         finally:
@@ -259,30 +256,28 @@ class Commit:
 
     def _pass_on(self) -> None:
         """Confirm the next waiter; behind the last, hand leadership on."""
-        gates = []
         with self._lock:
-            self._duties -= 1
-            while self._chain and self._duties < AWAKE:
-                request = self._chain.popleft()
-                if request.gate is not None:
-                    gates.append(request.gate)
-                    request.gate = None
-                    self._duties += 1
-            if self._duties <= 0:
-                for request in self._pending:
-                    if request.gate is not None:
-                        gates.append(request.gate)
-                        request.gate = None
-                        request.leads = True
-                        self._duties = 1
-                        break
-                else:
-                    self._busy = False
-                    self._duties = 0
-                    if self._pending and self._wake_helper is not None:
-                        self._wake_helper()
-        for gate in gates:
+            gate = self._next_gate()
+        if gate is not None:
             gate.release()
+
+    def _next_gate(self) -> Any:
+        """The gate to open, None if nobody waits (then nobody leads). Lock held."""
+        chain = self._chain
+        while chain:
+            request = chain.popleft()
+            if request.gate is not None:
+                gate, request.gate = request.gate, None
+                return gate
+        for request in self._pending:
+            if request.gate is not None:
+                gate, request.gate = request.gate, None
+                request.leads = True
+                return gate
+        self._busy = False
+        if self._pending and self._wake_helper is not None:
+            self._wake_helper()
+        return None
 
     def _round(self) -> None:
         """Take a batch, write it, sync, mark it done. Leadership is held; the chain is empty or fails."""

@@ -18,10 +18,12 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 import structlog
 
+from pmdaemon.diskqueue.collector import collector_rests
 from pmdaemon.diskqueue.commit import Commit, Request, Run
 from pmdaemon.diskqueue.entry import NONE, Entry
 from pmdaemon.diskqueue.errors import (
@@ -99,25 +101,24 @@ class Core:
         self._work = threading.Event()
         self._stopping = False
         self._commit = Commit(
-            self._data, settings, self._lock, self._clock, self._now_durable,
-            self._one_durable, self._poisoned,
-            self._work.set if helper else None,
+            self._data, settings, self._lock, self._clock, self._now_durable, self._one_durable,
+            self._poisoned, self._work.set if helper else None,
         )  # fmt: skip
         if helper:
             self._group.start("dq-sync", self._help)
 
+    @collector_rests()
     def _adopt(self, recovered: Recovered) -> None:
         """Take over what recovery found."""
         header = self._index.header
         self._ring.write, self._ring.lap = recovered.write, recovered.lap
-        for entry in recovered.entries:
-            entry.prev = entry.next = None
-            self._ring.append(entry)
-            self._index.slots[entry.slot] = entry
-        for seq, entry in sorted((entry.seq, entry) for entry in recovered.entries):
-            self._live[seq] = entry
-            self._ready.add_new(seq, 1, entry.destination)
-        taken = {entry.slot for entry in recovered.entries}
+        entries = recovered.entries  # linked, in ring order
+        if entries:
+            self._ring.head, self._ring.tail = entries[0], entries[-1]
+        for entry in sorted(entries, key=attrgetter("seq")):
+            self._index.slots[entry.slot] = self._live[entry.seq] = entry
+            self._ready.add_new(entry.seq, 1, entry.destination)
+        taken = {entry.slot for entry in entries}
         self._index.used, self._index.in_use = header.used, len(taken)
         for slot in reversed([number for number in range(header.used) if number not in taken]):
             self._index.slots[slot] = self._index.free_head

@@ -37,7 +37,8 @@ _ENTRY: Final = struct.Struct("<HHQQIIIIQIIIQ")
 _HEADER: Final = struct.Struct("<8sIIQ16s8sQIIIIIIqQQQQQ")
 _CRC: Final = struct.Struct("<I")
 _PAD: Final = bytes(ENTRY_BYTES - _ENTRY.size - _CRC.size)
-_ZEROS: Final = bytes(ENTRY_BYTES)
+_NEVER: Final = bytes(_ENTRY.size)
+_RAW: Final = struct.Struct(f"<I{_ENTRY.size}s{len(_PAD)}s")
 
 
 class Work:
@@ -106,9 +107,19 @@ def _sealed(seed: int, slot: int, body: bytes) -> bytes:
 
 def pack_entry(entry: Entry, seed: int) -> bytes:
     """An entry in use, 128 bytes."""
+    return _sealed(seed, entry.slot, _ENTRY.pack(*entry_fields(entry)))
+
+
+def pack_free(slot: int, next_free: int, seed: int) -> bytes:
+    """A free entry, 128 bytes."""
+    return _sealed(seed, slot, _ENTRY.pack(*free_fields(next_free)))
+
+
+def entry_fields(entry: Entry) -> tuple[int, ...]:
+    """The fields of ``Slot`` for an entry in use."""
     work = entry.work
     owner = work.owner if work else None
-    body = _ENTRY.pack(
+    return (
         IN_USE,
         entry.kind,
         entry.seq,
@@ -123,24 +134,25 @@ def pack_entry(entry: Entry, seed: int) -> bytes:
         entry.next.slot if entry.next else NONE,
         work.last_retry_us if work else 0,
     )
-    return _sealed(seed, entry.slot, body)
 
 
-def pack_free(slot: int, next_free: int, seed: int) -> bytes:
-    """A free entry, 128 bytes."""
-    return _sealed(seed, slot, _ENTRY.pack(FREE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NONE, next_free, 0))
+def free_fields(next_free: int) -> tuple[int, ...]:
+    """The fields of ``Slot`` for a free entry."""
+    return (FREE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NONE, next_free, 0)
 
 
-def read_slot(view: memoryview, slot: int, seed: int) -> Slot | None:
-    """The entry of that slot; None when it is damaged or lies outside of the file."""
-    start = INDEX_START + slot * ENTRY_BYTES
-    raw = bytes(view[start : start + ENTRY_BYTES])
-    if len(raw) < ENTRY_BYTES:
-        return None
-    if raw == _ZEROS:
-        return Slot(UNUSED, *(0,) * 12)
-    body = raw[_CRC.size : _CRC.size + _ENTRY.size]
-    return Slot._make(_ENTRY.unpack(body)) if _sealed(seed, slot, body) == raw else None
+def read_slots(view: memoryview, count: int, seed: int) -> list[Slot | None]:
+    """The entries of the first slots; a damaged one is None. All must lie within the file."""
+    slots: list[Slot | None] = []
+    raw = bytes(view[INDEX_START : INDEX_START + count * ENTRY_BYTES])
+    for number, (crc, body, pad) in enumerate(_RAW.iter_unpack(raw)):
+        if zlib.crc32(body, zlib.crc32(_CRC.pack(number), seed)) == crc and pad == _PAD:
+            slots.append(Slot._make(_ENTRY.unpack(body)))
+        elif crc == 0 and body == _NEVER and pad == _PAD:
+            slots.append(Slot(UNUSED, *(0,) * 12))
+        else:
+            slots.append(None)
+    return slots
 
 
 @dataclass(frozen=True, slots=True)

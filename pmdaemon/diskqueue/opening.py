@@ -21,11 +21,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from pmdaemon.diskqueue.collector import collector_rests
 from pmdaemon.diskqueue.entry import (
     ENTRY_BYTES,
     INDEX_START,
     NONE,
     IndexHeader,
+    entry_fields,
+    free_fields,
     pack_entry,
     pack_free,
     read_index_header,
@@ -80,6 +83,7 @@ def identify(data: memoryview, index: memoryview, name: str) -> tuple[FileHeader
     return None, 0
 
 
+@collector_rests()
 def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: int) -> Opened:
     """Make or recover the queue in these two files.
 
@@ -133,7 +137,7 @@ def _settle_index(
 ) -> IndexHeader:
     """Give restored records their slots and write everything that differs from the file."""
     header = recovered.header or IndexHeader(0, file.salt, file.queue_id, file.ring_bytes, settings.entries)
-    capacity = max(header.capacity, settings.entries, len(recovered.entries))
+    capacity = max(header.capacity, settings.entries, len(recovered.entries), len(recovered.slots))
     if len(index.view()) < INDEX_START + capacity * ENTRY_BYTES:
         index.allocate(INDEX_START + capacity * ENTRY_BYTES)
     if not recovered.report.index_whole:
@@ -142,12 +146,9 @@ def _settle_index(
         )
         _put_header(index, header)
     free, used = _assign(recovered)
-    changed = 0
-    for slot, packed in _wanted(recovered, free, file.seed):
-        at = INDEX_START + slot * ENTRY_BYTES
-        if bytes(index.view()[at : at + ENTRY_BYTES]) != packed:
-            index.write(at, [packed])
-            changed += 1
+    changed = _changed(recovered, free, file.seed)
+    for slot, packed in changed:
+        index.write(INDEX_START + slot * ENTRY_BYTES, [packed])
     if changed:
         index.sync()
     entries = recovered.entries
@@ -194,9 +195,15 @@ def _assign(recovered: Recovered) -> tuple[list[int], int]:
     return free, used
 
 
-def _wanted(recovered: Recovered, free: list[int], seed: int) -> list[tuple[int, bytes]]:
-    """(slot, content) of every used slot."""
-    wanted = [(entry.slot, pack_entry(entry, seed)) for entry in recovered.entries]
+def _changed(recovered: Recovered, free: list[int], seed: int) -> list[tuple[int, bytes]]:
+    """(slot, new content) of every slot that holds something else in the file; compared field by field."""
+    slots, beyond = recovered.slots, len(recovered.slots)
+    changed = [
+        (entry.slot, pack_entry(entry, seed))
+        for entry in recovered.entries
+        if entry.slot >= beyond or slots[entry.slot] != entry_fields(entry)
+    ]
     for slot, following in zip(free, [*free[1:], NONE], strict=False):
-        wanted.append((slot, pack_free(slot, following, seed)))
-    return sorted(wanted)
+        if slots[slot] != free_fields(following):
+            changed.append((slot, pack_free(slot, following, seed)))
+    return sorted(changed)

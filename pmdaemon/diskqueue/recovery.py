@@ -36,7 +36,7 @@ from pmdaemon.diskqueue.entry import (
     IndexHeader,
     Slot,
     read_index_header,
-    read_slot,
+    read_slots,
 )
 from pmdaemon.diskqueue.record import (
     DATA_START,
@@ -137,16 +137,17 @@ def _read_index(
     if header is None:
         report.index_problem = "no intact header" if len(view) else "missing"
         return None, []
+    if header.salt != file.salt or header.ring_bytes != file.ring_bytes:
+        report.index_problem = "belongs to another data file"
+        foreign = max(0, len(view) - INDEX_START) // ENTRY_BYTES
+        return None, [None] * foreign  # none is believed, all are written anew
     entries = view[INDEX_START : INDEX_START + header.capacity * ENTRY_BYTES]
     whole = len(entries) // ENTRY_BYTES
     touched = (
         np.frombuffer(entries[: whole * ENTRY_BYTES], dtype="<u8").reshape(-1, ENTRY_BYTES // 8).any(axis=1)
     )
     used = int(np.flatnonzero(touched)[-1]) + 1 if touched.any() else 0
-    if header.salt != file.salt or header.ring_bytes != file.ring_bytes:
-        report.index_problem = "belongs to another data file"
-        return None, [None] * used  # none is believed, all are written anew
-    slots = [read_slot(view, number, file.seed) for number in range(used)]
+    slots = read_slots(view, used, file.seed)
     damaged = slots.count(None)
     if whole < header.capacity:
         report.index_problem = f"{header.capacity - whole} entries are cut off"

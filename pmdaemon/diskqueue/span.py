@@ -218,10 +218,11 @@ class SpannedStorage:
             ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
         ]  # fmt: skip
         for file, part in zip(self._files, self._parts, strict=True):
+            fd = file.reopened()
             place = libc.mmap(
-                address + part.start, part.size_bytes, _PROT_READ, _MAP_SHARED | _MAP_FIXED,
-                file.fileno(), PART_START,
+                address + part.start, part.size_bytes, _PROT_READ, _MAP_SHARED | _MAP_FIXED, fd, PART_START,
             )  # fmt: skip
+            os.close(fd)
             if place in (None, _FAILED):
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code), self._paths[part.number])

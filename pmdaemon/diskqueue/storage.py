@@ -24,7 +24,10 @@ blocks costs 96 us, of blocks only reserved 150 us (each first write converts an
 ``allocate`` writes zeros; ``pwritev`` with ``fdatasync`` was 2 to 6 times faster than stores through a
 mapping with msync; ``mmap.flush`` holds the interpreter lock while the disk works, ``os.fdatasync`` does not.
 
-An owner holds an exclusive lock on the file (``flock``), which the kernel releases however the owner dies.
+An owner holds an exclusive lock on the file (``flock``), which the kernel releases however the owner dies:
+when the last reference to the locked descriptor is gone. So that descriptor is never mapped. A mapping
+outlives a killed process while somebody reads its ``/proc/PID/smaps``, and its successor would find the file
+"owned by another process" for that moment.
 
 Downside: a file that somebody truncates while it is mapped kills the reader with SIGBUS.
 Source: Q1, Q10; DESIGN.md 4.
@@ -183,15 +186,19 @@ class FileStorage:
         self._path.unlink()
         self.close()
 
-    def fileno(self) -> int:
-        """The descriptor: for who maps it himself."""
-        return self._fd
+    def reopened(self) -> int:
+        """A descriptor to map the file with, apart from the one that holds the lock; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def _remap(self) -> None:
         self._unmap()
         size_bytes = os.fstat(self._fd).st_size
         if size_bytes:
-            self._map = mmap.mmap(self._fd, size_bytes, access=mmap.ACCESS_READ)
+            fd = self.reopened()
+            try:
+                self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ)
+            finally:
+                os.close(fd)
             self._view = memoryview(self._map)
 
     def _unmap(self) -> None:

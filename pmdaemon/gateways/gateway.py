@@ -22,9 +22,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from pmdaemon.cycle.offset import OffsetEstimator
-from pmdaemon.cycle.record import PollRequest, Record
+from pmdaemon.cycle.record import Record
 from pmdaemon.gateways.registration import Hello, Registration, Stream
 from pmdaemon.shards import shard_of
+from pmdaemon.wire import poll
 
 if TYPE_CHECKING:
     from pmdaemon.gateways.peer import Peer
@@ -48,6 +49,26 @@ class Gateway:
         dropped: cuts its spool has lost in its lifetime, as it says.
         announced_dropped: the same as last announced, and when (monotonic).
     """
+
+    __slots__ = (
+        "address",
+        "announced_dropped",
+        "awaiting_since_ns",
+        "condition",
+        "conn",
+        "dropped",
+        "epoch",
+        "exports",
+        "gateway_id",
+        "id_bytes",
+        "lock",
+        "name",
+        "offset",
+        "record",
+        "shard",
+        "software",
+        "streams",
+    )
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
@@ -90,19 +111,25 @@ class Gateway:
             self.conn = None
             self.awaiting_since_ns = None
 
-    def ask(self, poll: int, now_ns: int) -> tuple[Peer, PollRequest] | None:
-        """Account for a poll that leaves now; None if there is no session, or an answer is still awaited.
+    def ask(self, number: int, now_ns: int, lease: bool) -> tuple[Peer, bytes] | None:
+        """Account for a poll that leaves now: whereto, and the POLL frame.
 
-        Thread: outbound.
+        None if there is no session, or an answer is still awaited. Thread: outbound.
         """
         with self.lock:
             if self.conn is None or self.awaiting_since_ns is not None:
                 return None
             self.awaiting_since_ns = now_ns
-            return self.conn, self.record.poll(poll, now_ns)
+            conn = self.conn
+            sole = self.record.poll_sole(number, now_ns)
+            request = self.record.poll(number, now_ns) if sole is None else None
+        if sole is not None:
+            return conn, poll.encode_sole(number, now_ns, *sole, lease)
+        assert request is not None  # one of the two
+        return conn, poll.encode(number, now_ns, request.ack, request.start, lease)
 
-    def unask(self, poll: int) -> None:
+    def unask(self, number: int) -> None:
         """The poll did not leave: the session had just ended, or not quite begun. Thread: outbound."""
         with self.lock:
-            self.record.unsent(poll)
+            self.record.unsent(number)
             self.awaiting_since_ns = None

@@ -34,6 +34,7 @@ from pmdaemon.gateways.registration import (
     parse_streams,
 )
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.gateways.usual import UsualAnswers
 from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut, frame
@@ -79,6 +80,7 @@ class Reception:
         self._counters = counters
         self._desk = desk
         self._refusal_events: dict[str, int] = {}
+        self.usual = UsualAnswers(courier, clock, interval_us, counters)
 
     def handle(self, conn: Peer, received: frame.Frame) -> None:
         """Carry out one frame.
@@ -270,12 +272,12 @@ class Reception:
         self._courier.cut(
             received.raw,
             gateway.gateway_id,
+            self._unix_us(now_ns),
+            gateway.offset.offset_us,
+            now_ns,
             keep=verdict.keep,
             judge=verdict.judge,
             live=live,
-            recv_unix_us=self._unix_us(now_ns),
-            offset_us=gateway.offset.offset_us,
-            now_ns=now_ns,
         )
 
     def _give_up_before(self, gateway: Gateway, epoch: int, seq: int) -> None:

@@ -1,10 +1,10 @@
-"""Several small messages in one slot: what `post_many` makes of them, and how a recipient opens it.
+"""Several messages in one slot: what `post_many` makes of them, and how a recipient opens it.
 
 A slot, its checksum, its place in the ring, its link and its release cost about a microsecond in Python,
 whatever it carries. A *bundle* pays that once for up to 64 messages of one `post_many`:
 
-    directory  n lengths, u32 each
-    payloads   back to back, without gaps
+    directory  n lengths, u32 each, and 4 bytes more if n is odd
+    payloads   back to back, without gaps: aligned to 8 bytes as long as their lengths are multiples of 8
 
 n stands in the slot's CHECK word, the checksum covers all of it, and the messages' sequence numbers are that
 of the slot and those that follow. The sender writes a bundle as one copy before anybody can reach it, so a
@@ -20,42 +20,45 @@ Pure: no shared memory is stored to here.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Final
 
 from pmdaemon.mailbox.layout import BUNDLE_SHIFT
 
 BUNDLE_MESSAGES: Final = 64
 """Bits of the DONE word; and what the slot costs is then 1 or 2 % of the whole."""
-BUNDLE_PAYLOAD_BYTES: Final = 16_384
-"""Longer payloads get slots of their own: a slot is cheap beside their copy, and views are then aligned."""
-BUNDLE_BYTES: Final = 262_144
-"""Payload of one bundle: what a recipient takes at once unless told otherwise."""
-LENGTHS: Final = tuple(struct.Struct(f"={count}I") for count in range(BUNDLE_MESSAGES + 1))
+LIMITS: Final = {"full": (16_384, 262_144), "ends": (131_072, 2 << 20)}
+"""Longest payload in a bundle, and payload bytes of one bundle, by the segment's kind of checksum. Longer
+payloads get slots of their own. A bundle taken in parts is checked again for each: that is dear where all
+bytes are checked, so the limit there is what a recipient takes at once unless told otherwise."""
+LENGTHS: Final = tuple(struct.Struct(f"={count}I{count % 2 * 4}x") for count in range(BUNDLE_MESSAGES + 1))
 
 
 Piece = tuple[int, int, int]
 """(first, number, span): ``number`` payloads from ``first`` on, ``span`` bytes in one slot's ring space."""
 
 
-def plan(lengths: Sequence[int]) -> list[Piece]:
-    """Divide payloads of these lengths, in order, among slots: bundles where they are small."""
+def plan(lengths: Sequence[int], limits: tuple[int, int]) -> list[Piece]:
+    """Divide payloads of these lengths, in order, among slots: bundles where they are small (``LIMITS``)."""
+    payload_bytes, bundle_bytes = limits
     total, count = sum(lengths), len(lengths)
-    if max(lengths) <= BUNDLE_PAYLOAD_BYTES:
-        if 1 < count <= BUNDLE_MESSAGES and total <= BUNDLE_BYTES:
-            return [(0, count, 4 * count + total)]  # the usual case
-    elif min(lengths) > BUNDLE_PAYLOAD_BYTES:
+    if max(lengths) <= payload_bytes:
+        if 1 < count <= BUNDLE_MESSAGES and total <= bundle_bytes:
+            return [(0, count, directory_bytes(count) + total)]  # the usual case
+    elif min(lengths) > payload_bytes:
         return [(at, 1, length) for at, length in enumerate(lengths)]
-    return list(_plan(lengths))
+    return list(_plan(lengths, payload_bytes, bundle_bytes))
 
 
-def _plan(lengths: Sequence[int]) -> Iterator[Piece]:
+def _plan(lengths: Sequence[int], payload_bytes: int, bundle_bytes: int) -> Iterator[Piece]:
     first = held = 0
     for at, length in enumerate(lengths):
-        alone = length > BUNDLE_PAYLOAD_BYTES
-        if at > first and (alone or held + length > BUNDLE_BYTES or at - first == BUNDLE_MESSAGES):
-            yield first, at - first, span(lengths, first, at - first)
+        alone = length > payload_bytes
+        if at > first and (alone or held + length > bundle_bytes or at - first == BUNDLE_MESSAGES):
+            yield _piece(first, at - first, held)
             first, held = at, 0
         if alone:
             yield at, 1, length
@@ -63,23 +66,26 @@ def _plan(lengths: Sequence[int]) -> Iterator[Piece]:
         else:
             held += length
     if first < len(lengths):
-        yield first, len(lengths) - first, span(lengths, first, len(lengths) - first)
+        yield _piece(first, len(lengths) - first, held)
 
 
-def span(lengths: Sequence[int], first: int, number: int) -> int:
-    """Bytes of ``number`` payloads from ``first`` on in one slot; a single one needs no directory."""
-    total = sum(lengths[first : first + number])
-    return total if number == 1 else total + 4 * number
+def _piece(first: int, number: int, total: int) -> Piece:
+    """``number`` payloads from ``first`` on, ``total`` bytes; a single one needs no directory."""
+    return first, number, total if number == 1 else total + directory_bytes(number)
+
+
+def directory_bytes(count: int) -> int:
+    """Size of the directory of a bundle of ``count`` messages."""
+    return 4 * count + 7 & -8
 
 
 def shrink(lengths: Sequence[int], piece: Piece, room_bytes: int) -> Piece | None:
     """The longest beginning of a piece that fits; None if not even its first payload does."""
     first, number, _ = piece
-    for fewer in range(number - 1, 0, -1):
-        size = span(lengths, first, fewer)
-        if size <= room_bytes:
-            return first, fewer, size
-    return None
+    totals = list(accumulate(lengths[first : first + number - 1]))
+    shorter = [_piece(first, fewer, total) for fewer, total in enumerate(totals, 1)]
+    fitting = bisect_right(shorter, room_bytes, key=itemgetter(2))
+    return shorter[fitting - 1] if fitting else None
 
 
 def messages_in(check: int) -> int:
@@ -89,9 +95,9 @@ def messages_in(check: int) -> int:
 
 def offsets(data: bytes | memoryview, count: int) -> list[int] | None:
     """Where each payload of a bundle begins, and where the last one ends; None if it contradicts itself."""
-    if not 0 < count <= BUNDLE_MESSAGES or 4 * count > len(data):
+    if not 0 < count <= BUNDLE_MESSAGES or directory_bytes(count) > len(data):
         return None
-    ends = list(accumulate(LENGTHS[count].unpack_from(data), initial=4 * count))
+    ends = list(accumulate(LENGTHS[count].unpack_from(data), initial=directory_bytes(count)))
     return ends if ends[-1] == len(data) else None
 
 

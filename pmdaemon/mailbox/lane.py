@@ -37,8 +37,7 @@ _pack: Final = struct.Struct("=8Q").pack  # the words of a slot that nobody can 
 Copy = tuple[Outlet, int, bytes | memoryview | list[bytes | memoryview], int, int]
 """What goes into one slot: outlet, position in its ring, bytes or a bundle's parts, length, sequence."""
 
-Placed = tuple[int, int, int, int]
-"""A piece (``bundle``), and its position in the ring."""
+Payloads = Sequence[bytes | memoryview]
 
 
 class LaneWriter(SlotKeeper):
@@ -164,37 +163,34 @@ class LaneWriter(SlotKeeper):
         longest = max(lengths)
         if longest >= outlet.size:
             raise MessageTooLarge(self._sender, outlet.recipient, longest, outlet.size)
-        pieces = plan(lengths)
-        placed = self._place(outlet, pieces, outlet.reclaim_at)
-        if len(placed) < len(pieces):
+        pieces = plan(lengths, outlet.bundles)
+        copies = self._place(outlet, pieces, payloads, lengths, outlet.reclaim_at)
+        posted = len(payloads)
+        if len(copies) < len(pieces):
             self._reclaim(outlet)
-            placed = self._place(outlet, pieces, outlet.quota)
-            self._shorten(outlet, placed, pieces, lengths)
-        posted = sum([number for _, number, _, _ in placed])
-        self.full += len(payloads) - posted
+            copies = self._place(outlet, pieces, payloads, lengths, outlet.quota)
+            posted = sum([number for _, number, _ in pieces[: len(copies)]])
+            if len(copies) < len(pieces):
+                posted += self._shorten(outlet, copies, pieces[len(copies)], payloads, lengths)
+            self.full += len(payloads) - posted
         if posted:
-            sequence = self._sequence + 1
-            copies: list[Copy] = [
-                (
-                    outlet,
-                    position,
-                    payloads[first] if number == 1 else _parts(payloads, lengths, first, number),
-                    span,
-                    sequence + first,
-                )
-                for first, number, span, position in placed
-            ]
             self._commit(copies, self._sequence + posted, urgent)
             self.posts += posted
             self.bytes_posted += sum(lengths[:posted])
             self._ring((outlet,))
         return posted
 
-    @staticmethod
-    def _place(outlet: Outlet, pieces: Sequence[Piece], most_pending: int) -> list[Placed]:
-        """The first pieces that find slots and ring space, each with its position."""
-        written, size, limit = outlet.written, outlet.size, outlet.limit
-        placed: list[Placed] = []
+    def _place(
+        self,
+        outlet: Outlet,
+        pieces: Sequence[Piece],
+        payloads: Payloads,
+        lengths: Sequence[int],
+        most_pending: int,
+    ) -> list[Copy]:
+        """Copies for the first pieces that find slots and ring space."""
+        written, size, limit, sequence = outlet.written, outlet.size, outlet.limit, self._sequence + 1
+        copies: list[Copy] = []
         for first, number, span in pieces[: max(0, most_pending - len(outlet.pending))]:
             rest = size - written % size
             if span > rest and written + rest + span <= limit:
@@ -202,22 +198,26 @@ class LaneWriter(SlotKeeper):
             after = written + (span + 7 & -8)
             if after > limit:
                 break
-            placed.append((first, number, span, written))
+            data = payloads[first] if number == 1 else _parts(payloads, lengths, first, number)
+            copies.append((outlet, written, data, span, sequence + first))
             written = after
-        return placed
+        return copies
 
-    @staticmethod
     def _shorten(
-        outlet: Outlet, placed: list[Placed], pieces: Sequence[Piece], lengths: Sequence[int]
-    ) -> None:
-        """Add as much as fits of the first piece that did not."""
-        slots = outlet.quota - len(outlet.pending)
-        if len(placed) < min(len(pieces), slots):
-            _, _, span, position = placed[-1] if placed else (0, 0, 0, outlet.written)
-            written = position + (span + 7 & -8)
-            part = shrink(lengths, pieces[len(placed)], outlet.limit - written)
-            if part:
-                placed.append((*part, outlet.place(written, part[2])))
+        self, outlet: Outlet, copies: list[Copy], piece: Piece, payloads: Payloads, lengths: Sequence[int]
+    ) -> int:
+        """Add as much as fits of the first piece that did not; returns the number of its messages."""
+        if len(copies) >= outlet.quota - len(outlet.pending):
+            return 0
+        _, position, _, span, _ = copies[-1] if copies else (0, outlet.written, 0, 0, 0)
+        written = position + (span + 7 & -8)
+        part = shrink(lengths, piece, outlet.limit - written)
+        if not part:
+            return 0
+        first, number, span = part
+        data = payloads[first] if number == 1 else _parts(payloads, lengths, first, number)
+        copies.append((outlet, outlet.place(written, span), data, span, self._sequence + 1 + first))
+        return number
 
     def _ring(self, outlets: Sequence[Outlet]) -> None:
         # Race: our link must be visible before we load SLEEP, as the sleeper's SLEEP is before it looks once
@@ -245,26 +245,27 @@ class LaneWriter(SlotKeeper):
     def _fill(self, chain: Sequence[int], copies: Sequence[Copy], behind: int, urgent: bool) -> None:
         """Fill the slots of a chain that nobody can reach yet; the last one's NEXT becomes ``behind``."""
         flags = FLAG_URGENT if urgent else 0
-        memory, refs, starts = self._memory, self._refs, self._starts
+        memory, refs, starts, states = self._memory, self._refs, self._starts, self._states
         references = [refs[slot] for slot in chain[1:]]
         references.append(behind)
         before: object = None
         for slot, following, (outlet, position, data, length, sequence) in zip(
             chain, references, copies, strict=True
         ):
+            ring = outlet.ring
             if isinstance(data, list):
-                check = len(data) - 1 << BUNDLE_SHIFT | outlet.ring.write_parts(position, data, length)
+                check = len(data) - 1 << BUNDLE_SHIFT | ring.write_parts(position, data, length)
             else:
                 if data is not before:  # else it is a copy for another recipient
-                    before, check = data, outlet.ring.checksum(data)
-                start = outlet.start + position % outlet.size
-                if start + length <= outlet.end:
+                    before, check = data, ring.checksum(data)
+                start = ring.start + position % ring.size
+                if start + length <= ring.end:
                     memory[start : start + length] = data
                 else:
-                    outlet.ring.write(position, data, length)
+                    ring.write(position, data, length)
             at_bytes = self._at_bytes[slot]
             memory[at_bytes : at_bytes + SLOT_BYTES] = _pack(
-                self._states[slot] + READY,
+                states[slot] + READY,
                 following,
                 length << 32 | outlet.address,
                 position,

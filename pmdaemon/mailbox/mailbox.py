@@ -52,7 +52,7 @@ from pmdaemon.mailbox.ring import Outlet
 from pmdaemon.mailbox.segment import Segment
 from pmdaemon.mailbox.shared import SharedWriter
 from pmdaemon.mailbox.taking import LaneReader
-from pmdaemon.mailbox.wiring import Buffer, flatten, make_outlets, places
+from pmdaemon.mailbox.wiring import Buffer, flatten, keep_freed_memory, make_outlets, places
 from pmdaemon.runtime.clock import Deadline
 
 _LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
@@ -78,6 +78,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
         if name not in segment.layout.participants:
             raise UnknownParticipant(name, segment.layout.participants)
         index = segment.layout.index(name)
+        keep_freed_memory()
         claim(segment, index, name)
         try:
             return Mailbox(segment, index, look_ahead or LookAhead())

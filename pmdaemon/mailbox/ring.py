@@ -8,8 +8,8 @@ memory: after a crash both follow from the slots still linked.
 Checksum: crc32 up to ``CRC_BYTES``; above it, where crc32 would cost more than both copies together, the
 exclusive or of all 8-byte words, folded to 32 bits, and the crc32 of the rest. Either notices any single
 overwritten word. In a segment made with ``checksum="ends"`` those above ``CRC_BYTES`` have the crc32 of their
-first and last ``END_BYTES`` instead. It guards against stray stores and stale positions, not against an
-attacker.
+first and last ``END_BYTES`` instead, and bundles that of their directory and both ends of each payload. It
+guards against stray stores and stale positions, not against an attacker.
 
 Invariant: 0 <= written - freed <= size; every payload of a READY slot lies within [freed, written).
 
@@ -20,21 +20,23 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 from zlib import crc32
 
 import numpy as np
+
+from pmdaemon.mailbox.bundle import LIMITS
 
 IN_PLACE_BYTES: Final = 65_536
 """Larger bundles are written, checked and read payload by payload, without a copy of the whole on the way:
 the allocator takes blocks from 128 KiB on from the system, and a page fault costs more than the copy."""
 CRC_BYTES: Final = 4096
 """Both ways cost 1.1 us here; at 100 KB it is 24 us against 2."""
-
-
 END_BYTES: Final = 256
 """Enough to tell payloads apart: frames begin with their kind and end with their data."""
+_HEAD, _TAIL = slice(END_BYTES), slice(-END_BYTES, None)
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -51,25 +53,32 @@ def checksum_of_ends(data: bytes | memoryview) -> int:
     return crc32(data) if len(data) <= CRC_BYTES else crc32(data[-END_BYTES:], crc32(data[:END_BYTES]))
 
 
+def checksum_of_parts(parts: Sequence[bytes | memoryview]) -> int:
+    """That of a bundle above ``CRC_BYTES``: its directory, and both ends of each payload."""
+    ends: list[bytes | memoryview] = []
+    for part in parts:
+        if len(part) <= 2 * END_BYTES:
+            ends.append(part)
+        else:
+            ends += part[_HEAD], part[_TAIL]
+    return crc32(b"".join(ends))
+
+
 class Ring:
     """Copies payloads into and out of one ring. ``size`` in bytes, a multiple of 64.
 
     Attributes:
         start, end: offsets of the ring in the segment, in bytes.
-        checksum: of its payloads.
+        checksum: of its payloads. ends: whether of large ones it covers the ends only.
     """
 
-    __slots__ = ("_map", "_view", "checksum", "end", "size", "start")
+    __slots__ = ("_map", "_view", "checksum", "end", "ends", "size", "start")
 
     def __init__(
-        self,
-        memory: mmap.mmap,
-        view: memoryview,
-        at_bytes: int,
-        size: int,
-        checksum: Callable[[bytes | memoryview], int] = checksum,
+        self, memory: mmap.mmap, view: memoryview, at_bytes: int, size: int, kind: str = "full"
     ) -> None:
-        self.checksum = checksum
+        self.ends = kind == "ends"
+        self.checksum = checksum_of_ends if self.ends else checksum
         self._map = memory
         self._view = view
         self.start = at_bytes
@@ -91,14 +100,21 @@ class Ring:
         """Copy ``parts`` (``length`` bytes together) to ``position``, one after the other; their checksum."""
         start = self.start + position % self.size
         if length <= IN_PLACE_BYTES or start + length > self.end:
-            data = b"".join(parts)
+            data: bytes | memoryview = b"".join(parts)
             self.write(position, data, length)
-            return self.checksum(data)
-        for part in parts:
-            end = start + len(part)
-            self._map[start:end] = part
-            start = end
-        return self.checksum(self._view[end - length : end])
+        else:
+            data = self._view[start : start + length]
+            for part in parts:
+                end = start + len(part)
+                self._map[start:end] = part
+                start = end
+        return checksum_of_parts(parts) if self.ends and length > CRC_BYTES else self.checksum(data)
+
+    def checksum_of_bundle(self, data: bytes | memoryview, at: Sequence[int]) -> int:
+        """Checksum of a bundle (``data``), whose payloads begin and end at the offsets ``at``."""
+        if self.ends and len(data) > CRC_BYTES:
+            return checksum_of_parts([data[start:end] for start, end in pairwise((0, *at))])
+        return self.checksum(data)
 
     def read(self, position: int, length: int) -> bytes:
         """Copy out ``length`` bytes (at most ``size``, checked by the caller)."""
@@ -128,10 +144,12 @@ class Outlet:
         pending: slots of this route not freed yet, in the order of their payloads.
         size, start, end: of the ring, in bytes.
         reclaim_at: number of pending slots at which to look for taken ones.
+        bundles: longest payload of a bundle, and payload bytes of one (``bundle.LIMITS``).
     """
 
     __slots__ = (
         "address",
+        "bundles",
         "end",
         "limit",
         "pending",
@@ -158,6 +176,7 @@ class Outlet:
         self.limit = ring.size
         self.pending: deque[int] = deque()
         self.reclaim_at = 0
+        self.bundles = LIMITS["ends" if ring.ends else "full"]
 
     def settle(self, written: int, freed: int) -> None:
         """Set both ends, after a look at the slots."""

@@ -41,6 +41,8 @@ from pmdaemon.mailbox.layout import Layout
 from pmdaemon.mailbox.liveness import is_alive, start_ticks
 
 _NEW_SUFFIX = ".new-"
+# Linux 5.14, asm-generic/mman-common.h; the mmap module does not name them yet.
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 
 
 def default_runtime_dir() -> Path:
@@ -212,6 +214,16 @@ class Segment:
         if layout.total_bytes != len(self.memory):
             raise LayoutMismatch(self.path, "size", len(self.memory), layout.total_bytes)
         return layout
+
+    def prefault(self, at_bytes: int, size_bytes: int, *, to_write: bool) -> None:
+        """Map these pages now: each would cost a fault in the first lap round a ring, more than to fill it.
+
+        A kernel that does not know how leaves them to be mapped when they are touched.
+        """
+        start = at_bytes - at_bytes % mmap.PAGESIZE
+        advice = _MADV_POPULATE_WRITE if to_write else _MADV_POPULATE_READ
+        with contextlib.suppress(OSError):
+            self.memory.madvise(advice, start, at_bytes + size_bytes - start)
 
     def close(self) -> None:
         """Unmap. The views go first; one that a user still holds keeps the mapping until it is gone."""

@@ -20,7 +20,7 @@ from itertools import pairwise, repeat
 from typing import Any, Final, NoReturn
 from zlib import crc32
 
-from pmdaemon.mailbox.bundle import all_done, messages_in, offsets
+from pmdaemon.mailbox.bundle import all_done, directory_bytes, messages_in, offsets
 from pmdaemon.mailbox.errors import MailboxCorrupt
 from pmdaemon.mailbox.layout import (
     BUNDLE_SHIFT,
@@ -97,9 +97,12 @@ class LaneReader(Search):
         position, messages = words[found + S_POSITION], messages_in(check)
         if length > room_bytes and taken and not messages:
             return -1
-        data = ring.view(position, length) if views else ring.read(position, length)
+        in_place = views or (messages > 0 and length > IN_PLACE_BYTES)
+        data = ring.view(position, length) if in_place else ring.read(position, length)
         at = offsets(data, messages) if messages else [0, length]
-        if ring.checksum(data) != check & MASK32 or at is None:
+        if at is None or check & MASK32 != (
+            ring.checksum_of_bundle(data, at) if messages else ring.checksum(data)
+        ):
             if taken:
                 return -1  # hand out what is good first; the next take meets it again
             self._discard(found)
@@ -113,6 +116,8 @@ class LaneReader(Search):
             if len(taken) >= max_messages or (size > room_bytes and taken):
                 break
             payload = data[at[number] : at[number + 1]]
+            if in_place and not views:
+                payload = bytes(payload)
             taken.append(_new(kind, (sender, payload, sequence + number)))
             room_bytes -= size
             done |= 1 << number
@@ -158,10 +163,11 @@ class LaneReader(Search):
             start = ring.start + position % ring.size
             if check >= _BUNDLE:
                 messages = check >> BUNDLE_SHIFT
-                length -= 4 * messages
+                whole_bytes = length
+                length -= directory_bytes(messages)
                 if done or messages > left or length > room_bytes:
                     break
-                whole = self._open(ring, start, length + 4 * messages, check, views)
+                whole = self._open(ring, start, whole_bytes, check, views)
                 if not whole:
                     break
                 # The tuples are made by C code from start to end: a third of the time of a loop.
@@ -207,7 +213,7 @@ class LaneReader(Search):
         else:
             data = memory[start : start + length]
         at = offsets(data, check >> BUNDLE_SHIFT)
-        if at is None or ring.checksum(data) != check & MASK32:
+        if at is None or ring.checksum_of_bundle(data, at) != check & MASK32:
             return []
         if views or length <= IN_PLACE_BYTES:
             return [data[one:two] for one, two in pairwise(at)]

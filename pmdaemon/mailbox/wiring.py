@@ -1,18 +1,33 @@
 """What a mailbox is made of: outlets for its routes, places to search, payloads in one piece.
 
-Reads the layout of a segment, touches no shared word.
+Reads the layout of a segment, touches no shared word; what is touched later is made ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_SLEEP, L_FRONT, L_HEAD
 from pmdaemon.mailbox.message import Place
-from pmdaemon.mailbox.ring import Outlet, Ring, checksum, checksum_of_ends
+from pmdaemon.mailbox.ring import Outlet, Ring
 from pmdaemon.mailbox.segment import Segment
 
 Buffer = bytes | bytearray | memoryview
+
+
+_KEPT_BYTES: Final = 1 << 20
+"""Several times what a take copies unless told otherwise."""
+
+
+def keep_freed_memory() -> None:
+    """Let the process keep the memory of one batch for the next, instead of faulting it in anew each time.
+
+    glibc gives the top of its heap back beyond twice the size of the largest block that was mapped and freed,
+    and maps blocks from that size on; at first that is 128 KiB. Source: mallopt(3), M_MMAP_THRESHOLD.
+    """
+    block = bytearray(_KEPT_BYTES)
+    del block
 
 
 def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
@@ -28,9 +43,10 @@ def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
     return b"".join(payload)
 
 
-def _ring(segment: Segment, sender: str, recipient: str) -> Ring:
-    kind = checksum if segment.layout.checksum == "full" else checksum_of_ends
-    return Ring(segment.memory, segment.bytes, *segment.layout.ring_at_bytes(sender, recipient), kind)
+def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> Ring:
+    at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
+    segment.prefault(at_bytes, size_bytes, to_write=to_write)
+    return Ring(segment.memory, segment.bytes, at_bytes, size_bytes, segment.layout.checksum)
 
 
 def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
@@ -39,7 +55,7 @@ def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
     outlets = []
     for route in layout.routes_of(name):
         recipient = layout.index(route.recipient)
-        ring = _ring(segment, name, route.recipient)
+        ring = _ring(segment, name, route.recipient, to_write=True)
         sleep_word = layout.control_word(recipient) + C_SLEEP
         outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
     return outlets
@@ -51,7 +67,7 @@ def places(segment: Segment, index: int) -> list[Place]:
     rings: dict[int, tuple[str, Ring]] = {}
     for route in layout.routes:
         if route.recipient == layout.participants[index]:
-            ring = _ring(segment, route.sender, route.recipient)
+            ring = _ring(segment, route.sender, route.recipient, to_write=False)
             rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
     if layout.form == "shared":
         base, where = layout.list_word, f"{segment.path}, the shared list"

@@ -109,14 +109,19 @@ class Dialler:
         now_ns = self._clock.monotonic_ns()
         return [line.describe(now_ns) for line in self._lines.values()]
 
-    def refused(self, address: str, reason: str) -> None:
-        """The pair that has it says why it ends this connection; the end itself is noticed as any other."""
+    def refused(self, address: str, reason: str, *, is_over: bool = False) -> None:
+        """The pair that has it says why it ends this connection.
+
+        The end itself is noticed as any other, unless it ``is_over``: then nobody has it any more.
+        """
         line = self._lines.get(address)
         if line is None:
             return
         if reason != line.last_refusal:  # said once, not at every try
             log.warning("not-accepted", gateway=line.target.name, address=address, reason=reason)
         line.refusal = line.last_refusal = reason
+        if is_over and line.pair is not None:
+            self._ended(line, reason)
 
     def replace(self, targets: Iterable[Target]) -> None:
         """The list is now this one. Who is not on it any more is hung up on."""

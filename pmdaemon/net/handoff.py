@@ -11,7 +11,7 @@ together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS
     pair -> parent   report {...}                       once a second, see ``Report``
                      moved, mail                        as above, to be passed on
                      up {gw, address}                   a gateway has registered here
-                     refused {address, reason}          why a dialled connection ends
+                     refused {address, reason, is_over}  why a dialled connection ends, or has ended
 
 A *state* is an unlinked memory file (memfd), so its size has no limit. Both ends are non-blocking. What the
 other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits for room

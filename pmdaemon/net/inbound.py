@@ -17,6 +17,7 @@ Source: P10, P16; DESIGN.md 3.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
@@ -32,11 +33,13 @@ from pmdaemon.errors import PeerGone, PeerRefused, WireError
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.net.clerk import Clerk
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import AnnounceAgain, Answered, Blocked, Hint, Post, Refused, Revoked
 from pmdaemon.net.moving import Forward, Mover
+from pmdaemon.net.readiness import EVENTS_A_ROUND, READ, WRITE, Readiness
 from pmdaemon.net.sni import gateway_named
 from pmdaemon.net.strangers import (
     HANDSHAKES_A_ROUND,
@@ -115,7 +118,7 @@ class Inbound:
         self._refusals = LimitedLog("inbound")
         self._handshakes_left = HANDSHAKES_A_ROUND
         self._on_sweep = on_sweep
-        self._selector = selectors.DefaultSelector()
+        self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._connections: set[Connection] = set()
@@ -123,9 +126,9 @@ class Inbound:
         self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
         self._reads = 0
         self.t_ptmax = DecayingMax()
-        self._selector.register(hints, selectors.EVENT_READ)
+        self._readiness.register(hints, selectors.EVENT_READ)
         if mover is not None:
-            self._selector.register(mover, selectors.EVENT_READ)
+            self._readiness.register(mover, selectors.EVENT_READ)
 
     @property
     def connections(self) -> int:
@@ -141,7 +144,7 @@ class Inbound:
 
     def watch(self, stop: Stop) -> None:
         """Let the stop end a step's wait."""
-        self._selector.register(stop, selectors.EVENT_READ)
+        self._readiness.register(stop, selectors.EVENT_READ)
 
     def shut(self, reason: str) -> None:
         """Tell every agent, post what waits, close everything."""
@@ -152,7 +155,7 @@ class Inbound:
             self._drop(conn, why, by_us=True)
         self._courier.post_cuts()
         self._courier.flush(self._clock.monotonic_ns())
-        self._selector.close()
+        self._readiness.close()
 
     def step(self, limit_s: float | None = None) -> bool:
         """One round: wait, serve each ready descriptor once, flush and sweep what is due.
@@ -161,13 +164,17 @@ class Inbound:
             Whether a connection was ready.
         """
         self._handshakes_left = HANDSHAKES_A_ROUND
-        ready = self._selector.select(self._timeout_s() if limit_s is None else limit_s)
+        ready = self._readiness.wait(self._timeout_s() if limit_s is None else limit_s, EVENTS_A_ROUND)
         self.steps += 1
         served = False
-        for key, events in ready:
-            source = key.fileobj
+        owner_of = self._readiness.owners.get
+        for descriptor, events in ready:
+            source = owner_of(descriptor)  # None: closed by an earlier event of this round
             if isinstance(source, Connection):
-                self._serve(source, events)
+                if events == READ and source.secured:
+                    self._receive(source)  # nearly every event
+                else:
+                    self._serve(source, events)
                 served = True
             elif source is self._hints:
                 self._follow_hints()
@@ -208,6 +215,8 @@ class Inbound:
         if not is_known and not self._make_room(now_ns):
             self._counters["strangers_turned_away"] += 1
             self._refusals.warning(now_ns, "turned-away", address=address, strangers=len(self._strangers))
+            with contextlib.suppress(OSError):  # gone already
+                sock.shutdown(socket.SHUT_RDWR)  # the parent has a duplicate of what it has dialled
             sock.close()
             return None
         if self._clerk is not None:
@@ -222,7 +231,7 @@ class Inbound:
         self._connections.add(conn)
         if not is_known:
             self._strangers.add(conn, now_ns)
-        self._selector.register(conn, selectors.EVENT_READ)
+        self._readiness.register(conn, selectors.EVENT_READ)
         self._counters["connections"] += 1
         log.debug("connected", address=address)
         return conn
@@ -230,8 +239,10 @@ class Inbound:
     def _make_room(self, now_ns: int) -> bool:
         may_stay, oldest = self._strangers.admit(now_ns)
         if oldest is not None:
+            reason = "it did not register, and others wait"
             self._counters["strangers_evicted"] += 1
-            self._drop(oldest, "it did not register, and others wait")
+            self._refusals.warning(now_ns, "evicted", address=oldest.address, reason=reason)
+            self._drop(oldest, reason)
         return may_stay
 
     def _secure(self, conn: Connection) -> None:
@@ -249,7 +260,7 @@ class Inbound:
             return
         if wanted is None:
             self._counters["tls_handshakes"] += 1
-        self._selector.modify(conn, wanted or selectors.EVENT_READ)
+        self._readiness.modify(conn, wanted or selectors.EVENT_READ)
 
     def _is_sent_on(self, conn: Connection) -> bool:
         """Whether a handshake about to begin belongs to another pair: TLS cannot move once it has begun."""
@@ -272,24 +283,24 @@ class Inbound:
         self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
         self._strangers.remove(conn)
-        self._selector.unregister(conn)
+        self._readiness.unregister(conn)
 
     def read_pending(self, conn: Connection) -> None:
         """Act on bytes that came with a connection from another process."""
-        self._handle(conn, is_pending=True)
+        self._handle(conn, conn.resume_frames())
         if not conn.closed and conn.waiting_bytes:
-            self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def _welcome_arrivals(self, mover: Mover, events: int) -> None:
         try:
-            if events & selectors.EVENT_WRITE:
+            if events & WRITE:
                 mover.channel.flush()
-            if events & selectors.EVENT_READ:
+            if events & ~WRITE:
                 mover.take(self)
         except PeerGone as exc:
             # The parent has died; its pipe stops this process. Until then, serve what is here.
             log.warning("no-more-arrivals", reason=str(exc))
-            self._selector.unregister(mover)
+            self._readiness.unregister(mover)
             self._mover = None
 
     def _move(self, mover: Mover) -> None:
@@ -299,17 +310,15 @@ class Inbound:
         if bool(mover.channel.waiting) != self._channel_waits:
             self._channel_waits = not self._channel_waits
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
-            self._selector.modify(mover, events)
+            self._readiness.modify(mover, events)
 
     def _serve(self, conn: Connection, events: int) -> None:
-        if conn.closed:
-            return  # closed by an earlier event of this round
         if not conn.secured:
             self._secure(conn)
             return
-        if events & selectors.EVENT_WRITE and conn.flush():
-            self._selector.modify(conn, selectors.EVENT_READ)
-        if events & selectors.EVENT_READ:
+        if events & ~READ and conn.flush():
+            self._readiness.modify(conn, selectors.EVENT_READ)
+        if events & ~WRITE:  # also an error or a hang-up: reading tells which
             self._receive(conn)
         if conn.doomed and not conn.closed:
             self._end_doomed(conn)
@@ -319,27 +328,37 @@ class Inbound:
         self._ended(conn, conn.doomed)
 
     def _receive(self, conn: Connection) -> None:
+        """Read once and act on it."""
+        now_ns = self._clock.monotonic_ns()
+        try:
+            size = conn.receive(self._buffer, now_ns)
+        except OSError as exc:
+            self._ended(conn, f"receiving failed: {exc.strerror or exc}")
+            return
+        if size is None:
+            self._ended(conn, "the connection was closed by the agent")
+            return
         self._reads += 1
         if self._reads % TIMED_READS:
-            self._handle(conn)
+            self._take(conn, self._buffer[:size])
             return
         started_ns = self._thread_time_ns()
-        if messages := self._handle(conn):
-            spent_us = (self._thread_time_ns() - started_ns) / 1000
-            self.t_ptmax.add(spent_us / messages, self._clock.monotonic_ns())
+        if messages := self._take(conn, self._buffer[:size]):
+            self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 
-    def _handle(self, conn: Connection, is_pending: bool = False) -> int:
-        """Read once, or take what came with the connection; act on it; returns the number of frames."""
+    def _take(self, conn: Connection, data: memoryview) -> int:
+        """Act on what one read brought; returns the number of frames."""
+        if self._reception.usual.take(conn, data):
+            return FRAMES
+        messages = self._handle(conn, conn.session.feed(data))
+        if messages == FRAMES and self._reception.usual.has_lesson and not conn.closed:
+            self._reception.usual.learn(data)
+        return messages
+
+    def _handle(self, conn: Connection, frames: Iterator[frame.Frame]) -> int:
+        """Act on frames, one after the other; returns their number."""
         messages = 0
         try:
-            frames: Iterator[frame.Frame] | None
-            if is_pending:
-                frames = conn.resume_frames()
-            else:
-                frames = conn.receive(self._buffer, self._clock.monotonic_ns())
-            if frames is None:
-                self._ended(conn, "the connection was closed by the agent")
-                return 0
             for received in frames:
                 messages += 1
                 if received.kind in _UNUSUAL and self._leaves(conn, received, frames):
@@ -349,8 +368,6 @@ class Inbound:
                 self._strangers.remove(conn)
         except WireError as exc:
             self._refuse(conn, exc)
-        except OSError as exc:
-            self._ended(conn, f"receiving failed: {exc.strerror or exc}")
         return messages
 
     def _ended(self, conn: Connection, reason: str) -> None:
@@ -400,7 +417,7 @@ class Inbound:
         self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
         self._strangers.remove(conn)
-        self._selector.unregister(conn)
+        self._readiness.unregister(conn)
         conn.close()
         if self._mover is not None:
             self._mover.forget(conn)
@@ -423,7 +440,7 @@ class Inbound:
                     if conn.doomed:
                         self._end_doomed(conn)
                     elif conn.waiting_bytes:
-                        self._selector.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                        self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 case Answered(conn, held, encoded):
                     conn.asking = False
                     self._reception.certified(conn, held)

@@ -159,6 +159,12 @@ class Mover:
                 # A defect of ours, or descriptors lost for want of room (RLIMIT_NOFILE): agents dial again.
                 self._counters["bad_parcels"] += 1
                 log.error("bad-parcel", op=item.header.get("op"), error=f"{type(exc).__name__}: {exc}")
+                if item.header.get("dialled"):  # the parent's duplicate would keep it open for ever
+                    told = {
+                        "address": item.header["address"],
+                        "reason": "its descriptor was lost: open_files",
+                    }
+                    self.channel.send({"op": "refused", **told, "is_over": True})
             finally:
                 item.close()
 
@@ -268,8 +274,9 @@ class Mover:
         self.channel.send(header, [luggage.descriptor, state_file(parcel.pack(state))])
 
     def tell_refusal(self, conn: Connection, reason: str) -> None:
-        """Tell the parent, which has dialled it, why this connection ends."""
-        self.channel.tell({"op": "refused", "address": conn.address, "reason": reason[:REASON_CHARACTERS]})
+        """Tell the parent, which has dialled it, why this connection ends; the end itself it sees."""
+        told = {"address": conn.address, "reason": reason[:REASON_CHARACTERS]}
+        self.channel.tell({"op": "refused", **told, "is_over": False})
 
     def forward(self, hint: Forward) -> None:
         """Pass a message on to the owner of its shard."""

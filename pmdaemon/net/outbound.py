@@ -19,6 +19,8 @@ from __future__ import annotations
 import select
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import structlog
@@ -30,6 +32,7 @@ from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.cycle.turns import in_turn
 from pmdaemon.errors import WireError
 from pmdaemon.gateways import news
+from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Peer, Sent
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import BACKSTOP_S
@@ -39,7 +42,7 @@ from pmdaemon.net.moving import Forward, Inherited, Ownership, PassedOn, ToOutbo
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.shards import shard_of
-from pmdaemon.wire import frame, poll
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
@@ -48,6 +51,9 @@ MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
 _PASSED_ON: Final = (*_FOR_ONE, Kind.DURABLE)
+_POLL: Final = Kind.POLL
+_GONE: Final = Sent.GONE
+_SHARD: Final = attrgetter("shard")
 _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
 log = structlog.get_logger("outbound")
 
@@ -140,17 +146,35 @@ class Outbound:
         for item in self._registered.drain():
             self._welcome(item)
         due = self._schedule.take_due(self._clock.monotonic_ns()) if self._registry.has_watermarks else []
-        # Few are served in the order of their times; many, after a pause, shard by shard.
-        for count, gateway_id in enumerate(due if len(due) <= MANY_DUE else in_turn(due, self._shard_of), 1):
-            self._send(gateway_id, polled=True)
-            if count % MANY_DUE == 0:
-                self._take_mail()  # caps do not wait for thousands of polls
+        if due:
+            self._send_polls(due)
         for gateway_id in tuple(self._orders):
             self._send(gateway_id, polled=False)
 
-    def _shard_of(self, gateway_id: str) -> int:
-        gateway = self._registry.get(gateway_id)  # it knows, and need not be hashed again
-        return shard_of(gateway_id) if gateway is None else gateway.shard
+    def _send_polls(self, due: list[str]) -> None:
+        """Poll all these; few in the order of their times, many, after a pause, shard by shard."""
+        gateways = [gateway for gateway in map(self._registry.get, due) if gateway is not None]
+        if len(gateways) < len(due):  # some have moved to another pair
+            for gateway_id in due:
+                if self._registry.get(gateway_id) is None:
+                    self._schedule.remove(gateway_id)
+        ordered = iter(gateways if len(due) <= MANY_DUE else in_turn(gateways, _SHARD))
+        while some := list(islice(ordered, MANY_DUE)):
+            self._poll_some(some)
+            if len(some) == MANY_DUE:
+                self._take_mail()  # caps do not wait for thousands of polls
+
+    def _poll_some(self, gateways: list[Gateway]) -> None:
+        polls = sent_bytes = 0
+        for gateway in gateways:
+            if self._orders:
+                self._send(gateway.gateway_id, polled=True)
+            elif size := self._send_poll(gateway):
+                polls += 1
+                sent_bytes += size
+        self._counters["polls"] += polls
+        self._counters["writes"] += polls
+        self._counters["sent_bytes"] += sent_bytes
 
     def _take_mail(self) -> None:
         for message in self._mailbox.take(MAX_MESSAGES):
@@ -269,23 +293,36 @@ class Outbound:
             self._order(gateway_id, Kind.CAPS, caps[1])
             self._caps_leaving[gateway_id] = caps[0]
 
+    def _send_poll(self, gateway: Gateway) -> int:
+        """A poll and nothing else, nearly all there is to send: its size, 0 if it did not leave."""
+        now_ns, number = self._clock.monotonic_ns(), self._poll + 1
+        asked = gateway.ask(number, now_ns, self._book.lease_is_fresh(now_ns))
+        if asked is None:
+            is_up = gateway.conn is not None
+            self._counters["polls_skipped" if is_up else "polls_without_session"] += 1
+            return 0
+        self._poll = number
+        conn, encoded = asked
+        if conn.send((_POLL, encoded)) is not _GONE:
+            return len(encoded)
+        gateway.unask(number)
+        return 0
+
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
-        orders = self._orders.pop(gateway_id, _NONE) if self._orders else _NONE
-        gen = self._caps_leaving.pop(gateway_id, None) if self._caps_leaving else None
+        orders = self._orders.pop(gateway_id, _NONE)
+        gen = self._caps_leaving.pop(gateway_id, None)
         gateway = self._registry.get(gateway_id)
         if gateway is None:
             # Ordered for a gateway of the future (the book keeps it), or it has moved to another pair.
             self._schedule.remove(gateway_id)
             return
         now_ns = self._clock.monotonic_ns()
-        asked = gateway.ask(self._poll + 1, now_ns) if polled else None
+        asked = gateway.ask(self._poll + 1, now_ns, self._book.lease_is_fresh(now_ns)) if polled else None
         conn: Peer | None
         if asked is not None:
             self._poll += 1
-            conn, request = asked
-            lease = self._book.lease_is_fresh(now_ns)
-            encoded = poll.encode(self._poll, now_ns, request.ack, request.start, lease)
+            conn, encoded = asked
             orders = [*orders, (Kind.POLL, encoded)] if orders else [(Kind.POLL, encoded)]
         else:
             with gateway.lock:
@@ -300,9 +337,7 @@ class Outbound:
                 gateway.unask(self._poll)
         else:
             self._counters["writes"] += 1
-            self._counters["sent_bytes"] += (
-                len(orders[0][1]) if len(orders) == 1 else sum([len(data) for _, data in orders])
-            )
+            self._counters["sent_bytes"] += sum([len(data) for _, data in orders])
             self._counters["polls"] += asked is not None
             if gen is not None:
                 message = news.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())

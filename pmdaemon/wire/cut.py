@@ -29,6 +29,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -180,7 +181,13 @@ def identity(header: dict[str, Any]) -> tuple[str, int, int]:
         raise BadCut("key 'gw' is not 16 bytes")
     if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or seq < 1:
         raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
-    return str(uuid.UUID(bytes=gateway)), epoch, seq
+    return _gateway_text(gateway), epoch, seq
+
+
+@lru_cache(maxsize=16_384)
+def _gateway_text(raw: bytes) -> str:
+    """A gateway_id as text: the same few thousand come again with every cut."""
+    return str(uuid.UUID(bytes=raw))
 
 
 def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
@@ -203,14 +210,20 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
         _check_one_by_one(header)
     rows, hists, misses = header["n"], header["h"], header["m"]
-    if rows > MAX_ROWS:
-        raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
     if get("sch", SCHEMA_ID) != SCHEMA_ID:
         raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
-    need = rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES
-    if need > len(parsed.blob) or len(parsed.blob) - need >= 8:
+    if not fits(rows, hists, misses, len(parsed.blob)):
+        if rows > MAX_ROWS:
+            raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
+        need = rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES
         raise BadCut(f"columns need {need} bytes, the blob has {len(parsed.blob)}")
     return gateway, epoch, seq
+
+
+def fits(rows: int, hists: int, misses: int, blob_bytes: int) -> bool:
+    """Whether a blob of this size, its padding included, is that of so many rows and entries."""
+    spare = blob_bytes - (rows * _ROW_BYTES + hists * _HIST_BYTES + misses * _MISSED_BYTES)
+    return 0 <= spare < 8 and rows <= MAX_ROWS
 
 
 def _check_one_by_one(header: dict[str, Any]) -> None:
@@ -230,6 +243,45 @@ def decode(source: frame.Frame | memoryview | bytes) -> Cut:
         BadCut: sizes, references or counts that contradict each other.
         MalformedFrame: not a frame at all.
     """
+    cut = view(source)
+    problem = problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows)
+    if problem is not None:
+        raise BadCut(problem)
+    return cut
+
+
+def problem_of(
+    counters: npt.NDArray[np.int64],
+    hist: npt.NDArray[Any],
+    missed: npt.NDArray[Any],
+    hist_rows: int | npt.NDArray[np.int64],
+    missed_rows: int | npt.NDArray[np.int64],
+) -> str | None:
+    """What is wrong in the columns of a cut, or of many cuts joined; None if nothing is.
+
+    Args:
+        counters: as in ``Cut``; ``hist`` and ``missed``, too.
+        hist: see there.
+        missed: see there.
+        hist_rows: rows of the cut that an entry belongs to, of all entries or of each.
+        missed_rows: the same for ``missed``.
+    """
+    if bool((hist["row"] >= hist_rows).any()) or bool((hist["bucket"] >= WIRE_BUCKETS).any()):
+        return "a histogram entry names a row or bucket that does not exist"
+    if bool((missed["row"] >= missed_rows).any()) or bool((missed["missed"] > missed["counted"]).any()):
+        return "a missed entry names a row that does not exist, or misses more than it counted"
+    if bool((missed["io"] > IO_WRITE).any()):
+        return "a missed entry names an I/O kind that does not exist"
+    if counters.size and int(counters.min()) < 0:
+        return "a counter is negative"
+    return None
+
+
+def view(source: frame.Frame | memoryview | bytes) -> Cut:
+    """As ``decode``, but nobody has looked at the columns: ``problem_of`` must, before they are used.
+
+    For who decodes many at once: one look at all of them joined costs a tenth.
+    """
     parsed = source if isinstance(source, frame.Frame) else frame.decode(source)
     header, blob = parsed.header, parsed.blob
     if parsed.kind != Kind.CUT:
@@ -242,18 +294,8 @@ def decode(source: frame.Frame | memoryview | bytes) -> Cut:
     counters = np.frombuffer(blob[:counters_end], dtype="<i8").reshape(len(COLUMNS), rows)
     hist = np.frombuffer(blob[counters_end:hist_end], dtype=HIST_DTYPE)
     missed = np.frombuffer(blob[hist_end:missed_end], dtype=MISSED_DTYPE)
-    if hist_len and (int(hist["row"].max()) >= rows or int(hist["bucket"].max()) >= WIRE_BUCKETS):
-        raise BadCut("a histogram entry names a row or bucket that does not exist")
-    if missed_len and (
-        int(missed["row"].max()) >= rows or bool((missed["missed"] > missed["counted"]).any())
-    ):
-        raise BadCut("a missed entry names a row that does not exist, or misses more than it counted")
-    if missed_len and int(missed["io"].max()) > IO_WRITE:
-        raise BadCut("a missed entry names an I/O kind that does not exist")
-    if rows and int(counters.min()) < 0:
-        raise BadCut("a counter is negative")
     return Cut(
-        gateway_id=str(uuid.UUID(bytes=gateway)),
+        gateway_id=_gateway_text(gateway),
         epoch=epoch,
         seq=seq,
         start_unix_us=header["t"],

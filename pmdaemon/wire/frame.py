@@ -152,26 +152,32 @@ class FrameReader:
     when enough of it has arrived.
 
     Not thread-safe: one reader belongs to one connection and one thread.
+
+    Attributes:
+        limit_bytes: of a frame.
+        partial: what has arrived of a frame that is not whole; to be read only.
     """
+
+    __slots__ = ("_need_bytes", "limit_bytes", "partial")
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._partial = bytearray()
+        self.partial = bytearray()
         self._need_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
-        return len(self._partial)
+        return len(self.partial)
 
     @property
     def pending(self) -> bytes:
         """The bytes that have arrived and were not yielded."""
-        return bytes(self._partial)
+        return bytes(self.partial)
 
     def resume(self, pending: bytes) -> None:
         """Go on where another reader stopped, with its ``pending``."""
-        self._partial[:] = pending
+        self.partial[:] = pending
         self._need_bytes = 0
 
     def take(self, data: bytes | memoryview) -> tuple[list[Frame], WireError | None]:
@@ -179,7 +185,7 @@ class FrameReader:
 
         For a reader whose limit no longer changes from frame to frame: half the cost of ``feed``.
         """
-        if self._partial:
+        if self.partial:
             frames: list[Frame] = []
             try:
                 frames.extend(self.feed(data))
@@ -208,7 +214,7 @@ class FrameReader:
         except WireError as exc:
             return frames, exc
         if at < size:
-            self._partial += view[at:]
+            self.partial += view[at:]
         self._need_bytes = need
         return frames, None
 
@@ -218,12 +224,12 @@ class FrameReader:
         Raises:
             WireError: the peer broke the framing; drop the connection.
         """
-        if self._partial:
-            self._partial += data
-            if len(self._partial) < self._need_bytes:
+        if self.partial:
+            self.partial += data
+            if len(self.partial) < self._need_bytes:
                 return
-            view = memoryview(bytes(self._partial))
-            self._partial.clear()
+            view = memoryview(bytes(self.partial))
+            self.partial.clear()
         else:
             view = memoryview(data)
         total: int | None = None
@@ -237,5 +243,5 @@ class FrameReader:
         finally:
             # Also when the caller closes us at a frame: that frame and the rest are still to be read, here
             # or by the process that the connection moves to.
-            self._partial += view
+            self.partial += view
             self._need_bytes = total or PREFIX.size

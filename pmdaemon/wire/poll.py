@@ -50,6 +50,15 @@ _BARE: Final = _Pattern(0)
 _ACKED: Final = _Pattern(1)
 
 
+def encode_sole(poll: int, sent_ns: int, epoch: int, ack: int, start: int, lease: bool) -> bytes:
+    """``encode`` for a gateway with one epoch; nothing is acknowledged if ``ack`` is 0."""
+    if ack:
+        a, b, c, d, e, f = _ACKED.constants
+        return _ACKED.pack(a, poll, b, sent_ns, c, epoch, d, ack, e, epoch, f, start, _ACKED.ends[lease])
+    a, b, c, d = _BARE.constants
+    return _BARE.pack(a, poll, b, sent_ns, c, epoch, d, start, _BARE.ends[lease])
+
+
 def encode(poll: int, sent_ns: int, ack: Sequence[Sequence[int]], start: Sequence[int], lease: bool) -> bytes:
     """One POLL frame.
 

@@ -130,6 +130,7 @@ def negotiate(proto_min: int, proto_max: int) -> int:
     return chosen
 
 
+_POLLING: Final = State.POLLING  # looked at for every poll and answer: a global costs less than a member
 _WHILE_POLLING: Final = frozenset(
     int(kind) for state, side, kind in TABLE if state is State.POLLING and side is Side.AGENT
 )
@@ -148,6 +149,8 @@ class Session:
         state: see the table; on the daemon's side changed by ``sending`` and ``close`` only, on the agent's
             side also by what the daemon sends.
     """
+
+    __slots__ = ("_peer", "_reader", "side", "state")
 
     def __init__(self, side: Side) -> None:
         self.side = side
@@ -194,6 +197,10 @@ class Session:
                 if self.state in (State.DRAINING, State.CLOSED):
                     return
                 self._set_limit()
+
+    def is_between_answers(self) -> bool:
+        """Whether it is polling and holds no part of a frame, so that what comes next begins one."""
+        return self.state is _POLLING and not self._reader.partial
 
     def _set_limit(self) -> None:
         if self.state is not State.CONNECTED:

@@ -18,6 +18,8 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 MAX_WINDOW_S: Final = 400 * 86_400  # slices are kept 13 months
 SHORTEST_REPEAT: Final = timedelta(hours=1)
+# A rule of these that never happens is searched for seconds; one of minutes or seconds, for hours.
+_FREQUENCIES: Final = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY")
 
 
 class CalendarWindow(Strict):
@@ -99,6 +101,10 @@ class MaintenanceWindow(Strict):
             raise refuse("needs exactly one of 'end' and 'duration'", "Add for example duration: 2h")
         if self.length <= timedelta(0):
             raise refuse("'end' is not after 'start'")
+        if self.length > timedelta(seconds=MAX_WINDOW_S):
+            raise refuse(
+                "maintenance is longer than 400 days", "Announce a shorter window, or delete the SLA"
+            )
         if self.rrule is not None:
             _check_rule(self.rrule, self.start, self.length)
         return self
@@ -119,6 +125,7 @@ def rule_of(rrule: str, start: datetime) -> Any:
 
 
 def _check_rule(rrule: str, start: datetime, length: timedelta) -> None:
+    _check_parts(rrule)
     try:
         rule = rule_of(rrule, start)
         first, second = (rule.after(start, inc=True), None)
@@ -135,6 +142,20 @@ def _check_rule(rrule: str, start: datetime, length: timedelta) -> None:
         raise refuse(
             "occurrences are closer than one hour or than the window is long", "Use a longer interval"
         )
+
+
+def _check_parts(rrule: str) -> None:
+    """Refuse what dateutil would take but never come back from, or what brings dates of its own."""
+    if not rrule.isprintable() or ":" in rrule:
+        raise refuse(f"{rrule!r} is more than one rule", "Give the rule alone, e.g. FREQ=WEEKLY;BYDAY=SU")
+    for part in rrule.upper().split(";"):
+        key, _, value = part.partition("=")
+        if key == "FREQ" and value not in _FREQUENCIES:
+            raise refuse(
+                f"{value!r} is no frequency for maintenance", f"Use one of {', '.join(_FREQUENCIES)}"
+            )
+        if key == "INTERVAL" and not (value.isascii() and value.isdigit() and int(value)):
+            raise refuse(f"the rule's INTERVAL is {value!r}", "Use a whole number from 1")
 
 
 class Maintenance(Strict):

@@ -17,6 +17,8 @@ from pydantic_core import PydanticCustomError
 from pmdaemon.wire.names import is_name
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+FIRST_YEAR: Final = 2000  # rules are followed from their start, occurrence by occurrence
+LAST_YEAR: Final = 2199
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _PATTERN = re.compile(r"[A-Za-z0-9*?\[][A-Za-z0-9._:@*?\[\]!-]{0,127}")
 
@@ -92,9 +94,14 @@ def _clock_time(value: Any) -> time:
     if value == "24:00":
         return time.max
     try:
-        return time.fromisoformat(value)
+        read = time.fromisoformat(value)
     except (TypeError, ValueError) as exc:
         raise refuse(f"{value!r} is not a time of day", 'Write it in quotes, as "08:00"') from exc
+    if read.tzinfo is not None:
+        raise refuse(f"{value!r} carries an offset", "Write local time and name the zone in the key tz")
+    if read.second or read.microsecond:
+        raise refuse(f"{value!r} has seconds", 'Write hours and minutes, as "08:00"')
+    return read
 
 
 def _local_time(value: Any) -> datetime:
@@ -109,6 +116,8 @@ def _local_time(value: Any) -> datetime:
         raise refuse(f"{value!r} is not a date and time", "Write it as 2026-02-01T22:00")
     if value.tzinfo is not None:
         raise refuse("the time carries an offset", "Write local time and name the zone in the key tz")
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise refuse(f"the year {value.year} is not within {FIRST_YEAR} to {LAST_YEAR}")
     # A plain datetime: the YAML reader hands out a subclass of its own.
     return datetime(value.year, value.month, value.day, value.hour, value.minute, value.second)
 

@@ -19,15 +19,27 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
 
 from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.objectives import METRICS
 
 MAX_TEXT_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 24 << 10  # text and JSON of one agreement travel in one 64 KiB frame header
 MAX_SPEC_BYTES: Final = 36 << 10  # anchors can make the JSON longer than the text
-MAX_DOCUMENTS: Final = 200
 MAX_VALUES: Final = 5_000
 MAX_DEPTH: Final = 20  # an agreement needs 7; the scanner's time grows with the square of it
+# What the parser raises for texts that are no YAML: beside its own errors those of the converters it calls
+# (KeyError for "!!bool x", AttributeError for an anchor that merges itself).
+_NOT_YAML: Final = (
+    YAMLError,
+    RecursionError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    OverflowError,
+)
+MAX_SHOWN: Final = 80  # characters of a wrong value that a problem repeats
 _UNION_TAGS: Final = frozenset((*METRICS, "calendar", "rolling"))
 
 
@@ -93,7 +105,7 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
                 raise AgreementsRefused(
                     [Problem(line, "", "the YAML is nested too deeply", "Remove brackets")]
                 )
-    except (YAMLError, RecursionError) as exc:
+    except _NOT_YAML as exc:
         raise AgreementsRefused([_syntax(exc, 0)]) from exc
     if len(spans) > MAX_DOCUMENTS:
         raise AgreementsRefused(
@@ -108,16 +120,21 @@ def _syntax(error: Exception, offset: int) -> Problem:
         return Problem(0, "", "the YAML is nested too deeply")
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
     line = mark.line + 1 + offset if mark is not None else 0
-    reason = (error.problem if isinstance(error, MarkedYAMLError) else "") or str(error).splitlines()[0]
+    reason = (error.problem if isinstance(error, MarkedYAMLError) else "") or _first_line(error)
     return Problem(
         line, "", f"this is not YAML: {reason}", "Check indentation, colons and quotes on this line"
     )
 
 
+def _first_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, YAMLError | ValueError) else repr(error)
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
     try:
         tree = YAML(typ="rt", pure=True).load(text)
-    except (YAMLError, RecursionError, ValueError) as exc:
+    except _NOT_YAML as exc:
         raise AgreementsRefused([_syntax(exc, offset)]) from exc
     if tree is None:
         return None
@@ -188,10 +205,19 @@ def _words(item: Any, tree: Any, path: Sequence[int | str]) -> tuple[str, str]:
         ) or "Remove it, or see docs/formats/agreement.md"
     if kind in ("literal_error", "enum", "union_tag_invalid"):
         expected = context.get("expected") or context.get("expected_tags")
-        return f"{item['input']!r} is not possible here", f"Use one of {expected}"
+        return f"{_shown(item['input'])} is not possible here", f"Use one of {expected}"
     if kind == "union_tag_not_found":
         return "the key 'type' is required", "Add type: calendar or type: rolling"
-    return f"{item['msg'].removeprefix('Input ')} (the value is {item['input']!r})", ""
+    return f"{item['msg'].removeprefix('Input ')} (the value is {_shown(item['input'])})", ""
+
+
+def _shown(value: Any) -> str:
+    """The value as Python writes it, cut short."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits is not written out
+        return "a very long number"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def _spelling(key: str) -> str:

@@ -47,9 +47,9 @@ class Step(Strict):
 class Applicability(Strict):
     """A slice that does not fit these is not_applicable: neither good nor bad."""
 
-    min_ios_per_slice: int = Field(default=100, ge=1)
+    min_ios_per_slice: int = Field(default=100, ge=1, le=10**12)
     """Below this many completed I/Os a percentile says little."""
-    max_mean_io_kib: float | None = Field(default=None, gt=0)
+    max_mean_io_kib: float | None = Field(default=None, gt=0, le=1e9)
     min_read_fraction: float | None = Field(default=None, ge=0, le=1)
     above_curve: Literal["not_applicable"] = "not_applicable"
 
@@ -125,14 +125,14 @@ class IopsObjective(_Base):
     """Stored, not judged in this release: at least this many I/Os a second when asked for."""
 
     indicator: _Metric
-    promised_iops: float = Field(gt=0)
+    promised_iops: float = Field(gt=0, le=1e9)
 
 
 class ThroughputObjective(_Base):
     """Stored, not judged in this release: at least this many MB (10^6 bytes) a second when asked for."""
 
     indicator: _Metric
-    promised_mbps: float = Field(gt=0)
+    promised_mbps: float = Field(gt=0, le=1e6)
 
 
 class AvailabilityObjective(_Base):

@@ -7,6 +7,7 @@ bytes; a request with the same one in If-None-Match is answered 304 without a bo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ LIMIT_MAX: Final = 1000
 LONG_LIMIT_DEFAULT: Final = 2000  # a day of slices of a minute is one page
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
+_CURSOR: Final = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
 
 
 def as_json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -81,6 +83,31 @@ def number(request: Request, name: str, default: int, *, least: int = 0, most: i
     return value
 
 
+def check_text(request: Request) -> None:
+    """No NUL in path or query: names have none, and PostgreSQL refuses text with one.
+
+    Raises:
+        BadInput: names the parameter.
+    """
+    if "\0" in request.path:
+        raise BadInput("path", "holds a NUL character")
+    for name, value in request.args.items():
+        if "\0" in value:
+            raise BadInput(name, "holds a NUL character")
+
+
+def cursor(request: Request) -> str | None:
+    """Where a page of events or audit begins, as the page before said it; None for the first.
+
+    Raises:
+        BadInput: not such a cursor.
+    """
+    text = request.args.get("before", "")
+    if text and not _CURSOR.fullmatch(text):
+        raise BadInput("before", f"{text!r} is no cursor", "Use the `next` of the page before")
+    return text or None
+
+
 def limit(request: Request) -> int:
     """How many rows a page may hold."""
     return number(request, "limit", LIMIT_DEFAULT, least=1, most=LIMIT_MAX)
@@ -111,7 +138,8 @@ def json_body(request: Request) -> dict[str, Any]:
     """
     try:
         body = json.loads(request.get_data(as_text=True))
-    except ValueError as exc:
+        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except (ValueError, RecursionError) as exc:
         raise BadInput("body", f"is not JSON ({exc})") from exc
     if not isinstance(body, dict):
         raise BadInput("body", "is not a JSON object")

@@ -94,6 +94,7 @@ def _wrap(app: Flask, parts: Parts) -> None:
     def _before() -> None:
         g.started_s = time.monotonic()
         parts.guard.check_host(request)
+        answers.check_text(request)
 
     @app.after_request
     def _after(response: Response) -> Response:

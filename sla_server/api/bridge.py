@@ -1,4 +1,4 @@
-"""The one thread that takes messages: snapshots to the live view, responses to the calls.
+"""The one thread that takes messages: snapshots and reports to the live view, responses to the calls.
 
 A mailbox has one posting and one taking thread (``pmdaemon.mailbox``). The taker is ``api-mailbox``; requests
 are posted by whichever request thread asks, one at a time under ``_posting``.
@@ -19,7 +19,7 @@ import structlog
 
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame
+from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.api.calls import Calls
 from sla_server.api.live import LiveView
@@ -116,6 +116,8 @@ class Bridge:
     def _hand_on(self, message: frame.Frame) -> None:
         if message.kind == Kind.SNAPSHOT:
             self._live.put(_snapshot(message))
+        elif message.kind == Kind.PRESSURE:
+            self._live.put_report(pressure.parse(message.header))
         elif message.kind == Kind.RESPONSE:
             if not self._calls.answer(message.header):
                 log.info("response-unclaimed", req=message.header.get("req"))

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from flask import Request, Response, g
 
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import answers
 from sla_server.api.dialled import CONFIGURATION, listed
-from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.errors import BadInput, NotFound, TooLarge
 from sla_server.api.parts import Parts
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
@@ -32,6 +33,11 @@ def apply_slas(parts: Parts, request: Request) -> Response:
         raise BadInput("body", "is not UTF-8 text") from exc
     if not documents.strip():
         raise BadInput("body", "is empty", "Send agreement documents in YAML")
+    if (size := len(documents.encode())) > CALL_BYTES:
+        raise TooLarge(
+            f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
+            f"Cut it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
+        )
     return _ask(parts, "apply", {"documents": documents, "dry_run": answers.flag(request, "dry_run")})
 
 
@@ -133,11 +139,10 @@ def _ask(parts: Parts, op: str, body: dict[str, Any]) -> Response:
 
 def _positive(body: dict[str, Any], name: str) -> float:
     value = body[name]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise BadInput(name, f"{value!r} is not a number above 0")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise BadInput(name, f"{str(value)[:40]!r} is not a number above 0")
+    return number

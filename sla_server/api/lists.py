@@ -6,6 +6,7 @@ view only. Each handler has the form ``(parts, request, **path parameters) -> Re
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from flask import Request, Response
@@ -17,6 +18,7 @@ from sla_server.db.schema import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
 SPAN_MAX_US: Final = 31 * 24 * HOUR_US
+_CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
 
 
 def gateways(parts: Parts, _request: Request) -> Response:
@@ -31,6 +33,10 @@ def gateway_list(parts: Parts, _request: Request) -> Response:
 
 def volumes(parts: Parts, _request: Request) -> Response:
     """Exact counts with the live view; volumes of which nothing is stored yet come last, with counts of 0."""
+    return answers.as_list(_volumes(parts))
+
+
+def _volumes(parts: Parts) -> list[dict[str, Any]]:
     rows = parts.source.volumes()
     known = {row["volume"] for row in rows}
     stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
@@ -39,12 +45,12 @@ def volumes(parts: Parts, _request: Request) -> Response:
         for row in parts.live.newest().snapshot["volumes"]
         if row.get("volume") not in known
     ]
-    return answers.as_list(_with_live(parts, rows, "volumes", "volume") + fresh)
+    return _with_live(parts, rows, "volumes", "volume") + fresh
 
 
 def volume(parts: Parts, _request: Request, volume: str) -> Response:
     """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
-    row = _find(_with_live(parts, parts.source.volumes(), "volumes", "volume"), "volume", volume)
+    row = _find(_volumes(parts), "volume", volume)
     streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in parts.source.streams(volume)]
     return answers.as_json({**row, "by_stream": streams})
 
@@ -125,14 +131,13 @@ def policies(parts: Parts, request: Request) -> Response:
 
 def policy_caps(parts: Parts, request: Request, version: str) -> Response:
     """A page of the caps of one version."""
-    if not version.isdigit() or len(version) > 9:
+    if not version.isdecimal() or len(version) > 9:
         raise BadInput("version", f"{version!r} is not a policy version", "GET /api/v1/policies lists them")
     hour = answers.number(request, "hour", -1, least=0, most=167)
     limit, after = answers.long_limit(request), request.args.get("after") or None
-    try:
-        rows = parts.source.policy_caps(int(version), None if hour < 0 else hour, limit, after)
-    except ValueError as exc:
-        raise BadInput("after", str(exc)) from exc
+    if after and not _CAP_CURSOR.fullmatch(after):
+        raise BadInput("after", f"{after!r} is no cursor", "Use the `next` of the page before")
+    rows = parts.source.policy_caps(int(version), None if hour < 0 else hour, limit, after)
     if not rows and after is None:
         raise NotFound(f"policy version {version} has no caps", "GET /api/v1/policies lists the versions")
     last = rows[-1] if len(rows) == limit else None
@@ -146,10 +151,7 @@ def processes(parts: Parts, _request: Request) -> Response:
 
 def _page(read: Any, request: Request) -> Response:
     limit = answers.limit(request)
-    try:
-        rows = read(limit, request.args.get("before") or None)
-    except ValueError as exc:
-        raise BadInput("before", str(exc)) from exc
+    rows = read(limit, answers.cursor(request))
     return answers.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
 
 

@@ -4,7 +4,8 @@
 or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
-(one small point a snapshot, 15 minutes), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in
+(one small point a snapshot, 15 minutes), ``_keeper`` (dbmanager's newest report, for when ``services`` are
+silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in
 this process only; a stream says so with its first event, so a restart confuses nobody. Nothing survives a
 restart and nothing needs to: the next snapshot comes within a second.
 
@@ -20,10 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire.pressure import Pressure
 from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
 LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events", "problems")
+REPORT_FRESH_US: Final = 10_000_000  # five of them missed
 EMPTY: Final[dict[str, Any]] = {
     "at_us": 0,
     "mode": None,
@@ -67,6 +70,7 @@ class LiveView:
         self._changed = threading.Condition()  # guards everything below
         self._newest = Newest(0, 0, dict(EMPTY), json.dumps(EMPTY))
         self._trend: deque[tuple[int, dict[str, tuple[Any, Any, bool]]]] = deque(maxlen=TREND_POINTS)
+        self._keeper: Pressure | None = None
         self._streams = 0
         self._closed = False
 
@@ -88,6 +92,19 @@ class LiveView:
             self._newest = Newest(self._newest.number + 1, self._clock.monotonic_ns(), full, text)
             self._trend.append((full["at_us"], point))
             self._changed.notify_all()
+
+    def put_report(self, report: Pressure) -> None:
+        """Take a report of dbmanager."""
+        with self._changed:
+            self._keeper = report
+
+    def keeper_problems(self) -> list[dict[str, Any]]:
+        """What dbmanager cannot use, by its own word; nothing when that is old: it may have waited here."""
+        with self._changed:
+            report = self._keeper
+        if report is None or self._clock.unix_us() - report.at_us > REPORT_FRESH_US:
+            return []
+        return [{"process": report.name, **problem._asdict()} for problem in report.problems]
 
     def newest(self) -> Newest:
         """The newest snapshot (number 0 and empty lists before the first)."""

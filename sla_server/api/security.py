@@ -103,6 +103,8 @@ class Logins:
         end_ns = None if life_s is None else self._clock.monotonic_ns() + round(life_s * 1e9)
         with self._lock:
             self._forget_old()
+            while len(self._codes) >= CODES_MAX:
+                del self._codes[next(iter(self._codes))]
             self._codes[_digest(code)] = end_ns
         return code
 
@@ -116,8 +118,6 @@ class Logins:
         now_ns = self._clock.monotonic_ns()
         for digest in [key for key, end_ns in self._codes.items() if end_ns is not None and end_ns <= now_ns]:
             del self._codes[digest]
-        while len(self._codes) >= CODES_MAX:
-            del self._codes[next(iter(self._codes))]
 
 
 def _digest(code: str) -> bytes:

@@ -35,7 +35,7 @@ def live(parts: Parts, request: Request) -> Response:
         return Response(status=204)
     stale = parts.live.is_stale()
     # While services are silent (they wait for the database at their start) nobody else would say so.
-    database = _database(parts) if stale else newest.snapshot["database"]
+    database = _database(parts) or _keepers_database(parts) if stale else newest.snapshot["database"]
     server = {"age_s": parts.live.age_s(), "stale": stale, "database": database}
     return answers.as_json({**newest.snapshot, "server": server})
 
@@ -133,7 +133,8 @@ def problems_now(parts: Parts, database: str) -> list[dict[str, Any]]:
         return [*mine, *parts.live.newest().snapshot["problems"]]
     age_s = parts.live.age_s()
     since_us = None if age_s is None else parts.clock.unix_us() - round(age_s * 1e6)
-    return [*mine, {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}]
+    silent = {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}
+    return [*mine, silent, *parts.live.keeper_problems()]
 
 
 def _database(parts: Parts) -> str:
@@ -143,6 +144,12 @@ def _database(parts: Parts) -> str:
     except SlaError as exc:
         return str(exc)
     return ""
+
+
+def _keepers_database(parts: Parts) -> str:
+    """Why dbmanager cannot write to the database; "" if it can, or says nothing."""
+    rows = parts.live.keeper_problems()
+    return next((str(row["reason"]) for row in rows if row["what"] == "database"), "")
 
 
 def _fullness(parts: Parts) -> dict[str, float]:

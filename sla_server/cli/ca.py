@@ -6,16 +6,15 @@ The running server notices by itself what these commands change, within about a 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import time
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
-from rich import box
-from rich.table import Table
 
 from pmdaemon.config import parse_listen
 from pmdaemon.pki import certificates
@@ -25,8 +24,16 @@ from sla_server import config as configuration
 from sla_server.cli import words
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.shared import OUTPUT, console, duration_s, print_json
+from sla_server.cli.tables import Column, build
 
 TOKEN_LIMIT_S: Final = 30 * DAY_S
+COLUMNS: Final = (
+    Column("NAME", lambda row, _now_us: str(row["name"])),
+    Column("STATE", lambda row, _now_us: str(row["state"])),
+    Column("UNTIL", lambda row, _now_us: _day(row["not_after_us"])),
+    Column("BY", lambda row, _now_us: str(row["by"])),
+    Column("SERIAL", lambda row, _now_us: str(row["serial"]), number=True),  # in one piece, to be copied
+)
 
 
 @click.group()
@@ -66,6 +73,10 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
     if lifetime_s > TOKEN_LIMIT_S:
         raise BadUsage(
             f"--for {lifetime}: a token is good for 30 days at most; it can be made anew at any time"
+        )
+    if address is not None and not re.fullmatch(r"\S+:\d+", address):
+        raise BadUsage(
+            f"--address {address}: give HOST:PORT, the server's pmdaemon.listen as the host sees it"
         )
     config = _config()
     authority = _authority(config)
@@ -158,20 +169,15 @@ def list_(output: str) -> None:
     if not entries:
         click.echo("No gateway is enrolled. Begin with: sla ca token NAME")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in ("NAME", "STATE", "UNTIL", "BY", "SERIAL"):
-        table.add_column(title, overflow="fold")
-    for entry in entries:
-        table.add_row(entry.name, entry.state(now_us), _day(entry.not_after_us), entry.how, entry.serial)
-    console().print(table)
+    console().print(build(COLUMNS, [_json(entry, now_us) for entry in entries], now_us))
 
 
 def _day(at_us: int) -> str:
     """A date in this machine's zone, with its year."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_us / 1e6))
+    return time.strftime("%Y-%m-%d", time.localtime(at_us / 1e6))
 
 
-def _json(entry: Entry, now_us: int) -> dict[str, object]:
+def _json(entry: Entry, now_us: int) -> dict[str, Any]:
     return {
         "name": entry.name,
         "gateway_id": entry.gateway_id,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +12,8 @@ from urllib.parse import quote
 import click
 
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, Refused
+from sla_server.cli.parts import Part, cut, in_file
 from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 
 
@@ -21,10 +24,11 @@ from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 @pass_client
 def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
     """Put agreements in force, or new versions of them."""
-    documents = read_documents(path)
-    query = {"dry_run": "1"} if dry_run else {}
-    headers = {"Content-Type": "application/yaml"}
-    answer = client.change("POST", "/slas", content=documents, params=query, headers=headers)
+    parts = cut(read_documents(path))
+    if len(parts) > 1:
+        answer = _apply_parts(client, parts, dry_run=dry_run)
+    else:
+        answer = _apply(client, parts[0].text, dry_run=dry_run)
     if output == "json":
         print_json(answer)
         return
@@ -39,20 +43,68 @@ def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
         click.echo("The documents are valid. Nothing was changed (--dry-run).")
 
 
+def _apply(client: Client, documents: bytes, *, dry_run: bool) -> dict[str, Any]:
+    query = {"dry_run": "1"} if dry_run else {}
+    headers = {"Content-Type": "application/yaml"}
+    answer: dict[str, Any] = client.change("POST", "/slas", content=documents, params=query, headers=headers)
+    return answer
+
+
+def _apply_parts(client: Client, parts: list[Part], *, dry_run: bool) -> dict[str, Any]:
+    """All parts are checked before the first is applied; progress goes to standard error.
+
+    Raises:
+        Refused: a part was refused; says how many documents before it are in force all the same.
+        BadUsage: two documents have one name.
+    """
+    checked = _each_part(client, parts, dry_run=True)
+    names = Counter(item["name"] for item in checked["applied"])
+    if doubled := sorted(name for name, count in names.items() if count > 1):
+        raise BadUsage(
+            f"agreement {doubled[0]} stands in the file {names[doubled[0]]} times. Keep one of them"
+        )
+    return checked if dry_run else _each_part(client, parts, dry_run=False)
+
+
+def _each_part(client: Client, parts: list[Part], *, dry_run: bool) -> dict[str, Any]:
+    applied: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    for part in parts:
+        try:
+            answer = _apply(client, part.text, dry_run=dry_run)
+        except Refused as exc:
+            problem = in_file(exc.problem, part)
+            if applied and not dry_run:
+                kept = (
+                    f"{len(applied)} documents before line {part.lines_before + 1} are in force. Correct the "
+                )
+                problem["fix"] = f"{kept}file and apply all of it again: those change nothing then"
+            raise Refused(exc.status, problem) from exc
+        applied += answer.get("applied", [])
+        warnings += answer.get("warnings", [])
+        click.echo(f"{'checked' if dry_run else 'applied'} {len(applied):,} documents", err=True)
+    return {"applied": applied, "warnings": warnings}
+
+
 def read_documents(path: str) -> bytes:
     """The file's bytes, or standard input's.
 
     Raises:
-        BadUsage: cannot be read.
+        BadUsage: cannot be read, is empty, or is no text.
     """
-    if path == "-":
-        return sys.stdin.buffer.read()
+    where = "standard input" if path == "-" else path
     try:
-        return Path(path).read_bytes()
+        documents = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        documents.decode()
     except OSError as exc:
         raise BadUsage(
-            f"{path} cannot be read: {exc.strerror}. Give -f an existing file, or - for stdin"
+            f"{where} cannot be read: {exc.strerror}. Give -f an existing file, or - for stdin"
         ) from exc
+    except UnicodeDecodeError as exc:
+        raise BadUsage(f"{where} is not UTF-8 text; save it as UTF-8") from exc
+    if not documents.strip():
+        raise BadUsage(f"{where} is empty; an agreement was expected")
+    return documents
 
 
 @click.group()
@@ -100,6 +152,8 @@ def throttle_set(
     given = {name: value for name, value in rates.items() if value is not None}
     if len(given) != 1:
         raise BadUsage("give exactly one of --iops, --mbps and --cost")
+    if not all(map(math.isfinite, given.values())):
+        raise BadUsage("the rate is not a number; to let a volume have all it wants: sla throttle release")
     body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
     body["duration_s"] = duration_s(lasting) if lasting else None
     answer = client.change("POST", "/throttles", json=body)

@@ -25,6 +25,9 @@ DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this
 PENDING_LOOK_S: Final = 0.5
+TOO_LARGE: Final = (
+    "that is more than the server takes at once ([api] max_body_bytes). Apply the documents in several files"
+)
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Client:
             ConfigError: the configuration file is named but cannot be read.
         """
         if not server:
-            listen = str(read_toml(config).get("api", {}).get("listen", "")) if config else ""
+            listen = str(_api_table(read_toml(config)).get("listen", "")) if config else ""
             server = f"http://{listen}" if listen and not listen.endswith(":0") else DEFAULT_SERVER
         return cls(server.rstrip("/"), token_file, config)
 
@@ -76,23 +79,27 @@ class Client:
                 f"the token is not sent in clear to {self.server}. Use https, or a tunnel "
                 "(ssh -L 8411:127.0.0.1:8411 HOST) and --server http://127.0.0.1:8411"
             )
-        if given := os.environ.get("SLA_TOKEN", "").strip():
-            return given
-        path = self.token_path()
-        try:
-            return path.read_text().strip()
-        except OSError as exc:
-            raise NoToken(
-                f"changes need the server's token; {path} cannot be read ({exc.strerror}). "
-                "Give --token-file, or --config (SLA_CONFIG) with the server's configuration, or SLA_TOKEN"
-            ) from exc
+        path: Path | None = None
+        given = os.environ.get("SLA_TOKEN", "").strip()
+        if not given:
+            path = self.token_path()
+            try:
+                given = path.read_text(errors="replace").strip()
+            except OSError as exc:
+                raise NoToken(
+                    f"changes need the server's token; {path} cannot be read ({exc.strerror}). Give "
+                    "--token-file, or --config (SLA_CONFIG) with the server's configuration, or SLA_TOKEN"
+                ) from exc
+        if not (given.isascii() and given.isprintable() and given):
+            raise NoToken(f"{path or 'SLA_TOKEN'} holds no token; the server's stands in DATA_DIR/api.token")
+        return given
 
     def token_path(self) -> Path:
         """Where the token should stand."""
         if self.token_file:
             return self.token_file
         tree = read_toml(self.config)
-        if named := tree.get("api", {}).get("token_file"):
+        if named := _api_table(tree).get("token_file"):
             return Path(str(named))
         data_dir = os.environ.get("SLA__DATA_DIR") or tree.get("data_dir") or "sla-data"
         return Path(str(data_dir)).expanduser() / "api.token"
@@ -136,6 +143,8 @@ class Client:
 def _answer(server: str, response: httpx.Response) -> Any:
     if response.status_code == 204:
         return None
+    if response.status_code == 413:  # said by the HTTP layer, in its own words
+        raise Refused(413, {"detail": TOO_LARGE})
     kind = response.headers.get("Content-Type", "").partition(";")[0]
     if kind not in ("application/json", "application/problem+json"):
         raise NotAnAnswer(server, response.status_code)
@@ -156,8 +165,14 @@ def _is_private(server: str) -> bool:
         return False
 
 
+def _api_table(tree: dict[str, Any]) -> dict[str, Any]:
+    """``[api]`` of a configuration; what is wrong with it the server says."""
+    table = tree.get("api")
+    return table if isinstance(table, dict) else {}
+
+
 def _user() -> str:
     try:
-        return getpass.getuser()
+        return getpass.getuser().encode("ascii", "replace").decode()  # a header holds nothing else
     except (OSError, KeyError):
         return str(os.getuid())

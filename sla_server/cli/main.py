@@ -14,7 +14,7 @@ from sla_server.cli.get import get
 from sla_server.cli.mailbox import mailbox
 from sla_server.cli.policy import policy
 from sla_server.cli.queue import queue
-from sla_server.cli.shared import Group
+from sla_server.cli.shared import Group, keep_logs_apart
 from sla_server.cli.storage import storage
 from sla_server.cli.top import top
 
@@ -36,6 +36,7 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
 
     First steps: sla top (watch), sla apply -f agreement.yaml (promise), sla mode enforce (keep it).
     """
+    keep_logs_apart()
     context.obj = context.obj or Client.find(server, token_file, config)
 
 

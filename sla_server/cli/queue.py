@@ -108,7 +108,14 @@ def _show(figures: dict[str, Any], output: str) -> None:
         click.echo(json.dumps(figures, indent=1))
         return
     for key, value in figures.items():
-        click.echo(f"{key.replace('_', ' '):<18} {'-' if value is None else value}")
+        click.echo(f"{key.replace('_', ' '):<18} {_words(value)}")
+
+
+def _words(value: Any) -> str:
+    """A figure as a person would say it; a dash where there is none."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value in (None, "") else str(value)
 
 
 @queue.command()
@@ -151,7 +158,9 @@ def dump(
             }
             if with_data:
                 row["data"] = data.hex()
-            text = json.dumps(row) if output == "json" else "  ".join(f"{k} {v}" for k, v in row.items())
+            text = (
+                json.dumps(row) if output == "json" else "  ".join(f"{k} {_words(v)}" for k, v in row.items())
+            )
             click.echo(text)
         if len(entries) > limit:
             click.echo(f"{len(entries) - limit} more; raise --limit to see them", err=True)

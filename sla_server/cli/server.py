@@ -23,9 +23,13 @@ from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server import data_dir
 from sla_server.api.config import split_address
+from sla_server.cli import group, words
+from sla_server.cli.client import Client
+from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import Supervisor, running_pid, wait_stopped
+from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
 
 CONFIG = click.option(
@@ -39,19 +43,13 @@ READY_LIMIT_S = 30.0
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 
 
-class Group(click.Group):
-    """Turns our own errors into one line and their exit status."""
+class Group(group.Group):
+    """Tells errors as this program's."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """See ``click.Group``."""
-        try:
-            return super().invoke(ctx)
-        except SlaError as exc:
-            click.echo(f"sla-server: {exc}", err=True)
-            raise SystemExit(exc.exit_status) from exc
+    program = "sla-server"
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="storage-sla-server")
 def cli() -> None:
     """The SLA server: keeps latency promises on shared block storage."""
@@ -79,7 +77,7 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         )
         click.echo(f"# mailbox segments: {mebibytes:.0f} MiB of shared memory under {config.runtime_dir}")
         return
-    if (pid := running_pid(config.data_dir)) is not None:
+    if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
     check_addresses(config)
     if background:
@@ -155,11 +153,11 @@ def _page(config: configuration.ResolvedConfig) -> str:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
 def status(path: Path | None, output: str) -> None:
-    """Say whether the server runs, its processes and its page."""
+    """Say whether the server runs, its processes, its page, and what is in trouble."""
     from sla_server.db.reads import open_reader
 
     config = configuration.load(path)
-    pid = running_pid(config.data_dir)
+    pid = data_dir.running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir)
     processes: list[dict[str, Any]] = []
@@ -169,9 +167,10 @@ def status(path: Path | None, output: str) -> None:
             processes = reader.processes()
     except SlaError as exc:  # the server does run: that is the first thing to say
         trouble = str(exc)
+    problems = _problems(config)
     if output == "json":
         told = {"pid": pid, "page": _page(config), "processes": processes, "trouble": trouble}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({**told, "problems": problems}))
         return
     click.echo(f"running, pid {pid}, page {_page(config)}")
     if trouble:
@@ -179,6 +178,21 @@ def status(path: Path | None, output: str) -> None:
     for row in processes:
         line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
         click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))
+    for row in problems:
+        since = f", since {words.when(row['since_us'])}" if row["since_us"] else ""
+        click.echo(f"  in trouble: {row['process']}{since}: {words.sentence(row['reason'])}")
+
+
+def _problems(config: configuration.ResolvedConfig) -> list[dict[str, Any]]:
+    """What ``/api/v1/health`` names; empty when nobody answers there."""
+    try:
+        port = (config.runtime_dir / "api.port").read_text().strip()
+        told: dict[str, Any] = Client(f"http://127.0.0.1:{port}").get("/health")
+    except Refused as exc:  # 503: down, and its body says why
+        told = exc.problem
+    except (OSError, SlaError):
+        return []
+    return list(told.get("problems", []))
 
 
 @cli.command()
@@ -187,11 +201,18 @@ def status(path: Path | None, output: str) -> None:
 def stop(path: Path | None, limit_s: float) -> None:
     """Stop the server in order and wait until it is gone."""
     config = configuration.load(path)
-    pid = running_pid(config.data_dir)
+    pid = data_dir.running_pid(config.data_dir)
     if not pid:
         raise ServerNotRunning(config.data_dir)
-    os.kill(pid, signal.SIGTERM)
-    if not wait_stopped(config.data_dir, limit_s):
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:  # it has just ended by itself
+        pass
+    except PermissionError as exc:
+        raise ConfigError(
+            "data_dir", f"its server, process {pid}, belongs to another user", "Run this as that user"
+        ) from exc
+    if not data_dir.wait_stopped(config.data_dir, limit_s):
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")

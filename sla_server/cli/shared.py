@@ -12,9 +12,10 @@ import sys
 from typing import Any, Final
 
 import click
+import structlog
 from rich.console import Console
 
-from pmdaemon.errors import SlaError
+from sla_server.cli import group
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 
@@ -28,25 +29,41 @@ OUTPUT = click.option(
 )
 UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+MOST_S: Final = 100 * 366 * 86_400.0
 WIDTH: Final = 80
 pass_client = click.pass_obj
 
 
-class Group(click.Group):
-    """Turns our own errors into a line on stderr and their exit status."""
+class Group(group.Group):
+    """Closes the client whatever happens."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """See ``click.Group``."""
         try:
             return super().invoke(ctx)
-        except SlaError as exc:
-            click.echo(f"sla: {exc}", err=True)
-            raise SystemExit(exc.exit_status) from exc
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None  # 128 + SIGINT, as shells say it
         finally:
             if isinstance(ctx.obj, Client):
                 ctx.obj.close()
+
+
+def keep_logs_apart() -> None:
+    """Let log lines of what runs inside a command, warnings and worse, go to stderr.
+
+    structlog would print all of them to stdout, where they break ``-o json``.
+    """
+    if not structlog.is_configured():
+        processors = [_drop_chatter, *structlog.get_config()["processors"]]
+        structlog.configure(
+            processors=processors, logger_factory=lambda *_: structlog.PrintLogger(sys.stderr)
+        )
+
+
+def _drop_chatter(
+    _logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if method in ("debug", "info"):  # the command says itself what it did
+        raise structlog.DropEvent
+    return event
 
 
 def console() -> Console:
@@ -67,6 +84,7 @@ def duration_s(text: str) -> float:
         BadUsage: anything else, or nothing at all.
     """
     match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise BadUsage(f"{text!r} is not a duration; write for example 90s, 10m, 2h or 1d")
-    return float(match[1]) * UNITS_S[match[2] or "s"]
+    seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
+    if not 0 < seconds <= MOST_S:
+        raise BadUsage(f"{text[:40]!r} is not a duration; write for example 90s, 10m, 2h or 1d")
+    return seconds

@@ -7,6 +7,7 @@ take the lock that the server's own housekeeping takes.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,15 @@ def size(value: int) -> str:
         if value >= unit:
             return f"{value / unit:.1f} {name}"
     return f"{value} B"
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
+
+
+def _with_times(text: str) -> str:
+    """``hour 1795255200000000``, as JSON has it, with a time that people read."""
+    return re.sub(r"\bhour (\d+)", lambda found: f"hour from {words.when(int(found[1]))}", text)
 
 
 @click.group()
@@ -155,13 +165,14 @@ def verify(client: Client, config: Path | None, output: str) -> None:
         print_json(asdict(report))
     else:
         click.echo(
-            f"{report.files} files are whole: {size(report.bytes)}, {report.rows:,} rows, "
-            f"{report.cuts:,} cuts; {report.hours} hours compared with SQL"
+            f"{_counted(report.files, 'file is', 'files are')} whole: {size(report.bytes)}, "
+            f"{report.rows:,} rows, {report.cuts:,} cuts; "
+            f"{_counted(report.hours, 'hour', 'hours')} compared with SQL"
         )
         for note in report.notes:
-            click.echo(f"note: {note}")
+            click.echo(f"note: {_with_times(note)}")
         for problem in report.problems:
-            click.echo(f"{problem.kind}: {problem.subject}: {problem.text}", err=True)
+            click.echo(f"{problem.kind}: {_with_times(problem.subject)}: {problem.text}", err=True)
     if report.problems:
         raise SystemExit(1)
 

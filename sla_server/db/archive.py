@@ -25,7 +25,7 @@ from sla_server.db.files.housekeeper import sweep
 from sla_server.db.files.manifest import CUTS
 from sla_server.db.files.store import FileStore, LocalFiles
 from sla_server.db.files.write import FileWriter
-from sla_server.db.rollup import Ingested
+from sla_server.db.rollup import CutColumns, Ingested
 
 FOREIGN_ORPHAN_AGE_S: Final = 86_400  # files of another queue: its manager may be about to commit them
 
@@ -95,8 +95,12 @@ class Archive:
         size_bytes = self._writer.bytes if self._writer is not None else 0
         return size_bytes >= self._max_bytes or self._clock.monotonic_ns() - self._opened_ns >= self._max_ns
 
-    def add(self, first_seq: int, last_seq: int, items: Sequence[Ingested]) -> None:
+    def add(
+        self, first_seq: int, last_seq: int, items: Sequence[Ingested], columns: CutColumns | None = None
+    ) -> None:
         """Take the cuts of the records ``first_seq`` to ``last_seq``, which follow the former ones directly.
+
+        ``columns`` are those of the cuts, if somebody has joined them.
 
         Raises:
             ArchiveFailed: disk full or broken; the file under way was given up.
@@ -111,7 +115,7 @@ class Archive:
         self._max_us = max(self._max_us, *(item.end_us for item in items))
         self._cuts += len(items)
         try:
-            self._under_way().write(parquet.table_of(items))
+            self._under_way().write(parquet.table_of(items, columns))
         except ArchiveFailed:
             self.abort()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,9 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest_queue import Record
 from sla_server.db.records import check_row
-from sla_server.db.rollup import Ingested, screen
+from sla_server.db.rollup import CutColumns, Ingested, columns_of, screen, screen_header
+
+_Found = tuple[int, int, Ingested]  # queue_seq, position in its message, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,14 @@ class Batch:
     streams_seen: list[dict[str, Any]] = field(default_factory=list)
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    _columns: CutColumns | None = None
+
+    @property
+    def columns(self) -> CutColumns | None:
+        """Of ``cuts``, joined once for all who need them; None if there are none."""
+        if self._columns is None and self.cuts:
+            self._columns = columns_of(self.cuts)
+        return self._columns
 
 
 def decode_batch(records: Sequence[Record], after_seq: int) -> Batch:
@@ -55,6 +65,7 @@ def decode_batch(records: Sequence[Record], after_seq: int) -> Batch:
     What does not decode is listed in ``refused``, never raised.
     """
     batch = Batch(after_seq + 1, records[-1].queue_seq)
+    found: list[_Found] = []
     for record in records:
         try:
             message = frame.decode(record.payload)
@@ -62,17 +73,19 @@ def decode_batch(records: Sequence[Record], after_seq: int) -> Batch:
             batch.refused.append(Refused(record.queue_seq, 0, "queue", str(exc)))
             continue
         if message.kind == Kind.CUTS:
-            _add_cuts(batch, record.queue_seq, message)
+            found += _cuts_of(batch, record.queue_seq, message)
         elif message.kind == Kind.GATEWAY:
             batch.gateways.append(message.header)
         elif message.kind == Kind.STREAMS_SEEN:
             batch.streams_seen.append(message.header)
         elif message.kind == Kind.RECORD:
             _add_rows(batch, record.queue_seq, message.header.get("rows"))
+    _take_sound(batch, found)
     return batch
 
 
-def _add_cuts(batch: Batch, queue_seq: int, message: frame.Frame) -> None:
+def _cuts_of(batch: Batch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
+    """The cuts of a message whose headers can be true; nobody has looked at their columns yet."""
     header = message.header
     received, offsets = header["recv_us"], header["offset_us"]
     for position, raw in enumerate(frame.split(message.blob)):
@@ -81,15 +94,35 @@ def _add_cuts(batch: Batch, queue_seq: int, message: frame.Frame) -> None:
         key = (gateway_id, epoch)
         batch.marks[key] = max(seq, batch.marks.get(key, 0))
         try:
-            item = Ingested(cuts.decode(part), offsets[position], received[position])
-            problem = screen(item)
+            item = Ingested(cuts.view(part), offsets[position], received[position])
+            problem = screen_header(item)
         except WireError as exc:
             problem = str(exc)
         if problem is None:
+            yield queue_seq, position, item
+        else:
+            batch.refused.append(_left_out(queue_seq, position, (gateway_id, epoch, seq), problem))
+
+
+def _take_sound(batch: Batch, found: list[_Found]) -> None:
+    """Look at the columns of all cuts together, and only if something is wrong at each cut's."""
+    batch.cuts = [item for _seq, _position, item in found]
+    if batch.columns is None or batch.columns.is_sound:
+        return
+    batch.cuts, batch._columns = [], None
+    for queue_seq, position, item in found:
+        cut = item.cut
+        problem = cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows) or screen(item)
+        if problem is None:
             batch.cuts.append(item)
         else:
-            text = f"cut {seq} of epoch {epoch} was left out: {problem}"
-            batch.refused.append(Refused(queue_seq, position, gateway_id, text))
+            identity = (cut.gateway_id, cut.epoch, cut.seq)
+            batch.refused.append(_left_out(queue_seq, position, identity, problem))
+
+
+def _left_out(queue_seq: int, position: int, identity: tuple[str, int, int], problem: str) -> Refused:
+    gateway_id, epoch, seq = identity
+    return Refused(queue_seq, position, gateway_id, f"cut {seq} of epoch {epoch} was left out: {problem}")
 
 
 def _add_rows(batch: Batch, queue_seq: int, rows: object) -> None:

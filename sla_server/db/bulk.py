@@ -4,13 +4,15 @@ PostgreSQL: the rows go by binary COPY into a temporary table of the session (em
 from there with one INSERT ... SELECT ... ON CONFLICT. SQLite: executemany of tuples, without SQLAlchemy's
 work a row. Within one call no key may occur twice.
 
-A COPY row in binary form (big-endian): i16 number of fields, then for each field i32 length and value. The
-fixed part of all rows is one numpy array; text and blobs stand last and are put behind it row by row.
+A COPY row in binary form (big-endian): i16 number of fields, then for each field i32 length and value. What
+has the same length in all rows (integers; mostly gateway ids and hourly histograms, too) is one numpy array;
+text and blobs of other lengths stand last and are put behind it row by row. The stream is made some rows at a
+time: the server takes them while the next are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +29,7 @@ COPY_FROM_ROWS: Final = 100  # below, two more round trips cost more than they s
 _HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END: Final = b"\xff\xff"
 _WIDTHS: Final = {"BIGINT": 8, "INTEGER": 4}
+_CHUNK_ROWS: Final = 8192
 
 
 def upsert_columns(
@@ -86,33 +89,52 @@ def _copy(
     with driver.cursor() as cursor:
         listed = ", ".join(names)
         with cursor.copy(f"COPY {stage} ({listed}) FROM STDIN (FORMAT BINARY)") as copy:
-            copy.write(copy_bytes([columns[name] for name in names], [kinds[name] for name in names]))
+            for some in copy_stream([columns[name] for name in names], [kinds[name] for name in names]):
+                copy.write(some)
     source: Any = select(*(column(name) for name in names)).select_from(table_clause(stage))
     insert = insert_into(connection, into).from_select(names, source)
     connection.execute(conflict_clause(insert, into, *how))
 
 
-def copy_bytes(columns: Sequence[Column], kinds: Sequence[str]) -> bytes:
-    """A whole binary COPY stream of at least one row; columns of BIGINT and INTEGER must come first."""
-    fields: list[tuple[str, str]] = [("fields", ">i2")]
-    fixed = [number for number, kind in enumerate(kinds) if kind in _WIDTHS]
-    for number in fixed:
-        fields += [(f"length{number}", ">i4"), (f"value{number}", f">i{_WIDTHS[kinds[number]]}")]
+def copy_stream(columns: Sequence[Column], kinds: Sequence[str]) -> Iterator[bytes]:
+    """A binary COPY stream of at least one row, in pieces; columns of BIGINT and INTEGER must come first."""
+    yield _HEAD
+    for first in range(0, len(columns[0]), _CHUNK_ROWS):
+        yield _rows([values[first : first + _CHUNK_ROWS] for values in columns], kinds)
+    yield _END
+
+
+def _rows(columns: Sequence[Column], kinds: Sequence[str]) -> bytes:
+    fixed: list[tuple[str, npt.NDArray[Any]]] = []  # (type, values)
+    blobs: list[list[bytes]] = []
+    for values, kind in zip(columns, kinds, strict=True):
+        if kind in _WIDTHS:
+            fixed.append((f">i{_WIDTHS[kind]}", np.asarray(values)))
+            continue
+        packed = [value.encode() if isinstance(value, str) else value for value in values]
+        size = len(packed[0])
+        if not blobs and size and all(len(value) == size for value in packed):
+            fixed.append((f"V{size}", np.frombuffer(b"".join(packed), dtype=f"V{size}")))
+        else:
+            blobs.append(packed)
+    fields = [("fields", ">i2")]
+    for number, (kind, _values) in enumerate(fixed):
+        fields += [(f"length{number}", ">i4"), (f"value{number}", kind)]
     head: npt.NDArray[Any] = np.empty(len(columns[0]), dtype=fields)
     head["fields"] = len(columns)
-    for number in fixed:
-        head[f"length{number}"] = _WIDTHS[kinds[number]]
-        head[f"value{number}"] = columns[number]
-    if len(fixed) == len(columns):
-        return b"".join((_HEAD, head.tobytes(), _END))
+    for number, (_kind, values) in enumerate(fixed):
+        head[f"length{number}"] = (
+            values.dtype.itemsize if values.dtype.kind == "V" else _WIDTHS[kinds[number]]
+        )
+        head[f"value{number}"] = values
+    packed_heads = head.tobytes()
+    if not blobs:
+        return packed_heads
     size = head.dtype.itemsize
-    packed = head.tobytes()
-    parts: list[Sequence[bytes]] = [[packed[at : at + size] for at in range(0, len(packed), size)]]
-    for values in columns[len(fixed) :]:
-        blobs = [value.encode() if isinstance(value, str) else value for value in values]
-        parts.append(_lengths(blobs))
-        parts.append(blobs)
-    return b"".join((_HEAD, *(piece for row in zip(*parts, strict=True) for piece in row), _END))
+    parts = [[packed_heads[at : at + size] for at in range(0, len(packed_heads), size)]]
+    for values in blobs:
+        parts += [_lengths(values), values]
+    return b"".join(piece for row in zip(*parts, strict=True) for piece in row)
 
 
 def _lengths(blobs: Sequence[bytes]) -> list[bytes]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
 from sla_server.db.histcodec import TOTAL_BUCKETS
-from sla_server.db.rollup import Ingested, joined
+from sla_server.db.rollup import CutColumns, Ingested
 from sla_server.db.schema import COUNTERS
 from sla_server.db.sheets import Int64s
 
@@ -28,28 +28,26 @@ class CutRows:
         missed_row: row of each entry of ``missed`` (MISSED_DTYPE).
     """
 
-    def __init__(self, items: Sequence[Ingested]) -> None:
-        lengths = np.array([item.cut.rows for item in items], dtype=np.int64)
+    def __init__(self, items: Sequence[Ingested], columns: CutColumns) -> None:
+        lengths, counters = columns.rows, columns.counters
         self.n = int(lengths.sum())
         offsets = np.cumsum(lengths) - lengths
         self.gateways = [item.cut.gateway_id for item in items]
         self.item: Int64s = np.repeat(np.arange(len(items), dtype=np.int64), lengths)
-        counters: Int64s = np.concatenate([item.cut.counters for item in items], axis=1)
         self.stream_id: Int64s = counters[COL["stream_id"]]
         start_us = np.array([item.start_us for item in items], dtype=np.int64)
         self.start_us: Int64s = start_us[self.item]
         duration_us = np.array([item.cut.duration_us for item in items], dtype=np.int64)[self.item]
         # As one number each: row, bucket << 16, count << 32.
-        entries: Int64s = joined([item.cut.hist for item in items]).view("<i8")
-        offset = np.repeat(offsets, [len(item.cut.hist) for item in items])
+        entries: Int64s = columns.hist.view("<i8")
+        offset = np.repeat(offsets, columns.hist_entries)
         total = np.flatnonzero((entries & _BUCKET_BITS) < TOTAL_BUCKETS << 16)
         entries = entries[total]
         self.hist_row: Int64s = (entries & 0xFFFF) + offset[total]
         self.hist_bucket: Int64s = (entries >> 16) & 0xFFFF
         self.hist_count: Int64s = (entries >> 32) & 0xFFFF_FFFF
-        self.missed = joined([item.cut.missed for item in items])
-        lengths = np.array([len(item.cut.missed) for item in items])
-        self.missed_row: Int64s = self.missed["row"] + np.repeat(offsets, lengths)
+        self.missed = columns.missed
+        self.missed_row: Int64s = self.missed["row"] + np.repeat(offsets, columns.missed_entries)
         held = counters[COL["held"]]
         was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
         self.sums = [

@@ -52,6 +52,11 @@ class CursorMoved(DbError):
         super().__init__(f"the database's cursor is {cursor}, expected {expected}")
 
 
+def has_rows(batch: Batch) -> bool:
+    """Whether there is anything in a batch for ``store_records``."""
+    return bool(batch.rows) or has_inventory(batch)
+
+
 class IngestStore:
     """The writer's side of the database.
 
@@ -141,7 +146,7 @@ class IngestStore:
             DatabaseRefused: some value is refused; nothing was written.
             DatabaseUnavailable: nothing, or everything, was written; come again.
         """
-        if not has_inventory(batch) and not batch.rows:
+        if not has_rows(batch):
             return
         with begin(self._engine) as connection:
             cursor = self._cursor(connection, self._records_key)

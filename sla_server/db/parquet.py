@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pmdaemon.wire.cut import COL, COLUMNS
-from sla_server.db.rollup import Ingested, joined
+from sla_server.db.rollup import CutColumns, Ingested, columns_of
 
 _COUNTERS: Final = COLUMNS[1:]
 _MISSED: Final = ("io", "threshold_us", "counted", "missed")
@@ -42,11 +42,12 @@ SCHEMA: Final = pa.schema(
 )
 
 
-def table_of(items: Sequence[Ingested]) -> pa.Table:
-    """A table of SCHEMA for these cuts, in order."""
-    lengths = np.array([max(item.cut.rows, 1) for item in items], dtype=np.int64)
+def table_of(items: Sequence[Ingested], columns: CutColumns | None = None) -> pa.Table:
+    """A table of SCHEMA for these cuts, in order; ``columns`` are theirs, if somebody has joined them."""
+    joined = columns or columns_of(items)
+    lengths = np.maximum(joined.rows, 1)
     first_row = np.cumsum(lengths) - lengths
-    counters = np.concatenate([_padded(item) for item in items], axis=1)
+    counters = _padded(joined)
     per_cut: dict[str, list[Any]] = {
         "gateway_id": [item.cut.gateway_id for item in items],
         "epoch": [str(item.cut.epoch) for item in items],
@@ -60,36 +61,35 @@ def table_of(items: Sequence[Ingested]) -> pa.Table:
         "threshold_version": [item.cut.threshold_version for item in items],
     }
     repeat = pa.array(np.repeat(np.arange(len(items)), lengths))
-    columns = {
+    arrays = {
         name: pa.array(values, type=SCHEMA.field(name).type).take(repeat) for name, values in per_cut.items()
     }
     stream_id = counters[COL["stream_id"]]
-    columns["stream_id"] = pa.array(stream_id, mask=stream_id < 0)
-    columns |= {name: pa.array(counters[COL[name]]) for name in _COUNTERS}
+    arrays["stream_id"] = pa.array(stream_id, mask=stream_id < 0)
+    arrays |= {name: pa.array(counters[COL[name]]) for name in _COUNTERS}
     rows = int(lengths.sum())
-    columns |= _lists(
-        [item.cut.hist for item in items], first_row, rows, {"bucket": "hist_bucket", "count": "hist_count"}
-    )
+    names = {"bucket": "hist_bucket", "count": "hist_count"}
+    arrays |= _lists(joined.hist, np.repeat(first_row, joined.hist_entries), rows, names)
     names = {name: f"missed_{name}" for name in _MISSED}
-    columns |= _lists([item.cut.missed for item in items], first_row, rows, names)
-    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    arrays |= _lists(joined.missed, np.repeat(first_row, joined.missed_entries), rows, names)
+    return pa.table([arrays[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _padded(item: Ingested) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Counters of a cut; a cut without rows gives one row of zeros with stream_id -1 (stored as null)."""
-    if item.cut.rows:
-        return item.cut.counters
-    row = np.zeros((len(COLUMNS), 1), dtype=np.int64)
-    row[COL["stream_id"]] = -1
-    return row
+def _padded(columns: CutColumns) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Counters; a cut without rows gets one row of zeros with stream_id -1 (stored as null)."""
+    if columns.rows.all():
+        return columns.counters
+    place = np.cumsum(columns.rows)[columns.rows == 0]
+    padding = np.zeros((len(COLUMNS), len(place)), dtype=np.int64)
+    padding[COL["stream_id"]] = -1
+    return np.insert(columns.counters, place, padding, axis=1)
 
 
 def _lists(
-    arrays: Sequence[np.ndarray[Any, Any]], first_row: np.ndarray[Any, Any], rows: int, names: dict[str, str]
+    entries: np.ndarray[Any, Any], first_row: np.ndarray[Any, Any], rows: int, names: dict[str, str]
 ) -> dict[str, pa.Array]:
     """List columns from sparse entries; an entry's ``row`` counts from its cut's ``first_row``."""
-    entries = joined(arrays)
-    row = entries["row"] + np.repeat(first_row, [len(array) for array in arrays])
+    row = entries["row"] + first_row
     offsets = pa.array(np.searchsorted(np.sort(row, kind="stable"), np.arange(rows + 1)).astype(np.int32))
     if (row[1:] < row[:-1]).any():  # agents send them in order
         entries = entries[np.argsort(row, kind="stable")]

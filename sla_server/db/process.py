@@ -8,8 +8,8 @@ Start: lock of the data directory; schema (migrated if older); cursors and water
 queue holds beyond; orphans swept; threads. A database that is away at the start is waited for: without the
 watermarks no cut can be judged new. Stop: intake drains the mailboxes, then the writer writes everything
 and closes its file. If a thread dies, the process ends with status 1 and the supervisor starts it again:
-all state is on disk. What troubles it is told to ``services`` every other second (PRESSURE), also while it
-waits at the start, and once more when a thread has died.
+all state is on disk. What troubles it is told to ``services`` and ``appserver`` every other second
+(PRESSURE), also while it waits at the start, and once more when a thread has died.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         boxes = [
             stack.enter_context(attach(config.runtime_dir / name, NAME)) for name in ("main.mbx", "app.mbx")
         ]
-        manager = open_manager(config, stop, stack, lambda problem: _tell(boxes[0], problem))
+        manager = open_manager(config, stop, stack, lambda problem: _tell(boxes, problem))
         if manager is None:
             return 0  # told to stop before the database was there
         teller = Teller(
@@ -115,20 +115,21 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": office.pauses},
             lambda: [*manager.writer.problems(), *office.problems()],
+            [(boxes[1], "appserver")],
         )
         office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
         failed = _run_threads(office, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         if failed is not None:
             name, error = failed
             text = f"its thread {name} died: {error}. It is started again"
-            _tell(boxes[0], Problem(NAME, SystemClock().unix_us(), text))
+            _tell(boxes, Problem(NAME, SystemClock().unix_us(), text))
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 0 if failed is None else 1
 
 
-def _tell(box: Mailbox, problem: Problem) -> None:
+def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
-    Teller(box, SystemClock(), dict, dict, lambda: [problem]).tell()
+    Teller(boxes[0], SystemClock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
 
 
 def _run_threads(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, Cut
+from pmdaemon.wire.cut import COL, Cut, problem_of
 
 HOUR_US: Final = 3_600_000_000
 MAX_COUNTER: Final = 1 << 47  # per cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
@@ -50,15 +50,62 @@ class Ingested:
         return self.start_us + self.cut.duration_us
 
 
-def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Structured arrays of one type, one behind another; as bytes, which is faster than by fields."""
-    return np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays]).view(
-        arrays[0].dtype
+@dataclass(frozen=True, slots=True)
+class CutColumns:
+    """The columns of many cuts, at least one, each behind the other.
+
+    Attributes:
+        rows: of each cut, shape (cuts,); ``hist_entries`` and ``missed_entries`` alike.
+        counters: shape (len(COLUMNS), all rows).
+        hist: HIST_DTYPE; ``row`` counts from its cut's first row.
+        missed: MISSED_DTYPE, likewise.
+    """
+
+    rows: npt.NDArray[np.int64]
+    counters: npt.NDArray[np.int64]
+    hist: npt.NDArray[Any]
+    hist_entries: npt.NDArray[np.int64]
+    missed: npt.NDArray[Any]
+    missed_entries: npt.NDArray[np.int64]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether each of the cuts passes ``cut.problem_of`` and the counters' part of ``screen``."""
+        hist_rows = np.repeat(self.rows, self.hist_entries)
+        missed_rows = np.repeat(self.rows, self.missed_entries)
+        problem = problem_of(self.counters, self.hist, self.missed, hist_rows, missed_rows)
+        return problem is None and not _overflows(self.counters)
+
+
+def columns_of(items: Sequence[Ingested]) -> CutColumns:
+    """Join the columns of some cuts, at least one."""
+    cuts = [item.cut for item in items]
+    return CutColumns(
+        rows=np.array([cut.rows for cut in cuts], dtype=np.int64),
+        counters=np.concatenate([cut.counters for cut in cuts], axis=1),
+        hist=_joined([cut.hist for cut in cuts]),
+        hist_entries=np.array([len(cut.hist) for cut in cuts], dtype=np.int64),
+        missed=_joined([cut.missed for cut in cuts]),
+        missed_entries=np.array([len(cut.missed) for cut in cuts], dtype=np.int64),
     )
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Structured arrays of one type, one behind another; as bytes, which is faster than by fields."""
+    return np.frombuffer(b"".join([np.ascontiguousarray(one).data for one in arrays]), arrays[0].dtype)
+
+
+def _overflows(counters: npt.NDArray[np.int64]) -> bool:
+    return bool(counters.size) and int(counters[_SUMMED].max()) > MAX_COUNTER
 
 
 def screen(item: Ingested) -> str | None:
     """Why this cut cannot be true, or None."""
+    return screen_header(item) or ("a counter exceeds 2**47" if _overflows(item.cut.counters) else None)
+
+
+def screen_header(item: Ingested) -> str | None:
+    """The part of ``screen`` that looks at no column."""
     cut = item.cut
     if cut.duration_us > MAX_DURATION_US:
         return f"it lasts {cut.duration_us} us, more than a day"
@@ -66,6 +113,4 @@ def screen(item: Ingested) -> str | None:
         return f"its corrected start {item.start_us} us lies before 1970 or behind 2100"
     if cut.seq >= 1 << 63 or cut.gap >= 1 << 63:
         return f"its sequence number {cut.seq} or gap {cut.gap} exceeds 63 bits"
-    if cut.rows and int(cut.counters[_SUMMED].max()) > MAX_COUNTER:
-        return "a counter exceeds 2**47"
     return None

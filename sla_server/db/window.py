@@ -91,9 +91,9 @@ class Window:
         for header in batch.gateways:
             for gateway_id, epoch, seq in spool_floors(header):
                 self.marks[gateway_id, epoch] = max(seq, self.marks.get((gateway_id, epoch), 0))
-        if batch.cuts:
+        if batch.columns is not None:
             self._add_gateways(batch.cuts)
-            self._add_rows(batch.cuts)
+            self._add_rows(CutRows(batch.cuts, batch.columns))
 
     def _add_gateways(self, items: Sequence[Ingested]) -> None:
         """A row a cut, not a row a stream."""
@@ -108,8 +108,7 @@ class Window:
             last = self.newest.setdefault(cut.gateway_id, [0, 0, 0])
             last[:] = max(last[0], start_us + cut.duration_us), max(last[1], item.recv_us), item.offset_us
 
-    def _add_rows(self, items: Sequence[Ingested]) -> None:
-        rows = CutRows(items)
+    def _add_rows(self, rows: CutRows) -> None:
         if not rows.n:
             return
         number = self.streams.numbers(rows.stream_id, rows.start_us, rows.item, rows.gateways)

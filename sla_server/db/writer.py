@@ -8,9 +8,11 @@ was just read; after a start, a full disk or a restored database it lags, and re
 until it has caught up.
 
 It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
-thread at most: with little load that is at once, with the largest every 15 s. The longer a window, the fewer
-rows are written for the same cuts. A window, and a file, also end when they hold back ``HELD_SHARE`` of the
-queue: its size is fixed, and it deletes nothing that one of them still waits for.
+thread at most: with little load that is at once, with the largest every 15 s. While a backlog is read it is
+every 15 s, too, and the transaction runs beside the reading (``under_way``). The longer a window, the fewer
+rows are written for the same cuts. A window, and a file, also end when they hold back half of the queue, a
+transaction under way and the next window three quarters: the queue's size is fixed, and it deletes nothing
+that one of them still waits for.
 
 What a crash can leave, and what happens then:
 
@@ -41,18 +43,19 @@ from pmdaemon.wire.pressure import Problem
 from sla_server.db.archive import Archive, FinishedFile
 from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest import CursorMoved, IngestStore
+from sla_server.db.ingest import CursorMoved, IngestStore, has_rows
 from sla_server.db.ingest_queue import DurableQueue, QueueReader, Record
 from sla_server.db.inventory import event_row
 from sla_server.db.outage import Outage
+from sla_server.db.refused import put_aside
 from sla_server.db.retention import Retention
+from sla_server.db.under_way import UnderWay
 
 log = structlog.get_logger("db-writer")
 STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 ARCHIVE_RETRY_NS: Final = 10_000_000_000
-HELD_SHARE: Final = 4  # a quarter for the window, a quarter for the file, half for what comes meanwhile
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
@@ -94,10 +97,11 @@ class Writer:
         self._finish = threading.Event()
         self._reader: QueueReader | None = None
         self._window = store.window()
+        self._under_way = UnderWay(store, clock)
         self._outage = Outage()
         self._held: list[Record] = []
         self._is_full = False
-        self._rest_until_ns = 0
+        self._rest_until_ns = self._backlog_until_ns = 0
         self._finish_by_ns = 0
         self._finished: FinishedFile | None = None
         self._archive_blocked_until_ns = 0
@@ -120,6 +124,7 @@ class Writer:
     def start(self, cursors: tuple[int, int]) -> None:
         """Begin behind the committed cursors (sql, parquet)."""
         self._sql_seq, self._parquet_seq = cursors
+        self._backlog_until_ns = self._clock.monotonic_ns() + REST_LIMIT_NS
         self._seek(self._sql_seq)
 
     def wake(self) -> None:
@@ -200,19 +205,21 @@ class Writer:
             DatabaseUnavailable: come again; nothing is lost or doubled.
             QueueCorrupt: the queue cannot be read.
         """
-        if self._outage.is_on and self._window.last_seq:
+        if self._outage.is_on:
             self._to_sql()  # first: the window must not grow while the database is away
+            self._settle()
         batch = self._take() if more else None
         self._to_archive(batch)
         done = final and not (more and self._is_full)
-        held_bytes = self._queue.size_bytes // HELD_SHARE
-        is_full = self._window.is_full or self._window_bytes >= held_bytes
-        if self._window.last_seq and (done or is_full or self._is_rested):
+        if self._window.last_seq and (done or self._window_is_full or self._is_rested):
             self._to_sql()
-        is_due = self._archive.is_due or self._file_bytes >= held_bytes
+        if done or not self._is_full or self._under_way.is_over:
+            self._settle()
+        is_due = self._archive.is_due or self._file_bytes >= self._queue.size_bytes // 2
         if self._finished is None and self._archive.last_seq and (done or is_due):
             self._guard_archive(self._finish_file)
         if self._finished is not None:
+            self._settle()
             self._commit_file(self._finished)
         self._queue.delete_through(min(self._sql_seq, self._parquet_seq))
         self._probe("deleted")
@@ -224,12 +231,20 @@ class Writer:
 
     @property
     def _read_seq(self) -> int:
-        """Newest record that is in SQL or in the window."""
-        return self._window.last_seq or self._sql_seq
+        """Newest record that is in SQL, on its way there, or in the window."""
+        under_way = self._under_way.window
+        return self._window.last_seq or (under_way.last_seq if under_way else self._sql_seq)
+
+    @property
+    def _window_is_full(self) -> bool:
+        under_way, size_bytes = self._under_way, self._queue.size_bytes
+        held_bytes = size_bytes // 2 if under_way.window is None else size_bytes * 3 // 4
+        return self._window.is_full or self._window_bytes + under_way.size_bytes >= held_bytes
 
     @property
     def _is_rested(self) -> bool:
-        return self._clock.monotonic_ns() >= self._rest_until_ns
+        until_ns = self._backlog_until_ns if self._is_full else self._rest_until_ns
+        return self._under_way.window is None and self._clock.monotonic_ns() >= until_ns
 
     def _seek(self, after_seq: int) -> None:
         """Read on behind ``after_seq``, which is where SQL stands."""
@@ -251,10 +266,14 @@ class Writer:
         if not self._held:
             return None
         batch = decode_batch(self._held, self._read_seq)
+        if has_rows(batch):
+            self._settle()
+            if not self._held:
+                return None  # the queue is read again
         try:
             self._store.store_records(batch, self._held, self._queue.oldest_seq)
         except DatabaseRefused as exc:
-            self._isolate(exc)
+            self._isolate(exc, self._held[-1].queue_seq)
             return None
         except CursorMoved as exc:
             self._start_again(exc)
@@ -266,21 +285,32 @@ class Writer:
         return batch
 
     def _to_sql(self) -> None:
-        """Commit the window."""
-        started_ns = self._clock.monotonic_ns()
+        """Begin to commit the window, and another one."""
+        self._settle()
+        if self._window.last_seq:  # not dropped meanwhile
+            self._under_way.start(self._window, self._window_bytes, self._queue.oldest_seq)
+            self._window, self._window_bytes = self._store.window(), 0
+
+    def _settle(self) -> None:
+        """Wait for the transaction under way, if any, and go by how it ended."""
+        if self._under_way.window is None:
+            return
+        last_seq = self._under_way.window.last_seq
         try:
-            self._store.commit(self._window, self._queue.oldest_seq)
+            self._under_way.wait()
         except DatabaseRefused as exc:
-            self._isolate(exc)
+            self._under_way.clear()
+            self._isolate(exc, last_seq)
             return
         except CursorMoved as exc:
+            self._under_way.clear()
             self._start_again(exc)
             return
-        self._sql_seq = self._window.last_seq
-        self._window.reset()
-        self._window_bytes = 0
-        ended_ns = self._clock.monotonic_ns()
-        self._rest_until_ns = ended_ns + min(REST * (ended_ns - started_ns), REST_LIMIT_NS)
+        self._under_way.clear()
+        self._sql_seq = last_seq
+        ended_ns, took_ns = self._clock.monotonic_ns(), self._under_way.duration_ns
+        self._rest_until_ns = ended_ns + min(REST * took_ns, REST_LIMIT_NS)
+        self._backlog_until_ns = ended_ns + REST_LIMIT_NS
         self._probe("sql-committed")
 
     def _start_again(self, error: CursorMoved) -> None:
@@ -288,9 +318,8 @@ class Writer:
         self._sql_seq = error.cursor
         self._seek(error.cursor)
 
-    def _isolate(self, error: DatabaseRefused) -> None:
-        """Find the records the database refuses, put them aside, and apply the others, one by one."""
-        last_seq = self._held[-1].queue_seq if self._held else self._window.last_seq
+    def _isolate(self, error: DatabaseRefused, last_seq: int) -> None:
+        """Apply the records up to ``last_seq`` one by one; put those aside that the database refuses."""
         log.error("batch-refused", error=str(error), first=self._sql_seq + 1, last=last_seq)
         self._seek(self._sql_seq)
         reader = self._queue.reader(self._sql_seq)
@@ -300,26 +329,14 @@ class Writer:
                     try:
                         self._store.apply([record], self._sql_seq, self._queue.oldest_seq)
                     except DatabaseRefused as exc:
-                        self._put_aside(record, exc)
+                        event = put_aside(self._refused_dir, record, exc.reason, self._clock.unix_us())
+                        self._store.skip(record.queue_seq, event)
                     self._sql_seq = record.queue_seq
                     self._seek(self._sql_seq)
         except CursorMoved as exc:
             self._start_again(exc)
         finally:
             reader.close()
-
-    def _put_aside(self, record: Record, error: DatabaseRefused) -> None:
-        self._refused_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._refused_dir / f"{record.queue_seq:020d}.rec"
-        path.write_bytes(record.payload)
-        text = f"a record could not be stored and was put aside as {path.name}: {error.reason}"
-        log.error("record-refused", queue_seq=record.queue_seq, error=error.reason)
-        now_us = self._clock.unix_us()
-        identity = (record.queue_seq, error.reason)
-        event = event_row(
-            identity, now_us, "data-refused", "critical", element="dbmanager", subject="ingest", text=text
-        )
-        self._store.skip(record.queue_seq, event)
 
     # -- Parquet
 
@@ -341,7 +358,9 @@ class Writer:
             batch = self._behind()
         if batch is not None:
             taken = batch
-            self._guard_archive(lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts))
+            self._guard_archive(
+                lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts, taken.columns)
+            )
 
     def _behind(self) -> Batch | None:
         """The next records the archive lacks, as far as they were read."""
@@ -361,20 +380,16 @@ class Writer:
         try:
             action()
         except ArchiveFailed as exc:
+            trouble = Problem("parquet", self._clock.unix_us(), str(exc))
+            self._archive_problem = self._archive_problem or trouble
             log.error("archive-failed", error=str(exc))
             self._archive_blocked_until_ns = self._clock.monotonic_ns() + ARCHIVE_RETRY_NS
             now_us = self._clock.unix_us()
-            since_us = self._archive_problem.since_us if self._archive_problem else now_us
-            self._archive_problem = Problem("parquet", since_us, str(exc))
+            kind, subject = "archive-failed", "parquet"
             event = event_row(
-                (now_us,),
-                now_us,
-                "archive-failed",
-                "critical",
-                element="dbmanager",
-                subject="parquet",
-                text=str(exc),
+                (now_us,), now_us, kind, "critical", element="dbmanager", subject=subject, text=str(exc)
             )
+            self._settle()
             self._store.report(event)
 
     def _commit_file(self, finished: FinishedFile) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from sla_server.policy_jobs.schema import (
 DEFAULT_CLASS: Final = VolumeClass("", Priority.BEST_EFFORT, ("*",))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inputs:
     """The job's whole input.
 
@@ -73,20 +74,20 @@ class Inputs:
             if promise.covers(row["volume"], row["client"])
         ]
 
-    def is_protected(self, volume: str) -> bool:
-        """Whether some promise covers the volume; then it is never capped by a policy."""
-        return any(
-            promise.covers(volume, client) for promise in self.promises for client in self._clients(volume)
+    @cached_property
+    def protected(self) -> frozenset[str]:
+        """Volumes that some promise covers; a policy never caps them."""
+        rows = self.streams.select(["volume", "client"]).to_pylist()
+        return frozenset(
+            row["volume"]
+            for row in rows
+            if any(promise.covers(row["volume"], row["client"]) for promise in self.promises)
         )
 
     def class_of(self, volume: str) -> VolumeClass:
         """The volume's class: of its agreement with the highest priority, else best-effort."""
         found = [item for item in self.classes if any(fnmatchcase(volume, name) for name in item.volumes)]
         return max(found, key=lambda item: item.priority, default=DEFAULT_CLASS)
-
-    def _clients(self, volume: str) -> set[str]:
-        rows = self.streams.select(["volume", "client"]).to_pylist()
-        return {row["client"] for row in rows if row["volume"] == volume}
 
 
 def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
@@ -106,7 +107,7 @@ def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
         slots=found.slots,
         hours=found.hours,
         missed=found.missed,
-        streams=store.streams_table().select(list(STREAM_COLUMNS)),
+        streams=on_one_backend(store.streams_table(), store.volumes_table()),
         promises=promises(in_force),
         classes=classes(in_force),
         former_capacity=_former_capacity(store.reader.policies(limit=1)),
@@ -114,6 +115,20 @@ def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
         missed_files=found.missed_files,
         rollups=found.slots.num_rows + found.rows_in_files,
     )
+
+
+def on_one_backend(streams: pa.Table, volumes: pa.Table) -> pa.Table:
+    """The streams with the backend their volume lies on now.
+
+    A stream of a client that left before its volume was moved still names the former backend; counted there,
+    the volume would have two caps for one hour.
+    """
+    now = dict(zip(volumes["volume"].to_pylist(), volumes["backend"].to_pylist(), strict=True))
+    names, former = streams["volume"].to_pylist(), streams["backend"].to_pylist()
+    backends = [now.get(name, backend) for name, backend in zip(names, former, strict=True)]
+    index = streams.schema.get_field_index("backend")
+    moved = streams.set_column(index, streams.schema.field(index), pa.array(backends, pa.string()))
+    return moved.select(list(STREAM_COLUMNS))
 
 
 def _in_force(row: dict[str, Any]) -> InForce:

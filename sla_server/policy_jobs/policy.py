@@ -25,8 +25,9 @@ class Classes(Protocol):
     def former_capacity(self) -> dict[str, float]:
         """Backend to the newest valid capacity of an earlier policy."""
 
-    def is_protected(self, volume: str) -> bool:
-        """Whether some promise covers the volume."""
+    @property
+    def protected(self) -> frozenset[str]:
+        """Volumes that some promise covers."""
 
     def class_of(self, volume: str) -> VolumeClass:
         """Priority and floor."""
@@ -78,8 +79,11 @@ def build(
         if limit["cost_per_s"] is not None:
             limits[limit["backend"]] = min(limit["cost_per_s"], limits.get(limit["backend"], float("inf")))
     by_hour: dict[tuple[str, int], list[Demand]] = defaultdict(list)
+    # Once a volume, not once a row: there are 168 of each, and a class is found by matching patterns.
+    classes = {volume: known.class_of(volume) for volume in {row["volume"] for row in demands}}
     for row in demands:
-        by_hour[row["backend"], row["hour_of_week"]].append(_demand(row, known))
+        demand = _demand(row, classes[row["volume"]], row["volume"] in known.protected)
+        by_hour[row["backend"], row["hour_of_week"]].append(demand)
     caps: dict[str, dict[int, float | None]] = defaultdict(dict)
     for (backend, hour), members in by_hour.items():
         if backend in limits:
@@ -99,13 +103,12 @@ def build(
     return Policy(rows, found)
 
 
-def _demand(row: Mapping[str, Any], known: Classes) -> Demand:
-    volume_class = known.class_of(row["volume"])
+def _demand(row: Mapping[str, Any], volume_class: VolumeClass, is_protected: bool) -> Demand:
     return Demand(
         volume=row["volume"],
         p50=row["p50"],
         p95=row["p95"],
         weight=float(volume_class.priority),
         floor=volume_class.floor_iops,
-        protected=known.is_protected(row["volume"]),
+        protected=is_protected,
     )

@@ -31,30 +31,42 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     for variable in _FOREIGN:
         os.environ.pop(variable, None)
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("sla-policy")
     if master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
-    cores = os.cpu_count() or 2
-    session: SparkSession = (
-        builder.master(master)
-        .config("spark.driver.memory", driver_memory)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        # Twice the cores: the rollups are small, 200 (Spark's default) would be nearly all overhead.
-        .config("spark.sql.shuffle.partitions", str(2 * cores))
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
-        .config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
+    builder = builder.master(master)
+    for key, value in settings(master, work_dir, driver_memory).items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
     return session
+
+
+def is_local(master: str) -> bool:
+    """Whether executors run on this machine: ``local[...]``, ``local-cluster[...]``."""
+    return master.startswith("local")
+
+
+def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
+    """What a classic session is started with."""
+    found = {
+        "spark.driver.memory": driver_memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        # Twice the cores: the rollups are small, 200 (Spark's default) would be nearly all overhead.
+        "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+    }
+    if is_local(master):  # nobody else may call the driver; executors of a cluster must
+        found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return found
 
 
 @contextmanager

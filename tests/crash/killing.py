@@ -61,6 +61,9 @@ class Deadly:
     def __len__(self) -> int:
         return len(self.target)
 
+    def madvise(self, *how: int) -> None:
+        self.target.madvise(*how)
+
     def release(self) -> None:
         self.target.release()
 

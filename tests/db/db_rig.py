@@ -18,6 +18,8 @@ from sla_server.db.reads import Reader, open_reader
 from sla_server.db.retention import Retention
 from sla_server.db.writer import Writer
 
+CHILD_LIMIT_S = 600  # ends a child that hangs; on a machine with other work one takes a minute and more
+
 
 def no_probe(_point: str) -> None:
     pass

@@ -51,8 +51,9 @@ def make_config(directory, settings, data_dir):
         routes += [Route(name, "dbmanager", RING), Route("dbmanager", name, RING)]
     names = ("supervisor", "services", "dbmanager", "pair-0")
     create_segment(runtime_dir / "main.mbx", Layout(names, tuple(routes), 256))
-    app_routes = (Route("appserver", "services", 4096), Route("services", "appserver", 4096))
     names = ("appserver", "services", "dbmanager", "supervisor")
+    pairs = (("appserver", "services"), ("services", "appserver"), ("dbmanager", "appserver"))
+    app_routes = tuple(Route(sender, recipient, 4096) for sender, recipient in pairs)
     create_segment(runtime_dir / "app.mbx", Layout(names, app_routes, 64))
     settings = settings.model_copy(update={"flush_interval_s": 0.05})
     return SimpleNamespace(runtime_dir=runtime_dir, data_dir=data_dir, database=settings)

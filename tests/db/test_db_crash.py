@@ -9,6 +9,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from db_rig import CHILD_LIMIT_S
 from db_samples import EPOCH, assert_database_holds, gateway, make_cut
 
 from sla_server.db.reads import open_reader
@@ -30,7 +31,7 @@ POINTS = [
 def run_child(database, point, nth, last_seq):
     url = database.config.resolved_url(database.data_dir)
     command = [sys.executable, str(CHILD), url, str(database.data_dir), point, str(nth), str(last_seq)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
     return done.returncode, done.stderr
 
 

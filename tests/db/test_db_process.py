@@ -19,7 +19,7 @@ from db_samples import (
     record_message,
     streams_message,
 )
-from process_rig import Peers, Running, make_config
+from process_rig import Peer, Peers, Running, make_config
 
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
@@ -164,11 +164,13 @@ def test_a_dead_thread_ends_the_process_with_status_1_and_services_hear_why(conf
 def test_it_waits_for_a_database_that_is_away_says_so_and_can_be_stopped(tmp_path):
     settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}", queue_bytes=16 << 20)
     config = make_config(tmp_path, settings, tmp_path)
-    peers = Peers(config)
+    peers, page = Peers(config), Peer(config.runtime_dir / "app.mbx", "appserver")
     with Running(config) as running:
         [told] = peers.services.expect(Kind.PRESSURE)["problems"]
         [again] = peers.services.expect(Kind.PRESSURE)["problems"]
+        assert page.expect(Kind.PRESSURE)["problems"] == [told]
     peers.close()
+    page.box.close()
     assert running.status == 0
     assert (told["what"], told["since_us"]) == ("database", again["since_us"])
     assert str(tmp_path) in told["reason"]

@@ -222,7 +222,8 @@ def test_the_window_does_not_grow_while_the_database_is_away(rig, monkeypatch):
             with pytest.raises(DatabaseUnavailable) as caught:
                 rig.writer.step()
             rig.writer._database_away(caught.value)
-    assert (rig.writer._window.first_seq, rig.writer._window.last_seq) == (1, 1)
+    waits = rig.writer._under_way.window
+    assert (waits.first_seq, waits.last_seq, rig.writer._window.last_seq) == (1, 1, 0)
     rig.settle()
     assert_database_holds(rig.reader, items)
 
@@ -255,10 +256,92 @@ def test_a_window_and_a_file_end_before_they_fill_the_queue(rig):
     while not rig.writer.parquet_seq:
         items.append(make_cut(len(items) + 1, streams=range(60)))
         rig.feed(cuts_message(items[-1:]))
-        assert rig.queue.fullness_ratio < 0.5
+        assert rig.queue.fullness_ratio < 0.6, "half, and what records take beside their payloads"
     assert rig.writer.sql_seq == rig.writer.parquet_seq == len(items)
     assert len(items) > 3, "it did wait"
     assert_database_holds(rig.reader, items)
+
+
+class Gate:
+    """A store's commit that waits until the test lets it go, once."""
+
+    def __init__(self, store):
+        self.commit, self.entered, self.go = store.commit, threading.Event(), threading.Event()
+
+    def __call__(self, window, oldest):
+        self.entered.set()
+        assert self.go.wait(20)
+        self.commit(window, oldest)
+
+
+def backlog(rig, monkeypatch, count, *others):
+    """A gated commit is under way while the rest of the backlog waits; returns the cuts and the gate."""
+    monkeypatch.setattr(writers, "STEP_BYTES", 3_000)
+    gate = Gate(rig.store)
+    monkeypatch.setattr(rig.store, "commit", gate)
+    items = [make_cut(seq) for seq in range(1, count + 1)]
+    for payload in (*(cuts_message([item]) for item in items), *others):
+        rig.queue.append_many([payload])
+    rig.clock.advance(16)
+    assert rig.writer.step()
+    assert gate.entered.wait(20)
+    return items, gate
+
+
+def test_a_backlog_is_read_while_a_window_is_committed(rig, monkeypatch):
+    items, gate = backlog(rig, monkeypatch, 30)
+    under_way = rig.writer._under_way.window
+    for _ in range(3):
+        assert rig.writer.step()
+    assert rig.writer._under_way.window is under_way
+    assert rig.writer._window.first_seq == under_way.last_seq + 1
+    assert rig.archive.last_seq == rig.writer._window.last_seq > under_way.last_seq
+    assert rig.writer.sql_seq == 0
+    gate.go.set()
+    rig.settle(final=True)
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_rows_that_somebody_waits_for_wait_for_the_transaction(rig, monkeypatch):
+    """Two transactions at once could lock each other out."""
+    record = record_message([("events", {"event_id": "e"})])
+    items, gate = backlog(rig, monkeypatch, 6, record)
+    store = rig.store.store_records
+
+    def alone(batch, *how):
+        assert not batch.rows or rig.writer._under_way.window is None
+        store(batch, *how)
+
+    monkeypatch.setattr(rig.store, "store_records", alone)
+    threading.Timer(0.05, gate.go.set).start()
+    rig.settle(final=True)
+    assert [row["event_id"] for row in rig.reader.events()] == ["e"]
+    assert_database_holds(rig.reader, items)
+
+
+@pytest.mark.parametrize(
+    "error", [DatabaseUnavailable("db", "gone"), DatabaseRefused("by the test"), CursorMoved(0, 1)]
+)
+def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(rig, monkeypatch, error):
+    items, gate = backlog(rig, monkeypatch, 30)
+    assert rig.writer.step()
+    commit = gate.commit
+
+    def fails(*_how):
+        gate.commit = commit
+        raise error
+
+    gate.commit = fails
+    gate.go.set()
+    try:
+        rig.settle(final=True)
+    except DatabaseUnavailable as exc:
+        rig.writer._database_away(exc)
+        rig.settle(final=True)
+    assert rig.writer._under_way.window is None
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
 
 
 def test_finishing_leaves_a_long_backlog_to_the_next_start(database, monkeypatch):

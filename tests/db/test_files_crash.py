@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from db_rig import CHILD_LIMIT_S
 from db_samples import MINUTE_US, T0, Model, cuts_message, make_cut
 from files_crash_child import LIMITS
 from files_rig import FilesRig, archived, counted, later
@@ -41,7 +42,7 @@ def filled(database):
 def run_child(database, point, nth):
     url = database.config.resolved_url(database.data_dir)
     command = [sys.executable, str(CHILD), url, str(database.data_dir), str(HOURS), point, str(nth)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
     return done.returncode, done.stderr
 
 

@@ -15,6 +15,7 @@ from db_samples import MINUTE_US, T0, cuts_message, gateway, make_cut
 from files_rig import HOUR_US, FilesRig, later
 from sqlalchemy import text
 
+from sla_server.cli import words
 from sla_server.cli.client import Client
 from sla_server.cli.main import cli
 from sla_server.db.engine import begin
@@ -202,6 +203,7 @@ def test_commands_say_what_is_true(rig, sla):
     done = sla("compact")
     assert done.exit_code == 0
     assert "5 files merged into cuts/" in done.stdout
+    assert "files-merged" not in done.stdout  # a log line, which would break -o json
     assert "no files to merge" in sla("compact").stdout
     table = sla("status").stdout
     assert "replaced files" in table
@@ -217,6 +219,7 @@ def test_commands_name_what_is_wrong_and_fail(rig, sla):
     done = sla("verify")
     assert done.exit_code == 1
     assert f"missing: {first.path}" in done.stderr
+    assert f"sums: hour from {words.when(T0)}: files of cuts" in done.stderr  # JSON has it in us
     assert f"damaged: {second.path}: it has 10 bytes" in done.stderr
     told = json.loads(sla("verify", "-o", "json").stdout)
     assert [problem["kind"] for problem in told["problems"]][:2] == ["missing", "damaged"]

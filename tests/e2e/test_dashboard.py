@@ -36,7 +36,7 @@ from tests.e2e.browser import browser, console_errors, settle, take_screenshot, 
 from tests.unit.api import fakes
 
 pytestmark = pytest.mark.e2e
-NARROW_PX, WIDE_PX = 400, 1280
+NARROW_PX, HALF_PX, WIDE_PX = 400, 1024, 1280
 
 
 class Site:
@@ -162,7 +162,9 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
     again.close()
 
 
-@pytest.mark.parametrize(("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (NARROW_PX, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (HALF_PX, False), (NARROW_PX, False)]
+)
 def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool) -> None:
     with browser(width, 900, dark=dark) as driver:
         driver.get(site.url)
@@ -179,7 +181,7 @@ def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark
         wide = [
             part.get_attribute("aria-labelledby")
             for part in sections
-            if part.get_property("scrollWidth") > width
+            if part.get_property("scrollWidth") > part.get_property("clientWidth")
         ]
         assert wide == []
         # plotly carries the style of its map charts, which we do not use and do not allow inline

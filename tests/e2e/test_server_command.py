@@ -67,6 +67,7 @@ def test_start_status_stop(operator: Operator) -> None:
     assert {row["name"]: row["state"] for row in status["processes"]} == dict.fromkeys(
         ("appserver", "dbmanager", "pair-0", "pmdaemon", "services"), "running"
     )
+    assert status["problems"] == []
     text = operator.run("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 110
     assert operator.run("stop").returncode == 0

@@ -1,7 +1,9 @@
 """Writing one Parquet file of any kind, and reading one that must be what its row says.
 
 ``FileWriter`` writes aside, row group by row group, and publishes; nothing counts before the caller commits
-the row that ``finish`` returns. Belongs to one thread.
+the row that ``finish`` returns. Belongs to one thread, which starts one for each row group: encoding and
+compression do not hold the interpreter lock, so that the owner goes on meanwhile. Between ``_flush`` and
+``_wait`` the other thread alone uses ``_writer`` and ``_file``.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db import parquet
 from sla_server.db.errors import ArchiveFailed, FileDamaged, FilesUnavailable
 from sla_server.db.files.manifest import CUTS, FileRow
 from sla_server.db.files.store import FileStore
 
 ROW_GROUP_ROWS: Final = 65_536  # a row group is the unit a reader loads; some 7 MB at 110 B a row
+ENCODE_S: Final = 300.0  # a disk that does not take 10 MB in that time will not
 _BLOCK_BYTES: Final = 1 << 20
 
 
@@ -41,6 +45,10 @@ class FileWriter:
         name: relative name it will have.
         schema: of all tables written.
         probe: called at "file-written"; crash tests die there.
+
+    Attributes:
+        bytes: written so far; what is pending or being encoded is not counted.
+        rows: given to it so far.
     """
 
     def __init__(
@@ -59,6 +67,9 @@ class FileWriter:
         self._writer: Any = None
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
+        self._encoder = ThreadGroup()
+        self._problem: Exception | None = None
+        self.bytes = 0
         self.rows = 0
 
     def __enter__(self) -> FileWriter:
@@ -67,6 +78,7 @@ class FileWriter:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        self._encoder.join(ENCODE_S)
         if self._file is not None:
             # A full disk: the rest need not be written; but the writer must not try again when collected.
             with contextlib.suppress(OSError, pa.ArrowException):
@@ -84,7 +96,7 @@ class FileWriter:
             raise ArchiveFailed(self._aside or Path(self._name), str(exc)) from exc
 
     def write(self, table: pa.Table) -> None:
-        """Add rows; ArchiveFailed when the disk is full or broken."""
+        """Add rows; ArchiveFailed when the disk is full or broken, perhaps for rows added before."""
         self._pending.append(table)
         self._pending_rows += table.num_rows
         self.rows += table.num_rows
@@ -92,19 +104,33 @@ class FileWriter:
             self._flush()
 
     def _flush(self) -> None:
+        """Begin to write what is pending as a row group; one at a time is under way."""
+        self._wait()
         with self._translated():
             if self._file is None:
                 self._aside = self._files.aside(self._name)
                 self._file = self._aside.open("wb")
                 self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
-            if self._pending:
-                self._writer.write_table(pa.concat_tables(self._pending), row_group_size=ROW_GROUP_ROWS)
+        if self._pending:
+            table = pa.concat_tables(self._pending)
+            self._encoder.start("db-encode", lambda: self._encode(table))
         self._pending, self._pending_rows = [], 0
 
-    @property
-    def bytes(self) -> int:
-        """Bytes written so far; what is pending is not counted."""
-        return self._file.tell() if self._file is not None else 0
+    def _encode(self, table: pa.Table) -> None:
+        """Thread: ``db-encode``."""
+        try:
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        except (OSError, pa.ArrowException) as exc:
+            self._problem = exc  # for ``_wait``
+
+    def _wait(self) -> None:
+        """Until no row group is under way; raises what went wrong with it."""
+        self._encoder.join(ENCODE_S)
+        with self._translated():
+            if self._problem is not None:
+                raise self._problem
+        if self._file is not None:
+            self.bytes = self._file.tell()
 
     def finish(
         self, kind: str, created_us: int, min_us: int, max_us: int, cuts: int = 0, *, name: str = ""
@@ -121,6 +147,7 @@ class FileWriter:
         """
         name = name or self._name
         self._flush()
+        self._wait()
         with self._translated():
             aside, file = self._aside, self._file
             if aside is None or file is None:  # cannot happen: _flush opened both

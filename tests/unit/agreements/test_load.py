@@ -133,6 +133,61 @@ def test_a_wrong_recurrence_rule_is_refused(rule: str) -> None:
     assert "maintenance.windows[0]" in found.field
 
 
+@pytest.mark.parametrize("interval", ["0", "00", "-1", "+0", "x", ""])
+def test_a_rule_that_would_be_searched_for_ever_is_refused_unsearched(interval: str) -> None:
+    rule = f"rrule: FREQ=DAILY;INTERVAL={interval}, "
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(rule)))
+    assert "INTERVAL" in found.problem
+
+
+@pytest.mark.parametrize("rule", ["RDATE:20270101T000000", "DTSTART:19970902T090000\\nRRULE:FREQ=DAILY"])
+def test_a_rule_brings_no_dates_of_its_own(rule: str) -> None:
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert "more than one rule" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("duration: 2h", "duration: 999999w"),
+        ("2026-03-01T02:00", "9999-12-31T23:00"),
+        ("2026-03-01T02:00", "0001-01-01T00:00"),
+    ],
+)
+def test_maintenance_stays_within_what_the_calendar_can_count(old: str, new: str) -> None:
+    text = simple(extra=MAINTENANCE.format(""))
+    assert old in text
+    assert problems_of(text.replace(old, new))
+
+
+@pytest.mark.parametrize("at", ["08:00+02:00", "08:00Z", "08:00:30"])
+def test_a_time_of_day_has_neither_offset_nor_seconds(at: str) -> None:
+    hours = f'  service_hours: {{calendar: business, from: "{at}", to: "{at.replace("08", "10")}"}}\n'
+    assert {found.field for found in problems_of(simple(extra=hours))} == {
+        "spec.service_hours.from",
+        "spec.service_hours.to",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min_ios_per_slice: 100", f"min_ios_per_slice: {1 << 64}"),
+        ("max_mean_io_kib: 32", "max_mean_io_kib: .inf"),
+    ],
+)
+def test_a_number_that_no_message_or_column_holds_is_refused(old: str, new: str) -> None:
+    (found,) = problems_of(FULL.replace(old, new))
+    assert "less than or equal to" in found.problem
+
+
+def test_a_very_long_value_is_told_in_short() -> None:
+    (digits,) = problems_of(FULL.replace("floor_iops: 500", "floor_iops: 0x" + "f" * 5000))
+    (text,) = problems_of(FULL.replace("priority: gold", f"priority: {'g' * 5000}"))
+    assert "very long number" in digits.problem
+    assert len(text.problem) < 200
+
+
 def test_maintenance_needs_an_end_that_is_after_its_start() -> None:
     text = simple(extra=MAINTENANCE.format(""))
     assert agreement(text)
@@ -143,7 +198,8 @@ def test_maintenance_needs_an_end_that_is_after_its_start() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [("", 0), ("---\n---\n", 0), ("- 1\n", 1), ("a: [1\n", 2), ("a: 1\na: 2\n", 2), ("\n\n- 1\n", 3),
-     ("a: !!python/object/apply:os.getpid []\n", 1), ("key: " + "[" * 5000, 1), ("a: \x00", 0)],
+     ("a: !!python/object/apply:os.getpid []\n", 1), ("key: " + "[" * 5000, 1), ("a: \x00", 0),
+     ("a: !!bool x\n", 0), ("a: &a\n  <<: *a\n", 0)],
 )  # fmt: skip
 def test_what_is_no_document_is_refused_and_nothing_else_happens(text: str, line: int) -> None:
     found = problems_of(text)

@@ -205,8 +205,6 @@ class FakeSource:
     ) -> list[dict[str, Any]]:
         self._row("events", limit, before)
         rows = events(25)
-        if before == "nonsense":
-            raise ValueError("'nonsense' is no cursor")
         if before:
             rows = rows[[row["cursor"] for row in rows].index(before) + 1 :]
         return rows[:limit]
@@ -244,8 +242,6 @@ class FakeSource:
         after: str | None = None,
     ) -> list[dict[str, Any]]:
         self._row("policy_caps", version, hour_of_week, limit, after)
-        if after == "nonsense":
-            raise ValueError("'nonsense' is no cursor")
         row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
         return [row] if version == 3 and after is None else []
 

@@ -130,8 +130,12 @@ def test_the_bridge_hands_on_and_survives_rubbish(box: FakeBox, clock: FakeClock
     box.waiting.append(type(box.waiting[0])(b"rubbish"))
     box.arrive(Kind.SNAPSHOT, {"at_us": "not a time"})
     box.arrive(Kind.LEASE, {})
+    report = {"name": "dbmanager", "at_us": clock.unix_us(), "fullness": {}, "refused": {}}
+    box.arrive(Kind.PRESSURE, {**report, "problems": [{"what": "parquet", "since_us": 1, "reason": "full"}]})
+    box.arrive(Kind.PRESSURE, {"name": "dbmanager"})
     box.arrive(Kind.RESPONSE, {"req": operation.req, "ok": True, "code": 200, "body": {}})
-    assert bridge.step() == 5
+    assert bridge.step() == 7
+    assert [row["what"] for row in live.keeper_problems()] == ["parquet"]
     assert live.newest().snapshot["at_us"] == 5
     assert operation.done.is_set()
     assert bridge.step() == 0

@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire.pressure import Pressure, Problem
 from sla_server.api import openapi
 from sla_server.api.app import handler_of
 from sla_server.api.parts import Parts
@@ -108,6 +109,11 @@ def test_one_volume_and_its_streams(web: FlaskClient) -> None:
     assert web.get("/api/v1/volumes/none").status_code == 404
 
 
+def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, parts: Parts) -> None:
+    parts.live.put(snapshot(volumes=[{**snapshot()["volumes"][0], "volume": "new-one"}]))
+    assert web.get("/api/v1/volumes/new-one").json["reads"] == 0
+
+
 def test_history_takes_the_last_hour_by_default(web: FlaskClient, source: fakes.FakeSource) -> None:
     rows = items(web, "volumes/erp-db/history")
     assert source.asked[-1] == ("rollup_history", "erp-db", NOW_US - 3_600_000_000, NOW_US)
@@ -167,9 +173,25 @@ def test_events_page_through_without_gap_or_double(web: FlaskClient) -> None:
     assert seen == [f"e{number:04}" for number in range(25)]
 
 
-@pytest.mark.parametrize("query", ["before=nonsense", "limit=0", "limit=1001", "limit=x"])
-def test_bad_paging(web: FlaskClient, query: str) -> None:
+@pytest.mark.parametrize(
+    "query",
+    ["before=nonsense", "before=1:", "before=9223372036854775808:e1", "before=%C2%B2:e1", "limit=0",
+     "limit=1001", "limit=x"],
+)  # fmt: skip
+def test_bad_paging(web: FlaskClient, source: fakes.FakeSource, query: str) -> None:
     assert web.get(f"/api/v1/events?{query}").status_code == 400
+    assert source.asked == [], "no database has a number for it"
+
+
+@pytest.mark.parametrize(
+    "path", ["slas/a%00b", "slas/erp-gold/slices?objective=%00", "policies/3/caps?after=%00:1"]
+)
+def test_text_that_no_database_takes_is_refused_at_the_door(
+    web: FlaskClient, source: fakes.FakeSource, path: str
+) -> None:
+    answer = web.get(f"/api/v1/{path}")
+    assert (answer.status_code, source.asked) == (400, [])
+    assert "NUL" in answer.json["detail"]
 
 
 def test_throttles_in_force(web: FlaskClient, source: fakes.FakeSource) -> None:
@@ -184,7 +206,11 @@ def test_policy_caps(web: FlaskClient, source: fakes.FakeSource) -> None:
     assert web.get("/api/v1/policies/3/caps?limit=1").json["next"] == "batch:0"
     assert web.get("/api/v1/policies/3/caps?limit=1&after=batch:0").json == {"items": [], "next": None}
     assert source.asked[-1] == ("policy_caps", 3, None, 1, "batch:0")
-    assert web.get("/api/v1/policies/3/caps?after=nonsense").status_code == 400
+    asked = len(source.asked)
+    for after in ("nonsense", "batch:", "batch:9223372036854775808", "batch:-1"):
+        assert web.get(f"/api/v1/policies/3/caps?after={after}").status_code == 400
+    assert web.get("/api/v1/policies/%C2%B2/caps").status_code == 400
+    assert len(source.asked) == asked
     assert web.get("/api/v1/policies/4/caps").status_code == 404
     assert web.get("/api/v1/policies/x/caps").status_code == 400
     assert web.get("/api/v1/policies/3/caps?hour=168").status_code == 400
@@ -267,6 +293,20 @@ def test_health_is_ok_degraded_or_down(
     [silent] = web.get("/api/v1/health").json["problems"]
     assert silent["since_us"] == clock.unix_us() - 6_000_000
     assert metric not in web.get("/api/v1/metrics").text
+
+
+def test_while_services_wait_dbmanager_says_itself_what_for(
+    web: FlaskClient, parts: Parts, clock: FakeClock
+) -> None:
+    told = Pressure("dbmanager", clock.unix_us(), {}, {}, (Problem("database", 7, "waits: disk full"),))
+    parts.live.put_report(told)
+    assert health(web) == (503, "down", [("services", "services"), ("dbmanager", "database")])
+    assert web.get("/api/v1/live").json["server"]["database"] == "waits: disk full"
+    clock.advance(11)
+    assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
+    parts.live.put_report(told._replace(at_us=clock.unix_us()))
+    parts.live.put(snapshot())
+    assert health(web) == (200, "ok", []), "services know better"
 
 
 def test_metrics_count_requests(web: FlaskClient) -> None:

@@ -11,7 +11,14 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.parts import Parts
 from sla_server.api.routes import ROUTES
-from sla_server.api.security import CODE_LIFE_S, Logins, load_or_make_token, session_key, write_private
+from sla_server.api.security import (
+    CODE_LIFE_S,
+    CODES_MAX,
+    Logins,
+    load_or_make_token,
+    session_key,
+    write_private,
+)
 from tests.unit.api import fakes
 
 PAGE = {"Origin": "http://127.0.0.1:8411"}
@@ -147,6 +154,8 @@ def test_codes_end_with_time_and_are_bounded(clock: FakeClock) -> None:
     assert not logins.burn("")
     codes = [logins.issue() for _ in range(40)]
     assert not logins.burn(codes[0])
+    assert not logins.burn(codes[-CODES_MAX - 1])
+    assert logins.burn(codes[-CODES_MAX]), "using a code, or a wrong one, makes no other one void"
     assert logins.burn(codes[-1])
 
 

@@ -124,3 +124,20 @@ def test_issue_by_hand(sla: Shell, tmp_path: Path) -> None:
     )
     assert done.exit_code == 77
     assert "cannot be read" in done.stderr
+
+
+def test_serials_stand_in_one_piece(sla: Shell) -> None:
+    sla("init")
+    enrol(sla, "storage-host-with-a-long-name-1")
+    (entry,) = Authority(sla.ca).entries()
+    lines = sla("list").stdout.splitlines()
+    assert any(entry.serial in line for line in lines)  # revoke takes it, copied from here
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_address_without_its_port_is_refused_before_a_token_is_made(sla: Shell) -> None:
+    sla("init")
+    done = sla("token", "gw-a", "--address", "sla.example.org")
+    assert done.exit_code == 2
+    assert "HOST:PORT" in done.stderr
+    assert Authority(sla.ca).waiting_tokens() == []

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.cli import client as client_module
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.shared import duration_s
@@ -51,6 +55,29 @@ def test_a_missing_file(sla: Terminal) -> None:
     assert done.exit_code == 2
     assert "none.yaml cannot be read" in done.stderr
     assert sla.asked == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "is empty"), (b" \n\n", "is empty"), (b"a: \xff", "is not UTF-8 text")]
+)
+def test_a_file_without_an_agreement_is_named(
+    sla: Terminal, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "agreement.yaml"
+    path.write_bytes(content)
+    done = sla("apply", "-f", str(path))
+    assert done.exit_code == 2
+    assert f"{path} {words}" in done.stderr
+    assert sla.asked == []
+
+
+def test_documents_larger_than_the_server_takes(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The HTTP server says this itself, as plain text, before the application sees the request.
+    refusal = httpx.MockTransport(lambda _request: httpx.Response(413, text="Request Entity Too Large"))
+    monkeypatch.setattr(sla, "transport", refusal)
+    done = sla("apply", "-f", "-", text="kind: SLA\n")
+    assert done.exit_code == 1
+    assert "[api] max_body_bytes" in done.stderr
 
 
 def test_delete(sla: Terminal) -> None:
@@ -145,3 +172,80 @@ def test_durations(text: str, seconds: float) -> None:
 def test_durations_that_are_none(text: str) -> None:
     with pytest.raises(BadUsage):
         duration_s(text)
+
+
+def document(name: str) -> str:
+    return f"kind: SLA\nmetadata: {{name: {name}}}\ntext: |\n  --- not here\n---x: nor here\n"
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"name: ([a-z0-9-]+)", text)
+
+
+class Documents:
+    """Answers like services: what is named in the text is applied; ``bad`` is refused when applied."""
+
+    def __init__(self, bad: str = "", dry: bool = True) -> None:
+        self.bad, self.dry = bad, dry
+        self.applied: list[str] = []
+
+    def __call__(self, header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+        text, dry_run = header["body"]["documents"], header["body"]["dry_run"]
+        names = names_in(text)
+        assert len(text) <= CALL_BYTES
+        assert len(names) <= MAX_DOCUMENTS
+        if self.bad in names and dry_run == self.dry:
+            line = next(n for n, row in enumerate(text.splitlines(), 1) if f"name: {self.bad}}}" in row)
+            return False, 422, {"errors": [{"line": line, "field": "spec", "problem": "is missing"}]}
+        self.applied += [] if dry_run else names
+        rows = [{"name": name, "version": 1, "changed": True} for name in names]
+        return True, 200, {"applied": rows, "warnings": [f"{names[0]}: told"]}
+
+
+def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Terminal) -> None:
+    names = [f"erp-{number}" for number in range(4000)]
+    text = "---\n".join(document(name) for name in names)
+    services = sla.box.answer = Documents()
+    done = sla("apply", "-f", "-", text=text)
+    assert done.exit_code == 0, done.output
+    assert services.applied == names
+    flags = [body["dry_run"] for _, body in sla.asked]
+    assert flags == [True] * (len(flags) // 2) + [False] * (len(flags) // 2)
+    assert "".join(body["documents"] for _, body in sla.asked[: len(flags) // 2]) == text
+    assert done.stdout.splitlines() == [f"{name}: in force as version 1" for name in names]
+    assert "checked 4,000 documents" in done.stderr
+    assert "applied 4,000 documents" in done.stderr
+    services.applied.clear()
+    assert sla("apply", "-f", "-", "--dry-run", text=text).exit_code == 0
+    assert services.applied == []
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry: bool) -> None:
+    names = [f"erp-{number}" for number in range(500)]
+    text = "---\n".join(document(name) for name in names)
+    services = sla.box.answer = Documents("erp-450", dry=dry)
+    done = sla("apply", "-f", "-", text=text)
+    assert done.exit_code == 1
+    line = text.splitlines().index("metadata: {name: erp-450}") + 1
+    assert f"line {line}: spec: is missing" in done.stderr
+    assert services.applied == ([] if dry else names[:400])
+    assert ("400 documents before line 2400 are in force" in done.stderr) == (not dry)
+
+
+def test_a_name_that_stands_twice_in_a_long_file_is_refused_before_anything_is_applied(sla: Terminal) -> None:
+    names = [f"erp-{number}" for number in range(300)] + ["erp-7"]
+    services = sla.box.answer = Documents()
+    done = sla("apply", "-f", "-", text="---\n".join(document(name) for name in names))
+    assert done.exit_code == 2
+    assert "erp-7 stands in the file 2 times" in done.stderr
+    assert services.applied == []
+
+
+def test_what_cannot_be_cut_goes_whole_and_the_server_says_the_limit(sla: Terminal) -> None:
+    long = "text: " + "x" * CALL_BYTES
+    for text in (long, f"%YAML 1.2\n---\n{long}\n---\nkind: SLA\n"):
+        done = sla("apply", "-f", "-", text=text)
+        assert done.exit_code == 1
+        assert "one call takes 60000" in done.stderr
+    assert sla.asked == []

@@ -121,3 +121,27 @@ def test_help_of_every_command(command: list[str]) -> None:
     done = CliRunner().invoke(cli, [*command, "--help"])
     assert done.exit_code == 0
     assert "Usage:" in done.output
+
+
+def test_a_token_and_a_user_that_no_header_holds(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "j\u00fcrgen")
+    assert sla("mode", "observe").exit_code == 0
+    monkeypatch.setenv("SLA_TOKEN", "t\u00f6ken")
+    told = sla("mode", "observe")
+    assert told.exit_code == 77
+    assert "SLA_TOKEN holds no token" in told.output
+
+
+def test_a_configuration_of_another_form_is_left_to_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("api = 5\n")
+    assert Client.find(None, None, path).server == "http://127.0.0.1:8411"
+
+
+@pytest.mark.parametrize(
+    "rate", [("--iops", "inf"), ("--mbps", "nan"), ("--iops", "5", "--for", "9" * 400 + "d")]
+)
+def test_rates_and_times_that_are_no_numbers(sla: Terminal, rate: tuple[str, ...]) -> None:
+    told = sla("throttle", "set", "batch", "--reason", "x", *rate)
+    assert told.exit_code == 2
+    assert "is not a" in told.output

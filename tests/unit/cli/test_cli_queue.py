@@ -40,7 +40,9 @@ def test_stat(path: Path) -> None:
         1,
     )
     assert figures["closed_cleanly"]
-    assert "records            2" in run("stat", path).stdout
+    shown = run("stat", path).stdout
+    assert "records            2" in shown
+    assert "closed cleanly     yes" in shown
 
 
 def test_dump(path: Path) -> None:
@@ -50,6 +52,7 @@ def test_dump(path: Path) -> None:
     shown = run("dump", path, "--limit", 1)
     assert "seq 1" in shown.stdout
     assert "1 more" in shown.stderr
+    assert "destination -  retries 0" in run("dump", path).stdout  # the second has none
 
 
 def test_recover_names_damage_and_writes_nothing(path: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sla_server.cli.client import Client
+from sla_server.cli.errors import Refused
 from sla_server.cli.server import cli
-from sla_server.supervisor import lock_data_dir
+from sla_server.data_dir import lock_data_dir
 
 
 def test_status_without_its_database(tmp_path: Path) -> None:
@@ -28,6 +30,32 @@ def test_status_without_its_database(tmp_path: Path) -> None:
     assert first.startswith(f"running, pid {os.getpid()}")
     assert "states of the processes are unknown" in second
     assert json.loads(as_json.output)["trouble"]
+
+
+def test_status_says_what_is_in_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "api.port").write_text("8411\n")
+    full = {"process": "dbmanager", "what": "database", "since_us": 7_000_000, "reason": "no space left"}
+    silent = {"process": "services", "what": "services", "since_us": None, "reason": "silent"}
+
+    def down(client: Client, path: str) -> None:
+        assert (client.server, path) == ("http://127.0.0.1:8411", "/health")
+        raise Refused(503, {"status": "down", "problems": [full, silent]})
+
+    monkeypatch.setattr(Client, "get", down)
+    held = lock_data_dir(tmp_path / "data")
+    try:
+        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+        as_json = CliRunner().invoke(cli, ["status", "--config", str(path), "-o", "json"])
+    finally:
+        os.close(held)
+    first, second = told.output.splitlines()[-2:]
+    assert first.startswith("  in trouble: dbmanager, since ")
+    assert first.endswith(": No space left.")
+    assert second == "  in trouble: services: Silent."
+    assert json.loads(as_json.output)["problems"] == [full, silent]
 
 
 @pytest.mark.parametrize("table", ["api", "pmdaemon"])
@@ -56,3 +84,22 @@ def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -
     told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
     assert told.exit_code == 78
     assert "sla ca init" in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    (tmp_path / "file").write_text("in the way")
+    path.write_text(
+        f'data_dir = "{tmp_path}/file/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    assert told.stderr.startswith(f"sla-server: {tmp_path}/file/data")
+    assert "Not a directory" in told.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["start"], ["status"], ["stop"]])
+def test_help_has_its_short_form(command: list[str]) -> None:
+    assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")

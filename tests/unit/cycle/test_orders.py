@@ -74,7 +74,7 @@ def test_watermarks_open_advance_and_ignore_the_dead() -> None:
 
 
 def test_parse_notice() -> None:
-    assert watermarks.parse({"inc": 3, "hw": [["a", 1, 2]]}) == (3, [("a", 1, 2)])
+    assert watermarks.parse({"inc": 3, "hw": [["a", 1, 2]]}) == (3, [["a", 1, 2]])
 
 
 @pytest.mark.parametrize(

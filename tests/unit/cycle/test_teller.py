@@ -52,6 +52,14 @@ def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
     assert told.problems[0] == trouble._replace(reason=trouble.reason[: pressure.REASON_CHARS])
 
 
+def test_others_get_the_same_whoever_has_no_room() -> None:
+    box, other, clock = Box(), Box(), FakeClock()
+    teller = Teller(box, clock, dict, dict, copies=[(other, "appserver")])
+    box.is_full = True
+    teller.tick()
+    assert [to for to, _ in other.posted] == ["appserver"]
+
+
 def test_without_room_it_says_nothing_and_goes_on() -> None:
     box, clock = Box(), FakeClock()
     teller = Teller(box, clock, dict, dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sla_server.db.bulk import copy_bytes
+from sla_server.db.bulk import copy_stream
 
 HEAD = b"PGCOPY\n\xff\r\n\x00" + b"\x00" * 8
 
@@ -23,11 +23,11 @@ def test_integers_text_and_blobs_of_a_row():
         b"\x00\x00\x00\x00",
         b"\x00\x00\x00\x00",
     ]
-    data = copy_bytes(columns, ["BIGINT", "INTEGER", "TEXT", "BYTEA"])
+    data = b"".join(copy_stream(columns, ["BIGINT", "INTEGER", "TEXT", "BYTEA"]))
     assert data == HEAD + b"".join(expected) + b"\xff\xff"
 
 
 def test_rows_of_integers_only():
-    data = copy_bytes([np.array([1, 2, 3])], ["BIGINT"])
+    data = b"".join(copy_stream([np.array([1, 2, 3])], ["BIGINT"]))
     row = b"\x00\x01\x00\x00\x00\x08" + bytes(7)
     assert data == HEAD + b"".join(row + bytes([n]) for n in (1, 2, 3)) + b"\xff\xff"

@@ -58,6 +58,34 @@ def test_a_disk_that_is_full_is_an_error_of_ours(files, tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
+def test_a_row_group_that_could_not_be_written_is_told_by_the_next_call(files, tmp_path, monkeypatch):
+    def full(*_args, **_how):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
+        writer.write(table(1))
+        writer._wait()
+        monkeypatch.setattr(writer._writer, "write_table", full)
+        writer.write(table(2))
+        with pytest.raises(ArchiveFailed, match="No space left"):
+            writer.write(table(3))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_bytes_are_those_of_row_groups_that_are_written(files, monkeypatch):
+    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 4)
+    with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
+        writer.write(table(1))
+        assert writer.bytes == 0
+        writer.write(table(2))
+        writer._wait()
+        assert writer.bytes > 100
+        row = writer.finish("cuts", T0, T0, T0 + 1)
+    assert row.bytes > writer.bytes - 1
+    assert row.rows == 4
+
+
 @pytest.mark.parametrize(
     "change", [{"bytes": 1}, {"sha256": "0"}, {"rows": 9}, {"path": "cuts/x/no.parquet"}]
 )

@@ -10,11 +10,12 @@ from pmdaemon.diskqueue.entry import (
     IN_USE,
     INDEX_START,
     NONE,
+    UNUSED,
     IndexHeader,
     Slot,
     pack_free,
     read_index_header,
-    read_slot,
+    read_slots,
 )
 from pmdaemon.diskqueue.faults import FaultDisk
 from pmdaemon.diskqueue.record import read_file_header, scan, span_bytes
@@ -125,11 +126,18 @@ def test_index_header_comes_after_its_entries() -> None:
 def test_entries_never_straddle_a_block_and_are_bound_to_their_slot() -> None:
     assert 512 % ENTRY_BYTES == 0
     assert INDEX_START % 4096 == 0
-    view = memoryview(bytes(INDEX_START) + pack_free(0, NONE, 5) + pack_free(0, NONE, 5))
-    assert read_slot(view, 0, 5) is not None
-    assert read_slot(view, 1, 5) is None, "an entry written to the wrong place"
-    assert read_slot(view, 0, 6) is None, "an entry of another queue"
-    assert read_slot(view, 2, 5) is None
+    spoilt = bytearray(pack_free(3, NONE, 5))
+    spoilt[-1] = 1
+    packed = [pack_free(0, NONE, 5), pack_free(0, NONE, 5), bytes(ENTRY_BYTES), bytes(spoilt)]
+    view = memoryview(bytes(INDEX_START) + b"".join(packed))
+    first, misplaced, never, torn = read_slots(view, 4, 5)
+    assert first is not None
+    assert (first.status, first.next) == (FREE, NONE)
+    assert misplaced is None, "an entry written to the wrong place"
+    assert never is not None
+    assert never.status == UNUSED
+    assert torn is None, "damage behind what the checksum covers"
+    assert read_slots(view, 1, 6) == [None], "an entry of another queue"
 
 
 def test_scan_skips_by_length_and_ignores_noise() -> None:

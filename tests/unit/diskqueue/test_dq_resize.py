@@ -171,12 +171,12 @@ def test_death_at_every_storage_operation(past: Past, size: int) -> None:
 def test_after_a_death_between_the_names_nothing_deleted_is_left_in_the_index(past: Past) -> None:
     """The old data file beside the new index: opened at the old size it is whole again at once."""
     whole = past.disk()
-    open_queue(whole, data_bytes=LARGER)
+    open_queue(whole, data_bytes=LARGER, entries=100)
     seen = set()
     for at in range(1, whole.operations + 1):
         disk = past.disk(crash_at=at)
         with pytest.raises(Crashed):
-            open_queue(disk, data_bytes=LARGER)
+            open_queue(disk, data_bytes=LARGER, entries=100)
         disk = disk.after_crash(random.Random(0))
         queue = open_queue(disk)
         seen.add(queue.report.index_problem)

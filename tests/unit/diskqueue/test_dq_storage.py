@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
 from pmdaemon.diskqueue.faults import Crashed, FaultDisk
+from pmdaemon.diskqueue.span import SpannedStorage
 from pmdaemon.diskqueue.storage import IOV_MAX, FileStorage
 
 
@@ -151,3 +152,18 @@ def test_fault_storage_fills_up() -> None:
             index=FaultDisk().open("i"),
             helper=False,
         )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_mapping_that_outlives_its_owner_does_not_hold_the_lock(tmp_path: Path, count: int) -> None:
+    """As that of a killed process does while somebody reads its /proc/PID/smaps."""
+    paths = [tmp_path / name for name in ("a", "b")[:count]]
+    opened = lambda: SpannedStorage(paths) if count > 1 else FileStorage(paths[0])  # noqa: E731
+    owner = opened()
+    owner.allocate(8192)
+    held = owner.view()[:1]
+    with pytest.raises(QueueBusy):
+        opened()
+    owner.close()
+    assert bytes(held) == b"\0", "the mapping is there"
+    opened().close()

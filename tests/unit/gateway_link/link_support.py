@@ -83,7 +83,6 @@ class FakePlane:
                 "plane": self.name,
                 "pid": 7,
                 "exports": exports,
-                "streams": [],
                 "listening": ["tcp:127.0.0.1:1"],
             },
         )

@@ -1,6 +1,7 @@
 """The operator's file, the children's files, the restart policy."""
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,9 @@ from gateway_agent.children import (
 )
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig
+from gateway_agent.link import state
 from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.errors import AlreadyRunning
 from gateway_agent.link.main import main as link_main
 from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
@@ -92,6 +95,18 @@ def test_children_get_what_concerns_them(write, tmp_path):
 def test_mistakes_are_named(write, old, new, problem):
     with pytest.raises(ConfigError, match=problem):
         load(AgentConfig, write(old=old, new=new), environment={})
+
+
+def test_relative_directories_begin_where_the_agent_is_started(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load(AgentConfig, write(GOOD.replace("{dir}/", "", 2)), environment={})
+    assert (config.state_dir, config.runtime_dir) == (tmp_path / "state", tmp_path / "run")
+    assert config.link_config("id").planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["enrol"]])
+def test_help_has_its_short_form(command):
+    assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
 
 
 def test_a_volume_has_one_plane(write):
@@ -211,3 +226,16 @@ def test_check_config_looks_at_the_files(write, tmp_path):
     assert (check().exit_code, (tmp_path / "disk.img").read_bytes()) == (0, bytes(1024))
     (tmp_path / "disk.img").write_bytes(bytes(1025))
     assert "multiple of 512" in check().output
+
+
+@pytest.mark.parametrize("held", ["state", "run"])
+def test_neither_directory_is_shared_with_another_agent(write, tmp_path, monkeypatch, held):
+    monkeypatch.setattr(agent.Stop, "install_signals", lambda _stop: None)  # they would stay, for all tests
+    (tmp_path / held).mkdir(mode=0o700)
+    lock = state.lock_directory(tmp_path / held)
+    try:
+        with pytest.raises(AlreadyRunning, match=f"/{held}/agent.lock is locked"):
+            agent.run(load(AgentConfig, write(), environment={}))
+    finally:
+        os.close(lock)
+    assert not (tmp_path / "run" / "agent.json").exists()  # no child was started

@@ -37,7 +37,14 @@ def column(sample, name):
 
 
 def source_of(clock, **more) -> HostSource:
-    return HostSource(clock, DEVICES, more.pop("backends", {}), size_of=lambda _device: 512, **more)
+    return HostSource(
+        clock,
+        more.pop("gateway", "gw-a"),
+        DEVICES,
+        more.pop("backends", {}),
+        size_of=lambda _device: 512,
+        **more,
+    )
 
 
 def test_one_row_a_whole_device_with_the_difference_of_two_readings(proc):
@@ -47,24 +54,35 @@ def test_one_row_a_whole_device_with_the_difference_of_two_readings(proc):
     clock.advance(1)
     source.ask()
     sample = source.sample
-    assert sample.streams[:1] == (StreamKey("host:nvme0n1", "host", "nvme0n1"),)
-    assert set(column(sample, "reads")) == {"host:vda", "host:nvme0n1", "host:nvme1n1"}
-    vda = {name: column(sample, name)["host:vda"] for name in cut.COLUMNS}
+    assert sample.streams[:1] == (StreamKey("host:gw-a:nvme0n1", "host", "gw-a:nvme0n1"),)
+    assert set(column(sample, "reads")) == {"host:gw-a:vda", "host:gw-a:nvme0n1", "host:gw-a:nvme1n1"}
+    vda = {name: column(sample, name)["host:gw-a:vda"] for name in cut.COLUMNS}
     assert (vda["arrived"], vda["reads"], vda["writes"]) == (13, 10, 3)
     assert (vda["read_bytes"], vda["write_bytes"]) == (80 * 512, 64 * 512)
     assert vda["lat_sum_us"] == vda["svc_sum_us"] == 50_000
     assert vda["cost_milli"] == 13_000 + 1000 * 144 * 512 // 65_536
     assert (vda["cum_reads"], vda["cum_write_bytes"]) == (10, 64 * 512)
-    assert sample.streams[-1] == StreamKey("host:vda", "host", "b7")
+    assert sample.streams[-1] == StreamKey("host:gw-a:vda", "host", "b7")
     assert (sample.end_ns - sample.start_ns, sample.threshold_version) == (10**9, None)
+
+
+def test_devices_of_two_hosts_are_two_volumes_on_two_backends(proc):
+    streams = set()
+    for gateway in ("gw-a", "gw-b"):
+        proc("one")
+        source = source_of(FakeClock(), gateway=gateway)
+        proc("two")
+        source.ask()
+        streams |= {(key.volume, key.backend) for key in source.sample.streams if "vda" in key.volume}
+    assert streams == {("host:gw-a:vda", "gw-a:vda"), ("host:gw-b:vda", "gw-b:vda")}
 
 
 def test_an_idle_device_and_a_new_one_count_nothing(proc):
     source = source_of(FakeClock())
     proc("two")
     source.ask()
-    assert column(source.sample, "arrived")["host:nvme0n1"] == 0
-    assert column(source.sample, "arrived")["host:nvme1n1"] == 0
+    assert column(source.sample, "arrived")["host:gw-a:nvme0n1"] == 0
+    assert column(source.sample, "arrived")["host:gw-a:nvme1n1"] == 0
 
 
 def test_counts_stay_until_they_are_spooled(proc):
@@ -78,8 +96,8 @@ def test_counts_stay_until_they_are_spooled(proc):
     source.spooled()
     clock.advance(1)
     source.ask()
-    assert column(source.sample, "reads")["host:vda"] == 0
-    assert column(source.sample, "cum_reads")["host:vda"] == 10
+    assert column(source.sample, "reads")["host:gw-a:vda"] == 0
+    assert column(source.sample, "cum_reads")["host:gw-a:vda"] == 10
     assert source.sample.start_ns == first.end_ns
 
 
@@ -88,8 +106,8 @@ def test_a_replaced_device_starts_anew(proc):
     source = source_of(FakeClock())
     proc("one")
     source.ask()
-    assert column(source.sample, "reads")["host:vda"] == 0
-    assert column(source.sample, "cum_reads")["host:vda"] == 0
+    assert column(source.sample, "reads")["host:gw-a:vda"] == 0
+    assert column(source.sample, "cum_reads")["host:gw-a:vda"] == 0
 
 
 def test_unreadable_counters_are_an_error_of_this_time_only(proc):
@@ -111,7 +129,8 @@ def test_unreadable_counters_are_an_error_of_this_time_only(proc):
 def test_exports_of_the_host(proc):
     exports = source_of(FakeClock()).exports()
     assert exports[-1] == {
-        "volume": "host:vda", "backend": "vda", "size_bytes": 512, "read_only": False, "source": "host",
+        "volume": "host:gw-a:vda", "backend": "gw-a:vda", "size_bytes": 512, "read_only": False,
+        "source": "host",
     }  # fmt: skip
 
 
@@ -126,7 +145,7 @@ def test_host_and_plane_share_a_cut(proc, tmp_path):
     one = bench.server.cuts[42, 1]
     assert sorted(one.column("reads").tolist()) == [2, 10]
     exports = {export["volume"]: export["source"] for export in bench.server.last(Kind.REGISTER)["exports"]}
-    assert (exports["vol-1"], exports["host:vda"]) == ("nbd", "host")
+    assert (exports["vol-1"], exports["host:gw-a:vda"]) == ("nbd", "host")
 
 
 def test_a_source_that_fails_is_told_and_the_others_go_on(proc, tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import socket
 import stat
 
@@ -46,6 +47,15 @@ def test_an_impossible_path_says_what_to_do(tmp_path):
 
 def test_connecting_to_nobody_is_an_upstream_error(address):
     with pytest.raises(UpstreamError, match="No such file"):
+        sockets.begin_connect(address)
+
+
+def test_without_a_descriptor_left_the_client_is_told_at_once(address, monkeypatch):
+    def no_socket(*_args):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(sockets.socket, "socket", no_socket)
+    with pytest.raises(UpstreamError, match="Too many open files"):
         sockets.begin_connect(address)
 
 

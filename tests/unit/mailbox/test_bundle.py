@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, describe
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.bundle import (
-    BUNDLE_BYTES,
     BUNDLE_MESSAGES,
-    BUNDLE_PAYLOAD_BYTES,
     LENGTHS,
+    LIMITS,
+    directory_bytes,
     offsets,
     plan,
     shrink,
@@ -24,24 +25,28 @@ from tests.unit.mailbox import support
 from tests.unit.mailbox.support import abandon, audit, drain, make_mesh
 
 
-@given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 40_000)), min_size=1, max_size=200))
-def test_pieces_follow_each_other_and_keep_the_limits(lengths: list[int]) -> None:
+@given(
+    st.lists(st.one_of(st.integers(0, 300), st.integers(0, 40_000), st.integers(0, 200_000)), min_size=1),
+    st.sampled_from(sorted(LIMITS)),
+)
+def test_pieces_follow_each_other_and_keep_the_limits(lengths: list[int], kind: str) -> None:
+    payload_bytes, bundle_bytes = LIMITS[kind]
     after = 0
-    for first, number, span in plan(lengths):
+    for first, number, span in plan(lengths, LIMITS[kind]):
         assert first == after
         mine = lengths[first : first + number]
-        assert span == sum(mine) + (4 * number if number > 1 else 0)
+        assert span == sum(mine) + (directory_bytes(number) if number > 1 else 0)
         assert 1 <= number <= BUNDLE_MESSAGES
-        assert sum(mine) <= max(BUNDLE_BYTES, mine[0])
-        assert number == 1 or max(mine) <= BUNDLE_PAYLOAD_BYTES
+        assert sum(mine) <= max(bundle_bytes, mine[0])
+        assert number == 1 or max(mine) <= payload_bytes
         after = first + number
     assert after == len(lengths)
 
 
 def test_a_piece_shrinks_to_what_has_room() -> None:
-    (whole,) = plan([10, 20, 30])
-    assert whole == (0, 3, 72)
-    assert shrink([10, 20, 30], whole, 71) == (0, 2, 38)
+    (whole,) = plan([10, 20, 30], LIMITS["full"])
+    assert whole == (0, 3, 76)
+    assert shrink([10, 20, 30], whole, 75) == (0, 2, 38)
     assert shrink([10, 20, 30], whole, 37) == (0, 1, 10)
     assert shrink([10, 20, 30], whole, 9) is None
 
@@ -50,7 +55,7 @@ def test_a_piece_shrinks_to_what_has_room() -> None:
 def test_a_directory_must_add_up(lengths: list[int], wrong: int) -> None:
     data = LENGTHS[len(lengths)].pack(*lengths) + bytes(max(0, sum(lengths) + wrong))
     found = offsets(data, len(lengths))
-    if len(data) == 4 * len(lengths) + sum(lengths):
+    if len(data) == directory_bytes(len(lengths)) + sum(lengths):
         assert found is not None
         assert [b - a for a, b in pairwise(found)] == lengths
     else:
@@ -220,3 +225,37 @@ def test_checksums_of_ends_leave_the_middle_of_large_payloads_alone(path: Path) 
             a._segment.memory[at_bytes + (position + place) % (1 << 16)] ^= 1
             with pytest.raises(MailboxCorrupt, match="wrong checksum"):
                 b.take()
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_checksums_of_ends_cover_both_ends_of_every_payload_of_a_bundle(path: Path, views: bool) -> None:
+    layout = Layout(("a", "b"), (Route("a", "b", 1 << 17),), 8, support.FORM, "ends")
+    create_segment(path, layout)
+    with attach(path, "a") as a, attach(path, "b") as b:
+        at_bytes, _ = layout.ring_at_bytes("a", "b")
+        sent = payloads(3, 30_000)
+        begins = [16 + 30_000 * number for number in range(3)]
+        places = [begin + offset for begin in begins for offset in (0, END_BYTES - 1, 29_744, 29_999)]
+        for place in (4, *places, None):  # 4: in the directory
+            a.post_many("b", sent)
+            assert linked(a) <= 2  # the bundle, and a parked tail
+            position = a._writer._starts[a._outlets["b"][0].pending[-1]] % (1 << 17)
+            if place is None:
+                a._segment.memory[at_bytes + position + begins[1] + 15_000] ^= 1  # in the middle
+                middle = bytes([sent[1][15_000] ^ 1])
+                got = [bytes(message.payload) for message in (b.take_views() if views else b.take())]
+                assert got == [sent[0], sent[1][:15_000] + middle + sent[1][15_001:], sent[2]]
+                continue
+            a._segment.memory[at_bytes + position + place] ^= 1
+            with pytest.raises(MailboxCorrupt, match="wrong checksum"):
+                b.take_views() if views else b.take()
+        assert b.stats()["discarded"] == 13
+
+
+def test_payloads_of_a_bundle_are_aligned_as_long_as_their_lengths_are(path: Path) -> None:
+    create_segment(path, Layout(("a", "b"), (Route("a", "b", 1 << 18),), 8, support.FORM, "ends"))
+    with attach(path, "a") as a, attach(path, "b") as b:
+        for number in (2, 3):
+            a.post_many("b", payloads(number, 30_000))
+            for view in b.take_views():
+                assert np.frombuffer(view.payload, np.uint64).flags.aligned

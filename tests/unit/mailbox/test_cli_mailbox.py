@@ -33,6 +33,29 @@ def test_the_segments_of_the_runtime_directory_are_shown(
     assert told["routes"][0]["fill_ratio"] == 0.5
 
 
+def test_names_and_headings_are_whole_at_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    path = make_mesh(tmp_path / "main.mbx", "supervisor", "appserver")
+    with attach(path, "supervisor") as one:
+        one.post("appserver", b"x")
+        _first, *lines = run().splitlines()
+    assert "supervisor" in "".join(lines)
+    assert lines[0].split()[-3:] == ["READY", "TAKEN", "FREE"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_configured_server_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "default"))
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "default").mkdir(mode=0o700)
+    path = make_mesh(tmp_path / "own" / "main.mbx", "a", "b")
+    make_mesh(tmp_path / "default" / "main.mbx", "c", "d")
+    config = tmp_path / "server.toml"
+    config.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/own"\n')
+    monkeypatch.setenv("SLA_CONFIG", str(config))
+    assert [told["path"] for told in json.loads(run("-o", "json"))] == [str(path)]
+
+
 def test_a_missing_segment_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

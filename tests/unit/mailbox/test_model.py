@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.mailbox import Mailbox, Message, View, attach
+from pmdaemon.mailbox.bundle import directory_bytes
 from pmdaemon.mailbox.errors import MailboxFull
 from tests.unit.mailbox import support
 from tests.unit.mailbox.support import abandon, audit, make_mesh
@@ -74,7 +75,7 @@ class RouteModel:
 
     def how_many_fit(self, sizes: list[int]) -> int:
         """A single payload is a message like any other, several are a bundle with a directory."""
-        fitting = [n for n in range(2, len(sizes) + 1) if self.has_room(4 * n + sum(sizes[:n]))]
+        fitting = [n for n in range(2, len(sizes) + 1) if self.has_room(directory_bytes(n) + sum(sizes[:n]))]
         return max(fitting, default=int(self.has_room(sizes[0])))
 
     def due(self) -> list[Entry]:
@@ -146,7 +147,9 @@ class World:
             self.sequence[sender] += 1
             self.note(sender, recipient, payload, urgent)
         if posted:
-            self.note_slot(sender, recipient, sum(sizes[:posted]) + (4 * posted if posted > 1 else 0))
+            self.note_slot(
+                sender, recipient, sum(sizes[:posted]) + (directory_bytes(posted) if posted > 1 else 0)
+            )
 
     def mine(self, name: str) -> list[RouteModel]:
         return [route for (_, to), route in self.routes.items() if to == name]

@@ -173,6 +173,18 @@ def test_what_is_wrong_with_a_listed_gateway_is_told(bench: Bench) -> None:
     bench.dialler.refused("127.0.0.1:1", "of a line that is not listed any more")
 
 
+def test_a_connection_that_got_lost_on_the_way_is_ended_here(bench: Bench) -> None:
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    far = bench.connect()
+    bench.taken.pop().close()  # the kernel dropped it: the pair had no descriptor for it
+    bench.dialler.refused(bench.address, "its descriptor was lost", is_over=True)
+    assert far.recv(1) == b""
+    assert bench.dialler.connected == 0
+    far.close()
+    bench.clock.advance(FIRST_S)
+    bench.connect().close()
+
+
 def test_without_a_descriptor_it_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_args: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -117,6 +117,8 @@ class World:
         self.passed: list[str] = []
         self.agents: list[Agent] = []
         self.hold = False
+        self.dialled = False
+        self.refused: list[dict[str, object]] = []
         self.set_owner(0)
 
     def set_owner(self, owner: int, *shards: int) -> None:
@@ -136,6 +138,8 @@ class World:
         for side in self.sides:
             for parcel in side.parent.take():
                 self.passed.append(parcel.op)
+                if parcel.op == "refused":
+                    self.refused.append(parcel.header)
                 if parcel.op in ("moved", "mail"):
                     self.sides[self.owners[parcel.header["shard"]]].parent.send(
                         parcel.header, parcel.descriptors
@@ -149,7 +153,8 @@ class World:
 
     def dial(self, side: int, gateway_id: str = GATEWAY) -> Agent:
         near, far = socket.socketpair()
-        assert self.sides[side].parent.offer({"op": "new", "address": "127.0.0.1:5000"}, near)
+        header = {"op": "new", "address": "127.0.0.1:5000", "dialled": self.dialled}
+        assert self.sides[side].parent.offer(header, near)
         near.close()
         agent = Agent(far, gateway_id)
         self.agents.append(agent)
@@ -406,4 +411,23 @@ def test_lost_descriptors_are_counted_and_nothing_else_happens(world: World) -> 
     world.sides[0].parent.send({"op": "map", "owners": [0, 1]})
     world.step()
     assert world.sides[0].counters["bad_parcels"] == 2
+    assert world.refused == []
     world.up()
+    assert world.sides[0].counters["bad_parcels"] == 2
+
+
+def test_the_parent_hears_why_what_it_dialled_ends_also_after_a_move(world: World) -> None:
+    world.sides[0].parent.send({"op": "new", "address": "x", "dialled": True})
+    world.step()
+    [told] = world.refused
+    assert (told["address"], told["is_over"]) == ("x", True)
+    world.dialled = True
+    agent = world.up()
+    world.set_owner(1)
+    world.step()
+    assert "moved" in world.passed
+    agent.send(frame.encode(Kind.REPLY, {"poll": "junk"}))
+    world.step()
+    told = world.refused[-1]
+    assert (told["address"], told["is_over"]) == ("127.0.0.1:5000", False)
+    assert str(told["reason"]).startswith("violation: ")

@@ -577,6 +577,10 @@ def test_a_flood_of_strangers_without_tls_is_bounded_too(
         bench.dial()
     assert bench.inbound.connections == 1 + 8
     assert bench.counters["strangers_turned_away"] == 32
+    near, far = socket.socketpair()
+    with near.dup(), far:
+        assert bench.inbound.adopt(near, "dialled") is None
+        assert far.recv(1) == b"", "ended for good, though the parent has a duplicate"
     bench.pass_time(2.1)
     late = bench.up(OTHER)
     assert bench.counters["strangers_evicted"] == 1

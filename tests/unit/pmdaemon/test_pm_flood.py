@@ -94,6 +94,7 @@ def test_ten_thousand_attempts(server: Server) -> None:
     assert "more-like-these" in server.log.read_text()
     assert server.pair_pid() == pair, "the pair was not started again"
     server.until_seq(good.gateway_id, answered)
-    assert server.seqs(good.gateway_id) == list(range(1, answered + 1)), "no cut of the gateway was lost"
+    # Nobody says durable here, so after 10 s they are asked for again: first occurrences count.
+    assert list(dict.fromkeys(server.seqs(good.gateway_id))) == list(range(1, answered + 1))
     good.close()
     assert server.stop() == 0

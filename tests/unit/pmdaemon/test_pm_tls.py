@@ -195,6 +195,16 @@ def test_a_wrong_fingerprint_keeps_the_token_back(server: TlsServer, name: str) 
     server.enrol(token, gateway_id)  # it is still good
 
 
+def test_a_failed_enrolment_leaves_the_former_identity(server: TlsServer, name: str) -> None:
+    keys = server.new_gateway(name)
+    pinned = keys.directory / "ca.crt"
+    pinned.write_text(pinned.read_text() + "# of another server\n")
+    before = {path: path.read_bytes() for path in (pinned, pinned.with_name("gateway.pem"))}
+    with pytest.raises(EnrolmentFailed, match="token-unknown"):
+        server.enrol("x" * 43, keys.gateway_id)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_an_identity_is_not_taken_over_with_another_token(server: TlsServer, name: str) -> None:
     keys = server.new_gateway(name)
     with pytest.raises(EnrolmentFailed, match="identity-taken"):

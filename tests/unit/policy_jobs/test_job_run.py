@@ -14,7 +14,7 @@ from pyspark.errors import PySparkRuntimeError
 from sla_server.config import PolicyJobConfig
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.policy_jobs import errors, job
-from sla_server.policy_jobs.session import stderr_to
+from sla_server.policy_jobs.session import settings, stderr_to
 
 
 def test_what_spark_and_its_children_say_goes_to_a_file(
@@ -64,3 +64,16 @@ def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(errors.SparkFailed, match=r"its port number\. Its log is .*spark\.log") as caught:
         job.on_spark(PolicyJobConfig(), tmp_path, reading, tmp_path / "spark.log")
     assert "more" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("master", "is_loopback"),
+    [("local[*]", True), ("local-cluster[2,1,1024]", True), ("spark://host:7077", False), ("yarn", False)],
+)
+def test_executors_on_other_machines_can_call_the_driver(
+    master: str, is_loopback: bool, tmp_path: Path
+) -> None:
+    given = settings(master, tmp_path, "2g")
+    assert (given.get("spark.driver.host") == "127.0.0.1") is is_loopback
+    assert ("spark.driver.bindAddress" in given) is is_loopback
+    assert given["spark.driver.memory"] == "2g"

@@ -15,8 +15,7 @@ from sla_server.policy_jobs.policy import build, capacities
 class Known:
     former_capacity: dict[str, float] = field(default_factory=dict)
 
-    def is_protected(self, volume: str) -> bool:
-        return volume == "erp"
+    protected: frozenset[str] = frozenset({"erp"})
 
     def class_of(self, volume: str) -> VolumeClass:
         return VolumeClass("", Priority.BEST_EFFORT, ("*",), floor_iops=50)

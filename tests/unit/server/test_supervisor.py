@@ -1,16 +1,14 @@
-"""The supervisor's pure parts and its lock."""
+"""The supervisor: its pure parts, and what it does when a part ends."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-
-import pytest
+from types import SimpleNamespace
+from typing import Any, cast
 
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
-from sla_server.errors import ServerRunning
 from sla_server.supervisor import (
     BACKOFF_FIRST_S,
     BACKOFF_MOST_S,
@@ -18,9 +16,7 @@ from sla_server.supervisor import (
     Part,
     Supervisor,
     describe_status,
-    lock_data_dir,
     next_backoff,
-    running_pid,
 )
 
 
@@ -36,19 +32,7 @@ def test_backoff_doubles_up_to_its_limit_and_starts_again_after_a_stable_life() 
 def test_a_status_in_words() -> None:
     assert describe_status(0) == "exit status 0"
     assert describe_status(-9) == "killed by SIGKILL"
-
-
-def test_a_second_server_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
-    held = lock_data_dir(tmp_path)
-    assert running_pid(tmp_path) == os.getpid()
-    with pytest.raises(ServerRunning, match=f"process {os.getpid()}"):
-        lock_data_dir(tmp_path)
-    os.close(held)
-    assert running_pid(tmp_path) is None
-
-
-def test_no_directory_no_server(tmp_path: Path) -> None:
-    assert running_pid(tmp_path / "never") is None
+    assert describe_status(-40) == "killed by signal 40"
 
 
 def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
@@ -69,3 +53,39 @@ def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
     supervisor._pipe.close()
     event = next(row for table, row in supervisor._pending if table == "events")
     assert event["text"] == "services was restarted: killed by SIGKILL; restart 1"
+
+
+def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    part = supervisor.parts["services"] = Part("services", [str(tmp_path / "nobody")])
+    supervisor._start(part)
+    assert (part.process, part.state) == (None, "restarting")
+    assert "could not be started: No such file" in part.reason
+    assert part.start_at_s > part.started_s
+    part.start_at_s, part.command = 0.0, [sys.executable, "-c", ""]
+    supervisor._look()
+    assert part.process is not None
+    part.process.wait(20)
+    supervisor._pipe.close()
+    states = [row["state"] for table, row in supervisor._pending if table == "processes"]
+    assert states == ["restarting", "running"]
+
+
+def test_a_message_that_is_no_frame_does_not_end_the_server(tmp_path: Path) -> None:
+    class Box:
+        def __init__(self) -> None:
+            self.posted: list[bytes] = []
+
+        def take(self) -> list[Any]:
+            return [SimpleNamespace(sender="dbmanager", payload=b"torn")]
+
+        def post(self, _recipient: str, message: bytes) -> None:
+            self.posted.append(message)
+
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor, box = Supervisor(config, None, Stop()), Box()
+    supervisor._mailbox = cast(Any, box)
+    supervisor._record(Part("services", []))
+    assert len(box.posted) == 1
+    supervisor._pipe.close()

@@ -28,3 +28,17 @@ def test_header_is_what_was_given(
 def test_patterns_do_not_share_their_holes() -> None:
     assert len(poll.encode(1, 2, [[3, 4]], [5, 6], True)) > len(poll.encode(1, 2, [], [5, 6], True))
     assert poll.encode(1, 2, [], [5, 6], True) != poll.encode(1, 2, [], [5, 6], False)
+
+
+@settings(deadline=None)
+@given(U64, U64, U64, U64, U64, st.booleans())
+def test_for_one_epoch_it_is_the_same_poll(
+    number: int, sent_ns: int, epoch: int, acked: int, start: int, lease: bool
+) -> None:
+    ack = [[epoch, acked]] if acked else []
+    sole = poll.encode_sole(number, sent_ns, epoch, acked, start, lease)
+    assert sole == poll.encode(number, sent_ns, ack, [epoch, start], lease)
+
+
+def test_nothing_is_acknowledged_at_first() -> None:
+    assert frame.decode(poll.encode_sole(1, 2, 3, 0, 1, True)).header["ack"] == []

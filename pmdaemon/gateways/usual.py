@@ -1,0 +1,82 @@
+"""The usual answer, taken in one step: the next cut of a gateway and the REPLY behind it, in one read.
+
+Nearly every read of a healthy fleet is one CUT that follows the last one, and its REPLY. For these two
+frames this module does what ``wire.session`` and ``gateways.reception`` would do, with the same effect on
+the same objects, but recognises them by their ``wire.shape`` instead of decoding them, and accounts for both
+in one go. It looks before it touches: whatever is not as usual (a frame split over two reads, an earlier or
+LIVE cut, several epochs, a rewind under way, a stalled gateway, anything malformed) is left as it is for the
+long way, which alone decides what is wrong with it. What the long way has accepted teaches the shapes.
+
+Thread: belongs to the inbound thread.
+
+Source: P10; measured in docs/design/1-monitor-daemon.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from pmdaemon.cycle.courier import Courier
+from pmdaemon.gateways.gateway import Condition
+from pmdaemon.gateways.peer import Peer
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire import cut
+from pmdaemon.wire.shape import Shapes
+
+FRAMES: Final = 2  # of a usual answer
+LESSONS_AT: Final = 64  # one answer in 64 of unknown shape is learned from: some 50 us each
+_UP: Final = Condition.UP
+
+
+class UsualAnswers:
+    """Takes usual answers.
+
+    Args:
+        counters: as ``Reception``'s.
+    """
+
+    def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
+        self._courier = courier
+        self._clock = clock
+        self._interval_ns = interval_us * 1000
+        self._counters = counters
+        self._shapes = Shapes()
+        self._unknown = 0
+        self.has_lesson = False
+
+    def take(self, conn: Peer, data: memoryview) -> bool:
+        """Take what one read brought, if it is a usual answer; else nothing is changed."""
+        gateway = conn.gateway
+        if gateway is None or gateway.condition is not _UP or not conn.session.is_between_answers():
+            return False
+        match = self._shapes.match(data)
+        if match is None:
+            self._unknown += 1
+            self.has_lesson = self._unknown % LESSONS_AT == 1
+            return False
+        cut_bytes, blob_bytes, values = match
+        id_bytes, epoch, seq, rows, hists, misses, poll, wall_us, dropped = values
+        if id_bytes != gateway.id_bytes or not cut.fits(rows, hists, misses, blob_bytes):
+            return False
+        now_ns = conn.last_received_ns
+        with gateway.lock:
+            sent_ns = gateway.record.answered_usually(poll, epoch, seq, now_ns)
+            if sent_ns is None:
+                return False
+            gateway.awaiting_since_ns = None
+        unix_us = self._clock.unix_us()
+        offset = gateway.offset
+        self._courier.cut(data[:cut_bytes], gateway.gateway_id, unix_us, offset.offset_us, now_ns)
+        offset.add(wall_us, unix_us, (now_ns - sent_ns) // 1000)
+        self._counters["cuts"] += 1
+        self._counters["replies"] += 1
+        if now_ns - sent_ns > self._interval_ns:
+            self._counters["late_replies"] += 1
+        gateway.dropped = dropped
+        return True
+
+    def learn(self, data: memoryview) -> None:
+        """Learn from a read of unknown shape that the long way has accepted: ``FRAMES`` frames."""
+        self.has_lesson = False
+        self._shapes.learn(data)

@@ -1,0 +1,193 @@
+"""Answers that differ in their numbers only: recognised by one mask, read by one ``struct`` call.
+
+The usual answer is a CUT and its REPLY in one read. Both are made by one program from one pattern: of two
+answers only the bytes that hold numbers differ (and the blob), as long as no number outgrows its msgpack
+width. A ``Shape`` is *learned* from an answer that was decoded and accepted. It looks at the CUT's head
+(prefix and header) and the REPLY together, as if the blob between them were not there:
+
+    answer    1c 25 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 01 2c a1 't' cf 00 05 ...  60 00 00 00 59 00 ...
+    mask      00 00 00 00 ff ff ff ff ff ff  ff  ff  ff ff 00 00 ff  ff ff 80 00 ...  ff ff ff ff ff ff ...
+    pattern   00 00 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 00 00 a1 't' cf 00 00 ...  60 00 00 00 59 00 ...
+    fields                                                 H                          (what is asked for)
+
+An answer whose bytes under the mask are the pattern has frames of the same kinds, with the same keys in the
+same order and numbers of the same types, so decoding it would have given the same maps with other numbers.
+The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt).
+Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
+learned. An answer of another shape (longer numbers, an older agent) is nobody's fault: it is decoded.
+
+Pure; no clock, no sockets. Source: P10 (work for one gateway is short); notes/polling.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pmdaemon.wire.frame import PREFIX, decode, split
+from pmdaemon.wire.kinds import Kind
+
+SHAPES_A_SIZE: Final = 4  # of equal size are, say, a cut with a long seq and one with a long histogram
+CUT_KEYS: Final = ("gw", "ep", "seq", "n", "h", "m")
+REPLY_KEYS: Final = ("poll", "wall_us", "dropped")
+FREE_KEYS: Final = ("ep",)  # random numbers of 64 bits
+_NUMBER_CODES: Final = {0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"}
+_from_bytes = int.from_bytes
+_LEAST: Final = 2 * PREFIX.size
+_BIN_16: Final = b"\xc4\x10"
+_FREE: Final = {"B": b"\0", "H": b"\0\0", "I": bytes(4), "Q": b"\x80" + bytes(7)}
+
+
+class _Unlearnable(Exception):
+    """This header has something that no shape can describe."""
+
+
+class _Learner:
+    """Walks one msgpack map behind a frame's prefix and notes what is free."""
+
+    def __init__(self, head: bytes, wanted: Sequence[str], free_bytes: int) -> None:
+        self._head = head
+        self._wanted = list(wanted)
+        self._at = PREFIX.size
+        self.mask = bytearray(bytes(free_bytes) + b"\xff" * (PREFIX.size - free_bytes))
+        self.fields = f"{PREFIX.size}x"
+
+    def walk(self) -> None:
+        """The whole header."""
+        pairs = self._byte() ^ 0x80
+        if pairs > 15:
+            raise _Unlearnable
+        self._fix(1)
+        for _ in range(pairs):
+            key = self._key()
+            wanted = bool(self._wanted) and key == self._wanted[0]
+            if wanted:
+                self._wanted.pop(0)
+            self._value(wanted, key in FREE_KEYS)
+        if self._wanted or self._at != len(self._head):
+            raise _Unlearnable
+
+    def _byte(self) -> int:
+        if self._at >= len(self._head):
+            raise _Unlearnable
+        return self._head[self._at]
+
+    def _fix(self, size: int) -> None:
+        """These bytes must always be as they are."""
+        self.mask += b"\xff" * size
+        self.fields += f"{size}x"
+        self._at += size
+
+    def _key(self) -> str:
+        size = self._byte() ^ 0xA0
+        if size > 31:
+            raise _Unlearnable
+        start = self._at + 1
+        self._fix(1 + size)
+        return self._head[start : start + size].decode()
+
+    def _value(self, wanted: bool, is_free: bool) -> None:
+        kind = self._byte()
+        if kind < 0x80:  # the number is in this byte
+            self._number("B", b"\x80", wanted)
+        elif (code := _NUMBER_CODES.get(kind)) is not None:
+            self._fix(1)
+            self._number(code, bytes(8) if is_free and code == "Q" else _FREE[code], wanted)
+        elif self._head.startswith(_BIN_16, self._at):
+            self._fix(2)
+            self._number("16s", bytes(16), wanted)
+        elif wanted:
+            raise _Unlearnable
+        elif 0x90 <= kind <= 0x92:
+            self._fix(1)
+            for _ in range(kind - 0x90):
+                self._value(wanted=False, is_free=is_free)
+        elif kind >= 0xE0 or kind == 0xC0:  # -1 to -32, or nothing
+            self._fix(1)
+        else:
+            raise _Unlearnable
+
+    def _number(self, code: str, mask: bytes, wanted: bool) -> None:
+        self.mask += mask
+        self.fields += code if wanted else f"{len(mask)}x"
+        self._at += len(mask)
+
+
+class Shape:
+    """One form of an answer.
+
+    Attributes:
+        head_bytes: of the CUT's head.
+        blob_at: where the CUT's blob begins.
+        tail_bytes: of the REPLY.
+        mask, pattern: as above, as little-endian integers.
+        read: the values of ``CUT_KEYS`` and ``REPLY_KEYS`` from head and tail together.
+    """
+
+    __slots__ = ("blob_at", "head_bytes", "mask", "pattern", "read", "tail_bytes")
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        cut, reply = (
+            _Learner(head, CUT_KEYS, free_bytes=4),
+            _Learner(_unpadded(tail), REPLY_KEYS, free_bytes=0),
+        )
+        cut.walk()
+        reply.walk()
+        self.head_bytes = len(head)
+        self.blob_at = len(head) + -len(head) % 8
+        self.tail_bytes = len(tail)
+        self.mask = int.from_bytes(cut.mask + reply.mask, "little")
+        self.pattern = int.from_bytes(head + tail, "little") & self.mask
+        self.read = struct.Struct(f">{cut.fields}{reply.fields}").unpack_from
+
+
+def _unpadded(raw: bytes | memoryview) -> bytes:
+    """A frame's prefix and header."""
+    _, header_bytes, _, _ = PREFIX.unpack_from(raw)
+    return bytes(raw[: PREFIX.size + header_bytes])
+
+
+class Shapes:
+    """Those learned, by the length of the CUT's header; the newest few of each length."""
+
+    def __init__(self) -> None:
+        self._by_header_bytes: dict[int, list[Shape]] = {}
+
+    def match(self, data: memoryview) -> tuple[int, int, tuple[Any, ...]] | None:
+        """What ``data`` says, if it is one whole answer of a known shape.
+
+        Returns:
+            (bytes of the CUT, bytes of its blob with padding, values of ``CUT_KEYS`` and ``REPLY_KEYS``).
+        """
+        end = len(data)
+        if end < _LEAST:
+            return None
+        for shape in self._by_header_bytes.get(data[4] | data[5] << 8, ()):
+            tail_bytes = shape.tail_bytes
+            both = data[: shape.head_bytes].tobytes() + data[end - tail_bytes :].tobytes()
+            number = _from_bytes(both, "little")
+            if number & shape.mask == shape.pattern:
+                cut_bytes = (number & 0xFFFFFFFF) + 4
+                if cut_bytes + tail_bytes != end or cut_bytes < shape.blob_at or cut_bytes & 7:
+                    return None
+                return cut_bytes, cut_bytes - shape.blob_at, shape.read(both)
+        return None
+
+    def learn(self, data: memoryview) -> bool:
+        """Learn the shape of an accepted answer; False if it has none, or is no usual answer."""
+        frames = [decode(raw) for raw in split(data)]
+        if [item.kind for item in frames] != [Kind.CUT, Kind.REPLY] or any(item.flags for item in frames):
+            return False
+        cut, reply = frames
+        head = _unpadded(cut.raw)
+        if any(len(item.header) != item.raw[PREFIX.size] ^ 0x80 for item in frames):
+            return False  # a key stands there twice: which one counts no shape can say
+        try:
+            shape = Shape(head, bytes(reply.raw))
+        except _Unlearnable:
+            return False
+        known = self._by_header_bytes.setdefault(len(head) - PREFIX.size, [])
+        known.insert(0, shape)
+        del known[SHAPES_A_SIZE:]
+        return True

@@ -1,0 +1,26 @@
+"""Records that the database refuses although they passed our checks: kept as files, and reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sla_server.db.ingest_queue import Record
+from sla_server.db.inventory import event_row
+
+log = structlog.get_logger("db-writer")
+
+
+def put_aside(directory: Path, record: Record, reason: str, now_us: int) -> dict[str, Any]:
+    """Keep a record's bytes in ``directory``, made if missing; returns the event that says so."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"{record.queue_seq:020d}.rec"
+    path.write_bytes(record.payload)
+    log.error("record-refused", queue_seq=record.queue_seq, error=reason)
+    text = f"a record could not be stored and was put aside as {path.name}: {reason}"
+    identity = (record.queue_seq, reason)
+    return event_row(
+        identity, now_us, "data-refused", "critical", element="dbmanager", subject="ingest", text=text
+    )

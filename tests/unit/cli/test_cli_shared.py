@@ -1,0 +1,22 @@
+"""Log lines of what runs inside a command stay out of its answer."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+
+from sla_server.cli.shared import keep_logs_apart
+
+
+def test_log_lines_never_reach_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.reset_defaults()
+    try:
+        keep_logs_apart()
+        structlog.get_logger("x").info("files-merged", files=2)
+        structlog.get_logger("x").warning("file-damaged", path="p")
+    finally:
+        structlog.reset_defaults()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "file-damaged" in told.err
+    assert "files-merged" not in told.err

@@ -1,0 +1,166 @@
+"""Shapes: what one recognises is what decoding would have said, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pmdaemon.errors import WireError
+from pmdaemon.wire import cut, frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.shape import SHAPES_A_SIZE, Shapes
+
+GATEWAY = bytes(range(16))
+CUT: dict[str, Any] = {
+    "gw": GATEWAY,
+    "ep": 0xFEDCBA9876543210,
+    "seq": 300,
+    "t": 1_800_000_000_123_456,
+    "d": 1_000_321,
+    "tg": -1,
+    "ts": 3,
+    "gap": 0,
+    "n": 1,
+    "h": 2,
+    "m": 0,
+    "sch": 1,
+}
+REPLY: dict[str, Any] = {
+    "poll": 70_000,
+    "sent_ns": 1 << 40,
+    "wall_us": 1_800_000_000_000_000,
+    "cuts": 1,
+    "first": [7, 300],
+    "last": [7, 300],
+    "dropped": 0,
+}
+VALUES = ("gw", "ep", "seq", "n", "h", "m", "poll", "wall_us", "dropped")
+WIDE = st.integers(0, (1 << 63) - 1)
+COUNTS = st.sampled_from([0, 1, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32])
+
+
+def answer(cut_header: dict[str, Any], reply: dict[str, Any], blob_bytes: int = 160) -> memoryview:
+    parts = (frame.encode(Kind.CUT, cut_header, bytes(blob_bytes)), frame.encode(Kind.REPLY, reply))
+    return memoryview(b"".join(parts))
+
+
+def said(data: memoryview) -> tuple[Any, ...]:
+    """The values as decoding gives them."""
+    first, second = (frame.decode(raw) for raw in frame.split(data))
+    both = first.header | second.header
+    return tuple(both[key] for key in VALUES)
+
+
+def learned(*answers: memoryview) -> Shapes:
+    shapes = Shapes()
+    for item in answers:
+        assert shapes.learn(item)
+    return shapes
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert Shapes().match(answer(CUT, REPLY)) is None
+    assert Shapes().match(memoryview(b"")) is None
+
+
+@settings(deadline=None)
+@given(st.integers(0, (1 << 64) - 1), COUNTS, COUNTS, WIDE, COUNTS, st.integers(0, 40))
+def test_a_match_says_what_decoding_says(ep: int, seq: int, h: int, t: int, poll: int, blocks: int) -> None:
+    shapes = learned(answer(CUT, REPLY))
+    data = answer(CUT | {"ep": ep, "seq": seq, "h": h, "t": t}, REPLY | {"poll": poll}, 8 * blocks)
+    match = shapes.match(data)
+    if match is None:  # a number of another width: then it can be learned as well
+        assert shapes.learn(data)
+        match = shapes.match(data)
+    assert match is not None
+    cut_bytes, blob_bytes, values = match
+    assert values == said(data)
+    assert (cut_bytes, blob_bytes) == (len(next(frame.split(data))), 8 * blocks)
+
+
+def test_usual_changes_need_no_lesson() -> None:
+    shapes = learned(answer(CUT, REPLY))
+    later = answer(CUT | {"seq": 301, "t": 1_800_000_001_123_456, "h": 100}, REPLY | {"poll": 70_001})
+    assert shapes.match(later) is not None
+
+
+def test_a_damaged_answer_is_no_match_or_says_what_decoding_says() -> None:
+    """Every bit of both heads turned: a match must be an answer that the long way takes for the same."""
+    good = answer(CUT, REPLY)
+    shapes = learned(good)
+    match = shapes.match(good)
+    assert match is not None
+    cut_bytes, blob_bytes, _ = match
+    heads = [*range(cut_bytes - blob_bytes), *range(cut_bytes, len(good))]
+    matches = 0
+    for at in heads:
+        for bit in range(8):
+            damaged = bytearray(good)
+            damaged[at] ^= 1 << bit
+            view = memoryview(damaged)
+            if (found := shapes.match(view)) is not None:
+                matches += 1
+                assert found[2] == said(view)
+    assert 0 < matches < len(heads) * 8
+
+
+@pytest.mark.parametrize("wall_us", [1 << 63, (1 << 64) - 1])
+def test_what_the_long_way_refuses_is_no_match(wall_us: int) -> None:
+    shapes = learned(answer(CUT, REPLY))
+    assert shapes.match(answer(CUT, REPLY | {"wall_us": wall_us})) is None
+    assert shapes.match(answer(CUT | {"t": wall_us}, REPLY)) is None
+    broken = frame.decode(frame.encode(Kind.CUT, CUT | {"t": wall_us}, bytes(160)))
+    with pytest.raises(WireError):
+        cut.check(broken)
+
+
+@pytest.mark.parametrize("size", [0, 7, 15, 16, 100])
+def test_a_part_or_more_than_an_answer_is_no_match(size: int) -> None:
+    data = answer(CUT, REPLY)
+    shapes = learned(data)
+    assert shapes.match(data[:size]) is None
+    assert shapes.match(data[: len(data) - 8]) is None
+    assert shapes.match(memoryview(bytes(data) + bytes(8))) is None
+
+
+@pytest.mark.parametrize(
+    ("cut_header", "reply"),
+    [
+        (dict(reversed(CUT.items())), REPLY),  # another order of what is asked for
+        (CUT | {"note": "text"}, REPLY),
+        (CUT | {"gw": b"short"}, REPLY),
+        (CUT | {str(number): number for number in range(9)}, REPLY),  # 16 keys and more have another form
+        ({key: value for key, value in CUT.items() if key != "seq"}, REPLY),
+        (CUT, REPLY | {"dropped": None}),
+        (CUT, {key: value for key, value in REPLY.items() if key != "poll"}),
+    ],
+)
+def test_what_cannot_be_learned(cut_header: dict[str, Any], reply: dict[str, Any]) -> None:
+    data = answer(cut_header, reply)
+    shapes = Shapes()
+    assert not shapes.learn(data)
+    assert shapes.match(data) is None
+
+
+def test_a_key_twice_cannot_be_learned() -> None:
+    data = bytearray(answer(CUT | {"zeq": 300}, REPLY))
+    at = data.index(b"\xa3zeq")
+    data[at : at + 4] = b"\xa3seq"
+    assert not Shapes().learn(memoryview(data))
+
+
+def test_only_a_plain_cut_and_its_reply_are_learned() -> None:
+    a_cut, a_reply = frame.encode(Kind.CUT, CUT, bytes(160)), frame.encode(Kind.REPLY, REPLY)
+    live = frame.encode(Kind.CUT, CUT, bytes(160), frame.FLAG_LIVE)
+    for frames in ((a_cut,), (a_reply, a_cut), (a_cut, a_cut), (live, a_reply), (a_cut, a_cut, a_reply)):
+        assert not Shapes().learn(memoryview(b"".join(frames)))
+
+
+def test_of_equal_size_the_newest_few_are_kept() -> None:
+    names = [f"k{number}" for number in range(SHAPES_A_SIZE + 1)]
+    answers = [answer(CUT | {name: 1}, REPLY) for name in names]
+    shapes = learned(*answers)
+    assert [shapes.match(item) is not None for item in answers] == [False, *[True] * SHAPES_A_SIZE]
