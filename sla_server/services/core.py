@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.errors import WireError
+from pmdaemon.errors import BadCut, WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, pressure
@@ -136,9 +136,17 @@ class Services:
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
         self._pairs.add(sender)
-        for index, raw in enumerate(frame.split(message.blob[: _frames_end(message.blob, header["n"])])):
+        frames = frame.split(message.blob[: _frames_end(message.blob, header["n"])])
+        found = [cuts.view(raw) for raw in frames]
+        sound = not found or cuts.are_sound(found)
+        for index, cut in enumerate(found):
+            if not sound and (
+                problem := cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows)
+            ):
+                self._note_bad(sender, BadCut(f"gateway {cut.gateway_id}, cut {cut.seq}: {problem}"))
+                continue  # the others of the message are other gateways'
             self.brain.add_cut(
-                cuts.decode(raw),
+                cut,
                 header["recv_us"][index],
                 header["offset_us"][index],
                 header["live"][index],
