@@ -277,21 +277,6 @@ def problem_of(
     return None
 
 
-def are_sound(found: Sequence[Cut]) -> bool:
-    """Whether ``problem_of`` finds nothing in any of these cuts, at least one, by one look at all of them."""
-
-    def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        # As bytes: numpy joins arrays of records field by field.
-        return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
-
-    rows = [cut.rows for cut in found]
-    hist_rows = np.repeat(rows, [len(cut.hist) for cut in found])
-    missed_rows = np.repeat(rows, [len(cut.missed) for cut in found])
-    counters = np.concatenate([cut.counters.ravel() for cut in found])
-    hist, missed = joined([cut.hist for cut in found]), joined([cut.missed for cut in found])
-    return problem_of(counters, hist, missed, hist_rows, missed_rows) is None
-
-
 def view(source: frame.Frame | memoryview | bytes) -> Cut:
     """As ``decode``, but nobody has looked at the columns: ``problem_of`` must, before they are used.
 

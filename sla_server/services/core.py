@@ -136,15 +136,12 @@ class Services:
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
         self._pairs.add(sender)
-        frames = frame.split(message.blob[: _frames_end(message.blob, header["n"])])
-        found = [cuts.view(raw) for raw in frames]
-        sound = not found or cuts.are_sound(found)
-        for index, cut in enumerate(found):
-            if not sound and (
-                problem := cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows)
-            ):
-                self._note_bad(sender, BadCut(f"gateway {cut.gateway_id}, cut {cut.seq}: {problem}"))
-                continue  # the others of the message are other gateways'
+        for index, raw in enumerate(frame.split(message.blob[: _frames_end(message.blob, header["n"])])):
+            try:
+                cut = cuts.decode(raw)
+            except BadCut as exc:  # the others of the message are other gateways'
+                self._note_bad(sender, exc)
+                continue
             self.brain.add_cut(
                 cut,
                 header["recv_us"][index],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from typing import Any
 
@@ -202,22 +201,3 @@ def test_rows_array_is_column_major() -> None:
     assert made.shape == (len(COLUMNS), 2)
     assert list(made[1]) == [1, 11]
     assert cut.rows_array([]).shape == (len(COLUMNS), 0)
-
-
-@given(st.lists(cuts(), min_size=1, max_size=4), st.integers(0, 4), st.integers(0, 3))
-def test_one_look_at_many_cuts_finds_what_a_look_at_each_finds(
-    made: list[Cut], which: int, kind: int
-) -> None:
-    if which < len(made):
-        item = made[which]
-        bad_row = (item.rows, 0, 1)
-        if kind == 0:
-            made[which] = dataclasses.replace(item, hist=np.array([bad_row], HIST_DTYPE))
-        elif kind == 1:
-            made[which] = dataclasses.replace(item, missed=np.array([(*bad_row[:2], 5, 1, 0)], MISSED_DTYPE))
-        elif kind == 2 and item.rows:
-            made[which] = dataclasses.replace(item, missed=np.array([(0, 0, 5, 1, 2)], MISSED_DTYPE))
-        elif kind == 3 and item.rows:
-            made[which] = dataclasses.replace(item, counters=np.full_like(item.counters, -1))
-    problems = [cut.problem_of(c.counters, c.hist, c.missed, c.rows, c.rows) for c in made]
-    assert cut.are_sound(made) == (problems == [None] * len(made))
