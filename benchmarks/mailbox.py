@@ -1,8 +1,9 @@
 """``make bench-mailbox``: the mailbox against the queues of Python's world, in one run, medians of 5.
 
-One or three producer processes send the same bytes to one consumer; all variants are interleaved within each
-round, and a ratio is the median of the ratios within the rounds. Sizes 100 B, 4 KB, 100 KB. The peers' waits
-are their own; the mailbox's consumer sleeps on its doorbell, its producers sleep for a moment when it is full.
+One or three producer processes send the same bytes to one consumer; all variants are interleaved within
+each round, and a ratio is the median of the ratios within the rounds. Sizes 100 B, 4 KB, 100 KB. The peers'
+waits are their own; the mailbox's consumer sleeps on its doorbell, its producers sleep for a moment when it
+is full.
 
 Variants of the mailbox: ``lanes`` and ``shared`` (post, take), ``*_many`` (post_many of 64, take of 64) and
 ``*_views`` (post_many of up to 16, take_views: payloads are used where they lie; ``*_views_ends`` with

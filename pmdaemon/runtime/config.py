@@ -8,10 +8,11 @@ force, as TOML) and ``--check-config``.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,6 +21,8 @@ from pmdaemon.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 ENV_PREFIX = "SLA__"
 AGENT_ENV_PREFIX = "SLA_AGENT__"
+_PASSWORD: Final = re.compile(r"(://[^:/@\s]*):\S*@")
+"""``secret`` in ``scheme://user:secret@host``: what is told about a URL lands in logs and tickets."""
 
 
 class StrictModel(BaseModel):
@@ -106,9 +109,8 @@ def describe(error: ValidationError) -> str:
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("(whole file): ")
             # A whole table as "value" would bury the message; the message names what is wrong in it.
-            shown = (
-                "" if isinstance(item["input"], dict | list | BaseModel) else f" (value: {item['input']!r})"
-            )
+            whole = isinstance(item["input"], dict | list | BaseModel)
+            shown = "" if whole else _PASSWORD.sub(r"\1:***@", f" (value: {item['input']!r})")
             parts.append(f"{key}: {message}{shown}")
     return "; ".join(parts)
 

@@ -143,12 +143,13 @@ class Client:
 def _answer(server: str, response: httpx.Response) -> Any:
     if response.status_code == 204:
         return None
-    if response.status_code == 413:  # said by the HTTP layer, in its own words
-        raise Refused(413, {"detail": TOO_LARGE})
     kind = response.headers.get("Content-Type", "").partition(";")[0]
-    if kind not in ("application/json", "application/problem+json"):
+    is_json = kind in ("application/json", "application/problem+json")
+    body = response.json() if is_json else {}
+    if response.status_code == 413 and "fix" not in body:  # said by the HTTP layer, in its own words
+        raise Refused(413, {"detail": TOO_LARGE})
+    if not is_json:
         raise NotAnAnswer(server, response.status_code)
-    body = response.json()
     if response.status_code == 401:
         raise NoToken("the server does not know this token; it was replaced, or belongs to another server")
     if response.status_code >= 400:

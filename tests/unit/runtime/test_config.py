@@ -91,3 +91,21 @@ def test_a_wrong_table_is_told_without_repeating_the_table() -> None:
     with pytest.raises(ValidationError) as caught:
         Table.model_validate({"low": "x"})
     assert "(value: 'x')" in config.describe(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql://u:secret@h/db", "mysql://u:***@h/db"),
+        ("mysql://u:se/cr:et@h/db", "mysql://u:***@h/db"),
+        ("mysql://u:se@cret@h/db", "mysql://u:***@h/db"),
+        ("mysql://u@h:5432/db", "mysql://u@h:5432/db"),
+    ],
+)
+def test_a_password_in_a_wrong_url_is_not_told(url: str, told: str) -> None:
+    class Table(config.StrictModel):
+        url: str = Field(pattern="^sqlite")
+
+    with pytest.raises(ValidationError) as caught:
+        Table.model_validate({"url": url})
+    assert f"(value: '{told}')" in config.describe(caught.value)
