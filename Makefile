@@ -5,7 +5,7 @@ ARGS ?=
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help demo test setup setup-bench crash chaos bench-mailbox bench-queue bench-poll fmt lint types check unit bench docs clean
+.PHONY: help demo test setup setup-bench crash chaos bench-mailbox bench-queue bench-poll bench-fleet fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench-mailbox: setup-bench ## the mailbox against the queues of Python's world
 
 bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C loop and Prometheus
 	@$(PY) -m benchmarks.poll $(ARGS)
+
+bench-fleet: setup-bench ## the whole server under 4,000 simulated gateways for ten minutes; ARGS="--for 60"
+	@$(PY) -m benchmarks.fleet $(ARGS)
 
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)

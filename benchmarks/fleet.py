@@ -226,6 +226,7 @@ def _sample(
         "dropped": float(found["dropped"]),
         "pmdaemon_cores": sum(used for name, used in cores.items() if name.startswith(("pm", "pair-"))),
         "durable_p99_s": counts["lag_p99_ms"] / 1000,
+        "passed_over_ratio": counts.get("dropped_live_cuts_total", 0.0) / max(counts["cuts_total"], 1.0),
         "server_cores": sum(used for name, used in cores.items() if name != "simulator"),
         "server_mb": sum(pss for name, _, _, pss in rows if name != "simulator"),
         "simulator_cores": cores["simulator"],

@@ -46,6 +46,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
+TOGETHER_NS: Final = 8_000_000  # polls may be late by that: nothing against an interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
@@ -196,12 +197,19 @@ class Outbound:
         self._send_standing_orders(gateway_id)
 
     def _sleep_ms(self) -> int:
-        """Until the next poll, rounded up: waking a moment early would spin."""
+        """Until the next poll, and a little longer, so that those due soon after it leave with it.
+
+        Their answers then come together too: thousands of gateways a second would else wake both threads for
+        each. Waking a moment early would spin.
+        """
         due_ns = self._schedule.next_due_ns() if self._registry.has_watermarks else None
         if due_ns is None:
             return MAX_SLEEP_MS
-        left_ns = max(0, due_ns - self._clock.monotonic_ns())
-        return min(MAX_SLEEP_MS, -(-left_ns // 1_000_000))
+        left_ns = due_ns - self._clock.monotonic_ns()
+        if left_ns <= 0:
+            return 0
+        together_ns = min(TOGETHER_NS, self._schedule.interval_ns // 20)
+        return min(MAX_SLEEP_MS, -(-(left_ns + together_ns) // 1_000_000))
 
     # -- the mailbox
 

@@ -6,7 +6,8 @@ Checks that need other documents or the server's settings (threshold limit, roll
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -124,6 +125,9 @@ class Spec(Strict):
         return self.window.tz if isinstance(self.window, CalendarWindow) else "UTC"
 
 
+_SHARED: Final = tuple(name for name in Spec.model_fields if name not in ("scope", "priority"))
+
+
 class Agreement(Strict):
     """One whole document."""
 
@@ -147,10 +151,23 @@ class Agreement(Strict):
         return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> Agreement:
+    def from_spec(cls, spec: dict[str, Any], known: dict[str, Any] | None = None) -> Agreement:
         """Read ``spec_json`` back.
+
+        Args:
+            spec: the JSON value.
+            known: parts of agreements read before, kept by the caller. Equal parts become one object: tens of
+                thousands of agreements differ in little but their names and volumes.
 
         Raises:
             pydantic.ValidationError: the row was written by an incompatible version.
         """
-        return cls.model_validate(spec)
+        parts = spec.get("spec")
+        if known is None or not isinstance(parts, dict):
+            return cls.model_validate(spec)
+        texts = {name: f"{name} {json.dumps(parts[name])}" for name in _SHARED if name in parts}
+        shared = {name: known[text] for name, text in texts.items() if text in known}
+        found = cls.model_validate({**spec, "spec": {**parts, **shared}})
+        for name, text in texts.items():
+            known.setdefault(text, getattr(found.spec, name))
+        return found

@@ -72,12 +72,13 @@ def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) ->
     ended: list[InForce] = []
     highest: dict[str, int] = {}
     events: Rows = []
+    known: Row = {}
     for row in agreements:
         highest[row["name"]] = max(row["version"], highest.get(row["name"], 0))
         if row["ended_us"] is not None and row["ended_us"] <= now_us - JUDGE_BACK_US:
             continue
         try:
-            agreement = Agreement.from_spec(row["spec"])
+            agreement = Agreement.from_spec(row["spec"], known)
         except ValidationError as exc:
             events.append(_unreadable(row, exc, now_us))
             continue

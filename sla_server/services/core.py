@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.errors import WireError
+from pmdaemon.errors import BadCut, WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, pressure
@@ -137,8 +137,13 @@ class Services:
         header = message.header
         self._pairs.add(sender)
         for index, raw in enumerate(frame.split(message.blob[: _frames_end(message.blob, header["n"])])):
+            try:
+                cut = cuts.decode(raw)
+            except BadCut as exc:  # the others of the message are other gateways'
+                self._note_bad(sender, exc)
+                continue
             self.brain.add_cut(
-                cuts.decode(raw),
+                cut,
                 header["recv_us"][index],
                 header["offset_us"][index],
                 header["live"][index],

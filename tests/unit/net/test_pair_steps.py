@@ -833,3 +833,28 @@ def test_poll_that_cannot_leave_yet_is_not_awaited(bench: Bench) -> None:
     assert gateway.awaiting_since_ns is None
     assert gateway.record.oldest_poll_sent_ns is None
     gateway.end()
+
+
+class NotedSleep:
+    """What ``Outbound.sleep`` waits with; notes how long."""
+
+    def __init__(self) -> None:
+        self.waited_ms: list[int] = []
+
+    def poll(self, limit_ms: int) -> list[tuple[int, int]]:
+        self.waited_ms.append(limit_ms)
+        return []
+
+
+def test_the_outbound_thread_sleeps_past_the_next_poll_so_that_neighbours_leave_together(
+    bench: Bench,
+) -> None:
+    bench.marks()
+    bench.up()
+    due_ns = bench.schedule.next_due_ns()
+    assert due_ns is not None
+    noted = NotedSleep()
+    for left_ms in (10, 1, 0, -3):
+        bench.clock.advance((due_ns - left_ms * 1_000_000 - bench.clock.monotonic_ns()) / 1e9)
+        bench.outbound.sleep(noted)  # type: ignore[arg-type]
+    assert noted.waited_ms == [18, 9, 0, 0]

@@ -10,7 +10,7 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded, load_documents
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
-from tests.unit.agreements.documents import simple
+from tests.unit.agreements.documents import FULL, simple
 from tests.unit.services_shell.support import START_US, FakeStore
 
 NOW = START_US
@@ -114,3 +114,18 @@ def test_warnings_name_what_is_stored_only_and_short_notice() -> None:
     )
     (warning,) = catalogs.apply(Catalog(), docs(simple(extra=work)), "ann", NOW).warnings
     assert "2027-01-05" in warning
+
+
+def test_agreements_read_from_sql_share_what_is_equal_and_are_what_was_applied() -> None:
+    change = catalogs.apply(
+        Catalog(), docs(FULL, simple("a"), simple("b"), simple("c", value_ms=3)), "ann", NOW
+    )
+    again = reread(change)
+    assert again == change.catalog
+    one, two, other = (item.agreement.spec for item in again.items[:3])
+    assert one.window is two.window
+    assert one.objectives[0] is two.objectives[0]
+    assert one.objectives != other.objectives
+    assert [item.agreement.spec_json() for item in again.items] == [
+        item.agreement.spec_json() for item in change.catalog.items
+    ]

@@ -97,6 +97,18 @@ def test_what_cannot_be_read_is_counted_and_harms_nothing(
     assert "gateway_up" in bench.brain.names()
 
 
+def test_a_cut_with_bad_columns_is_left_out_and_those_beside_it_are_not() -> None:
+    bench = Bench()
+    hist = np.array([(1, 0, 5)], cuts.HIST_DTYPE)  # a row it does not have
+    bad = cuts.Cut(
+        GATEWAY, 5, 2, START_US, 1_000_000, 0, 0, cuts.rows_array([]), hist, np.zeros(0, cuts.MISSED_DTYPE)
+    )
+    header = {"pair": 0, "n": 3, "recv_us": [1] * 3, "offset_us": [0] * 3, "live": [False] * 3}
+    bench.message(Kind.CUTS, header, a_cut(1) + cuts.encode(bad) + a_cut(3))
+    assert [args[0].seq for name, args in bench.brain.calls if name == "add_cut"] == [1, 3]
+    assert bench.core.bad_frames == 1
+
+
 def test_a_lease_goes_out_once_a_second_to_every_pair() -> None:
     bench = Bench()
     for _ in range(8):
