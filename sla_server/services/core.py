@@ -308,7 +308,7 @@ class Services:
         self._shown.add(row for table, row in rows if table == "events")
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
-        self._note(*self._attendance.overdue(now_ns, now_us))
+        self._miss_gateways(now_ns, now_us)
         for pair in sorted(self._pairs):
             lease = frame.encode(Kind.LEASE, {"inc": self._incarnation})
             self._outbox.put(pair, lease, key="lease")
@@ -321,6 +321,13 @@ class Services:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
         header["problems"] = self._problems.now(now_ns)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
+
+    def _miss_gateways(self, now_ns: int, now_us: int) -> None:
+        rows = self._attendance.overdue(now_ns, now_us)
+        for table, row in rows:
+            if table == "gateways":
+                self.brain.gateway_lost(row["gateway_id"], row["reason"], now_ns)
+        self._note(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
         header = {"gw": caps.gateway_id, "gen": caps.gen, "lease_us": caps.lease_us, "caps": list(caps.caps)}
