@@ -4,6 +4,7 @@
     └── DbError                    root
         ├── DatabaseUnavailable    cannot be reached or used just now; the writer retries, readers may too
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
+        ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
         ├── AnotherManager         a second database manager on the same data directory or queue
         ├── BadRecord              a RECORD row that fits no table; answered to its sender, never stored
@@ -52,6 +53,20 @@ class DatabaseRefused(DbError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(f"the database refused a value: {reason}")
+
+
+class NoRightToPublish(DbError):
+    """The policy job could not store what it would compute."""
+
+    exit_status = 77  # EX_NOPERM
+
+    def __init__(self, where: str, tables: list[str]) -> None:
+        self.tables = tables
+        super().__init__(
+            f"the user of the database {where} may not insert into {' and '.join(tables)}. Run sql/roles.sql "
+            "as a superuser in that database (again: rights on tables need the tables, which the server's "
+            "first start makes), and name the role sla_policy in [database] policy_url"
+        )
 
 
 class SchemaTooNew(DbError):

@@ -21,7 +21,8 @@ from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histcodec, schema
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.engine import begin, make_engine, translated
+from sla_server.db.engine import begin, make_engine, translated, where
+from sla_server.db.errors import NoRightToPublish
 from sla_server.db.files import manifest
 from sla_server.db.files.store import FileStore, open_files
 from sla_server.db.reads import Reader
@@ -70,6 +71,22 @@ class PolicyStore:
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    def check_may_publish(self) -> None:
+        """See to it that ``publish`` will be allowed, before minutes of work are spent on it.
+
+        Raises:
+            NoRightToPublish: the role lacks the right to insert.
+            DatabaseUnavailable: retryable.
+        """
+        if self._engine.dialect.name != "postgresql":
+            return  # a file that cannot be written cannot be opened by a writer either
+        allowed = text("SELECT has_table_privilege(:table, 'INSERT')")
+        with translated(self._engine), self._engine.connect() as connection:
+            names = [schema.policies.name, schema.policy_caps.name]
+            missing = [name for name in names if not connection.scalar(allowed, {"table": name})]
+        if missing:
+            raise NoRightToPublish(where(self._engine), missing)
 
     def statistics(self, from_us: int, to_us: int, columns: Mapping[str, Sequence[str]]) -> Statistics:
         """Everything of [from_us, to_us) as of one moment: rows still in SQL, and the files with the others.

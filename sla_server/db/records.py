@@ -25,6 +25,7 @@ _KINDS: Final = {
     for name, table in _TABLES.items()
 }
 _POLICY_COLUMNS: Final = frozenset(("version", "state"))
+_LOST_COLUMNS: Final = frozenset(("gateway_id", "state", "reason", "last_seen_us"))
 _INT_LIMIT: Final = {"Integer": 1 << 31, "BigInteger": 1 << 63}
 
 
@@ -49,6 +50,10 @@ def check_row(table_name: object, row: object) -> tuple[str, Row]:
         raise BadRecord(table_name, f"no such column: {', '.join(sorted(map(str, unknown)))}")
     if table_name == "policies" and set(row) != _POLICY_COLUMNS:
         raise BadRecord(table_name, "RECORD sets only `state`, by `version`")
+    if table_name == "gateways" and (set(row) != _LOST_COLUMNS or row["state"] != "lost"):
+        raise BadRecord(
+            table_name, "RECORD sets only `state: lost` with `reason`, by `gateway_id` and `last_seen_us`"
+        )
     for name in schema.natural_key(table):
         if row.get(name) is None:
             raise BadRecord(table_name, f"the key column {name!r} is missing")
@@ -105,6 +110,9 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
         if table_name == "policies":
             _set_policy_states(connection, list(by_key.values()))
             continue
+        if table_name == "gateways":
+            _set_lost(connection, list(by_key.values()))
+            continue
         table = _TABLES[table_name]
         key_columns = set(schema.natural_key(table))
         by_columns: dict[tuple[str, ...], list[Row]] = {}
@@ -122,3 +130,14 @@ def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
             others = (table.c.state == "in-force") & (table.c.version != row["version"])
             connection.execute(update(table).where(others).values(state="superseded"))
         connection.execute(update(table).where(table.c.version == row["version"]).values(state=row["state"]))
+
+
+def _set_lost(connection: Connection, rows: Sequence[Row]) -> None:
+    """Gateways are stored as pairs tell of them; ``services`` adds who never came back.
+
+    One seen after ``last_seen_us`` did come back: its sender had not heard of that yet.
+    """
+    table = schema.gateways
+    for row in rows:
+        unseen = (table.c.gateway_id == row["gateway_id"]) & (table.c.last_seen_us <= row["last_seen_us"])
+        connection.execute(update(table).where(unseen).values(state="lost", reason=row["reason"]))

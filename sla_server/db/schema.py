@@ -299,9 +299,10 @@ RECORDABLE: Final = frozenset(
         "audit",
         "policies",
         "gateway_list",
+        "gateways",
     )
 )
-"""Tables that RECORD may write; of ``policies`` only ``state``."""
+"""Tables that RECORD may write; of ``policies`` only ``state``, of ``gateways`` only that one is lost."""
 
 
 def natural_key(table: Table) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 SlaError (pmdaemon.errors)
 └── PolicyJobError
-    ├── NoJava            69  no usable Java runtime; says what was looked at
-    ├── SparkFailed       70  Spark ended with an error; its log says more
-    ├── JobRunning        79  another run holds the lock
-    └── NothingToLearn    80  no statistics in the window
+    ├── UnreadableAgreement  65  an agreement in force was stored by another release
+    ├── NoJava               69  no usable Java runtime; says what was looked at
+    ├── SparkFailed          70  Spark ended with an error; its log says more
+    ├── JobRunning           79  another run holds the lock
+    └── NothingToLearn       80  no statistics in the window
 
 The numbers are exit statuses (docs/operations/cli.md). None of them is 75, which says of every other command
 that a change was taken and will be carried out.
@@ -20,6 +21,20 @@ from pmdaemon.errors import SlaError
 
 class PolicyJobError(SlaError):
     """Root of the package."""
+
+
+class UnreadableAgreement(PolicyJobError):
+    """An agreement in force cannot be read: without it the policy might cap what it promises."""
+
+    exit_status = 65  # EX_DATAERR
+
+    def __init__(self, name: str, version: int, problem: str) -> None:
+        self.name, self.version = name, version
+        super().__init__(
+            f"agreement {name} version {version} was stored by another release and cannot be read: "
+            f"{problem.rstrip('.')}. Apply its document again (`sla apply -f FILE`); "
+            "then it can be deleted, too"
+        )
 
 
 class NoJava(PolicyJobError):

@@ -14,13 +14,15 @@ from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
+from pydantic import ValidationError
 
+from pmdaemon.runtime.config import describe
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.compile import InForce, classes, promises
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.promise import Priority, Promise, VolumeClass
 from sla_server.db.policies import PolicyStore
-from sla_server.policy_jobs.errors import NothingToLearn
+from sla_server.policy_jobs.errors import NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.schema import (
     HOUR_COLUMNS,
     MISSED_COLUMNS,
@@ -95,6 +97,7 @@ def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
 
     Raises:
         NothingToLearn: there are no rollups in the window.
+        UnreadableAgreement: one in force does not fit this release.
         DatabaseUnavailable: retryable.
     """
     from_us = now_unix_us - window_days * 86_400 * US_A_SECOND
@@ -132,7 +135,11 @@ def on_one_backend(streams: pa.Table, volumes: pa.Table) -> pa.Table:
 
 
 def _in_force(row: dict[str, Any]) -> InForce:
-    return InForce(Agreement.from_spec(row["spec"]), row["version"], row["applied_us"], row["ended_us"])
+    try:
+        agreement = Agreement.from_spec(row["spec"])
+    except ValidationError as exc:
+        raise UnreadableAgreement(row["name"], row["version"], describe(exc)) from exc
+    return InForce(agreement, row["version"], row["applied_us"], row["ended_us"])
 
 
 def _former_capacity(policies: Sequence[dict[str, Any]]) -> dict[str, float]:

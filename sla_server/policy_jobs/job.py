@@ -110,11 +110,13 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     """One whole run; returns what was published.
 
     Raises:
-        JobRunning, NothingToLearn, NoJava, SparkFailed, DatabaseUnavailable: nothing was published.
+        JobRunning, NothingToLearn, UnreadableAgreement, NoJava, SparkFailed, NoRightToPublish,
+            DatabaseUnavailable: nothing was published.
     """
     started_s = time.monotonic()
     job_dir = config.data_dir / "policy-job"
     with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
+        store.check_may_publish()
         read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
         log_path = job_dir / "spark.log"
         click.echo(

@@ -1,8 +1,8 @@
 """Gateways whose session the server itself ended, or forgot in a restart: do they come back?
 
 A pair that stops says ``detached``, not ``lost``: the fault is ours, and the agent dials in again within
-seconds, so nobody is alarmed. One that has not come back when ``LIMIT_S`` is over is lost after all, and
-that is said once.
+seconds, so nobody is alarmed. One that has not come back when ``LIMIT_S`` is over is lost after all: that
+is said once and stored, so that the next restart does not await it again.
 
 Plain state, no clock. Belongs to the main loop of ``services``.
 """
@@ -16,6 +16,7 @@ from sla_server.services.rows import Rows, event_row
 
 LIMIT_S: Final = 60.0
 """PMDaemon pauses at most 10 s before its restart, agents at most 5 s between two tries (their default)."""
+REASON: Final = f"has not come back within {LIMIT_S:g} s of the server's own restart"
 
 
 class Attendance:
@@ -35,19 +36,18 @@ class Attendance:
         self._due.pop(gateway_id, None)
 
     def overdue(self, now_ns: int, now_us: int) -> Rows:
-        """Events of those that did not come back in time, once each."""
+        """Of those that did not come back in time, once each: the new state of ``gateways``, and an event.
+
+        The state is stored only if SQL saw nothing of it meanwhile either: a return that is on its way to us
+        must not be overwritten.
+        """
         late = {gateway_id: name for gateway_id, (name, due_ns) in self._due.items() if now_ns >= due_ns}
-        for gateway_id in late:
+        rows: Rows = []
+        for gateway_id, name in late.items():
             del self._due[gateway_id]
-        return [
-            event_row(
-                "gateway-lost",
-                "critical",
-                "gateway",
-                name,
-                f"gateway {name} has not come back within {LIMIT_S:g} s of the server's own restart",
-                now_us,
-                {"gateway_id": gateway_id},
-            )
-            for gateway_id, name in late.items()
-        ]
+            unseen_us = now_us - round(LIMIT_S * 1e6)
+            state = {"gateway_id": gateway_id, "state": "lost", "reason": REASON, "last_seen_us": unseen_us}
+            text, details = f"gateway {name} {REASON}", {"gateway_id": gateway_id}
+            rows.append(("gateways", state))
+            rows.append(event_row("gateway-lost", "critical", "gateway", name, text, now_us, details))
+        return rows

@@ -39,7 +39,7 @@ from sla_server.services.pressure import Pressures
 from sla_server.services.problems import Problems
 from sla_server.services.protocols import Controller, Eyes
 from sla_server.services.requests import Requests
-from sla_server.services.rows import Row, Rows, event_row
+from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
@@ -106,6 +106,8 @@ class Services:
         self._catalog_changed(start.catalog)
         brain.restore(start.throttles)
         brain.set_mode(self.mode)
+        for gateway_id, name in start.awaited.items():
+            self._problems.name(gateway_id, name)
         for gateway in start.gateways:
             brain.gateway_up(gateway.gateway_id, gateway.name, gateway.exports, now_ns)
             brain.add_streams(gateway.gateway_id, gateway.streams)
@@ -186,9 +188,13 @@ class Services:
         header = message.header
         kind, at_us = str(header["kind"]), header.get("at_us", now_us)
         severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
-        details = header.get("details") or {}
-        self._note(event_row(kind, severity, "gateway", header["gw"], str(header["text"]), at_us, details))
-        self._problems.alert(header["gw"], kind, str(header["text"]), at_us, now_ns)
+        gateway_id, name = header["gw"], self._problems.name_of(header["gw"])
+        details = {**(header.get("details") or {}), "gateway_id": gateway_id}
+        text = f"gateway {name}: {header['text']}"
+        # Told again to a process that does not know the name yet, it is the same event.
+        event_id = identity("event", kind, "gateway", gateway_id, at_us)
+        self._note(event_row(kind, severity, "gateway", name, text, at_us, details, event_id))
+        self._problems.alert(gateway_id, kind, str(header["text"]), at_us, now_ns)
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = pressure.parse(message.header)
@@ -313,7 +319,7 @@ class Services:
         self._shown.add(row for table, row in rows if table == "events")
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
-        self._note(*self._attendance.overdue(now_ns, now_us))
+        self._miss_gateways(now_ns, now_us)
         for pair in sorted(self._pairs):
             lease = frame.encode(Kind.LEASE, {"inc": self._incarnation})
             self._outbox.put(pair, lease, key="lease")
@@ -326,6 +332,13 @@ class Services:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
         header["problems"] = self._problems.now(now_ns)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
+
+    def _miss_gateways(self, now_ns: int, now_us: int) -> None:
+        rows = self._attendance.overdue(now_ns, now_us)
+        for table, row in rows:
+            if table == "gateways":
+                self.brain.gateway_lost(row["gateway_id"], row["reason"], now_ns)
+        self._note(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
         header = {"gw": caps.gateway_id, "gen": caps.gen, "lease_us": caps.lease_us, "caps": list(caps.caps)}

@@ -2,6 +2,9 @@
 
 Shared with the main loop: two queues. The thread takes a text, and puts back what to call with its result;
 the main loop calls it at its next tick (``deliver``). At most ``MAX_WAITING`` texts wait.
+
+A text is a stranger's: whatever reading it raises, also a mistake of ours, is logged with its traceback and
+answered as a problem of that text. It ends neither the thread nor the process, which judges and controls.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ import queue
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import structlog
+
 from pmdaemon.runtime.stop import Stop
 from sla_server.agreements.errors import AgreementsRefused, Problem
 from sla_server.agreements.load import Loaded, load_documents
 
+log = structlog.get_logger("documents")
 MAX_WAITING: Final = 16
 WAKE_S: Final = 0.5  # how long a stop may take
 Then = Callable[[list[Loaded], list[Problem]], None]
@@ -67,4 +73,10 @@ def _read(text: str, rollup_s: int, then: Then) -> Callable[[], None]:
     except AgreementsRefused as exc:
         problems = exc.problems
         return lambda: then([], problems)
+    except Exception as exc:
+        log.exception("document-unreadable", size_bytes=len(text.encode(errors="replace")))
+        kind = type(exc).__name__
+        what = f"the document could not be read, by a mistake of the server ({kind})"
+        problem = Problem(0, "", what, "Its log has the details; report them, and try a simpler document")
+        return lambda: then([], [problem])
     return lambda: then(documents, [])

@@ -16,11 +16,12 @@ may learn. No data neither opens nor closes an episode. The shell persists the e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sla_server.agreements.promise import Promise
 from sla_server.services.decisions import RaiseEvent
 from sla_server.services.settings import ControlSettings
-from sla_server.services.windows import Signal, Tracker
+from sla_server.services.windows import Figures, Signal, Tracker
 
 
 @dataclass(slots=True)
@@ -53,10 +54,10 @@ class LiveState:
         self.state = state
         if opened:
             self.violating = True
-            return self._event("violation-opened", "critical", "is violated", signal)
+            return self._opened(signal)
         if closed:
             self.violating = False
-            return self._event("violation-closed", "info", f"is no longer violated ({state})", signal)
+            return self._closed(signal)
         return None
 
     def _measured(self, signal: Signal, now_ns: int) -> str:
@@ -77,19 +78,40 @@ class LiveState:
             return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
-    def _event(self, kind: str, severity: str, what: str, signal: Signal) -> RaiseEvent:
+    def _opened(self, signal: Signal) -> RaiseEvent:
+        """It tells of the windows that were over: all together may have kept the promise."""
+        within = f"in {signal.over} of the last {signal.windows} windows, "
+        text = f"{self.name} is violated: {within}{self._told(signal, signal.of_over)}"
+        details = {**self._details(signal, signal.of_over), "windows_over": signal.over}
+        return RaiseEvent("violation-opened", "critical", "sla", self.name, text, details)
+
+    def _closed(self, signal: Signal) -> RaiseEvent:
+        """Of one that is idle or above its curve, figures would speak of what is promised no more."""
+        figures = Figures(signal.u, signal.latency_us, signal.offered_iops)
+        if self.state == "idle":
+            why = "there is no I/O any more"
+        elif signal.threshold_us is None:
+            why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
+        else:
+            why = self._told(signal, figures)
+        text = f"{self.name} is no longer violated ({self.state}): {why}"
+        return RaiseEvent("violation-closed", "info", "sla", self.name, text, self._details(signal, figures))
+
+    def _told(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
-        text = (
-            f"{self.name} {what}: p{self.promise.percentile:g} {signal.latency_us / 1000:.1f} ms "
-            f"of {limit_ms:g} ms allowed, {signal.u:.2f} of the misses allowed, "
-            f"{signal.offered_iops:.0f} I/O/s offered"
+        return (
+            f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
+            f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
+            f"{figures.offered_iops:.0f} I/O/s offered"
         )
-        details = {
+
+    def _details(self, signal: Signal, figures: Figures) -> dict[str, Any]:
+        return {
             "sla": self.promise.sla,
             "objective": self.promise.objective,
-            "u": round(signal.u, 4),
-            "latency_us": round(signal.latency_us),
+            "u": round(figures.u, 4),
+            "latency_us": round(figures.latency_us),
             "threshold_us": signal.threshold_us,
-            "offered_iops": round(signal.offered_iops, 1),
+            "offered_iops": round(figures.offered_iops, 1),
+            "windows": signal.windows,
         }
-        return RaiseEvent(kind, severity, "sla", self.name, text, details)

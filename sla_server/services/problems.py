@@ -57,6 +57,10 @@ class Problems:
         """What people call a gateway."""
         self._names[gateway_id] = name
 
+    def name_of(self, gateway_id: str) -> str:
+        """What people call a gateway; its id while nobody has told."""
+        return self._names.get(gateway_id, gateway_id)
+
     def alert(self, gateway_id: str, kind: str, text: str, at_us: int, now_ns: int) -> None:
         """An agent's alert; only those of its spool are looked at."""
         if kind == SPOOL_ALERT:
@@ -90,7 +94,7 @@ class Problems:
         }
         rows = [
             {
-                "process": self._names.get(gateway_id, gateway_id),
+                "process": self.name_of(gateway_id),
                 "what": "spool",
                 "since_us": item.since_us,
                 "reason": item.text,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,17 @@ class Window:
         return sum(self.offered[g] * 1e6 / us for g, us in self.covered_us.items() if us > 0)
 
 
+class Figures(NamedTuple):
+    """What some windows say together."""
+
+    u: float = 0.0
+    latency_us: float = 0.0
+    offered_iops: float = 0.0
+
+
+NO_FIGURES = Figures()
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
     """What the last windows say; ``windows`` 0 means nothing is known.
@@ -87,6 +98,7 @@ class Signal:
         r: interpolated percentile / threshold over all windows.
         latency_us: that percentile, interpolated.
         risky: windows at risk; over: windows with u > 1.
+        of_over: u, that percentile and the offered rate of the windows with u > 1 alone; zeros without one.
     """
 
     windows: int
@@ -98,6 +110,7 @@ class Signal:
     risky: int
     over: int
     inexact: bool
+    of_over: Figures = NO_FIGURES
 
 
 NOTHING = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -161,29 +174,39 @@ class Silence:
 
 def work_out(windows: Sequence[Closed], promise: Promise, settings: ControlSettings, r_on: float) -> Signal:
     """What these windows, oldest first and at least one, say of a promise."""
-    offered = sum(w.offered_iops for w in windows) / len(windows)
+    offered = _offered(windows)
     threshold_us = promise.threshold_us(offered)
     if threshold_us is None:
         return Signal(len(windows), offered, None, 0.0, 0.0, 0.0, 0, 0, False)
-    hist = np.sum([w.hist for w in windows], axis=0)
-    done = sum(w.done for w in windows)
-    latency_us = percentile_us(hist, promise.percentile) or 0.0
-    risky = over = 0
+    found = _figures(windows, promise, threshold_us)
+    risky, over = 0, []
     for window in windows:
-        u, r = _ratios(window, promise, threshold_us)
-        risky += u >= settings.at_risk_u or r >= r_on
-        over += u > 1
-    u = sum(w.missed[threshold_us] for w in windows) / done / promise.allowed_miss_ratio
-    inexact = any(w.inexact for w in windows)
+        one = _figures((window,), promise, threshold_us)
+        risky += one.u >= settings.at_risk_u or one.latency_us / threshold_us >= r_on
+        if one.u > 1:
+            over.append(window)
     return Signal(
-        len(windows), offered, threshold_us, u, latency_us / threshold_us, latency_us, risky, over, inexact
+        len(windows),
+        offered,
+        threshold_us,
+        found.u,
+        found.latency_us / threshold_us,
+        found.latency_us,
+        risky,
+        len(over),
+        any(w.inexact for w in windows),
+        _figures(over, promise, threshold_us) if over else NO_FIGURES,
     )
 
 
-def _ratios(window: Closed, promise: Promise, threshold_us: int) -> tuple[float, float]:
-    latency_us = percentile_us(window.hist, promise.percentile) or 0.0
-    u = window.missed[threshold_us] / window.done / promise.allowed_miss_ratio
-    return u, latency_us / threshold_us
+def _offered(windows: Sequence[Closed]) -> float:
+    return sum(w.offered_iops for w in windows) / len(windows)
+
+
+def _figures(windows: Sequence[Closed], promise: Promise, threshold_us: int) -> Figures:
+    latency_us = percentile_us(np.sum([w.hist for w in windows], axis=0), promise.percentile) or 0.0
+    missed, done = sum(w.missed[threshold_us] for w in windows), sum(w.done for w in windows)
+    return Figures(missed / done / promise.allowed_miss_ratio, latency_us, _offered(windows))
 
 
 class WindowTracker:

@@ -225,6 +225,21 @@ def test_a_session_that_the_server_ended_itself_is_stored_and_makes_no_event(rig
     assert [row["kind"] for row in state_events(rig)] == ["gateway-up"] * 2  # the agent, too, was restarted
 
 
+def test_a_gateway_that_services_missed_is_stored_as_lost_unless_it_was_seen_since(rig: Rig) -> None:
+    def missed(last_seen_us: int) -> bytes:
+        row = {"gateway_id": gateway(1), "state": "lost", "reason": "away", "last_seen_us": last_seen_us}
+        return record_message([("gateways", row)])
+
+    rig.feed(gateway_message(at_us=T0), missed(T0 - 1))
+    assert rig.reader.gateways()[0]["state"] == "up"
+    rig.feed(missed(T0))
+    (row,) = rig.reader.gateways()
+    assert (row["name"], row["state"], row["reason"], row["last_seen_us"]) == ("gw-1", "lost", "away", T0)
+    rig.feed(gateway_message(at_us=T0 + 1))
+    assert rig.reader.gateways()[0]["state"] == "up"
+    assert [event["kind"] for event in rig.reader.events()].count("gateway-up") == 2
+
+
 def test_gateway_events_once_a_change(rig):
     up = gateway_message(at_us=T0)
     rig.feed(

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sla_server.db import migrate
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
-from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
 from sla_server.db.partitions import DAY_US
 from sla_server.db.policies import open_policies
 
@@ -106,6 +106,22 @@ def test_the_policy_job_reads_and_publishes_and_changes_nothing(config, tmp_path
     assert store.reader.policy_caps(2)[0]["volume"] == "v"
     for statement in (*WRITES, "UPDATE policy_caps SET cost_per_s = 1", "DELETE FROM policies"):
         assert "permission denied" in refused(store._engine, statement) or statement.startswith("DROP")
+    store.close()
+
+
+def test_the_policy_job_is_told_before_its_work_that_the_script_was_not_run_again(postgres, tmp_path):
+    name = f"once_{abs(hash(tmp_path)) % 10**9}"
+    postgres.create(name)
+    run_script(postgres, name)
+    config = DatabaseConfig(url=postgres.url(name, "sla_writer"), policy_url=postgres.url(name, "sla_policy"))
+    engine = make_engine(config, tmp_path)
+    migrate.upgrade(engine)
+    engine.dispose()
+    store = open_policies(config, tmp_path)
+    with pytest.raises(NoRightToPublish, match=r"policies and policy_caps\. Run sql/roles\.sql"):
+        store.check_may_publish()
+    run_script(postgres, name)
+    store.check_may_publish()
     store.close()
 
 

@@ -15,7 +15,8 @@ def test_every_recordable_table_exists_and_takes_its_key():
     for name in schema.RECORDABLE:
         table = schema.metadata.tables[name]
         row = {key: table.c[key].type.python_type(1) for key in schema.natural_key(table)}
-        assert check_row(name, {**row, "state": "x"} if name == "policies" else row)[0] == name
+        more = {"policies": {"state": "x"}, "gateways": {"state": "lost", "reason": "", "last_seen_us": 1}}
+        assert check_row(name, {**row, **more.get(name, {})})[0] == name
 
 
 def test_values_are_brought_to_their_columns_type():
@@ -55,7 +56,13 @@ def test_json_columns_take_text_maps_and_nothing():
     ("table", "row", "problem"),
     [
         (7, {}, "RECORD writes only"),
-        ("gateways", {"gateway_id": "g"}, "RECORD writes only"),
+        ("streams", {"stream_id": 1}, "RECORD writes only"),
+        ("gateways", {"gateway_id": "g"}, "sets only `state: lost`"),
+        (
+            "gateways",
+            {"gateway_id": "g", "state": "up", "reason": "", "last_seen_us": 1},
+            "sets only `state: lost`",
+        ),
         ("events", ["event_id"], "expected a map"),
         ("events", {"event_id": None}, "missing"),
         ("events", {"event_id": "e", "at_us": None}, "must not be null"),

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from pyspark.errors import PySparkRuntimeError
 
 from sla_server.config import PolicyJobConfig
-from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
+from sla_server.db.policies import PolicyStore
 from sla_server.policy_jobs import errors, job
 from sla_server.policy_jobs.session import settings, stderr_to
 
@@ -77,3 +78,18 @@ def test_executors_on_other_machines_can_call_the_driver(
     assert (given.get("spark.driver.host") == "127.0.0.1") is is_loopback
     assert ("spark.driver.bindAddress" in given) is is_loopback
     assert given["spark.driver.memory"] == "2g"
+
+
+def test_the_right_to_publish_is_checked_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+
+    def refuse(_store: PolicyStore) -> NoReturn:
+        raise NoRightToPublish("db", ["policies"])
+
+    monkeypatch.setattr(PolicyStore, "check_may_publish", refuse)
+    told = CliRunner().invoke(job.main, ["--config", str(path)])
+    assert told.exit_code == 77  # an empty SQLite file would be told as such: nothing was read
+    assert "may not insert into policies. Run sql/roles.sql" in told.output

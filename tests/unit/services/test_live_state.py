@@ -82,3 +82,24 @@ def test_the_event_has_the_figures():
     assert event.details["u"] == 20.0
     assert event.details["threshold_us"] == 12_000
     assert "100 I/O/s" in event.text
+
+
+def test_the_event_tells_the_windows_that_were_over_not_all_of_them():
+    """Two small windows are over; with a large good one between, all together keep the promise."""
+    made = desk()
+    small, large = {"gold": (25, 30)}, {"gold": (2000, 2)}
+    made.step((A, small, 0))
+    made.step((A, large, 0))
+    (event,) = events_of(made.step((A, small, 0)), "violation-opened")
+    assert made.brain.live[KEY].signal.u < 1
+    assert (event.details["u"], event.details["windows_over"], event.details["windows"]) == (20.0, 2, 3)
+    assert event.details["latency_us"] > 12_000
+    assert "in 2 of the last 3 windows, 20.00 of the misses allowed, p95 3" in event.text
+    assert "25 I/O/s" in event.text
+
+
+def test_the_end_of_a_violation_by_silence_tells_no_figures_of_before():
+    made = desk()
+    run(made, BAD, BAD)
+    (event,) = [e for _ in range(6) for e in events_of(made.step((A, {}, 0)), "violation-closed")]
+    assert event.text == "gold/latency is no longer violated (idle): there is no I/O any more"

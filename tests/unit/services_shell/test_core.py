@@ -188,11 +188,21 @@ def test_an_agents_alert_becomes_an_event_once() -> None:
         "details": {},
     }
     bench.message(Kind.GATEWAY_ALERT, alert)
+    bench.message(Kind.GATEWAY, gateway())
     bench.message(Kind.GATEWAY_ALERT, alert)
     bench.tick()
     events = [row for table, row in bench.records() if table == "events"]
     assert len({row["event_id"] for row in events}) == 1
-    assert events[0]["subject"] == GATEWAY
+    assert [row["subject"] for row in events] == [GATEWAY, "host-1"]
+    assert (events[1]["text"], events[1]["details"]) == ("gateway host-1: nbd-0", {"gateway_id": GATEWAY})
+
+
+def test_an_alert_that_comes_first_after_a_restart_bears_the_stored_name() -> None:
+    bench = Bench(Start(awaited={GATEWAY: "host-1"}))
+    alert = {"gw": GATEWAY, "kind": "plane-back", "severity": "info", "text": "nbd-0", "at_us": 5}
+    bench.message(Kind.GATEWAY_ALERT, alert)
+    bench.tick()
+    assert [row["subject"] for table, row in bench.records() if table == "events"] == ["host-1"]
 
 
 def applied(bench: Bench, text: str, req: str = "r1", **keys: Any) -> None:
