@@ -30,6 +30,7 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.part import failures
+from sla_server.runtime_dir import prepare_runtime_dir
 from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
 
@@ -80,6 +81,7 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         return
     if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
+    prepare_runtime_dir(config.runtime_dir)
     check_addresses(config)
     _check_room(config)
     if background:

@@ -77,6 +77,18 @@ def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: st
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
+def test_a_runtime_directory_open_to_others_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 77, told.output
+    assert "is open to others (mode 0777)" in told.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
 def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
     tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
