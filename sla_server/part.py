@@ -2,10 +2,14 @@
 
 The supervisor starts the parts this way; systemd can run each alone the same way. The heavy imports of a
 part happen only in its own process.
+
+Why a part ended by itself stands in RUNTIME_DIR/NAME.failed until its next start: while the database manager
+cannot start, ``sla-server status`` finds it nowhere else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -39,6 +43,27 @@ def _tell_config(path: Path | None, show: bool) -> None:
     click.echo(files.show(config) if show else "configuration is good", nl=not show)
 
 
+def failures(runtime_dir: Path) -> dict[str, str]:
+    """Parts that ended by an error and have not started since, and what they said."""
+    found = {}
+    for name in sorted(MODULES):
+        with contextlib.suppress(OSError):
+            found[name] = (runtime_dir / f"{name}.failed").read_text(errors="replace").strip()
+    return found
+
+
+def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
+    note = config.runtime_dir / f"{name}.failed"
+    with contextlib.suppress(OSError):
+        note.unlink(missing_ok=True)
+    try:
+        return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
+    except SlaError as exc:
+        with contextlib.suppress(OSError):
+            note.write_text(f"{exc}\n")
+        raise
+
+
 @click.command()
 @click.argument("name", type=click.Choice(sorted(MODULES)))
 @click.option(
@@ -57,8 +82,7 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     stop.install_signals()
     stop.watch_parent()
     try:
-        config = configuration.load(path)
-        status = int(importlib.import_module(MODULES[name]).run(config, stop=stop))
+        status = _run(name, configuration.load(path), stop)
     except SlaError as exc:
         log.error("part-failed", error=str(exc))
         status = exc.exit_status

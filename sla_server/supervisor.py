@@ -35,6 +35,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.config import ResolvedConfig
 from sla_server.data_dir import lock_data_dir
+from sla_server.runtime_dir import prepare_runtime_dir
 from sla_server.topology import app_layout, main_layout
 
 log = structlog.get_logger("supervisor")
@@ -110,7 +111,7 @@ class Supervisor:
 
     def _prepare_segments(self) -> None:
         runtime_dir = self.config.runtime_dir
-        runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prepare_runtime_dir(runtime_dir)
         for name, layout in (
             ("main.mbx", main_layout(self.config.pmdaemon.max_pairs)),
             ("app.mbx", app_layout()),

@@ -17,8 +17,10 @@ from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Strict,
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 MAX_WINDOW_S: Final = 400 * 86_400  # slices are kept 13 months
+LAST_YEAR: Final = 9999
+SEARCHED_YEARS: Final = 200  # any date on any weekday comes within 40 years
 SHORTEST_REPEAT: Final = timedelta(hours=1)
-# A rule of these that never happens is searched for seconds; one of minutes or seconds, for hours.
+# A rule of these is searched for a fraction of a second (``_happens``); one of seconds, for very long.
 _FREQUENCIES: Final = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY")
 
 
@@ -126,11 +128,13 @@ def rule_of(rrule: str, start: datetime) -> Any:
 
 def _check_rule(rrule: str, start: datetime, length: timedelta) -> None:
     _check_parts(rrule)
+    first: datetime | None = None
+    second: datetime | None = None
     try:
-        rule = rule_of(rrule, start)
-        first, second = (rule.after(start, inc=True), None)
-        if first is not None:
-            second = rule.after(first)
+        if _happens(rrule, start):
+            rule = rule_of(rrule, start)
+            first = rule.after(start, inc=True)
+            second = rule.after(first) if first is not None else None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
         raise refuse(
             f"{rrule!r} is not a recurrence rule ({exc})",
@@ -142,6 +146,17 @@ def _check_rule(rrule: str, start: datetime, length: timedelta) -> None:
         raise refuse(
             "occurrences are closer than one hour or than the window is long", "Use a longer interval"
         )
+
+
+def _happens(rrule: str, start: datetime) -> bool:
+    """Whether the rule, whatever its UNTIL and COUNT, has an occurrence within 200 years.
+
+    dateutil gives up a search at the end of year 9999 only, which takes seconds from here. The calendar
+    repeats every 400 years, so the same is asked of a start that is late enough to leave 200 to 600 of them.
+    """
+    parts = [part for part in rrule.split(";") if part.upper().partition("=")[0] not in ("UNTIL", "COUNT")]
+    late = start.replace(year=start.year + (LAST_YEAR - start.year - SEARCHED_YEARS) // 400 * 400)
+    return rrulestr(";".join(parts), dtstart=late).after(late, inc=True) is not None
 
 
 def _check_parts(rrule: str) -> None:

@@ -29,6 +29,8 @@ from sla_server.cli import group, words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
+from sla_server.part import failures
+from sla_server.runtime_dir import prepare_runtime_dir
 from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
 
@@ -79,7 +81,9 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         return
     if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
+    prepare_runtime_dir(config.runtime_dir)
     check_addresses(config)
+    _check_room(config)
     if background:
         _start_in_background(config, path)
         return
@@ -112,6 +116,12 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
                 if deadline.passed:
                     raise
             time.sleep(0.1)
+
+
+def _check_room(config: configuration.ResolvedConfig) -> None:
+    from sla_server.db.ingest_queue import check_room
+
+    check_room(config.database.resolved_queue_dir(config.data_dir), config.database.queue_bytes)
 
 
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
@@ -170,11 +180,14 @@ def status(path: Path | None, output: str) -> None:
     problems = _problems(config)
     if output == "json":
         told = {"pid": pid, "page": _page(config), "processes": processes, "trouble": trouble}
-        click.echo(json.dumps({**told, "problems": problems}))
+        failed = failures(config.runtime_dir)
+        click.echo(json.dumps({**told, "problems": problems, "failures": failed}))
         return
     click.echo(f"running, pid {pid}, page {_page(config)}")
     if trouble:
         click.echo(f"  states of the processes are unknown: {trouble}")
+        for name, reason in failures(config.runtime_dir).items():
+            click.echo(f"  {name} failed at its last start: {reason}")
     for row in processes:
         line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
         click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))

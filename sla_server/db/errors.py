@@ -16,6 +16,7 @@
         └── QueueError             root of the ingest queue's errors
             ├── QueuePoisoned      a write or sync failed earlier; what reached the disk is unknown
             ├── QueueCorrupt       a durable record cannot be read back
+            ├── NoRoomForQueue     the disk has no room for a new queue; nothing was made
             └── OldQueueFiles      the directory holds the plain files of an earlier version
 
 No exception of SQLAlchemy or a driver leaves ``sla_server.db``: ``engine.translated`` turns them into these.
@@ -182,6 +183,19 @@ class QueueCorrupt(QueueError):
             f"{path} is damaged at byte {offset_bytes}: {problem}. Keep a copy of the file, check the disk, "
             f"and see `sla queue recover --dry-run {path}`; after a restart the database manager goes on "
             "without the damaged record"
+        )
+
+
+class NoRoomForQueue(QueueError):
+    """The queue is reserved at full size when it is made; there is no room for that."""
+
+    exit_status = 74
+
+    def __init__(self, path: Path, needed_bytes: int, free_bytes: int) -> None:
+        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+        super().__init__(
+            f"the ingest queue {path} needs {needed_bytes} bytes, and {free_bytes} are free on its disk. "
+            "Free space, name another disk with [database] queue_dir, or make [database] queue_bytes smaller"
         )
 
 

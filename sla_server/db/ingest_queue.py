@@ -15,6 +15,8 @@ Thread: one appends, one reads and deletes; ``fullness_ratio`` any. Source: DESI
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -23,8 +25,9 @@ import structlog
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue import errors as disk
-from pmdaemon.diskqueue.record import RECORD_OVERHEAD_BYTES
-from sla_server.db.errors import OldQueueFiles, QueueCorrupt, QueuePoisoned
+from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START
+from pmdaemon.diskqueue.record import DATA_START, RECORD_OVERHEAD_BYTES
+from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
 
 log = structlog.get_logger("ingest-queue")
 BYTES_PER_ENTRY: Final = 2048  # a record is a mailbox batch: rarely smaller
@@ -92,6 +95,30 @@ def _no_probe(_point: str) -> None:
     """Production's probe: nothing."""
 
 
+def _entries(data_bytes: int) -> int:
+    return max(1024, data_bytes // BYTES_PER_ENTRY)
+
+
+def check_room(directory: Path, data_bytes: int) -> None:
+    """See to it that a queue that is still to be made fits, before processes are started that need it.
+
+    Of one that is there nothing is asked: its room is reserved, and a change of its size waits for room.
+
+    Raises:
+        NoRoomForQueue: it does not fit.
+    """
+    path = directory / "ingest"
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if path.stat().st_size:
+            return
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    disk_of = os.statvfs(there)
+    free_blocks = disk_of.f_bavail if os.geteuid() else disk_of.f_bfree
+    needed_bytes = DATA_START + data_bytes + INDEX_START + _entries(data_bytes) * ENTRY_BYTES
+    if (free_bytes := free_blocks * disk_of.f_frsize) < needed_bytes:
+        raise NoRoomForQueue(path, needed_bytes, free_bytes)
+
+
 class IngestQueue:
     """See the module's text.
 
@@ -119,8 +146,8 @@ class IngestQueue:
         self._path = directory / "ingest"
         self._probe = probe
         self._keep_bytes = min(keep_bytes, data_bytes // 4)
-        entries = max(1024, data_bytes // BYTES_PER_ENTRY)
-        self._queue = DiskQueue(QueueSettings(data_path=self._path, data_bytes=data_bytes, entries=entries))
+        settings = QueueSettings(data_path=self._path, data_bytes=data_bytes, entries=_entries(data_bytes))
+        self._queue = DiskQueue(settings)
         if self._queue.ring_bytes != data_bytes:
             log.warning("queue-keeps-its-size", bytes=self._queue.ring_bytes, configured=data_bytes)
 

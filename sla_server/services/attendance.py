@@ -45,7 +45,7 @@ class Attendance:
         rows: Rows = []
         for gateway_id, name in late.items():
             del self._due[gateway_id]
-            unseen_us = now_us - round(LIMIT_S * 1e6)
+            unseen_us = now_us - round(LIMIT_S / 2 * 1e6)  # half: what is on its way, and clocks that are set
             state = {"gateway_id": gateway_id, "state": "lost", "reason": REASON, "last_seen_us": unseen_us}
             text, details = f"gateway {name} {REASON}", {"gateway_id": gateway_id}
             rows.append(("gateways", state))

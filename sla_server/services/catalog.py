@@ -7,6 +7,8 @@ are durable. Versions of an agreement count up for ever, also over a deletion. A
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -141,6 +143,7 @@ def apply(
             rows += _applied_rows(by_name[name], loaded.text, old, who)
         applied.append({"name": name, "version": by_name[name].version, "changed": changed})
     warnings = [text for loaded in documents for text in _warnings(loaded.agreement, now_us)]
+    warnings += _unseen(documents, catalog.volumes.union(*carried.values()))
     if not new:
         return Change(catalog, rows, applied, warnings)
     items = tuple(by_name[name] for name in sorted(by_name))
@@ -208,6 +211,26 @@ def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
         if notice_s is not None and _is_short(window, start_us, now_us, notice_s):
             when = window.start.isoformat(" ", "minutes")
             yield f"{agreement.name}: maintenance at {when} has less notice than was agreed"
+
+
+def _unseen(documents: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]:
+    """Selectors that no volume known fits: perhaps a typing error, perhaps one that is still to come.
+
+    A server that knows no volume at all cannot tell.
+    """
+    if not volumes:
+        return
+    seen: dict[str, bool] = {}
+    for loaded in documents:
+        for selector in loaded.agreement.spec.scope.volumes:
+            if selector not in seen:
+                pattern = re.compile(fnmatch.translate(selector))
+                seen[selector] = selector in volumes or any(map(pattern.match, volumes))
+            if not seen[selector]:
+                yield (
+                    f"{loaded.agreement.name}: scope.volumes: no gateway has shown a volume {selector!r} "
+                    "yet; check its spelling (sla get volumes)"
+                )
 
 
 def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:

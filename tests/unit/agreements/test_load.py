@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from dateutil.rrule import rrulestr
 
+from sla_server.agreements import calendars
 from sla_server.agreements.errors import AgreementsRefused, Problem
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.model import Agreement
@@ -243,3 +246,42 @@ def test_an_agreement_without_objectives_is_a_class_of_neighbour() -> None:
     text = simple(priority="best-effort")
     text = text[: text.index("  objectives:")]
     assert agreement(text).judged == []
+
+
+@pytest.mark.parametrize("frequency", ["HOURLY", "DAILY", "WEEKLY", "MONTHLY", "YEARLY"])
+@pytest.mark.parametrize("more", ["", ";COUNT=3", ";UNTIL=20270601T000000"])
+def test_a_rule_that_never_happens_is_looked_for_in_the_last_centuries_only(
+    monkeypatch: pytest.MonkeyPatch, frequency: str, more: str
+) -> None:
+    """The search of the library ends with the year 9999, so it has to begin late."""
+    begins: list[int] = []
+
+    def noted(rule: str, **options: Any) -> Any:
+        begins.append(options["dtstart"].year)
+        return rrulestr(rule, **options)
+
+    monkeypatch.setattr(calendars, "rrulestr", noted)
+    rule = f"FREQ={frequency};BYMONTH=2;BYMONTHDAY=30{more}"
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert "never happens" in found.problem
+    assert begins
+    assert min(begins) >= 9999 - 400
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO",
+        "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29;COUNT=1",
+        "FREQ=HOURLY;INTERVAL=12;BYMONTH=2;BYMONTHDAY=29;UNTIL=20400101T000000",
+    ],
+)
+def test_a_rule_that_seldom_happens_is_taken(rule: str) -> None:
+    (window,) = agreement(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", '))).spec.maintenance.windows
+    assert window.rrule == rule
+
+
+def test_a_rule_that_ends_before_it_happens_is_refused() -> None:
+    rule = "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;UNTIL=20270601T000000"
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert "never happens" in found.problem

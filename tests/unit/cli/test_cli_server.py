@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -73,6 +74,52 @@ def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: st
     assert told.exit_code == 78, told.output
     assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in told.output
     assert not (tmp_path / "data").exists()  # nothing was started
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_runtime_directory_open_to_others_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 77, told.output
+    assert "is open to others (mode 0777)" in told.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        f"[database]\nqueue_bytes = {16 << 20}\n"
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    small = SimpleNamespace(f_bavail=1000, f_bfree=1000, f_frsize=4096)
+    monkeypatch.setattr("sla_server.db.ingest_queue.os.statvfs", lambda _path: small)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    needed_bytes = 8192 + (16 << 20) + 8192 + (8 << 10) * 128
+    assert f"{tmp_path}/data/queue/ingest needs {needed_bytes} bytes, and 4096000 are" in told.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_status_says_why_the_database_manager_does_not_start(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "dbmanager.failed").write_text("disk queue q: cannot reserve 7 bytes\n")
+    held = lock_data_dir(tmp_path / "data")
+    try:
+        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+        as_json = CliRunner().invoke(cli, ["status", "--config", str(path), "-o", "json"])
+    finally:
+        os.close(held)
+    assert "  dbmanager failed at its last start: disk queue q: cannot reserve 7 bytes\n" in told.output
+    assert list(json.loads(as_json.output)["failures"]) == ["dbmanager"]
 
 
 @pytest.mark.parametrize("option", ["--check-config", "--background"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +13,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pmdaemon.diskqueue.record import DATA_START
-from sla_server.db.errors import OldQueueFiles, QueueCorrupt, QueuePoisoned
-from sla_server.db.ingest_queue import DurableQueue, IngestQueue, Record
+from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
+from sla_server.db.ingest_queue import DurableQueue, IngestQueue, Record, check_room
 
 SIZE_BYTES = 1 << 20
 
@@ -166,3 +169,22 @@ def test_against_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list[tu
         behind = queue.reader(deleted).read(1 << 20)
         assert [record.payload for record in behind] == model[deleted:]
     queue.close()
+
+
+def test_room_is_asked_for_only_while_the_queue_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_room(tmp_path / "deep" / "q", SIZE_BYTES)
+    assert list(tmp_path.iterdir()) == []
+    needed_bytes = sum(made.stat().st_size for made in _made(tmp_path / "other"))
+    for free_bytes, is_refused in ((needed_bytes, False), (needed_bytes - 1, True)):
+        found = SimpleNamespace(f_bavail=free_bytes, f_bfree=free_bytes, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda _path, found=found: found)
+        with pytest.raises(NoRoomForQueue) if is_refused else nullcontext():
+            check_room(tmp_path / "q", SIZE_BYTES)
+    check_room(tmp_path / "other", 2 * SIZE_BYTES)  # its owner copies it once there is room
+
+
+def _made(directory: Path) -> list[Path]:
+    IngestQueue(directory, SIZE_BYTES).close()
+    return list(directory.iterdir())

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime.stop import Stop
+from sla_server import config as configuration
+from sla_server import part
+from sla_server.config import ResolvedConfig
 from sla_server.part import MODULES, main
 
 
@@ -28,3 +35,26 @@ def test_a_wrong_key_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["services", "--config", str(path), "--check-config"])
     assert done.exit_code == 78
     assert "pmdaemon.intervall_s: no such key" in done.output
+
+
+def test_why_a_part_failed_is_left_until_its_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[SlaError | int] = [SlaError("no room"), 0]
+
+    def run(_config: ResolvedConfig, stop: Stop) -> int:
+        end = ends.pop(0)
+        if isinstance(end, SlaError):
+            raise end
+        assert not stop.is_set()
+        return end
+
+    monkeypatch.setattr(importlib, "import_module", lambda _name: SimpleNamespace(run=run))
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}"\n')
+    config = configuration.load(path)
+    with pytest.raises(SlaError):
+        part._run("dbmanager", config, Stop())
+    assert part.failures(tmp_path) == {"dbmanager": "no room"}
+    assert part._run("dbmanager", config, Stop()) == 0
+    assert part.failures(tmp_path) == {}

@@ -129,3 +129,15 @@ def test_agreements_read_from_sql_share_what_is_equal_and_are_what_was_applied()
     assert [item.agreement.spec_json() for item in again.items] == [
         item.agreement.spec_json() for item in change.catalog.items
     ]
+
+
+def test_a_volume_that_nobody_has_seen_is_a_note() -> None:
+    known = catalogs.with_volumes(Catalog(), {"vol-1", "vol-2"}).catalog
+    documents = docs(simple("a", volumes="vol-1, vol-*, new-1"), simple("b", volumes="vo-1, vo-*"))
+    change = catalogs.apply(known, documents, "ann", NOW, {"g": {"new-1"}})
+    assert [item.name for item in change.catalog.items] == ["a", "b"]
+    assert [text.partition(" yet")[0] for text in change.warnings] == [
+        "b: scope.volumes: no gateway has shown a volume 'vo-1'",
+        "b: scope.volumes: no gateway has shown a volume 'vo-*'",
+    ]
+    assert catalogs.apply(Catalog(), documents, "ann", NOW).warnings == []  # nothing is known at all
