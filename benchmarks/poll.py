@@ -7,8 +7,9 @@ ratio is the median of the ratios within the repetitions. A round asks all and e
     c             a C epoll loop: the floor              threads    a blocking thread a gateway
     pair          the product's pair, in-memory sink     blocking   one blocking thread
     pair-mailbox  the same, real mailbox and DURABLE     streams    asyncio streams
-    unified       P15, in-memory sink                    protocol   asyncio BufferedProtocol
-    *-lean        decode and keep, no bookkeeping        uvloop     the same on uvloop
+    unified       P15, in-memory sink                    protocol   asyncio Protocol
+    *-lean        decode and keep, no bookkeeping        buffered   asyncio BufferedProtocol
+                                                         uvloop     the same on uvloop
 
 All but the floor and ``*-lean`` do the product's own work for each poll: positions, acknowledgement, session
 table, clock offset, batches for the mailbox; only the way of input and output differs.
@@ -33,7 +34,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.polling import ours, payload, prometheus
-from benchmarks.polling.peers import LEAN, PEERS
+from benchmarks.polling.peers import FREE, LEAN, PEERS
 
 HERE = Path(__file__).parent / "polling"
 STALL_SIZE = 1000
@@ -61,7 +62,8 @@ def compile_programs(folder: Path) -> dict[str, str]:
 
 def variants() -> list[str]:
     """All that can run here."""
-    names = ["c", *ours.FORMS, *PEERS, f"protocol{LEAN}", f"uvloop{LEAN}"]
+    names = ["c", *ours.FORMS, *PEERS, f"buffered{LEAN}", f"uvloop{LEAN}"]
+    names += [f"pair{FREE}", f"threads{FREE}"]
     try:
         import uvloop  # noqa: F401  # only asked for
     except ImportError:

@@ -1,7 +1,8 @@
 """One variant, one size, in a fresh process: prints one JSON object.
 
 Usage: python -m benchmarks.polling.child VARIANT N SECONDS SPEC SWARM CLOOP [STALLED]. The measured process
-is pinned to CPU 0 and the swarm to the last CPU. CPU time is that of the measured rounds, of all threads.
+is pinned to CPU 0, unless it is a ``*-free`` one, and the swarm to the last CPU. CPU time is that of the
+measured rounds, of all threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.polling import ours, payload
-from benchmarks.polling.peers import LEAN, PEERS, WARM_ROUNDS, End, LeanWork, Timed, Works
+from benchmarks.polling.peers import FREE, LEAN, PEERS, WARM_ROUNDS, End, LeanWork, Timed, Works
 from pmdaemon.runtime import logs
 
 LEAST_ROUNDS = 4
@@ -97,7 +98,9 @@ def run(
     )
     if (cpus := os.cpu_count() or 1) > 1:
         os.sched_setaffinity(gateways.pid, {cpus - 1})
-        os.sched_setaffinity(0, {0})
+        if not variant.endswith(FREE):
+            os.sched_setaffinity(0, {0})
+    variant = variant.removesuffix(FREE)
     try:
         if variant == "c":
             return _c_loop(cloop, count, seconds, listener) | {"n": count}

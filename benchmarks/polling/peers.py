@@ -26,6 +26,7 @@ End = Callable[[], object]
 BUFFER_BYTES = 128 << 10
 WARM_ROUNDS = 2
 LEAN = "-lean"  # suffix of a variant with LeanWork
+FREE = "-free"  # suffix of a variant that may run on every CPU
 
 
 class Work(Protocol):
@@ -183,8 +184,20 @@ class _Round:
             self.done.set()
 
 
-class _Poller(asyncio.BufferedProtocol):
-    """One gateway; ``BufferedProtocol`` is asyncio's fastest form, with one shared buffer."""
+class _Poller(asyncio.Protocol):
+    """One gateway, as most programs are written: the event loop hands over bytes of its own."""
+
+    def __init__(self, work: Work, round_: _Round) -> None:
+        self._work = work
+        self._round = round_
+
+    def data_received(self, data: bytes) -> None:
+        if self._work.feed(data):
+            self._round.one()
+
+
+class _BufferedPoller(asyncio.BufferedProtocol):
+    """The same by asyncio's fastest form, with one buffer for all."""
 
     _buffer = memoryview(bytearray(BUFFER_BYTES))
 
@@ -200,12 +213,14 @@ class _Poller(asyncio.BufferedProtocol):
             self._round.one()
 
 
-async def _protocol_rounds(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
+async def _protocol_rounds(
+    poller_of: type[_Poller] | type[_BufferedPoller], sockets: Sockets, works: Works, end: End, go_on: GoOn
+) -> Timed:
     round_ = _Round()
     loop = asyncio.get_running_loop()
     transports: list[Any] = []
     for sock, work in zip(sockets, works, strict=True):
-        poller = _Poller(work, round_)
+        poller = poller_of(work, round_)
         transport, _ = await loop.connect_accepted_socket(lambda poller=poller: poller, sock)
         transports.append((transport, work))
     times: Timed = []
@@ -224,16 +239,21 @@ async def _protocol_rounds(sockets: Sockets, works: Works, end: End, go_on: GoOn
 
 
 def asyncio_protocol(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
+    """``asyncio`` with a Protocol a gateway."""
+    return asyncio.run(_protocol_rounds(_Poller, sockets, works, end, go_on))
+
+
+def asyncio_buffered(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """``asyncio`` with a BufferedProtocol a gateway."""
-    return asyncio.run(_protocol_rounds(sockets, works, end, go_on))
+    return asyncio.run(_protocol_rounds(_BufferedPoller, sockets, works, end, go_on))
 
 
-def uvloop_protocol(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
+def uvloop_buffered(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
     """The same on uvloop."""
     import uvloop  # an extra (bench): only this variant needs it
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_protocol_rounds(sockets, works, end, go_on))
+        return runner.run(_protocol_rounds(_BufferedPoller, sockets, works, end, go_on))
 
 
 PEERS: dict[str, Callable[[Sockets, Works, End, GoOn], Timed]] = {
@@ -241,5 +261,6 @@ PEERS: dict[str, Callable[[Sockets, Works, End, GoOn], Timed]] = {
     "blocking": one_blocking_thread,
     "streams": asyncio_streams,
     "protocol": asyncio_protocol,
-    "uvloop": uvloop_protocol,
+    "buffered": asyncio_buffered,
+    "uvloop": uvloop_buffered,
 }

@@ -122,7 +122,7 @@ def test_the_page_says_so(stage: Stage) -> None:
         "pmdaemon",
         "pair-0",
     }
-    gateways = {row["gateway_id"] for row in stage.get("gateways")["items"]}
+    gateways = {row["name"] for row in stage.get("gateways")["items"]}
     assert gateways & {event["subject"] for event in restarted}, "the link's restart is its gateway's event"
     page = text_of(f"http://127.0.0.1:{stage.api_port}/", "#processes", wait_css="#processes li")
     for name in ("dbmanager", "services", "appserver", "pmdaemon"):
