@@ -46,7 +46,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
-TOGETHER_NS: Final = 8_000_000  # polls may be late by that: nothing against an interval
+TOGETHER_NS: Final = 20_000_000  # polls may be late by that: nothing against an interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for

@@ -857,4 +857,4 @@ def test_the_outbound_thread_sleeps_past_the_next_poll_so_that_neighbours_leave_
     for left_ms in (10, 1, 0, -3):
         bench.clock.advance((due_ns - left_ms * 1_000_000 - bench.clock.monotonic_ns()) / 1e9)
         bench.outbound.sleep(noted)  # type: ignore[arg-type]
-    assert noted.waited_ms == [18, 9, 0, 0]
+    assert noted.waited_ms == [30, 21, 0, 0]
