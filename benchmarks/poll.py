@@ -9,7 +9,7 @@ ratio is the median of the ratios within the repetitions. A round asks all and e
     pair-mailbox  the same, real mailbox and DURABLE     streams    asyncio streams
     unified       P15, in-memory sink                    protocol   asyncio Protocol
     *-lean        decode and keep, no bookkeeping        buffered   asyncio BufferedProtocol
-                                                         uvloop     the same on uvloop
+    *-free        not bound to one CPU                   uvloop     the same on uvloop
 
 All but the floor and ``*-lean`` do the product's own work for each poll: positions, acknowledgement, session
 table, clock offset, batches for the mailbox; only the way of input and output differs.
