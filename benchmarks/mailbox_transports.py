@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import queue
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,7 +28,7 @@ NAP_S, NAP_LARGE_S = 300e-6, 50e-6  # of a producer that finds no room: less tha
 _context = get_context("fork")
 
 
-class Transport:
+class Transport(ABC):
     """One way to carry bytes: opened before the producers are forked, then on both sides, then timed."""
 
     def __init__(self, folder: Path, producers: int, size: int) -> None:
@@ -43,13 +44,13 @@ class Transport:
     def open_receiver(self) -> None:
         """Consumer, after the producers were forked."""
 
+    @abstractmethod
     def send_all(self, count: int, data: list[bytes]) -> None:
         """Producer: send ``count`` messages."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self) -> int:
         """Consumer: wait for some messages and return their number."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Give everything back."""

@@ -258,6 +258,9 @@ def test_stalled_peer_is_noticed_and_delays_no_other(server: Server) -> None:
     # The first poll was never answered; being stalled it was polled again, and answering recovers it.
     stalled.answer(stalled.expect(Kind.POLL))
     server.state(stalled.gateway_id, "recovered")
+    told = [item.header for item in server.taken["services"] if item.kind == Kind.GATEWAY]
+    states = [header["state"] for header in told if header["gw"] == stalled.gateway_id]
+    assert states == ["up", "stalled", "recovered"]
     good.close()
     stalled.close()
 
