@@ -2,57 +2,64 @@
 
 A REPLY carries the agent's wall clock; we know our own wall clock and the round trip of the poll. If both
 ways took equally long, the agent stamped the reply half a round trip before it arrived. The error is at
-most half the round trip, so of the last 16 answers the one with the *smallest* round trip counts.
+most half the round trip, so of the last answers the one with the *smallest* round trip counts.
+
+The last answers are the block of ``BLOCK`` that is being filled and the full one before it: between 16 and
+32. Of each block the best is enough, so that a reply that is not the best costs one comparison.
 
 Source: DESIGN.md 4 "Time"; the estimate is NTP's clock filter in its simplest form.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
-SAMPLES: Final = (
+BLOCK: Final = (
     16  # at one poll a second: short enough to follow a stepped clock, long enough to meet a quiet moment
 )
 
 
+class Sample(NamedTuple):
+    """One answer: its round trip, and the offset that it shows."""
+
+    round_trip_us: int
+    offset_us: int
+
+
 class OffsetEstimator:
-    """Clock offset of one session, microseconds to *add* to the agent's times."""
+    """Clock offset of one session, microseconds to *add* to the agent's times.
 
-    __slots__ = ("_best", "_samples")
+    Args:
+        former: what another process knew of this session.
 
-    def __init__(self) -> None:
-        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
-        self._best = (0, 0)  # of the samples: smallest round trip, then the newest
+    Attributes:
+        best: the sample that counts; of equal round trips the newest. None while nothing is known.
+        offset_us: its offset, 0 while nothing is known.
+    """
 
-    @property
-    def known(self) -> bool:
-        """Whether at least one reply was seen."""
-        return bool(self._samples)
+    __slots__ = ("_count", "_filling", "_former", "best", "offset_us")
+
+    def __init__(self, former: Sample | None = None) -> None:
+        self._former = former  # the best of the full block
+        self._filling: Sample | None = None  # the best so far of the other
+        self._count = 0
+        self._choose()
 
     def add(self, agent_unix_us: int, server_unix_us: int, round_trip_us: int) -> None:
         """One reply: the agent's stamp, our wall clock at receipt, and the monotonic round trip."""
-        if round_trip_us < 0:
-            round_trip_us = 0
-        self.remember((round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us))
+        filling = self._filling
+        if filling is None or round_trip_us <= filling[0]:
+            round_trip_us = max(0, round_trip_us)
+            self._filling = Sample(round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us)
+            self._choose()
+        self._count += 1
+        if self._count == BLOCK:
+            self._count, self._former, self._filling = 0, self._filling, None
+            self._choose()
 
-    def samples(self) -> list[tuple[int, int]]:
-        """(round trip, offset) of the last replies, oldest first."""
-        return list(self._samples)
-
-    def remember(self, sample: tuple[int, int]) -> None:
-        """Take one of ``samples``."""
-        samples = self._samples
-        gone = samples[0] if len(samples) == SAMPLES else None
-        samples.append(sample)
-        # Looked for anew only when the best one has left: the other 15 of 16 replies pay one comparison.
-        if len(samples) == 1 or sample[0] <= self._best[0]:
-            self._best = sample
-        elif gone is self._best:
-            self._best = min(reversed(samples), key=lambda item: item[0])
-
-    @property
-    def offset_us(self) -> int:
-        """The best estimate, 0 while nothing is known. Of equal round trips the newest counts."""
-        return self._best[1]
+    def _choose(self) -> None:
+        best, former = self._filling, self._former
+        if best is None or (former is not None and former.round_trip_us < best.round_trip_us):
+            best = former
+        self.best = best
+        self.offset_us = best.offset_us if best is not None else 0

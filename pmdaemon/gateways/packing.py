@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pmdaemon.cycle.offset import OffsetEstimator, Sample
 from pmdaemon.cycle.record import Record
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.peer import Peer
@@ -29,7 +30,7 @@ def pack_gateway(gateway: Gateway) -> dict[str, Any]:
         "schema_seen": conn.schema_seen,
         "exports": gateway.exports,
         "streams": [list(stream) for stream in gateway.streams.values()],
-        "offset": gateway.offset.samples(),
+        "offset": gateway.offset.best,
         "condition": gateway.condition.value,
         "dropped": gateway.dropped,
         "announced_dropped": list(gateway.announced_dropped),
@@ -46,8 +47,8 @@ def unpack_gateway(packed: dict[str, Any], conn: Peer) -> Gateway:
     gateway.epoch = hello.epoch
     gateway.exports = packed["exports"]
     gateway.streams = {item[0]: Stream(*item) for item in packed["streams"]}
-    for sample in packed["offset"]:
-        gateway.offset.remember((sample[0], sample[1]))
+    if packed["offset"] is not None:
+        gateway.offset = OffsetEstimator(Sample(*packed["offset"]))
     gateway.condition = Condition(packed["condition"])
     gateway.dropped = packed["dropped"]
     gateway.announced_dropped = (packed["announced_dropped"][0], packed["announced_dropped"][1])

@@ -85,3 +85,54 @@ def test_due_gateways_come_in_order_of_their_times() -> None:
 def test_interval_must_be_positive() -> None:
     with pytest.raises(ValueError, match="interval"):
         Schedule(0)
+
+
+class _Model:
+    """Each gateway with its next due time, looked at one by one."""
+
+    def __init__(self) -> None:
+        self.due_ns: dict[str, int] = {}
+        self.missed = 0
+
+    def add(self, name: str, now_ns: int, interval_ns: int) -> None:
+        if name not in self.due_ns:
+            self.due_ns[name] = due_after_ns(now_ns, phase_ns(name, interval_ns), interval_ns)
+
+    def take(self, now_ns: int, interval_ns: int) -> list[tuple[int, str]]:
+        taken = sorted((at_ns, name) for name, at_ns in self.due_ns.items() if at_ns <= now_ns)
+        for at_ns, name in taken:
+            self.due_ns[name] = due_after_ns(now_ns, at_ns, interval_ns)
+            self.missed += (now_ns - at_ns) // interval_ns
+        return taken
+
+
+@given(
+    interval_ns=st.sampled_from([4, 10, SECOND]),  # with 4, many have the same phase
+    steps=st.lists(
+        st.tuples(st.sampled_from(["add", "remove", "take", "take"]), st.integers(0, 11), st.integers(0, 40)),
+        max_size=60,
+    ),
+)
+def test_ring_does_what_a_look_at_each_gateway_would_do(
+    interval_ns: int, steps: list[tuple[str, int, int]]
+) -> None:
+    schedule, model = Schedule(interval_ns), _Model()
+    now_ns = 5
+    for what, number, tenths in steps:
+        now_ns += tenths * interval_ns // 10
+        name = f"g{number}"
+        if what == "add":
+            schedule.add(name, now_ns)
+            model.add(name, now_ns, interval_ns)
+        elif what == "remove":
+            schedule.remove(name)
+            model.due_ns.pop(name, None)
+        else:
+            expected = model.take(now_ns, interval_ns)
+            taken = schedule.take_due(now_ns)
+            assert sorted(taken) == sorted(name for _, name in expected)
+            times = {name: at_ns for at_ns, name in expected}
+            assert [times[name] for name in taken] == sorted(times.values())
+        assert schedule.next_due_ns() == min(model.due_ns.values(), default=None)
+        assert schedule.missed_ticks == model.missed
+        assert len(schedule) == len(model.due_ns)

@@ -220,7 +220,7 @@ def test_both_ways_have_the_same_effect(scenario: Callable[[Ways, Agent], None],
                     "posts": bench.box.posts,
                     "counters": dict(bench.counters),
                     "record": gateway.record.pack(),
-                    "offset": gateway.offset.samples(),
+                    "offset": gateway.offset.best,
                     "awaiting": gateway.awaiting_since_ns,
                     "dropped": gateway.dropped,
                 }
