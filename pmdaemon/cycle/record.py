@@ -30,7 +30,6 @@ Source: DESIGN.md 4, points 2 and 3.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -130,7 +129,7 @@ class Record:
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
         self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
         self._live: set[tuple[int, int]] = set()
-        self._polls: deque[_PollOut] = deque()
+        self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
 
     # -- session and watermarks
@@ -154,7 +153,7 @@ class Record:
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
         self._live = {item for item in self._live if item[0] in epochs}
-        self._polls.clear()
+        self._polls = ()
         self.rewind()
 
     def _set_epochs(self, epochs: dict[int, _Epoch]) -> None:
@@ -202,7 +201,7 @@ class Record:
             record._epochs[epoch].judged = judged
         record._set_epochs(record._epochs)
         record._live = {(epoch, seq) for epoch, seq in packed["live"]}
-        record._polls = deque((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
+        record._polls = tuple((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
         record._waiting_since_ns = packed["waiting_since_ns"]
         counts = packed["counts"]
         record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
@@ -253,9 +252,7 @@ class Record:
 
     def poll(self, poll: int, now_ns: int) -> PollRequest:
         """Account for a poll that is about to leave, and say what it asks for."""
-        self._polls.append((poll, now_ns, self.rewinds))
-        if len(self._polls) > MAX_POLLS_OUT:
-            self._polls.popleft()
+        self._polls = (*self._polls[-MAX_POLLS_OUT + 1 :], (poll, now_ns, self.rewinds))
         start: list[int] = []
         ack: list[list[int]] = []
         for epoch, position in self._epochs.items():
@@ -269,11 +266,11 @@ class Record:
         return PollRequest(ack, start)
 
     def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
-        """``poll`` while there is one epoch: (epoch, durable, first cut asked for), else None."""
+        """``poll`` while there is one epoch and no other poll out: (epoch, durable, first cut asked for)."""
         position = self._sole
-        if position is None or len(self._polls) >= MAX_POLLS_OUT:
+        if position is None or self._polls:
             return None
-        self._polls.append((poll, now_ns, self.rewinds))
+        self._polls = ((poll, now_ns, self.rewinds),)
         ack = position.ack
         if ack > position.acked_to_agent:
             position.acked_to_agent = ack
@@ -295,7 +292,7 @@ class Record:
             return None
         if epoch != position.number or seq != position.received + 1 or seq <= position.judged:
             return None
-        polls.clear()
+        self._polls = ()
         position.received = position.judged = seq
         if self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
@@ -308,16 +305,13 @@ class Record:
         answered poll is over.
         """
         polls = self._polls
-        passed = [poll]
-        if not polls or polls[0][0] != poll:
-            if not any(number == poll for number, _, _ in polls):
-                return None
-            while polls[0][0] != poll:
-                passed.append(polls.popleft()[0])
-        _, sent_ns, _ = polls.popleft()
-        if len(self._epochs) > 1:
-            self._forget_epochs(passed)
-        return sent_ns
+        for place, (number, sent_ns, _) in enumerate(polls):
+            if number == poll:
+                self._polls = polls[place + 1 :]
+                if len(self._epochs) > 1:
+                    self._forget_epochs([number for number, _, _ in polls[: place + 1]])
+                return sent_ns
+        return None
 
     def _forget_epochs(self, passed: Sequence[int]) -> None:
         # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
@@ -328,7 +322,7 @@ class Record:
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
-        self._polls = deque(item for item in self._polls if item[0] != poll)
+        self._polls = tuple(item for item in self._polls if item[0] != poll)
         for position in self._epochs.values():
             if position.over_poll == poll:
                 position.over_poll = None
