@@ -134,6 +134,18 @@ class Courier:
             self.post_cuts()
             add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
 
+    @property
+    def room(self) -> memoryview:
+        """Where to read next: see ``CutBatch.room``."""
+        return self._batch.room
+
+    def placed_cut(
+        self, data: memoryview, cut_bytes: int, gateway_id: str, recv_us: int, offset_us: int, now_ns: int
+    ) -> None:
+        """``cut`` for both recipients of the one at the beginning of ``room``, which ``data`` begins with."""
+        if not self._batch.add_placed(cut_bytes, gateway_id, recv_us, offset_us, now_ns):
+            self.cut(data[:cut_bytes], gateway_id, recv_us, offset_us, now_ns)
+
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""
         if self.waiting_news:

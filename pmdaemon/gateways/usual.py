@@ -22,11 +22,13 @@ from pmdaemon.gateways.gateway import Condition
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut
+from pmdaemon.wire.session import State
 from pmdaemon.wire.shape import Shapes
 
 FRAMES: Final = 2  # of a usual answer
 LESSONS_AT: Final = 64  # one answer in 64 of unknown shape is learned from: some 50 us each
 _UP: Final = Condition.UP
+_POLLING: Final = State.POLLING
 
 
 class UsualAnswers:
@@ -42,19 +44,27 @@ class UsualAnswers:
 
     def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
         self._courier = courier
-        self._clock = clock
+        self._unix_us = clock.unix_us
         self._interval_ns = interval_us * 1000
         self._counters = counters
         self._shapes = Shapes()
         self._unknown = 0
+        self._taken = 0  # not in the counters yet
+        self._late = 0
         self.has_lesson = False
 
-    def take(self, conn: Peer, data: memoryview) -> bool:
-        """Take what one read brought, if it is a usual answer; else nothing is changed."""
+    def take(self, conn: Peer, data: memoryview, *, is_placed: bool) -> bool:
+        """Take what one read brought, if it is a usual answer; else nothing is changed.
+
+        Args:
+            data: what was read; ``is_placed``: into the courier's ``room``.
+        """
         self.has_lesson = False
-        gateway = conn.gateway
-        if gateway is None or gateway.condition is not _UP or not conn.session.is_between_answers():
+        gateway, session = conn.gateway, conn.session
+        if gateway is None or gateway.condition is not _UP:
             return False
+        if session.state is not _POLLING or session.reader.partial:
+            return False  # what was read does not begin a frame
         match = self._shapes.match(data)
         if match is None:
             self._unknown += 1
@@ -70,16 +80,27 @@ class UsualAnswers:
             if sent_ns is None:
                 return False
             gateway.awaiting_since_ns = None
-        unix_us = self._clock.unix_us()
-        offset = gateway.offset
-        self._courier.cut(data[:cut_bytes], gateway.gateway_id, unix_us, offset.offset_us, now_ns)
+        unix_us, offset = self._unix_us(), gateway.offset
+        if is_placed:
+            self._courier.placed_cut(data, cut_bytes, gateway.gateway_id, unix_us, offset.offset_us, now_ns)
+        else:
+            self._courier.cut(data[:cut_bytes], gateway.gateway_id, unix_us, offset.offset_us, now_ns)
         offset.add(wall_us, unix_us, (now_ns - sent_ns) // 1000)
-        self._counters["cuts"] += 1
-        self._counters["replies"] += 1
+        self._taken += 1
         if now_ns - sent_ns > self._interval_ns:
-            self._counters["late_replies"] += 1
+            self._late += 1
         gateway.dropped = dropped
         return True
+
+    def account(self) -> None:
+        """Bring the counters up to date, once for many answers."""
+        if self._taken:
+            self._counters["cuts"] += self._taken
+            self._counters["replies"] += self._taken
+            self._taken = 0
+        if self._late:
+            self._counters["late_replies"] += self._late
+            self._late = 0
 
     def learn(self, data: memoryview) -> None:
         """Learn from a read of unknown shape that the long way has accepted: ``FRAMES`` whole frames."""

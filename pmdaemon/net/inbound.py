@@ -2,7 +2,7 @@
 
 It wakes for data, for a blocked send that has cleared, for new connections from the parent and for hints
 of the outbound thread; it never waits for one gateway. Fairness: a ready socket gets one read of at most
-``BUFFER_BYTES`` a round (epoll is level-triggered, what is left comes up in the next round), so a gateway
+``ROOM_BYTES`` a round (epoll is level-triggered, what is left comes up in the next round), so a gateway
 with a large backlog delays another by one buffer's work. Time: every ``SWEEP_NS`` it looks for sessions that
 are stalled, silent, late with their handshake or done draining.
 
@@ -57,9 +57,6 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import error_code
 
-BUFFER_BYTES: Final = (
-    128 << 10
-)  # beyond 64 KiB no read gets cheaper (measured); a share of 128 KiB a round is ~50 us
 SWEEP_NS: Final = 500_000_000
 HANDSHAKE_NS: Final = 10 * 10**9
 NEWS_RETRY_NS: Final = 20_000_000
@@ -120,7 +117,6 @@ class Inbound:
         self._on_sweep = on_sweep
         self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._connections: set[Connection] = set()
         self._received_bytes = 0  # of connections that have ended
         self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
@@ -183,6 +179,7 @@ class Inbound:
         if self._mover is not None:
             self._move(self._mover)
         now_ns = self._clock.monotonic_ns()
+        self._reception.usual.account()
         self._courier.flush(now_ns)
         for recipient in self._courier.neglected():
             self._reception.announce_again(recipient)
@@ -333,27 +330,30 @@ class Inbound:
         self._reads += 1
         is_timed = not self._reads % TIMED_READS
         started_ns = self._thread_time_ns() if is_timed else 0
+        room = self._courier.room
         try:
-            size = conn.receive(self._buffer, now_ns)
+            size = conn.receive(room, now_ns)
         except OSError as exc:
             self._ended(conn, f"receiving failed: {exc.strerror or exc}")
             return
         if size is None:
             self._ended(conn, "the connection was closed by the agent")
             return
-        messages = self._take(conn, self._buffer[:size])
+        messages = self._take(conn, room[:size])
         if is_timed and messages:
             self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 
     def _take(self, conn: Connection, data: memoryview) -> int:
         """Act on what one read brought; returns the number of frames."""
-        if self._reception.usual.take(conn, data):
+        usual = self._reception.usual
+        if usual.take(conn, data, is_placed=True):
             return FRAMES
+        lesson = bytes(data) if usual.has_lesson else b""  # handling a cut may move it over what was read
         messages = self._handle(conn, conn.session.feed(data))
-        if messages == FRAMES and self._reception.usual.has_lesson:
+        if lesson and messages == FRAMES:
             is_accepted = conn.gateway is not None  # a refused session has none any more
             if is_accepted and conn.session.is_between_answers():  # nothing is left behind the two frames
-                self._reception.usual.learn(data)
+                usual.learn(memoryview(lesson))
         return messages
 
     def _handle(self, conn: Connection, frames: Iterator[frame.Frame]) -> int:

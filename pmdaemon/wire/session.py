@@ -148,20 +148,21 @@ class Session:
         side: which side we are.
         state: see the table; on the daemon's side changed by ``sending`` and ``close`` only, on the agent's
             side also by what the daemon sends.
+        reader: holds what has arrived of a frame that is not whole; others only look.
     """
 
-    __slots__ = ("_peer", "_reader", "side", "state")
+    __slots__ = ("_peer", "reader", "side", "state")
 
     def __init__(self, side: Side) -> None:
         self.side = side
         self.state = State.CONNECTED
         self._peer = Side.DAEMON if side is Side.AGENT else Side.AGENT
-        self._reader = FrameReader(MAX_HELLO_BYTES if side is Side.DAEMON else MAX_FRAME_BYTES)
+        self.reader = FrameReader(MAX_HELLO_BYTES if side is Side.DAEMON else MAX_FRAME_BYTES)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
-        return self._reader.pending_bytes
+        return self.reader.pending_bytes
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Yield the frames that ``data`` completes, each allowed by the table or of an unknown kind.
@@ -178,7 +179,7 @@ class Session:
 
     def _feed_polling(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Statistics, all the time: no frame of an agent changes the state or the limit any more."""
-        frames, error = self._reader.take(data)
+        frames, error = self.reader.take(data)
         for count, frame in enumerate(frames):
             if frame.kind not in _WHILE_POLLING and frame.kind in WIRE_KINDS:
                 kind = Kind(frame.kind).name
@@ -190,7 +191,7 @@ class Session:
     def _feed_steps(self, data: bytes | memoryview) -> Generator[Frame, None, None]:
         if self.state in (State.DRAINING, State.CLOSED):
             return
-        with closing(self._reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
+        with closing(self.reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
             for frame in frames:
                 self._check(frame)
                 yield frame
@@ -200,22 +201,22 @@ class Session:
 
     def is_between_answers(self) -> bool:
         """Whether it is polling and holds no part of a frame, so that what comes next begins one."""
-        return self.state is _POLLING and not self._reader.partial
+        return self.state is _POLLING and not self.reader.partial
 
     def _set_limit(self) -> None:
         if self.state is not State.CONNECTED:
-            self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+            self.reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
 
     @property
     def pending(self) -> bytes:
         """Bytes that have arrived and were not yielded."""
-        return self._reader.pending
+        return self.reader.pending
 
     def resume(self, state: State, pending: bytes) -> None:
         """Go on where a session in another process stopped."""
         self.state = state
         self._set_limit()
-        self._reader.resume(pending)
+        self.reader.resume(pending)
 
     def _check(self, frame: Frame) -> None:
         # Kinds are integers with the hash of one: no member has to be looked up for a frame that is right.
