@@ -117,10 +117,10 @@ class Gateway:
         None if there is no session, or an answer is still awaited. Thread: outbound.
         """
         with self.lock:
-            if self.conn is None or self.awaiting_since_ns is not None:
+            conn = self.conn
+            if conn is None or self.awaiting_since_ns is not None:
                 return None
             self.awaiting_since_ns = now_ns
-            conn = self.conn
             sole = self.record.poll_sole(number, now_ns)
             request = self.record.poll(number, now_ns) if sole is None else None
         if sole is not None:

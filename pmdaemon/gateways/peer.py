@@ -44,5 +44,8 @@ class Peer(Protocol):
     def send(self, *frames: tuple[Kind, bytes]) -> Sent:
         """Send frames as one write. Any thread."""
 
+    def send_poll(self, data: bytes) -> Sent:
+        """``send`` of a POLL frame alone. Any thread."""
+
     def finish(self, kind: Kind, last_frame: bytes, reason: str) -> None:
         """Send a last frame (ERROR or BYE) and drain. Inbound thread."""

@@ -150,18 +150,14 @@ class Connection:
 
     def send(self, *frames: tuple[Kind, bytes]) -> Sent:
         """Send frames as one write, without blocking. Any thread."""
-        kind, data = frames[0]
-        is_poll = kind is _POLL and len(frames) == 1  # nearly every write
-        if len(frames) > 1:
-            data = b"".join([data for _, data in frames])
+        data = frames[0][1] if len(frames) == 1 else b"".join([data for _, data in frames])
         with self._lock:
             state = self.session.state
             if self._closed or not self.secured or state is _DRAINING or state is _CLOSED:
                 return Sent.GONE
             try:
-                if not is_poll or state is not _POLLING:
-                    for kind, _ in frames:
-                        self.session.sending(kind)
+                for kind, _ in frames:
+                    self.session.sending(kind)
             except ProtocolViolation:
                 return (
                     Sent.GONE
@@ -169,6 +165,18 @@ class Connection:
             result = self._write(data)
         if result is not _SENT:
             self._on_blocked(self)
+        return result
+
+    def send_poll(self, data: bytes) -> Sent:
+        """``send`` of a POLL frame alone, which nearly every write is. Any thread."""
+        with self._lock:
+            is_usual = self.session.state is _POLLING and not self._closed
+            result = self._write(data) if is_usual else None
+        if result is _SENT:
+            return result
+        if result is None:
+            return self.send((_POLL, data))
+        self._on_blocked(self)
         return result
 
     def _write(self, data: bytes) -> Sent:

@@ -51,7 +51,6 @@ MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
 _PASSED_ON: Final = (*_FOR_ONE, Kind.DURABLE)
-_POLL: Final = Kind.POLL
 _GONE: Final = Sent.GONE
 _SHARD: Final = attrgetter("shard")
 _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
@@ -105,6 +104,7 @@ class Outbound:
         self._registry = registry
         self._mailbox = mailbox
         self._clock = clock
+        self._now_ns = clock.monotonic_ns
         self._schedule = schedule
         self._hints = hints
         self._registered = registered
@@ -145,7 +145,7 @@ class Outbound:
         self._take_mail()
         for item in self._registered.drain():
             self._welcome(item)
-        due = self._schedule.take_due(self._clock.monotonic_ns()) if self._registry.has_watermarks else []
+        due = self._schedule.take_due(self._now_ns()) if self._registry.has_watermarks else []
         if due:
             self._send_polls(due)
         for gateway_id in tuple(self._orders):
@@ -166,10 +166,11 @@ class Outbound:
 
     def _poll_some(self, gateways: list[Gateway]) -> None:
         polls = sent_bytes = 0
+        lease = self._book.lease_is_fresh(self._now_ns())
         for gateway in gateways:
             if self._orders:
                 self._send(gateway.gateway_id, polled=True)
-            elif size := self._send_poll(gateway):
+            elif size := self._send_poll(gateway, lease):
                 polls += 1
                 sent_bytes += size
         self._counters["polls"] += polls
@@ -193,7 +194,7 @@ class Outbound:
                 self._begin(item)
 
     def _begin(self, gateway_id: str) -> None:
-        self._schedule.add(gateway_id, self._clock.monotonic_ns())
+        self._schedule.add(gateway_id, self._now_ns())
         self._send_standing_orders(gateway_id)
 
     def _sleep_ms(self) -> int:
@@ -205,7 +206,7 @@ class Outbound:
         due_ns = self._schedule.next_due_ns() if self._registry.has_watermarks else None
         if due_ns is None:
             return MAX_SLEEP_MS
-        left_ns = due_ns - self._clock.monotonic_ns()
+        left_ns = due_ns - self._now_ns()
         if left_ns <= 0:
             return 0
         together_ns = min(TOGETHER_NS, self._schedule.interval_ns // 20)
@@ -247,17 +248,17 @@ class Outbound:
 
     def _watermarks(self, header: dict[str, Any]) -> None:
         incarnation, notice = watermarks.parse(header)
-        if self._registry.open(incarnation, notice, self._clock.monotonic_ns()):
+        if self._registry.open(incarnation, notice, self._now_ns()):
             log.info("watermarks", incarnation=incarnation, rows=len(notice))
             self._hints.put(AnnounceAgain((DBMANAGER, SERVICES)))
 
     def _durable(self, header: dict[str, Any]) -> None:
         incarnation, notice = watermarks.parse(header)
-        if not self._registry.advance(incarnation, notice, self._clock.monotonic_ns()):
+        if not self._registry.advance(incarnation, notice, self._now_ns()):
             self._counters["stale_durable_notices"] += 1
 
     def _lease(self, header: dict[str, Any]) -> None:
-        self._book.renew_lease(self._clock.monotonic_ns())
+        self._book.renew_lease(self._now_ns())
         if header.get("inc") != self._services_incarnation:
             # Another services process than before: it has to be told again who is there.
             self._services_incarnation = header.get("inc")
@@ -293,17 +294,17 @@ class Outbound:
             self._order(gateway_id, Kind.CAPS, caps[1])
             self._caps_leaving[gateway_id] = caps[0]
 
-    def _send_poll(self, gateway: Gateway) -> int:
+    def _send_poll(self, gateway: Gateway, lease: bool) -> int:
         """A poll and nothing else, nearly all there is to send: its size, 0 if it did not leave."""
-        now_ns, number = self._clock.monotonic_ns(), self._poll + 1
-        asked = gateway.ask(number, now_ns, self._book.lease_is_fresh(now_ns))
+        number = self._poll + 1
+        asked = gateway.ask(number, self._now_ns(), lease)
         if asked is None:
             is_up = gateway.conn is not None
             self._counters["polls_skipped" if is_up else "polls_without_session"] += 1
             return 0
         self._poll = number
         conn, encoded = asked
-        if conn.send((_POLL, encoded)) is not _GONE:
+        if conn.send_poll(encoded) is not _GONE:
             return len(encoded)
         gateway.unask(number)
         return 0
@@ -317,7 +318,7 @@ class Outbound:
             # Ordered for a gateway of the future (the book keeps it), or it has moved to another pair.
             self._schedule.remove(gateway_id)
             return
-        now_ns = self._clock.monotonic_ns()
+        now_ns = self._now_ns()
         asked = gateway.ask(self._poll + 1, now_ns, self._book.lease_is_fresh(now_ns)) if polled else None
         conn: Peer | None
         if asked is not None:
