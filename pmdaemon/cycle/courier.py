@@ -73,12 +73,13 @@ class Courier:
         dropped_news: announcements given up.
         posted_cuts: cuts posted to dbmanager.
         posted_bytes: bytes of CUTS messages given to the mailbox.
+        batch: the cuts on their way; read into its ``room``.
     """
 
     def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str]], None]) -> None:
         self._poster = poster
         self._on_refused = on_refused
-        self._batch = CutBatch(pair)
+        self.batch = CutBatch(pair)
         self._news = {SERVICES: _News(), DBMANAGER: _News()}
         self.refused_keeping = 0
         self.dropped_live_cuts = 0
@@ -129,37 +130,25 @@ class Courier:
         live: bool = False,
     ) -> None:
         """Add one CUT frame to the batch (it is copied), posting what is full."""
-        add = self._batch.add
+        add = self.batch.add
         if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge):
             self.post_cuts()
             add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
-
-    @property
-    def room(self) -> memoryview:
-        """Where to read next: see ``CutBatch.room``."""
-        return self._batch.room
-
-    def placed_cut(
-        self, data: memoryview, cut_bytes: int, gateway_id: str, recv_us: int, offset_us: int, now_ns: int
-    ) -> None:
-        """``cut`` for both recipients of the one at the beginning of ``room``, which ``data`` begins with."""
-        if not self._batch.add_placed(cut_bytes, gateway_id, recv_us, offset_us, now_ns):
-            self.cut(data[:cut_bytes], gateway_id, recv_us, offset_us, now_ns)
 
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""
         if self.waiting_news:
             self._retry_news()
-        if self._batch.is_due(now_ns):
+        if self.batch.is_due(now_ns):
             self.post_cuts()
 
     def due_ns(self) -> int | None:
         """When ``flush`` is next needed; None if nothing waits."""
-        return self._batch.opened_ns + BATCH_AGE_NS if len(self._batch) else None
+        return self.batch.opened_ns + BATCH_AGE_NS if len(self.batch) else None
 
     def post_cuts(self) -> None:
         """Post what is batched now, as one message if both recipients get the same cuts."""
-        for letter in self._batch.take():
+        for letter in self.batch.take():
             self._post_letter(letter)
 
     def _post_letter(self, letter: Letter) -> None:

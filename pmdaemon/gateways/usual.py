@@ -44,6 +44,7 @@ class UsualAnswers:
 
     def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
         self._courier = courier
+        self._add_placed = courier.batch.add_placed
         self._unix_us = clock.unix_us
         self._interval_ns = interval_us * 1000
         self._counters = counters
@@ -63,8 +64,8 @@ class UsualAnswers:
         gateway, session = conn.gateway, conn.session
         if gateway is None or gateway.condition is not _UP:
             return False
-        if session.state is not _POLLING or session.reader.partial:
-            return False  # what was read does not begin a frame
+        if session.state is not _POLLING or not session.is_whole:
+            return False
         match = self._shapes.match(data)
         if match is None:
             self._unknown += 1
@@ -81,10 +82,9 @@ class UsualAnswers:
                 return False
             gateway.awaiting_since_ns = None
         unix_us, offset = self._unix_us(), gateway.offset
-        if is_placed:
-            self._courier.placed_cut(data, cut_bytes, gateway.gateway_id, unix_us, offset.offset_us, now_ns)
-        else:
-            self._courier.cut(data[:cut_bytes], gateway.gateway_id, unix_us, offset.offset_us, now_ns)
+        where = gateway.gateway_id, unix_us, offset.offset_us, now_ns
+        if not (is_placed and self._add_placed(cut_bytes, *where)):
+            self._courier.cut(data[:cut_bytes], *where)
         offset.add(wall_us, unix_us, (now_ns - sent_ns) // 1000)
         self._taken += 1
         if now_ns - sent_ns > self._interval_ns:

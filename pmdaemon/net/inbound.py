@@ -61,7 +61,7 @@ SWEEP_NS: Final = 500_000_000
 HANDSHAKE_NS: Final = 10 * 10**9
 NEWS_RETRY_NS: Final = 20_000_000
 LOSSES_NS: Final = 10 * 10**9
-TIMED_READS: Final = 8  # one read in 8 is timed: the thread's clock is a system call, 1.5 us a read otherwise
+TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
 log = structlog.get_logger("inbound")
 
 
@@ -103,6 +103,7 @@ class Inbound:
         self._registry = registry
         self._reception = reception
         self._courier = courier
+        self._batch = courier.batch
         self._clock = clock
         self._patience = patience
         self._hints = hints
@@ -330,7 +331,7 @@ class Inbound:
         self._reads += 1
         is_timed = not self._reads % TIMED_READS
         started_ns = self._thread_time_ns() if is_timed else 0
-        room = self._courier.room
+        room = self._batch.room
         try:
             size = conn.receive(room, now_ns)
         except OSError as exc:
@@ -339,20 +340,22 @@ class Inbound:
         if size is None:
             self._ended(conn, "the connection was closed by the agent")
             return
-        messages = self._take(conn, room[:size])
+        data = room[:size]
+        if self._reception.usual.take(conn, data, is_placed=True):
+            messages = FRAMES
+        else:
+            messages = self._take(conn, data)
         if is_timed and messages:
             self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 
     def _take(self, conn: Connection, data: memoryview) -> int:
-        """Act on what one read brought; returns the number of frames."""
+        """Act on what one read brought, the long way; returns the number of frames."""
         usual = self._reception.usual
-        if usual.take(conn, data, is_placed=True):
-            return FRAMES
         lesson = bytes(data) if usual.has_lesson else b""  # handling a cut may move it over what was read
         messages = self._handle(conn, conn.session.feed(data))
         if lesson and messages == FRAMES:
             is_accepted = conn.gateway is not None  # a refused session has none any more
-            if is_accepted and conn.session.is_between_answers():  # nothing is left behind the two frames
+            if is_accepted and conn.session.is_whole:  # nothing is left behind the two frames
                 usual.learn(memoryview(lesson))
         return messages
 

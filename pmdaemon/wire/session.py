@@ -130,7 +130,6 @@ def negotiate(proto_min: int, proto_max: int) -> int:
     return chosen
 
 
-_POLLING: Final = State.POLLING  # looked at for every poll and answer: a global costs less than a member
 _WHILE_POLLING: Final = frozenset(
     int(kind) for state, side, kind in TABLE if state is State.POLLING and side is Side.AGENT
 )
@@ -148,21 +147,22 @@ class Session:
         side: which side we are.
         state: see the table; on the daemon's side changed by ``sending`` and ``close`` only, on the agent's
             side also by what the daemon sends.
-        reader: holds what has arrived of a frame that is not whole; others only look.
+        is_whole: no part of a frame is held: what comes next begins one.
     """
 
-    __slots__ = ("_peer", "reader", "side", "state")
+    __slots__ = ("_peer", "_reader", "is_whole", "side", "state")
 
     def __init__(self, side: Side) -> None:
         self.side = side
         self.state = State.CONNECTED
+        self.is_whole = True
         self._peer = Side.DAEMON if side is Side.AGENT else Side.AGENT
-        self.reader = FrameReader(MAX_HELLO_BYTES if side is Side.DAEMON else MAX_FRAME_BYTES)
+        self._reader = FrameReader(MAX_HELLO_BYTES if side is Side.DAEMON else MAX_FRAME_BYTES)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
-        return self.reader.pending_bytes
+        return self._reader.pending_bytes
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Yield the frames that ``data`` completes, each allowed by the table or of an unknown kind.
@@ -179,7 +179,8 @@ class Session:
 
     def _feed_polling(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Statistics, all the time: no frame of an agent changes the state or the limit any more."""
-        frames, error = self.reader.take(data)
+        frames, error = self._reader.take(data)
+        self.is_whole = not self._reader.partial
         for count, frame in enumerate(frames):
             if frame.kind not in _WHILE_POLLING and frame.kind in WIRE_KINDS:
                 kind = Kind(frame.kind).name
@@ -191,32 +192,32 @@ class Session:
     def _feed_steps(self, data: bytes | memoryview) -> Generator[Frame, None, None]:
         if self.state in (State.DRAINING, State.CLOSED):
             return
-        with closing(self.reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
-            for frame in frames:
-                self._check(frame)
-                yield frame
-                if self.state in (State.DRAINING, State.CLOSED):
-                    return
-                self._set_limit()
-
-    def is_between_answers(self) -> bool:
-        """Whether it is polling and holds no part of a frame, so that what comes next begins one."""
-        return self.state is _POLLING and not self.reader.partial
+        try:
+            with closing(self._reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
+                for frame in frames:
+                    self._check(frame)
+                    yield frame
+                    if self.state in (State.DRAINING, State.CLOSED):
+                        return
+                    self._set_limit()
+        finally:
+            self.is_whole = not self._reader.partial
 
     def _set_limit(self) -> None:
         if self.state is not State.CONNECTED:
-            self.reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
+            self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
 
     @property
     def pending(self) -> bytes:
         """Bytes that have arrived and were not yielded."""
-        return self.reader.pending
+        return self._reader.pending
 
     def resume(self, state: State, pending: bytes) -> None:
         """Go on where a session in another process stopped."""
         self.state = state
         self._set_limit()
-        self.reader.resume(pending)
+        self._reader.resume(pending)
+        self.is_whole = not pending
 
     def _check(self, frame: Frame) -> None:
         # Kinds are integers with the hash of one: no member has to be looked up for a frame that is right.

@@ -753,7 +753,7 @@ def test_t_ptmax_is_the_thread_time_of_a_read_by_its_messages(bench: Bench) -> N
     for _ in range(2 * TIMED_READS):
         agent.send(unknown * 4)
         bench.inbound.step(0)
-    assert len(looks) == 4, "one read in eight is timed, and its start and end looked at"
+    assert len(looks) == 4, "one read in 32 is timed, and its start and end looked at"
     assert bench.inbound.t_ptmax.value_us == 100, "400 us for 4 messages"
 
 
