@@ -58,7 +58,9 @@ class UsualAnswers:
         """Take what one read brought, if it is a usual answer; else nothing is changed.
 
         Args:
-            data: what was read; ``is_placed``: into the courier's ``room``.
+            conn: whose read it was.
+            data: what was read.
+            is_placed: it was read into the courier's ``batch.room``.
         """
         self.has_lesson = False
         gateway, session = conn.gateway, conn.session

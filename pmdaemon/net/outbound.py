@@ -165,14 +165,36 @@ class Outbound:
                 self._take_mail()  # caps do not wait for thousands of polls
 
     def _poll_some(self, gateways: list[Gateway]) -> None:
-        polls = sent_bytes = 0
-        lease = self._book.lease_is_fresh(self._now_ns())
+        """Poll these. All polls are made before the first one leaves.
+
+        Two loops stay in the processor's caches where one would not (measured); a round trip counts the part
+        of a millisecond that a poll waits for the others.
+        """
+        now_ns, number = self._now_ns, self._poll
+        lease = self._book.lease_is_fresh(now_ns())
+        asked: list[tuple[Gateway, int, tuple[Peer, bytes]]] = []
         for gateway in gateways:
-            if self._orders:
+            if gateway.gateway_id in self._orders:
+                self._poll = number
                 self._send(gateway.gateway_id, polled=True)
-            elif size := self._send_poll(gateway, lease):
+                number = self._poll
+            elif (poll := gateway.ask(number + 1, now_ns(), lease)) is not None:
+                number += 1
+                asked.append((gateway, number, poll))
+            else:
+                is_up = gateway.conn is not None
+                self._counters["polls_skipped" if is_up else "polls_without_session"] += 1
+        self._poll = number
+        self._send_asked(asked)
+
+    def _send_asked(self, asked: list[tuple[Gateway, int, tuple[Peer, bytes]]]) -> None:
+        polls = sent_bytes = 0
+        for gateway, number, (conn, encoded) in asked:
+            if conn.send_poll(encoded) is _GONE:
+                gateway.unask(number)
+            else:
                 polls += 1
-                sent_bytes += size
+                sent_bytes += len(encoded)
         self._counters["polls"] += polls
         self._counters["writes"] += polls
         self._counters["sent_bytes"] += sent_bytes
@@ -293,21 +315,6 @@ class Outbound:
         if (caps := self._book.caps_of(gateway_id)) is not None:
             self._order(gateway_id, Kind.CAPS, caps[1])
             self._caps_leaving[gateway_id] = caps[0]
-
-    def _send_poll(self, gateway: Gateway, lease: bool) -> int:
-        """A poll and nothing else, nearly all there is to send: its size, 0 if it did not leave."""
-        number = self._poll + 1
-        asked = gateway.ask(number, self._now_ns(), lease)
-        if asked is None:
-            is_up = gateway.conn is not None
-            self._counters["polls_skipped" if is_up else "polls_without_session"] += 1
-            return 0
-        self._poll = number
-        conn, encoded = asked
-        if conn.send_poll(encoded) is not _GONE:
-            return len(encoded)
-        gateway.unask(number)
-        return 0
 
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
