@@ -32,10 +32,11 @@ from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import Hint, Inbound, Patience
+from pmdaemon.net.inbound import Hint, Inbound
 from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import Outbound
 from pmdaemon.net.unified import UnifiedCore
+from pmdaemon.net.vigil import Patience
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame

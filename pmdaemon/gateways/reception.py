@@ -2,7 +2,7 @@
 
 ``wire.session`` has already decided that the frame is allowed now; here its header is checked and its
 meaning carried out. What is wrong raises a ``WireError``; the caller closes that connection with it.
-CUT frames are copied once and handed on; their columns are never looked at (P10: the inbound thread's work
+CUT frames are handed on as they are; their columns are never looked at (P10: the inbound thread's work
 for one gateway is short and independent of the number of its streams).
 
 Thread: belongs to the inbound thread. Other threads reach gateways through their locks.
@@ -20,9 +20,10 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
-from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation, WireError
+from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
 from pmdaemon.gateways import news
 from pmdaemon.gateways.credentials import Desk, check_identity, parse_enrol, parse_request
+from pmdaemon.gateways.enrolments import Enrolments
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.gateways.registration import (
@@ -35,17 +36,15 @@ from pmdaemon.gateways.registration import (
 )
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.gateways.usual import UsualAnswers
-from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import error_code, negotiate
+from pmdaemon.wire.session import negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"
 MAX_STREAMS: Final = (
     4 * cut.MAX_ROWS
 )  # clients come and go within a session; four times what one cut may hold
-REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger who tries tokens must not fill the table of events
 log = structlog.get_logger("reception")
 
 Handler = Callable[["Reception", Peer, frame.Frame], None]
@@ -58,6 +57,10 @@ class Reception:
         on_registered: told of each new session, so that outbound schedules it.
         counters: shared with the pair's summary line; only the inbound thread adds to it here.
         desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
+
+    Attributes:
+        usual: takes nearly every answer before it comes here.
+        enrolments: is told of certificates made and refused.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Reception:
         self._stamp = (-1, 0)
         self._counters = counters
         self._desk = desk
-        self._refusal_events: dict[str, int] = {}
+        self.enrolments = Enrolments(courier, clock)
         self.usual = UsualAnswers(courier, clock, interval_us, counters)
 
     def handle(self, conn: Peer, received: frame.Frame) -> None:
@@ -132,27 +135,6 @@ class Reception:
         desk = self._required_desk()
         assert conn.credential is not None  # HELLO is not passed without one
         desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
-
-    def certified(self, conn: Peer, held: Credential) -> None:
-        """The desk has made a certificate. A renewed one counts from now on; a first one is an event."""
-        if conn.credential is not None:
-            conn.credential = held
-            return
-        text = f"gateway {held.name} was enrolled from {conn.address}"
-        details = {"gateway_id": held.gateway_id, "serial": held.serial}
-        row = news.event("gateway-enrolled", "info", held.name, text, self._clock.unix_us(), **details)
-        self._courier.news(row, DBMANAGER)
-
-    def not_certified(self, conn: Peer, error: WireError) -> None:
-        """The desk has refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
-        now_ns, code = self._clock.monotonic_ns(), error_code(error)
-        if now_ns < self._refusal_events.get(code, 0):
-            return
-        self._refusal_events[code] = now_ns + REFUSAL_EVENT_NS
-        who = conn.credential.name if conn.credential is not None else conn.address
-        text = f"no certificate for {who} ({code}): {error}"
-        row = news.event("enrolment-refused", "warning", who, text, self._clock.unix_us(), code=code)
-        self._courier.news(row, DBMANAGER)
 
     def _required_desk(self) -> Desk:
         if self._desk is None:

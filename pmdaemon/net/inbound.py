@@ -3,11 +3,8 @@
 It wakes for data, for a blocked send that has cleared, for new connections from the parent and for hints
 of the outbound thread; it never waits for one gateway. Fairness: a ready socket gets one read of at most
 ``ROOM_BYTES`` a round (epoll is level-triggered, what is left comes up in the next round), so a gateway
-with a large backlog delays another by one buffer's work. Time: every ``SWEEP_NS`` it looks for sessions that
-are stalled, silent, late with their handshake or done draining.
-
-    stalled   no REPLY for max(3 intervals, 2 s): news, and it may be polled again
-    lost      the connection closed, or nothing arrived for ``lost_after_ns`` while an answer was due
+with a large backlog delays another by one read's work. Time: every ``SWEEP_NS`` it ends the sessions that
+``net.vigil`` names. Who comes in is the affair of ``net.door``.
 
 Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
 (a handover); moves connections with ``net.moving``.
@@ -17,38 +14,29 @@ Source: P10, P16; DESIGN.md 3.
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from pmdaemon.cycle.courier import Courier
-from pmdaemon.errors import PeerGone, PeerRefused, WireError
-from pmdaemon.gateways.gateway import Condition, Gateway
+from pmdaemon.errors import PeerGone, WireError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.net.clerk import Clerk
 from pmdaemon.net.connection import Connection
+from pmdaemon.net.door import Door
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import AnnounceAgain, Answered, Blocked, Hint, Post, Refused, Revoked
 from pmdaemon.net.moving import Forward, Mover
 from pmdaemon.net.readiness import EVENTS_A_ROUND, READ, WRITE, Readiness
-from pmdaemon.net.sni import gateway_named
-from pmdaemon.net.strangers import (
-    HANDSHAKES_A_ROUND,
-    TLS_LIMIT_NS,
-    LimitedLog,
-    Strangers,
-    limit_for,
-)
-from pmdaemon.net.transport import HandshakeFailed, TlsTransport
+from pmdaemon.net.transport import HandshakeFailed
+from pmdaemon.net.vigil import SWEEP_NS, Patience, Vigil
 from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
@@ -57,29 +45,10 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import error_code
 
-SWEEP_NS: Final = 500_000_000
-HANDSHAKE_NS: Final = 10 * 10**9
 NEWS_RETRY_NS: Final = 20_000_000
-LOSSES_NS: Final = 10 * 10**9
 TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
 log = structlog.get_logger("inbound")
-
-
 _UNUSUAL: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a gateway may be silent."""
-
-    stalled_after_ns: int
-    lost_after_ns: int
-
-    @classmethod
-    def for_interval(cls, interval_ns: int) -> Patience:
-        """max(3 intervals, 2 s) to stalled; 10 s to lost, but never before it could be called stalled."""
-        stalled_after_ns = max(3 * interval_ns, 2 * 10**9)
-        return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9))
 
 
 class Inbound:
@@ -100,21 +69,17 @@ class Inbound:
         on_sweep: Callable[[], None] = lambda: None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
-        self._registry = registry
         self._reception = reception
         self._courier = courier
         self._batch = courier.batch
         self._clock = clock
-        self._patience = patience
         self._hints = hints
         self._mover = mover
         self._channel_waits = False
         self.steps = 0
         self._counters = counters
-        self._clerk = clerk
-        self._strangers: Strangers[Connection] = Strangers(limit_for(tls=clerk is not None))
-        self._refusals = LimitedLog("inbound")
-        self._handshakes_left = HANDSHAKES_A_ROUND
+        self._door = Door(clock, counters, clerk, lambda conn: self._hints.put(Blocked(conn)))
+        self._vigil = Vigil(registry, reception, clock, patience, counters, clerk)
         self._on_sweep = on_sweep
         self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns
@@ -160,7 +125,7 @@ class Inbound:
         Returns:
             Whether a connection was ready.
         """
-        self._handshakes_left = HANDSHAKES_A_ROUND
+        self._door.begin_round()
         ready = self._readiness.wait(self._timeout_s() if limit_s is None else limit_s, EVENTS_A_ROUND)
         self.steps += 1
         served = False
@@ -208,48 +173,27 @@ class Inbound:
 
         One that ``is_known``, a registered gateway's from another pair, needs no place among the strangers.
         """
-        now_ns = self._clock.monotonic_ns()
-        transport: socket.socket | TlsTransport = sock
-        if not is_known and not self._make_room(now_ns):
-            self._counters["strangers_turned_away"] += 1
-            self._refusals.warning(now_ns, "turned-away", address=address, strangers=len(self._strangers))
-            with contextlib.suppress(OSError):  # gone already
-                sock.shutdown(socket.SHUT_RDWR)  # the parent has a duplicate of what it has dialled
-            sock.close()
-            return None
-        if self._clerk is not None:
-            try:
-                transport = TlsTransport(sock, self._clerk.context, server_side=True)
-            except OSError as exc:
-                self._counters["refusal_closed"] += 1
-                log.debug("gone-before-handshake", address=address, reason=exc.strerror)
-                sock.close()
-                return None
-        conn = Connection(transport, address, now_ns, lambda conn: self._hints.put(Blocked(conn)))
-        self._connections.add(conn)
         if not is_known:
-            self._strangers.add(conn, now_ns)
-        self._readiness.register(conn, selectors.EVENT_READ)
-        self._counters["connections"] += 1
-        log.debug("connected", address=address)
+            may_stay, oldest = self._door.make_room(sock, address)
+            if oldest is not None:
+                reason = "it did not register, and others wait"
+                self._door.note_eviction(oldest, reason)
+                self._drop(oldest, reason)
+            if not may_stay:
+                return None
+        conn = self._door.open(sock, address, is_known=is_known)
+        if conn is not None:
+            self._connections.add(conn)
+            self._readiness.register(conn, selectors.EVENT_READ)
         return conn
-
-    def _make_room(self, now_ns: int) -> bool:
-        may_stay, oldest = self._strangers.admit(now_ns)
-        if oldest is not None:
-            reason = "it did not register, and others wait"
-            self._counters["strangers_evicted"] += 1
-            self._refusals.warning(now_ns, "evicted", address=oldest.address, reason=reason)
-            self._drop(oldest, reason)
-        return may_stay
 
     def _secure(self, conn: Connection) -> None:
         """One step of a TLS handshake; a few a round, the others come up again in the next."""
-        if not self._handshakes_left:
+        if not self._door.handshakes_left:
             return
-        if self._is_sent_on(conn):
+        if self._mover is not None and self._mover.takes_before_tls(conn, self):
             return
-        self._handshakes_left -= 1
+        self._door.handshakes_left -= 1
         try:
             wanted = conn.secure()
         except (HandshakeFailed, CredentialRefused) as exc:
@@ -260,17 +204,6 @@ class Inbound:
             self._counters["tls_handshakes"] += 1
         self._readiness.modify(conn, wanted or selectors.EVENT_READ)
 
-    def _is_sent_on(self, conn: Connection) -> bool:
-        """Whether a handshake about to begin belongs to another pair: TLS cannot move once it has begun."""
-        mover = self._mover
-        if mover is None or not mover.ownership.is_shared or not conn.is_movable:
-            return False
-        gateway_id = gateway_named(conn.peek())
-        if gateway_id is None or not mover.is_others(conn, gateway_id):
-            return False
-        mover.send_stranger(conn, gateway_id, self)
-        return True
-
     @property
     def received_bytes(self) -> int:
         """Bytes received from agents by this process. Thread: any (then right to a read or two)."""
@@ -280,7 +213,7 @@ class Inbound:
         """Serve a connection no more; it leaves for another process."""
         self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
-        self._strangers.remove(conn)
+        self._door.strangers.remove(conn)
         self._readiness.unregister(conn)
 
     def read_pending(self, conn: Connection) -> None:
@@ -369,7 +302,7 @@ class Inbound:
                     return messages
                 self._reception.handle(conn, received)
             if conn.gateway is not None:
-                self._strangers.remove(conn)
+                self._door.strangers.remove(conn)
         except WireError as exc:
             self._refuse(conn, exc)
         return messages
@@ -385,16 +318,9 @@ class Inbound:
         self._drop(conn, reason)
 
     def _note_refusal(self, conn: Connection, code: str, reason: str) -> None:
-        """In the metrics; and in the log, of strangers a few lines a second."""
         if conn.is_dialled and self._mover is not None:
             self._mover.tell_refusal(conn, f"{code}: {reason}")
-        self._counters[f"refusal_{code.replace('-', '_')}"] += 1
-        if conn.gateway is not None:
-            who = conn.gateway.name
-            log.warning("peer-refused", address=conn.address, gateway=who, code=code, error=reason)
-        else:
-            now_ns = self._clock.monotonic_ns()
-            self._refusals.warning(now_ns, "peer-refused", address=conn.address, code=code, error=reason)
+        self._door.note_refusal(conn, code, reason)
 
     def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
         """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
@@ -420,7 +346,7 @@ class Inbound:
     def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
         self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
-        self._strangers.remove(conn)
+        self._door.strangers.remove(conn)
         self._readiness.unregister(conn)
         conn.close()
         if self._mover is not None:
@@ -447,92 +373,25 @@ class Inbound:
                         self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 case Answered(conn, held, encoded):
                     conn.asking = False
-                    self._reception.certified(conn, held)
+                    self._reception.enrolments.made(conn, held)
                     conn.send((Kind.CERTIFICATE, encoded))
                 case Refused(conn, error):
                     conn.asking = False
-                    self._reception.not_certified(conn, error)
+                    self._reception.enrolments.refused(conn, error)
                     if not conn.closed:
                         self._refuse(conn, error)
                 case Revoked():
-                    self._end_revoked()
-
-    def _end_revoked(self) -> None:
-        revoked = self._clerk.revoked if self._clerk is not None else frozenset()
-        for conn in tuple(self._connections):
-            if conn.credential is None or conn.drain_until_ns is not None:
-                continue
-            if conn.credential.serial in revoked:
-                text = f"the certificate {conn.credential.serial} of {conn.credential.name} was revoked"
-                self._refuse(conn, PeerRefused("revoked", text))
-
-    # -- time
+                    for conn, error in self._vigil.revoked(tuple(self._connections)):
+                        self._refuse(conn, error)
 
     def _sweep(self, now_ns: int) -> None:
-        self._end_expired()
-        recent_ns = now_ns - self._patience.stalled_after_ns
-        for conn in tuple(self._connections):
-            gateway = conn.gateway
-            if gateway is not None and conn.drain_until_ns is None and gateway.condition is Condition.UP:
-                # Nearly everybody, nearly always: nothing awaited for long. Read without the lock, which at
-                # worst sees a poll of this moment as none.
-                awaiting_ns = gateway.awaiting_since_ns
-                if awaiting_ns is None or awaiting_ns > recent_ns:
-                    continue
-            reason = self._overdue(conn, now_ns)
-            if reason:
-                self._drop(conn, reason)
-        for gateway in self._registry.all():
-            if gateway.record.lags(now_ns):
-                self._rewind_lagging(gateway, now_ns)
-            if gateway.dropped > gateway.announced_dropped[0]:
-                self._reception.announce_losses(gateway, LOSSES_NS)
-
-    def _rewind_lagging(self, gateway: Gateway, now_ns: int) -> None:
-        with gateway.lock:
-            if not gateway.record.lags(now_ns):  # a notice came between the look and the lock
-                return
-            gateway.record.rewind()
-        self._counters["lag_rewinds"] += 1
-        log.warning("durability-lags", gateway=gateway.name, behind_cuts=gateway.record.behind_cuts)
-
-    def _end_expired(self) -> None:
-        """A certificate that ends while its session lives ends the session; the agent has a newer one."""
-        if self._clerk is None:
-            return
-        now_us = self._clock.unix_us()
-        for conn in tuple(self._connections):
-            held = conn.credential
-            if held is not None and now_us >= held.not_after_us and conn.drain_until_ns is None:
-                text = (
-                    f"the certificate {held.serial} of {held.name} has expired; dial again with its successor"
-                )
-                self._refuse(conn, PeerRefused("certificate-expired", text))
-
-    def _overdue(self, conn: Connection, now_ns: int) -> str:
-        """Why a connection must be dropped now, or nothing; a gateway merely late is called stalled."""
-        if conn.drain_until_ns is not None:
-            return conn.end_reason if now_ns >= conn.drain_until_ns else ""
-        gateway = conn.gateway
-        if gateway is None:
-            limit_ns, awaited = (
-                (HANDSHAKE_NS, "REGISTER") if conn.secured else (TLS_LIMIT_NS, "TLS handshake")
-            )
-            if now_ns - conn.opened_ns < limit_ns:
-                return ""
-            reason = f"no {awaited} within {limit_ns // 10**9} s of connecting"
-            self._note_refusal(conn, "slow", reason)
-            return reason
-        with gateway.lock:
-            oldest_ns, awaiting_ns = gateway.record.oldest_poll_sent_ns, gateway.awaiting_since_ns
-        if oldest_ns is None:
-            return ""
-        silent_ns = now_ns - max(conn.last_received_ns, oldest_ns)
-        if silent_ns >= self._patience.lost_after_ns:
-            return f"nothing arrived for {silent_ns / 1e9:.1f} s"
-        if awaiting_ns is not None and now_ns - awaiting_ns >= self._patience.stalled_after_ns:
-            self._reception.stalled(gateway, f"no reply for {(now_ns - awaiting_ns) / 1e9:.1f} s")
-        return ""
+        for conn, error in self._vigil.expired(tuple(self._connections)):
+            self._refuse(conn, error)
+        for conn, reason, code in self._vigil.overdue(tuple(self._connections), now_ns):
+            if code:
+                self._note_refusal(conn, code, reason)
+            self._drop(conn, reason)
+        self._vigil.tend_records(now_ns)
 
 
 def _farewell(received: frame.Frame) -> str:

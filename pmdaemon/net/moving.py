@@ -42,6 +42,7 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handoff import Channel, Parcel, state_file
 from pmdaemon.net.handover import Handover
+from pmdaemon.net.sni import gateway_named
 from pmdaemon.shards import SHARDS, Map, shard_of
 from pmdaemon.wire import frame, parcel
 from pmdaemon.wire.kinds import Kind
@@ -232,6 +233,19 @@ class Mover:
     def send_stranger(self, conn: Connection, gateway_id: str, host: Host) -> None:
         """A connection whose HELLO was read and not answered goes to the owner of its shard."""
         self._send(conn, gateway_id, {}, host)
+
+    def takes_before_tls(self, conn: Connection, host: Host) -> bool:
+        """Send on a connection whose handshake is about to begin, if it belongs to another pair.
+
+        TLS cannot move once it has begun.
+        """
+        if not self.ownership.is_shared or not conn.is_movable:
+            return False
+        gateway_id = gateway_named(conn.peek())
+        if gateway_id is None or not self.is_others(conn, gateway_id):
+            return False
+        self.send_stranger(conn, gateway_id, host)
+        return True
 
     def work(self, host: Host) -> None:
         """Let some of the leaving sessions go."""

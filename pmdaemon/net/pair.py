@@ -40,11 +40,12 @@ from pmdaemon.net import handoff
 from pmdaemon.net.clerk import open_clerk
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import Hint
-from pmdaemon.net.inbound import Inbound, Patience
+from pmdaemon.net.inbound import Inbound
 from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
 from pmdaemon.net.pinning import pin
 from pmdaemon.net.unified import UnifiedCore
+from pmdaemon.net.vigil import Patience
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup

@@ -17,9 +17,10 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.net import handoff
 from pmdaemon.net.connection import Connection
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import Hint, Inbound, Patience
+from pmdaemon.net.inbound import Hint, Inbound
 from pmdaemon.net.moving import Mover, Ownership, ToOutbound
 from pmdaemon.net.outbound import Outbound
+from pmdaemon.net.vigil import Patience
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.shards import SHARDS, shard_of
 from pmdaemon.wire import frame

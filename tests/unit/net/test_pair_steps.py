@@ -19,10 +19,11 @@ from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registration import Registration
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import HANDSHAKE_NS, TIMED_READS, Hint, Inbound, Patience
+from pmdaemon.net.inbound import TIMED_READS, Hint, Inbound
 from pmdaemon.net.moving import ToOutbound
 from pmdaemon.net.outbound import MANY_DUE, Outbound
 from pmdaemon.net.strangers import Strangers
+from pmdaemon.net.vigil import HANDSHAKE_NS, Patience
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.frame import FLAG_LIVE, Frame
@@ -572,7 +573,7 @@ def test_a_flood_of_strangers_without_tls_is_bounded_too(
 ) -> None:
     bench.marks()
     good = bench.up()
-    monkeypatch.setattr(bench.inbound, "_strangers", Strangers(limit=8))
+    monkeypatch.setattr(bench.inbound._door, "strangers", Strangers(limit=8))
     for _ in range(40):
         bench.dial()
     assert bench.inbound.connections == 1 + 8

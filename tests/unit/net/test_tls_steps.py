@@ -16,8 +16,9 @@ from pmdaemon.net import strangers
 from pmdaemon.net.clerk import Clerk
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import Hint
-from pmdaemon.net.inbound import HANDSHAKE_NS, Inbound, Patience
+from pmdaemon.net.inbound import Inbound
 from pmdaemon.net.transport import TlsTransport, WantRead
+from pmdaemon.net.vigil import HANDSHAKE_NS, Patience
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import FakeClock
@@ -203,7 +204,7 @@ def test_handshakes_have_a_bounded_share_of_a_round(bench: Bench) -> None:
 
 
 def test_a_flood_of_strangers_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.inbound, "_strangers", strangers.Strangers(limit=8))
+    monkeypatch.setattr(bench.inbound._door, "strangers", strangers.Strangers(limit=8))
     good = bench.secure(bench.dial(), bench.keys())
     assert good.tls is not None
     good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
