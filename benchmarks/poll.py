@@ -9,10 +9,12 @@ ratio is the median of the ratios within the repetitions. A round asks all and e
     pair-mailbox  the same, real mailbox and DURABLE     streams    asyncio streams
     unified       P15, in-memory sink                    protocol   asyncio Protocol
     *-lean        decode and keep, no bookkeeping        buffered   asyncio BufferedProtocol
-    *-free        not bound to one CPU                   uvloop     the same on uvloop
+    *-bare        nothing is done with an answer         uvloop     the same on uvloop
+    *-free        not bound to one CPU                   loop       one epoll loop, in Python
 
-All but the floor and ``*-lean`` do the product's own work for each poll: positions, acknowledgement, session
-table, clock offset, batches for the mailbox; only the way of input and output differs.
+All but the floor, ``*-lean`` and ``*-bare`` do the product's own work for each poll: positions,
+acknowledgement, session table, clock offset, batches for the mailbox; only the way of input and output
+differs. ``*-bare`` shows what the ways differ by when there is nothing else.
 
 Loopback runs the receiver's kernel work in the sender's time, for all alike. Prometheus scrapes the same
 information as text, 200 targets a second for 15 s; it also indexes and stores, so compare with care.
@@ -34,10 +36,11 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.polling import ours, payload, prometheus
-from benchmarks.polling.peers import FREE, LEAN, PEERS
+from benchmarks.polling.peers import BARE, FREE, LEAN, PEERS
 
 HERE = Path(__file__).parent / "polling"
 STALL_SIZE = 1000
+BARE_SIZE = 1000
 STALLED = f"{ours.STALLED}/{STALL_SIZE}"
 STALL_SECONDS = 4.0  # a p99 needs many rounds: some 100 with the stalled gateway, as many without
 CELL_S = 120
@@ -61,9 +64,9 @@ def compile_programs(folder: Path) -> dict[str, str]:
 
 
 def variants() -> list[str]:
-    """All that can run here."""
-    names = ["c", *ours.FORMS, *PEERS, f"buffered{LEAN}", f"uvloop{LEAN}"]
-    names += [f"pair{FREE}", f"threads{FREE}"]
+    """All that can run here with every size; ``*-bare`` ones with ``BARE_SIZE`` alone."""
+    names = ["c", *ours.FORMS, *PEERS, *(f"{name}{LEAN}" for name in ("threads", "protocol", "uvloop"))]
+    names += [f"pair{FREE}", f"threads{FREE}", *(f"{name}{BARE}" for name in ("loop", "protocol", "uvloop"))]
     try:
         import uvloop  # noqa: F401  # only asked for
     except ImportError:
@@ -82,7 +85,7 @@ def cell(
     streams: int = payload.STREAMS,
 ) -> dict[str, Any]:
     """One fresh process; its JSON."""
-    registers = variant != "c" and not variant.endswith(LEAN)
+    registers = variant != "c" and not variant.endswith((LEAN, BARE))
     spec = folder / f"spec-{count}-{registers}-{streams}"
     if not spec.exists():
         payload.write_spec(spec, count, registers=registers, streams=streams)
@@ -100,7 +103,11 @@ def collect(folder: Path, sizes: list[int], repeats: int, seconds: float) -> Cel
     cells: Cells = {}
     for count in sizes:
         for repeat in range(repeats):
-            chosen = [(f"{variant}/{count}", variant, 0) for variant in names]
+            chosen = [
+                (f"{variant}/{count}", variant, 0)
+                for variant in names
+                if count == BARE_SIZE or not variant.endswith(BARE)
+            ]
             if count == STALL_SIZE:
                 chosen.append((STALLED, ours.STALLED, 1))
             for name, variant, stalled in chosen if repeat % 2 == 0 else chosen[::-1]:
@@ -165,6 +172,14 @@ def goals(cells: Cells, scrape_us: float | None) -> dict[str, float]:
         "threads_4000": ("threads/4000", "pair/4000"),
         "protocol_1000": ("protocol/1000", "pair/1000"),
         "uvloop_1000": ("uvloop/1000", "pair/1000"),
+        "threads_lean_200": ("threads-lean/200", "pair/200"),
+        "threads_lean_1000": ("threads-lean/1000", "pair/1000"),
+        "threads_lean_4000": ("threads-lean/4000", "pair/4000"),
+        "protocol_lean_1000": ("protocol-lean/1000", "pair/1000"),
+        "uvloop_lean_1000": ("uvloop-lean/1000", "pair/1000"),
+        "protocol_bare_1000": ("protocol-bare/1000", "loop-bare/1000"),
+        "uvloop_bare_1000": ("uvloop-bare/1000", "loop-bare/1000"),
+        "threads_c_4000": ("threads/4000", "c/4000"),
     }
     values = {key: _ratio(cells, *names) for key, names in wanted.items()}
     if scrape_us is not None and "pair-mailbox/200" in cells:

@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.polling import ours, payload
-from benchmarks.polling.peers import FREE, LEAN, PEERS, WARM_ROUNDS, End, LeanWork, Timed, Works
+from benchmarks.polling.peers import (
+    BARE,
+    FREE,
+    LEAN,
+    PEERS,
+    WARM_ROUNDS,
+    BareWork,
+    End,
+    LeanWork,
+    Timed,
+    Works,
+)
 from pmdaemon.runtime import logs
 
 LEAST_ROUNDS = 4
@@ -66,11 +77,14 @@ class Meter:
         }
 
 
-def _works(sockets: list[socket.socket], is_lean: bool) -> tuple[list[socket.socket], Works, End]:
+def _works(variant: str, sockets: list[socket.socket]) -> tuple[list[socket.socket], Works, End]:
     """(sockets, work of each, what ends a round)."""
-    if not is_lean:
-        return ours.product_works(sockets)
     sink: list[bytes] = []
+    if variant.endswith(BARE):
+        size = payload.answer_bytes()
+        return sockets, [BareWork(payload.request(), size) for _ in sockets], sink.clear
+    if not variant.endswith(LEAN):
+        return ours.product_works(sockets)
     return sockets, [LeanWork(payload.request(), sink) for _ in sockets], sink.clear
 
 
@@ -113,8 +127,8 @@ def run(
         elif variant in ours.FORMS:
             times = ours.FORMS[variant](sockets, stalled, meter.go_on)
         else:
-            name = variant.removesuffix(LEAN)
-            times = PEERS[name](*_works(sockets, name != variant), meter.go_on)
+            name = variant.removesuffix(LEAN).removesuffix(BARE)
+            times = PEERS[name](*_works(variant, sockets), meter.go_on)
         return meter.result(times) | {"n": count, "t_ptmax_us": list(ours.T_PTMAX)}
     finally:
         gateways.kill()

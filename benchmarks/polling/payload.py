@@ -130,6 +130,11 @@ def write_spec(path: Path, gateways: int, *, registers: bool, streams: int = STR
     return len(made) + len(reply)
 
 
+def answer_bytes() -> int:
+    """Of one whole answer of the default size."""
+    return len(cut_template()) + len(_reply_template())
+
+
 def request() -> bytes:
     """A POLL as the product sends it; its number is small, so the swarm parses it like any other."""
     header = {"poll": 1, "sent_ns": 1 << 40, "ack": [[EPOCH, 1]], "from": [EPOCH, 2], "lease": True}

@@ -3,12 +3,14 @@
 Only the way of input and output differs: what is asked and what is done with an answer is a ``Work``.
 ``ProductWork`` (in ``ours``) is the product's own: positions, acknowledgement, session table, clock offset,
 batches. ``LeanWork`` sends a request encoded beforehand, decodes the frames, keeps a copy of each CUT until
-the round ends and does nothing else: a lower bound for a program that would only collect.
+the round ends and does nothing else: a program that would only collect, as the prototypes of
+notes/polling.md did. ``BareWork`` looks at nothing: what input and output alone cost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 import threading
@@ -24,8 +26,10 @@ Timed = list[float]
 GoOn = Callable[[Timed], bool]
 End = Callable[[], object]
 BUFFER_BYTES = 128 << 10
+EVENTS = 256
 WARM_ROUNDS = 2
 LEAN = "-lean"  # suffix of a variant with LeanWork
+BARE = "-bare"  # suffix of a variant with BareWork
 FREE = "-free"  # suffix of a variant that may run on every CPU
 
 
@@ -63,6 +67,26 @@ class LeanWork:
             elif received.kind == Kind.REPLY:
                 done = True
         return done
+
+
+class BareWork:
+    """Count the bytes of the answer."""
+
+    def __init__(self, request: bytes, answer_bytes: int) -> None:
+        self._request = request
+        self._answer_bytes = self._missing = answer_bytes
+
+    def request(self) -> bytes:
+        """The same for all."""
+        return self._request
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """See ``Work``."""
+        self._missing -= len(data)
+        if self._missing:
+            return False
+        self._missing = self._answer_bytes
+        return True
 
 
 def thread_per_gateway(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
@@ -132,6 +156,29 @@ def one_blocking_thread(sockets: Sockets, works: Works, end: End, go_on: GoOn) -
                 pass
         times.append(time.monotonic() - begun_s)
         end()
+    return times
+
+
+def one_epoll_loop(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Timed:
+    """One thread and raw epoll: the least that a poller in Python can do."""
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    owners = {sock.fileno(): (sock.recv_into, work.feed) for sock, work in zip(sockets, works, strict=True)}
+    senders = [(sock.send, work.request) for sock, work in zip(sockets, works, strict=True)]
+    times: Timed = []
+    with select.epoll() as epoll:
+        for descriptor in owners:
+            epoll.register(descriptor, select.EPOLLIN)
+        while go_on(times):
+            begun_s = time.monotonic()
+            for send, request in senders:
+                send(request())
+            missing = len(senders)
+            while missing:
+                for descriptor, _ in epoll.poll(-1, EVENTS):
+                    receive, feed = owners[descriptor]
+                    missing -= feed(buffer[: receive(buffer)])
+            times.append(time.monotonic() - begun_s)
+            end()
     return times
 
 
@@ -259,6 +306,7 @@ def uvloop_buffered(sockets: Sockets, works: Works, end: End, go_on: GoOn) -> Ti
 PEERS: dict[str, Callable[[Sockets, Works, End, GoOn], Timed]] = {
     "threads": thread_per_gateway,
     "blocking": one_blocking_thread,
+    "loop": one_epoll_loop,
     "streams": asyncio_streams,
     "protocol": asyncio_protocol,
     "buffered": asyncio_buffered,
