@@ -46,7 +46,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
-TOGETHER_NS: Final = 20_000_000  # polls may be late by that: nothing against an interval
+TOGETHER_NS: Final = 50_000_000  # polls may be late by that, and by a twentieth of the interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
@@ -145,9 +145,9 @@ class Outbound:
         self._take_mail()
         for item in self._registered.drain():
             self._welcome(item)
-        due = self._schedule.take_due(self._now_ns()) if self._registry.has_watermarks else []
-        if due:
-            self._send_polls(due)
+        now_ns, leave_ns = self._now_ns(), self._leave_ns()
+        if leave_ns is not None and now_ns >= leave_ns:
+            self._send_polls(self._schedule.take_due(now_ns))
         for gateway_id in tuple(self._orders):
             self._send(gateway_id, polled=False)
 
@@ -219,20 +219,21 @@ class Outbound:
         self._schedule.add(gateway_id, self._now_ns())
         self._send_standing_orders(gateway_id)
 
-    def _sleep_ms(self) -> int:
-        """Until the next poll, and a little longer, so that those due soon after it leave with it.
+    def _leave_ns(self) -> int | None:
+        """When the next polls leave: a little after the first of them is due, so that many leave together.
 
-        Their answers then come together too: thousands of gateways a second would else wake both threads for
-        each. Waking a moment early would spin.
+        Their answers then come together too. Both threads are woken, and the caches filled with what they
+        work with, once for hundreds of gateways and not for each.
         """
         due_ns = self._schedule.next_due_ns() if self._registry.has_watermarks else None
-        if due_ns is None:
+        return None if due_ns is None else due_ns + min(TOGETHER_NS, self._schedule.interval_ns // 20)
+
+    def _sleep_ms(self) -> int:
+        leave_ns = self._leave_ns()
+        if leave_ns is None:
             return MAX_SLEEP_MS
-        left_ns = due_ns - self._now_ns()
-        if left_ns <= 0:
-            return 0
-        together_ns = min(TOGETHER_NS, self._schedule.interval_ns // 20)
-        return min(MAX_SLEEP_MS, -(-(left_ns + together_ns) // 1_000_000))
+        # Waking a moment early would spin.
+        return min(MAX_SLEEP_MS, max(0, -((self._now_ns() - leave_ns) // 1_000_000)))
 
     # -- the mailbox
 

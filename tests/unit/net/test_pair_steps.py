@@ -847,15 +847,16 @@ class NotedSleep:
         return []
 
 
-def test_the_outbound_thread_sleeps_past_the_next_poll_so_that_neighbours_leave_together(
-    bench: Bench,
-) -> None:
+def test_polls_wait_for_those_due_soon_after_the_first_whatever_wakes_the_thread(bench: Bench) -> None:
     bench.marks()
-    bench.up()
+    agent = bench.up()
     due_ns = bench.schedule.next_due_ns()
     assert due_ns is not None
-    noted = NotedSleep()
-    for left_ms in (10, 1, 0, -3):
+    noted, left = NotedSleep(), []
+    for left_ms in (10, 1, 0, -49, -50):
         bench.clock.advance((due_ns - left_ms * 1_000_000 - bench.clock.monotonic_ns()) / 1e9)
         bench.outbound.sleep(noted)  # type: ignore[arg-type]
-    assert noted.waited_ms == [30, 21, 0, 0]
+        bench.outbound.step()
+        left.append(len(bench.polls(agent)))
+    assert noted.waited_ms == [60, 51, 50, 1, 0]
+    assert left == [0, 0, 0, 0, 1]
