@@ -1,4 +1,4 @@
-"""The queue's core: files, commits, index syncs, poison. ``State`` has the records, ``DiskQueue`` the consumers.
+"""The queue's core: files, commits, index syncs, poison. The records are in ``state``, taking in ``queue``.
 
 State beside that of ``state.py``, under the same lock: ``_poison``, why the queue refuses everything (also
 when it is closed). Nothing is written to a file while the lock is held.
