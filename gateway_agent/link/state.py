@@ -14,30 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
-
-
-def write_atomically(path: Path, text: str, *, synced: bool = False) -> None:
-    """Replace ``path`` (mode 0600).
-
-    Durability: survives our death; with ``synced`` also a power cut.
-
-    Raises:
-        OSError: the directory is full or not writable.
-    """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as stream:
-        stream.write(text)
-        if synced:
-            stream.flush()
-            os.fsync(stream.fileno())
-    aside.replace(path)
-    if synced:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+from pmdaemon.runtime.files import write_whole
 
 
 def read_json(path: Path, fix: str) -> Any:
@@ -55,8 +32,8 @@ def read_json(path: Path, fix: str) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """See ``write_atomically``."""
-    write_atomically(path, json.dumps(value) + "\n")
+    """See ``write_whole``."""
+    write_whole(path, json.dumps(value) + "\n")
 
 
 def make_private_directory(path: Path) -> None:
@@ -86,7 +63,7 @@ def gateway_id(state_dir: Path) -> str:
         text = path.read_text().strip()
     except FileNotFoundError:
         made = str(uuid.uuid4())
-        write_atomically(path, made + "\n", synced=True)
+        write_whole(path, made + "\n", synced=True)
         return made
     try:
         return str(uuid.UUID(text))

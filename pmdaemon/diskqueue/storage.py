@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self, runtime_checkable
 
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
+from pmdaemon.runtime.files import sync_directory
 
 IOV_MAX: Final = 1024  # buffers a pwritev, Linux
 ZERO_CHUNK_BYTES: Final = 1 << 20
@@ -126,7 +127,7 @@ class FileStorage:
             for offset in range(present_bytes, size_bytes, ZERO_CHUNK_BYTES):
                 self.write(offset, [zeros[: min(ZERO_CHUNK_BYTES, size_bytes - offset)]])
             os.fsync(self._fd)
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         except OSError as exc:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, present_bytes)
@@ -178,7 +179,7 @@ class FileStorage:
         """See ``Storage``."""
         successor._path.rename(self._path)
         successor._path = self._path
-        _sync_directory(self._path.parent)
+        sync_directory(self._path.parent)
         self.close()
 
     def remove(self) -> None:
@@ -215,11 +216,3 @@ def _is_at(path: Path, fd: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:
         return False
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
