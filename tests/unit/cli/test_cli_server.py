@@ -15,6 +15,9 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.cli.server import cli
 from sla_server.data_dir import lock_data_dir
+from sla_server.db import migrate
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
 
 
 def test_status_without_its_database(tmp_path: Path) -> None:
@@ -120,6 +123,23 @@ def test_status_says_why_the_database_manager_does_not_start(tmp_path: Path) -> 
         os.close(held)
     assert "  dbmanager failed at its last start: disk queue q: cannot reserve 7 bytes\n" in told.output
     assert list(json.loads(as_json.output)["failures"]) == ["dbmanager"]
+
+
+def test_status_says_why_a_part_does_not_start_while_the_database_works(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "pmdaemon.failed").write_text("pmdaemon.listen: cannot listen on 127.0.0.1:7411\n")
+    held = lock_data_dir(tmp_path / "data")
+    engine = make_engine(DatabaseConfig(), tmp_path / "data")
+    try:
+        migrate.upgrade(engine)
+        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+    finally:
+        engine.dispose()
+        os.close(held)
+    assert "unknown" not in told.output
+    assert "  pmdaemon failed at its last start: pmdaemon.listen: cannot listen on 127" in told.output
 
 
 @pytest.mark.parametrize("option", ["--check-config", "--background"])
