@@ -56,7 +56,7 @@ class PolicyStore:
     """What the policy job reads and writes.
 
     Attributes:
-        reader: all other questions (``agreements``, ``policy_in_force``, ``policy_caps``, ``manifest``).
+        reader: all other questions (``agreements``, ``policies``, ``manifest``).
 
     Thread: one at a time.
     """

@@ -137,13 +137,6 @@ class RecordReads(Queries):
         rows = self._rows(select(table).order_by(table.c.version.desc()).limit(limit))
         return decode_json(rows, ("job", "report"))
 
-    def policy_in_force(self) -> Row | None:
-        """The policy version in force, None when there is none."""
-        table = schema.policies
-        statement = select(table).where(table.c.state == "in-force").order_by(table.c.version.desc()).limit(1)
-        rows = decode_json(self._rows(statement), ("job", "report"))
-        return rows[0] if rows else None
-
     def policy_caps(
         self,
         version: int,

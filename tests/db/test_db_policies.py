@@ -82,7 +82,6 @@ def test_versions_count_up_and_come_with_their_caps(store, rig):
     assert rig.reader.policy_caps(1) == [{"version": 1, **CAP}]
     assert rig.reader.policy_caps(2, 3)[0]["cost_per_s"] is None
     assert rig.reader.policy_caps(2, 4) == []
-    assert rig.reader.policy_in_force() is None
 
 
 def test_publishing_is_all_or_nothing(store, rig):
@@ -106,7 +105,6 @@ def test_only_one_policy_is_in_force(store, rig):
         store.publish([CAP], **META)
     for version in (1, 3):
         rig.feed(record_message([("policies", {"version": version, "state": "in-force"})]))
-    assert rig.reader.policy_in_force()["version"] == 3
     states = {row["version"]: row["state"] for row in rig.reader.policies()}
     assert states == {1: "superseded", 2: "published", 3: "in-force"}
     assert rig.reader.policies()[0]["job"] == {"rows": 3}

@@ -75,7 +75,6 @@ def test_every_answer_is_plain(filled):
         reader.events(),
         reader.audit(),
         reader.policies(),
-        reader.policy_in_force(),
         reader.policy_caps(1),
         reader.rollup_history("vol-1", 0, 1 << 62),
         reader.hours(0, 1 << 62),
