@@ -318,8 +318,11 @@ def test_while_services_wait_dbmanager_says_itself_what_for(
     parts.live.put_report(told)
     assert health(web) == (503, "down", [("services", "services"), ("dbmanager", "database")])
     assert web.get("/api/v1/live").json["server"]["database"] == "waits: disk full"
+    metric = 'sla_problem{process="dbmanager",what="database"} 1.0'
+    assert metric in web.get("/api/v1/metrics").text
     clock.advance(11)
     assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
+    assert metric not in web.get("/api/v1/metrics").text
     parts.live.put_report(told._replace(at_us=clock.unix_us()))
     parts.live.put(snapshot())
     assert health(web) == (200, "ok", []), "services know better"
