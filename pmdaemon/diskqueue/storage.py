@@ -2,12 +2,10 @@
 
     operation   contract
     allocate    the file has at least this size; new bytes read as zero, are written (not merely reserved)
-    and,
-                with the directory entry, durable on return; bytes that were there are kept
+                and, with the directory entry, durable on return; bytes that were there are kept
     view        read-only window on the whole file; sees every write at once; valid until allocate or close
     write       bytes are in the window on return and durable after the next sync that succeeds; a crash
-    before
-                leaves any subset of the 512-byte sectors written
+                before leaves any subset of the 512-byte sectors written
     sync        everything written before is durable on return; after a failure nothing is known
     close       lets go of the file; syncs nothing
 
@@ -114,9 +112,11 @@ class FileStorage:
                 if not _is_at(path, self._fd):  # its owner has just replaced it
                     raise BlockingIOError
             self._remap()
-        except BlockingIOError as exc:
-            os.close(self._fd)
-            raise QueueBusy(str(path)) from exc
+        except BaseException as exc:
+            os.close(self._fd)  # and with it the lock: who tries again must not meet it
+            if isinstance(exc, BlockingIOError):
+                raise QueueBusy(str(path)) from exc
+            raise
 
     def allocate(self, size_bytes: int) -> None:
         """See ``Storage``. Raises QueueNoSpace when the file system has no room; what was there stays."""
