@@ -138,10 +138,17 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
         )
     deadline = Deadline(READY_LIMIT_S)
     while not port_file.exists():
-        if process.poll() is not None or deadline.passed:
+        has_ended = process.poll() is not None
+        if has_ended or deadline.passed:
+            what = (
+                "did not start"
+                if has_ended
+                else f"has not answered within {READY_LIMIT_S:g} s and goes on trying (pid {process.pid}); "
+                "'sla-server status' says more"
+            )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
-            click.echo(f"sla-server: did not start; the end of {log_path}:\n{tail}", err=True)
-            raise SystemExit(1)
+            click.echo(f"sla-server: {what}; the end of {log_path}:\n{tail}", err=True)
+            raise SystemExit(1 if has_ended else 75)  # EX_TEMPFAIL
         time.sleep(0.05)
     click.echo(f"server started (pid {process.pid}), page: {_page(config)}")
 

@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from click.testing import CliRunner
@@ -170,3 +171,28 @@ def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path: Path, 
 @pytest.mark.parametrize("command", [[], ["start"], ["status"], ["stop"]])
 def test_help_has_its_short_form(command: list[str]) -> None:
     assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "words"), [(1, 1, "did not start;"), (None, 75, "goes on trying (pid 77)")]
+)
+def test_a_start_in_the_background_says_whether_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int | None, status: int, words: str
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+        "[database]\nqueue_bytes = 16777216\n"
+    )
+
+    def launched(*_args: object, stdout: IO[bytes], **_how: object) -> SimpleNamespace:
+        stdout.write(b"the newest line of the log\n")
+        return SimpleNamespace(pid=77, poll=lambda: ended)
+
+    monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
+    monkeypatch.setattr("sla_server.cli.server.READY_LIMIT_S", 0.0)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
+    assert told.exit_code == status, told.output
+    assert words in told.stderr
+    assert told.stderr.endswith("the newest line of the log\n")
