@@ -16,7 +16,7 @@ HEAD = """\
 # Configuration reference
 
 Generated from the models by `make docs`; do not edit. Files are TOML; unknown keys are errors.
-`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file, `SLA_AGENT__...` of the
+`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file, `SLA_AGENT__SECTION__KEY` one of the
 agent's.
 `--show-config` prints the values in force, `--check-config` only checks.
 """
@@ -48,8 +48,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 def render() -> str:
     """The whole page."""
-    parts = [HEAD, "\n# Server: `sla-server --config FILE`", *table(ServerConfig)]
-    parts += ["\n# Agent: `gateway-agent --config FILE`", *table(AgentConfig)]
+    parts = [HEAD, "\n# Server: `sla-server start --config FILE`", *table(ServerConfig)]
+    parts += ["\n# Agent: `gateway-agent run --config FILE`", *table(AgentConfig)]
     return "\n".join(parts) + "\n"
 
 
