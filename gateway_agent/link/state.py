@@ -56,15 +56,18 @@ def gateway_id(state_dir: Path) -> str:
     """This gateway's UUID, made at the first start and kept in ``state_dir/gateway_id``.
 
     Raises:
-        StateFileBroken: the file holds something else; a new identity would orphan the gateway's history.
+        StateFileBroken: it cannot be read or written, or holds something else; a new identity would orphan
+            the gateway's history.
     """
     path = state_dir / "gateway_id"
     try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        made = str(uuid.uuid4())
-        write_whole(path, made + "\n", synced=True)
-        return made
+        if not path.exists():
+            made = str(uuid.uuid4())
+            write_whole(path, made + "\n", synced=True)
+            return made
+        text = path.read_text(errors="replace").strip()
+    except OSError as exc:
+        raise _unusable(path, exc) from exc
     try:
         return str(uuid.UUID(text))
     except ValueError as exc:
@@ -80,12 +83,21 @@ def lock_directory(directory: Path) -> int:
 
     Raises:
         AlreadyRunning: another agent holds it.
+        StateFileBroken: it is another user's, or the disk does not take it.
     """
     path = directory / "agent.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise _unusable(path, exc) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         raise AlreadyRunning(str(path)) from None
     return fd
+
+
+def _unusable(path: Path, error: OSError) -> StateFileBroken:
+    fix = "Run this as the agent's user, and see that its disk has room"
+    return StateFileBroken(str(path), f"cannot be used ({error.strerror})", fix)
