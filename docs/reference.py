@@ -16,8 +16,8 @@ HEAD = """\
 # Configuration reference
 
 Generated from the models by `make docs`; do not edit. Files are TOML; unknown keys are errors.
-`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file, `SLA_AGENT__...` of the
-agent's.
+`SLA__SECTION__KEY=value` in the environment overrides a key of the server's file, `SLA_AGENT__KEY=value` one
+of the agent's (`SLA_AGENT__SECTION__KEY` in a table).
 `--show-config` prints the values in force, `--check-config` only checks.
 """
 
@@ -48,8 +48,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 def render() -> str:
     """The whole page."""
-    parts = [HEAD, "\n# Server: `sla-server --config FILE`", *table(ServerConfig)]
-    parts += ["\n# Agent: `gateway-agent --config FILE`", *table(AgentConfig)]
+    parts = [HEAD, "\n# Server: `sla-server start --config FILE`", *table(ServerConfig)]
+    parts += ["\n# Agent: `gateway-agent run --config FILE`", *table(AgentConfig)]
     return "\n".join(parts) + "\n"
 
 

@@ -26,6 +26,7 @@ from gateway_agent.config import AgentConfig
 from gateway_agent.link import state
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
 
 log = structlog.get_logger("agent")
@@ -76,7 +77,7 @@ def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
 
 def _write(path: Path, text: str) -> Path:
     try:
-        state.write_atomically(path, text + "\n")
+        write_whole(path, text + "\n")
     except OSError as exc:
         raise ConfigError(
             "runtime_dir", f"{path} cannot be written: {exc.strerror}", "Choose another"

@@ -31,6 +31,7 @@ from pmdaemon.pki import certificates, contexts, identity
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.files import write_whole
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import Session, Side
@@ -69,7 +70,7 @@ def enrol(
     try:
         ca_pem = certificates.pem_of_der(authority)
         # Aside: until a certificate is here, the one we may have is good for the former CA only.
-        state.write_atomically(directory / _NEW_CA, ca_pem.decode(), synced=True)
+        write_whole(directory / _NEW_CA, ca_pem.decode(), synced=True)
         context = contexts.agent(directory / _NEW_CA, None)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, f"the CA certificate cannot be kept: {exc}") from exc

@@ -14,6 +14,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.net import pair as pair_process
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
+from pmdaemon.runtime.failures import noted
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
 
@@ -27,7 +28,8 @@ _config_option = click.option(
 )
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="storage-sla-server")
 def cli() -> None:
     """Performance-monitor daemon: the one process that talks to gateway agents."""
 
@@ -51,8 +53,9 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
-        raise_open_files(config.pmdaemon.open_files)
-        status = Daemon(config, path, stop).run()
+        with noted(config.runtime_dir, "pmdaemon"):
+            raise_open_files(config.pmdaemon.open_files)
+            status = Daemon(config, path, stop).run()
     except SlaError as exc:
         click.echo(f"pmdaemon: {exc}", err=True)
         status = exc.exit_status

@@ -34,6 +34,7 @@ from pmdaemon.net.handoff import Channel
 from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.traffic import Traffic
@@ -77,11 +78,9 @@ def listen(value: str) -> socket.socket:
 
 
 def write_port(path: Path, port: int) -> None:
-    """Write the port file aside and rename it."""
+    """Replace the port file, whole."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(f"{port}\n")
-    aside.rename(path)
+    write_whole(path, f"{port}\n")
 
 
 class Daemon:

@@ -22,6 +22,7 @@ import structlog
 
 from pmdaemon.config import ListedGateway, PmFile
 from pmdaemon.net.dialler import Target
+from pmdaemon.runtime.files import write_whole
 
 MAX_LISTED: Final = 10_000
 log = structlog.get_logger("listed")
@@ -100,7 +101,5 @@ class DialledFile:
         if text == self._written and self._path.exists():
             os.utime(self._path)
             return
-        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        aside.write_text(text)
-        aside.replace(self._path)
+        write_whole(self._path, text)
         self._written = text

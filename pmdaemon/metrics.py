@@ -13,12 +13,12 @@ Source: P11 (T_ptmax), P16; the text format of Prometheus, version 0.0.4.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from pmdaemon.net.children import Child
+from pmdaemon.runtime.files import write_whole
 from pmdaemon.traffic import Traffic
 
 PREFIX: Final = "sla_pmdaemon_"
@@ -185,8 +185,6 @@ def _lines(item: Declared, samples: list[tuple[str, float]]) -> list[str]:
 
 
 def write(path: Path, content: str) -> None:
-    """Write the file aside and rename it."""
+    """Replace the file, whole."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(content)
-    aside.rename(path)
+    write_whole(path, content)

@@ -2,8 +2,7 @@
 
     SlaError (pmdaemon.errors)
     ├── ServerRunning       another server holds the data directory
-    ├── ServerNotRunning    a command needs a running server
-    └── PartFailed          a part could not be started
+    └── ServerNotRunning    a command needs a running server
 
 Sub-packages keep trees of their own: ``agreements.errors``, ``db.errors``, ``api.errors``.
 """
@@ -39,12 +38,3 @@ class ServerNotRunning(SlaError):
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         super().__init__(f"no server is running on {data_dir}. Start one with 'sla-server start'")
-
-
-class PartFailed(SlaError):
-    """A part of the server ended before it was ready."""
-
-    def __init__(self, part: str, status: int) -> None:
-        self.part = part
-        self.status = status
-        super().__init__(f"{part} ended with status {status} while starting; its last log lines say why")

@@ -1,15 +1,11 @@
 """One part of the server as a process: ``python -m sla_server.part services --config FILE``.
 
 The supervisor starts the parts this way; systemd can run each alone the same way. The heavy imports of a
-part happen only in its own process.
-
-Why a part ended by itself stands in RUNTIME_DIR/NAME.failed until its next start: while the database manager
-cannot start, ``sla-server status`` finds it nowhere else.
+part happen only in its own process. Why it ended by itself is noted (``runtime.failures``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -22,6 +18,7 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.failures import noted
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
 from sla_server import config as configuration
@@ -43,25 +40,9 @@ def _tell_config(path: Path | None, show: bool) -> None:
     click.echo(files.show(config) if show else "configuration is good", nl=not show)
 
 
-def failures(runtime_dir: Path) -> dict[str, str]:
-    """Parts that ended by an error and have not started since, and what they said."""
-    found = {}
-    for name in sorted(MODULES):
-        with contextlib.suppress(OSError):
-            found[name] = (runtime_dir / f"{name}.failed").read_text(errors="replace").strip()
-    return found
-
-
 def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
-    note = config.runtime_dir / f"{name}.failed"
-    with contextlib.suppress(OSError):
-        note.unlink(missing_ok=True)
-    try:
+    with noted(config.runtime_dir, name):
         return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
-    except SlaError as exc:
-        with contextlib.suppress(OSError):
-            note.write_text(f"{exc}\n")
-        raise
 
 
 @click.command()

@@ -64,11 +64,6 @@ class CapsKeeper:
         lapsed, self._held, self._ack_owed = self._held, None, False
         return lapsed
 
-    @property
-    def ack_owed(self) -> bool:
-        """Whether CAPS_ACK waits for proof."""
-        return self._ack_owed
-
     def due_ack(self) -> dict[str, Any] | None:
         """Header of the CAPS_ACK that is due now, once; None while proof is missing."""
         if not self._ack_owed or self._held is None:

@@ -139,14 +139,18 @@ class Connection:
             self._send()
 
     def _connected(self, dialled: socket.socket) -> None:
-        code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
-        is_own_echo = not code and dialled.getsockname() == dialled.getpeername() != ""
-        if code or is_own_echo:
-            self._failed(os.strerror(code or errno.ECONNREFUSED))
+        try:
+            code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
+            is_own_echo = not code and dialled.getsockname() == dialled.getpeername() != ""
+            if code or is_own_echo:
+                self._failed(os.strerror(code or errno.ECONNREFUSED))
+                return
+            if dialled.family != socket.AF_UNIX:
+                dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as exc:  # reset since: a reset connection has no peer's name
+            self._failed(exc.strerror or str(exc))
             return
-        if dialled.family != socket.AF_UNIX:
-            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
             self._opened(dialled)
             return

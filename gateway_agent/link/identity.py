@@ -21,12 +21,12 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link import state
 from gateway_agent.link.errors import NotEnrolled, StateFileBroken
 from pmdaemon.pki import certificates, contexts, identity
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.files import write_whole
 
 log = structlog.get_logger("identity")
 
@@ -135,7 +135,7 @@ class Identity:
 def write_own(directory: Path, key: certificates.Key, der: bytes) -> None:
     """Replace key and certificate, as one file of mode 0600; on disk when this returns."""
     text = (certificates.key_pem(key) + certificates.pem_of_der(der)).decode()
-    state.write_atomically(directory / OWN, text, synced=True)
+    write_whole(directory / OWN, text, synced=True)
 
 
 def _broken(path: Path, problem: str) -> StateFileBroken:

@@ -14,30 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
-
-
-def write_atomically(path: Path, text: str, *, synced: bool = False) -> None:
-    """Replace ``path`` (mode 0600).
-
-    Durability: survives our death; with ``synced`` also a power cut.
-
-    Raises:
-        OSError: the directory is full or not writable.
-    """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as stream:
-        stream.write(text)
-        if synced:
-            stream.flush()
-            os.fsync(stream.fileno())
-    aside.replace(path)
-    if synced:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+from pmdaemon.runtime.files import write_whole
 
 
 def read_json(path: Path, fix: str) -> Any:
@@ -55,8 +32,8 @@ def read_json(path: Path, fix: str) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """See ``write_atomically``."""
-    write_atomically(path, json.dumps(value) + "\n")
+    """See ``write_whole``."""
+    write_whole(path, json.dumps(value) + "\n")
 
 
 def make_private_directory(path: Path) -> None:
@@ -79,15 +56,18 @@ def gateway_id(state_dir: Path) -> str:
     """This gateway's UUID, made at the first start and kept in ``state_dir/gateway_id``.
 
     Raises:
-        StateFileBroken: the file holds something else; a new identity would orphan the gateway's history.
+        StateFileBroken: it cannot be read or written, or holds something else; a new identity would orphan
+            the gateway's history.
     """
     path = state_dir / "gateway_id"
     try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        made = str(uuid.uuid4())
-        write_atomically(path, made + "\n", synced=True)
-        return made
+        if not path.exists():
+            made = str(uuid.uuid4())
+            write_whole(path, made + "\n", synced=True)
+            return made
+        text = path.read_text(errors="replace").strip()
+    except OSError as exc:
+        raise _unusable(path, exc) from exc
     try:
         return str(uuid.UUID(text))
     except ValueError as exc:
@@ -103,12 +83,21 @@ def lock_directory(directory: Path) -> int:
 
     Raises:
         AlreadyRunning: another agent holds it.
+        StateFileBroken: it is another user's, or the disk does not take it.
     """
     path = directory / "agent.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise _unusable(path, exc) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         raise AlreadyRunning(str(path)) from None
     return fd
+
+
+def _unusable(path: Path, error: OSError) -> StateFileBroken:
+    fix = "Run this as the agent's user, and see that its disk has room"
+    return StateFileBroken(str(path), f"cannot be used ({error.strerror})", fix)

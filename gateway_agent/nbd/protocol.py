@@ -36,7 +36,6 @@ SIMPLE_REPLY: Final = struct.Struct(">IIQ")
 EXPORT_INFO: Final = struct.Struct(">HQH")
 EXPORT_NAME_REPLY: Final = struct.Struct(">QH")
 
-REQUEST_BYTES: Final = REQUEST.size
 SIMPLE_REPLY_BYTES: Final = SIMPLE_REPLY.size
 
 FLAG_FIXED_NEWSTYLE: Final = 1

@@ -8,7 +8,7 @@ from pmdaemon.diskqueue.core import Core
 
 
 class Gauged(Core):
-    """See ``Core`` for the state these read and its lock."""
+    """See ``State`` for the state these read and its lock."""
 
     @property
     def queue_id(self) -> str:

@@ -1,14 +1,14 @@
 """DiskQueue: add, take, delete.
 
-    add        put (blocks until durable), put_many (a batch, one sync), submit (returns at once with a
-    handle) consume    lock -> process -> delete, or retry (count raised, perhaps later), unlock (as if
-    nothing was),
-               or move_aside (to the secondary queue)
+    add        put (blocks until durable), put_many (a batch, one sync),
+               submit (returns at once with a handle)
+    consume    lock -> process -> delete, or retry (count raised, perhaps later),
+               unlock (as if nothing was), or move_aside (to the secondary queue)
     look       read, peek, stat
 
 Locks belong to a process (number and start time): ``release_dead`` frees those whose process is gone;
 threads of one process share its locks and must agree among themselves. All state and its guard are described
-in ``core.py``. A delivery is at least once: after a crash, what was deleted within the last index sync
+in ``state.py``. A delivery is at least once: after a crash, what was deleted within the last index sync
 period may come back. Source: Q3, Q8, Q9.
 """
 
@@ -115,7 +115,8 @@ class DiskQueue(Gauged):
             raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
         with self._lock:
             self._refuse()
-            request = self._reserve(payloads, kind, destination, reserved)
+            entries, runs = self._reserve(payloads, kind, destination, reserved)
+            request = Request(self._commit, entries[0].seq, entries, runs)
             request.on_done = on_durable
             self._commit.add(request, waits=waits)
         return request

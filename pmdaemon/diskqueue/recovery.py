@@ -14,7 +14,7 @@
 9. W is the end of the newest record; the in-use list is the live records in ring order from W.
 10. All locks are released: a queue has one owner process, and it is only starting.
 
-What the owner does with the result is in ``core.py``. Source: Q7.
+What the owner does with the result is in ``opening.py`` and ``state.py``. Source: Q7.
 """
 
 from __future__ import annotations

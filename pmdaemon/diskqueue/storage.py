@@ -2,12 +2,10 @@
 
     operation   contract
     allocate    the file has at least this size; new bytes read as zero, are written (not merely reserved)
-    and,
-                with the directory entry, durable on return; bytes that were there are kept
+                and, with the directory entry, durable on return; bytes that were there are kept
     view        read-only window on the whole file; sees every write at once; valid until allocate or close
     write       bytes are in the window on return and durable after the next sync that succeeds; a crash
-    before
-                leaves any subset of the 512-byte sectors written
+                before leaves any subset of the 512-byte sectors written
     sync        everything written before is durable on return; after a failure nothing is known
     close       lets go of the file; syncs nothing
 
@@ -45,6 +43,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self, runtime_checkable
 
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
+from pmdaemon.runtime.files import sync_directory
 
 IOV_MAX: Final = 1024  # buffers a pwritev, Linux
 ZERO_CHUNK_BYTES: Final = 1 << 20
@@ -113,9 +112,11 @@ class FileStorage:
                 if not _is_at(path, self._fd):  # its owner has just replaced it
                     raise BlockingIOError
             self._remap()
-        except BlockingIOError as exc:
-            os.close(self._fd)
-            raise QueueBusy(str(path)) from exc
+        except BaseException as exc:
+            os.close(self._fd)  # and with it the lock: who tries again must not meet it
+            if isinstance(exc, BlockingIOError):
+                raise QueueBusy(str(path)) from exc
+            raise
 
     def allocate(self, size_bytes: int) -> None:
         """See ``Storage``. Raises QueueNoSpace when the file system has no room; what was there stays."""
@@ -126,7 +127,7 @@ class FileStorage:
             for offset in range(present_bytes, size_bytes, ZERO_CHUNK_BYTES):
                 self.write(offset, [zeros[: min(ZERO_CHUNK_BYTES, size_bytes - offset)]])
             os.fsync(self._fd)
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         except OSError as exc:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, present_bytes)
@@ -178,7 +179,7 @@ class FileStorage:
         """See ``Storage``."""
         successor._path.rename(self._path)
         successor._path = self._path
-        _sync_directory(self._path.parent)
+        sync_directory(self._path.parent)
         self.close()
 
     def remove(self) -> None:
@@ -215,11 +216,3 @@ def _is_at(path: Path, fd: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:
         return False
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

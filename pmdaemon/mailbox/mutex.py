@@ -29,7 +29,6 @@ from typing import Final
 from pmdaemon.mailbox.errors import MailboxCorrupt
 from pmdaemon.runtime.clock import Deadline
 
-MUTEX_BYTES: Final = 40
 PATIENCE_S: Final = 0.1
 """Time for a living holder to be given a processor; the locked part itself takes microseconds."""
 _SPINS: Final = 20  # longer than one locked part

@@ -251,8 +251,3 @@ class SharedWriter(LaneWriter):
         if words[self._list_urgent] - self._first_reference in run:
             words[self._list_urgent] = left
         self._free_run(run)
-
-    def fill_list(self) -> int:
-        """Slots linked by anybody just now. For tests and tools; takes the lock."""
-        with self._locked():
-            return sum(1 for _ in self._walk_all())

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pmdaemon.pki.errors import NoAuthority, StateUnusable, UnsafeState
+from pmdaemon.runtime.files import sync_directory, write_whole
 
 CA_KEY: Final = "ca.key"
 CA_CERTIFICATE: Final = "ca.crt"
@@ -132,15 +133,8 @@ class Store:
             StateUnusable: no room, or not writable.
         """
         path = self.path(name)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(fd, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            aside.replace(path)
-            _sync_directory(path.parent)
+            write_whole(path, data, synced=True)
         except OSError as exc:
             raise StateUnusable(str(path), f"cannot be written ({exc.strerror})") from exc
 
@@ -157,8 +151,8 @@ class Store:
         """
         try:
             self.path(name).rename(self.path(to))
-            _sync_directory(self.path(to).parent)
-            _sync_directory(self.path(name).parent)
+            sync_directory(self.path(to).parent)
+            sync_directory(self.path(name).parent)
         except FileNotFoundError:
             raise
         except OSError as exc:
@@ -199,11 +193,3 @@ class Store:
             yield
         finally:
             os.close(fd)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -52,8 +52,9 @@ class ProblemCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """One family."""
         family = Metric("sla_problem", "1 for what is in trouble just now, see /api/v1/health.", "gauge")
-        rows = [{"process": "services", "what": "services"}]
-        if not self._live.is_stale():
+        if self._live.is_stale():
+            rows = [{"process": "services", "what": "services"}, *self._live.keeper_problems()]
+        else:
             rows = self._live.newest().snapshot["problems"]
         for process, what in sorted({(str(row.get("process")), str(row.get("what"))) for row in rows}):
             family.add_sample("sla_problem", {"process": process, "what": what}, 1.0)

@@ -32,6 +32,35 @@ SCHEMAS: Final[dict[str, Any]] = {
         "required": ["name"],
         "properties": {"name": {"type": "string", "maxLength": 200}},
     },
+    "Health": {
+        "type": "object",
+        "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],
+        "properties": {
+            "status": {"type": "string", "enum": ["ok", "degraded", "down"]},
+            "database": {"type": "string", "description": "ok, or why it cannot be read"},
+            "services": {"type": "string", "description": "ok, or what is wrong with them"},
+            "problems": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["process", "what", "since_us", "reason"],
+                    "properties": {
+                        "process": {"type": "string"},
+                        "what": {"type": "string"},
+                        "since_us": {"type": ["integer", "null"]},
+                        "reason": {"type": "string"},
+                    },
+                },
+            },
+            "snapshot_age_s": {"type": ["number", "null"]},
+            "fullness": {
+                "type": "object",
+                "description": "Queues and mailboxes, PROCESS/NAME to the share in use",
+                "additionalProperties": {"type": "number"},
+            },
+            "version": {"type": "string"},
+        },
+    },
     "Problem": {
         "type": "object",
         "description": "RFC 9457; `fix` says what to do next.",
@@ -94,19 +123,25 @@ def _operation(route: Route) -> dict[str, Any]:
         }
         for query in route.query
     ]
+    done = {route.answer: _schema(route.schema) if route.schema else {}}
     told: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.about,
         "parameters": parameters,
-        "responses": {"200": {"description": "Done", "content": {route.answer: {}}}, "default": _PROBLEM},
+        "responses": {"200": {"description": "Done", "content": done}, "default": _PROBLEM},
     }
+    for status in route.also:
+        told["responses"][str(status)] = {"description": "Not well; the body is the same", "content": done}
     if route.body:
-        schema = {"schema": {"$ref": f"#/components/schemas/{route.body}"}}
         told["requestBody"] = {
             "required": True,
-            "content": {_BODY_TYPES.get(route.body, "application/json"): schema},
+            "content": {_BODY_TYPES.get(route.body, "application/json"): _schema(route.body)},
         }
     if route.changes:
         told["security"] = [{"token": []}, {"session": []}]
         told["responses"]["202"] = _ACCEPTED
     return told
+
+
+def _schema(name: str) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{name}"}}

@@ -36,6 +36,10 @@ class Route:
     body: str = ""
     """Name of the body's schema in ``openapi.SCHEMAS``; empty: none."""
     answer: str = "application/json"
+    schema: str = ""
+    """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any."""
+    also: tuple[int, ...] = ()
+    """Statuses besides 200 that come with the same answer, not with a problem."""
     changes: bool = False
 
     @property
@@ -63,7 +67,14 @@ OBJECTIVE = Query("objective", "string", "Which objective of the agreement; defa
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
 ROUTES: Final = (
-    Route("GET", "/health", "health", "How the server is: 200 ok or degraded, 503 down; since when and why."),
+    Route(
+        "GET",
+        "/health",
+        "health",
+        "How the server is: 200 ok or degraded, 503 down; since when and why.",
+        schema="Health",
+        also=(503,),
+    ),
     Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
     Route("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
     Route(

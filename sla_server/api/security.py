@@ -15,10 +15,8 @@ file is replaced.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import threading
@@ -29,6 +27,7 @@ from flask import Request, session
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.files import write_whole
 from sla_server.api.errors import HostRefused, LoginNeeded, OriginRefused
 
 CODE_LIFE_S: Final = 900.0
@@ -50,18 +49,6 @@ HEADERS: Final = {
 _WHO_RE: Final = re.compile(r"[^A-Za-z0-9@._+-]")
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600 whole or not at all (written aside, renamed)."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        aside.unlink()
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    aside.replace(path)
-
-
 def load_or_make_token(path: Path) -> str:
     """The bearer token; made on first use.
 
@@ -73,7 +60,8 @@ def load_or_make_token(path: Path) -> str:
         token = path.read_text().strip()
     except FileNotFoundError:
         token = secrets.token_urlsafe(32)
-        write_private(path, token + "\n")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, token + "\n", synced=True)
         return token
     except OSError as exc:
         raise ConfigError(str(path), f"cannot be read: {exc.strerror}", "Correct its owner or mode") from exc

@@ -23,6 +23,7 @@ from waitress import wasyncore
 import dashboard
 from pmdaemon.runtime import listening
 from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.api.bridge import Box, Bridge, Poster
@@ -31,7 +32,7 @@ from sla_server.api.config import WORKER_THREADS, ApiConfig, split_address
 from sla_server.api.live import LiveView
 from sla_server.api.meters import MailboxCollector, Meters
 from sla_server.api.parts import Parts
-from sla_server.api.security import Guard, Logins, load_or_make_token, write_private
+from sla_server.api.security import Guard, Logins, load_or_make_token
 from sla_server.api.source import Source
 
 log = structlog.get_logger("appserver")
@@ -71,8 +72,8 @@ class WebServer:
         """Make a one-time login address and write both files; clients may come from now on."""
         url = f"{self.address}login?code={self.parts.logins.issue(life_s=None)}"
         self.parts.meters.folder = runtime_dir / "metrics"
-        write_private(runtime_dir / "login.url", url + "\n")
-        write_private(runtime_dir / "api.port", f"{self.port}\n")
+        write_whole(runtime_dir / "login.url", url + "\n")
+        write_whole(runtime_dir / "api.port", f"{self.port}\n")
         log.info("page-ready", address=self.address, sign_in_once=url)
 
     def serve(self) -> int:

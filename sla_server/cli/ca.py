@@ -5,14 +5,16 @@ The running server notices by itself what these commands change, within about a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import socket
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -116,6 +118,7 @@ def _check_name(name: str) -> None:
 def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> None:
     """Issue a certificate by hand, for a host that cannot enrol over the network."""
     _check_name(name)
+    config = _config()
     key = None
     try:
         if csr is not None:
@@ -123,19 +126,30 @@ def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> N
         else:
             key = certificates.make_key()
             request = certificates.make_request(key, name)
-        made = _authority(_config()).issue(request, str(gateway_id), name)
-        text = (certificates.key_pem(key) if key is not None else b"") + certificates.pem_of_der(made)
-        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as stream:
-            stream.write(text)
+        with _new_file(output) as stream:  # first: a certificate that nobody receives should not be recorded
+            made = _authority(config).issue(request, str(gateway_id), name)
+            key_text = certificates.key_pem(key) if key is not None else b""
+            stream.write(key_text + certificates.pem_of_der(made))
     except OSError as exc:
         raise BadUsage(
-            f"{exc.filename}: {exc.strerror}; name an existing --csr and a new file for -o"
+            f"{exc.filename or output}: {exc.strerror}; name an existing --csr and a new file for -o"
         ) from exc
-    ca_file = _config().ca_dir / "ca.crt"
+    ca_file = config.ca_dir / "ca.crt"
     click.echo(
         f"written to {output}. On the gateway: as state_dir/tls/gateway.pem, beside it {ca_file} as ca.crt"
     )
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that did not exist (mode 0600), gone again if the block fails."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as stream:
+            yield stream
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @ca.command()

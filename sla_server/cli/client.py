@@ -145,7 +145,10 @@ def _answer(server: str, response: httpx.Response) -> Any:
         return None
     kind = response.headers.get("Content-Type", "").partition(";")[0]
     is_json = kind in ("application/json", "application/problem+json")
-    body = response.json() if is_json else {}
+    try:
+        body = response.json() if is_json else {}
+    except ValueError as exc:
+        raise NotAnAnswer(server, response.status_code) from exc
     if response.status_code == 413 and "fix" not in body:  # said by the HTTP layer, in its own words
         raise Refused(413, {"detail": TOO_LARGE})
     if not is_json:

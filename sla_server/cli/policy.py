@@ -15,7 +15,7 @@ import click
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, JobFailed
 from sla_server.cli.get import get
-from sla_server.cli.shared import OUTPUT, pass_client
+from sla_server.cli.shared import CONFIG, OUTPUT, pass_client
 
 
 @click.group()
@@ -30,13 +30,7 @@ def job_command(config: Path | None) -> list[str]:
 
 
 @policy.command("run")
-@click.option(
-    "--config",
-    "config",
-    type=click.Path(path_type=Path),
-    envvar="SLA_CONFIG",
-    help="The server's configuration (also SLA_CONFIG).",
-)
+@CONFIG
 @pass_client
 def run(client: Client, config: Path | None) -> None:
     """Run the policy job and have its result put in force."""

@@ -20,6 +20,7 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
@@ -29,7 +30,6 @@ from sla_server.cli import group, words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.part import failures
 from sla_server.runtime_dir import prepare_runtime_dir
 from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, main_layout
@@ -138,10 +138,17 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
         )
     deadline = Deadline(READY_LIMIT_S)
     while not port_file.exists():
-        if process.poll() is not None or deadline.passed:
+        has_ended = process.poll() is not None
+        if has_ended or deadline.passed:
+            what = (
+                "did not start"
+                if has_ended
+                else f"has not answered within {READY_LIMIT_S:g} s and goes on trying (pid {process.pid}); "
+                "'sla-server status' says more"
+            )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
-            click.echo(f"sla-server: did not start; the end of {log_path}:\n{tail}", err=True)
-            raise SystemExit(1)
+            click.echo(f"sla-server: {what}; the end of {log_path}:\n{tail}", err=True)
+            raise SystemExit(1 if has_ended else 75)  # EX_TEMPFAIL
         time.sleep(0.05)
     click.echo(f"server started (pid {process.pid}), page: {_page(config)}")
 
@@ -177,20 +184,19 @@ def status(path: Path | None, output: str) -> None:
             processes = reader.processes()
     except SlaError as exc:  # the server does run: that is the first thing to say
         trouble = str(exc)
-    problems = _problems(config)
+    problems, failed = _problems(config), failures(config.runtime_dir)
     if output == "json":
         told = {"pid": pid, "page": _page(config), "processes": processes, "trouble": trouble}
-        failed = failures(config.runtime_dir)
         click.echo(json.dumps({**told, "problems": problems, "failures": failed}))
         return
     click.echo(f"running, pid {pid}, page {_page(config)}")
     if trouble:
         click.echo(f"  states of the processes are unknown: {trouble}")
-        for name, reason in failures(config.runtime_dir).items():
-            click.echo(f"  {name} failed at its last start: {reason}")
     for row in processes:
         line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
         click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))
+    for name, reason in failed.items():
+        click.echo(f"  {name} failed at its last start: {reason}")
     for row in problems:
         since = f", since {words.when(row['since_us'])}" if row["since_us"] else ""
         click.echo(f"  in trouble: {row['process']}{since}: {words.sentence(row['reason'])}")

@@ -1,4 +1,4 @@
-"""What the commands share: the group that tells errors, the output option, durations, printing.
+"""What the commands share: the group that tells errors, options, durations, printing.
 
 Every table fits 80 columns; in a wider terminal it takes the room. Without a terminal it is 80 wide.
 """
@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -19,6 +20,13 @@ from sla_server.cli import group
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 
+CONFIG = click.option(
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    envvar="SLA_CONFIG",
+    help="The server's configuration (also SLA_CONFIG).",
+)
 OUTPUT = click.option(
     "-o",
     "--output",

@@ -21,7 +21,7 @@ from pmdaemon.runtime.clock import SystemClock
 from sla_server import config as configuration
 from sla_server.cli import words
 from sla_server.cli.client import Client
-from sla_server.cli.shared import OUTPUT, console, pass_client, print_json
+from sla_server.cli.shared import CONFIG, OUTPUT, console, pass_client, print_json
 from sla_server.cli.tables import Column, build
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
     from sla_server.db.files.store import FileStore
 
-CONFIG = click.option(
-    "--config",
-    "config",
-    type=click.Path(path_type=Path),
-    envvar="SLA_CONFIG",
-    help="The server's configuration (also SLA_CONFIG).",
-)
 KIND_COLUMNS: Final = (
     Column("KIND", lambda row, _now_us: str(row["kind"])),
     Column("FILES", lambda row, _now_us: words.count(row["files"]), number=True),

@@ -12,15 +12,15 @@ time: the server takes them while the next are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Table, column, select, text
 from sqlalchemy import table as table_clause
 
-from sla_server.db.upserts import conflict_clause, insert_into, params, upsert
+from sla_server.db.upserts import Changes, conflict_clause, insert_into, params, upsert
 
 Columns = dict[str, npt.NDArray[Any] | Sequence[Any]]
 """By name, all of one length; integers as arrays, text (str) and blobs (bytes) as lists."""
@@ -33,13 +33,7 @@ _CHUNK_ROWS: Final = 8192
 
 
 def upsert_columns(
-    connection: Connection,
-    into: Table,
-    columns: Mapping[str, Column],
-    *,
-    set_: Iterable[str] = (),
-    add: Iterable[str] = (),
-    maximum: Iterable[str] = (),
+    connection: Connection, into: Table, columns: Mapping[str, Column], **changes: Unpack[Changes]
 ) -> None:
     """``upserts.upsert`` of rows given as columns of one length.
 
@@ -47,25 +41,23 @@ def upsert_columns(
         connection: in a transaction.
         into: with its natural key as primary key.
         columns: by name; integers as arrays; text (str) and blobs (bytes) as lists.
-        set_: overwritten.
-        add: summed.
-        maximum: kept at the larger value.
+        changes: see ``Changes``.
     """
     count = len(next(iter(columns.values())))
     if not count:
         return
     if connection.dialect.name == "sqlite":
-        _execute_tuples(connection, into, columns, (set_, add, maximum))
+        _execute_tuples(connection, into, columns, changes)
     elif count < COPY_FROM_ROWS:
-        upsert(connection, into, params(columns), set_=set_, add=add, maximum=maximum)
+        upsert(connection, into, params(columns), **changes)
     else:
-        _copy(connection, into, columns, (set_, add, maximum))
+        _copy(connection, into, columns, changes)
 
 
 def _execute_tuples(
-    connection: Connection, into: Table, columns: Mapping[str, Column], how: tuple[Iterable[str], ...]
+    connection: Connection, into: Table, columns: Mapping[str, Column], changes: Changes
 ) -> None:
-    statement = conflict_clause(insert_into(connection, into), into, *how)
+    statement = conflict_clause(insert_into(connection, into), into, changes)
     compiled: Any = statement.compile(dialect=connection.dialect, column_keys=list(columns))
     lists = [_listed(columns[name]) for name in compiled.positiontup]
     connection.exec_driver_sql(compiled.string, list(zip(*lists, strict=True)))
@@ -75,9 +67,7 @@ def _listed(values: Column) -> Sequence[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
-def _copy(
-    connection: Connection, into: Table, columns: Mapping[str, Column], how: tuple[Iterable[str], ...]
-) -> None:
+def _copy(connection: Connection, into: Table, columns: Mapping[str, Column], changes: Changes) -> None:
     kinds = {name: into.c[name].type.compile(connection.dialect) for name in columns}
     names = sorted(columns, key=lambda name: kinds[name] not in _WIDTHS)  # fixed ones first
     stage = f"stage_{into.name}"
@@ -93,7 +83,7 @@ def _copy(
                 copy.write(some)
     source: Any = select(*(column(name) for name in names)).select_from(table_clause(stage))
     insert = insert_into(connection, into).from_select(names, source)
-    connection.execute(conflict_clause(insert, into, *how))
+    connection.execute(conflict_clause(insert, into, changes))
 
 
 def copy_stream(columns: Sequence[Column], kinds: Sequence[str]) -> Iterator[bytes]:

@@ -12,13 +12,13 @@ Source: P3 (discovery by database); DESIGN.md 5.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Final
 
 import structlog
 from sqlalchemy import Engine, select
 
+from pmdaemon.runtime.files import write_whole
 from sla_server.db import schema
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.query import Queries
@@ -51,10 +51,8 @@ class GatewayListFile(Queries):
         if text == self._written or (self._written is None and not rows and not self._path.exists()):
             self._written = text
             return False
-        aside = self._path.with_name(f".{FILE}.{os.getpid()}")
         try:
-            aside.write_text(text + "\n")
-            aside.replace(self._path)
+            write_whole(self._path, text + "\n")
         except OSError as exc:
             log.warning("list-not-written", path=str(self._path), error=exc.strerror)
             return False

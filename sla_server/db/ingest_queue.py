@@ -32,6 +32,7 @@ from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, Qu
 log = structlog.get_logger("ingest-queue")
 BYTES_PER_ENTRY: Final = 2048  # a record is a mailbox batch: rarely smaller
 KEEP_BYTES: Final = 16 << 20
+STEP_BYTES: Final = 4 << 20  # read at a time: some 10,000 stream rows to decode
 
 
 class Record(NamedTuple):

@@ -66,7 +66,8 @@ def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
     events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)
     events += _store_exports(connection, batch.gateways, now_us)
     events += _store_streams(connection, batch.streams_seen, now_us)
-    events += _skew_events(batch.cuts)
+    events += _skew_events(connection, batch.cuts)
+    names = _gateway_names(connection, {item.element for item in batch.refused})
     events += [
         event_row(
             (item.queue_seq, item.position, item.reason),
@@ -74,7 +75,7 @@ def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
             "data-refused",
             "warning",
             element="dbmanager",
-            subject=item.element,
+            subject=names.get(item.element) or item.element,
             text=item.reason,
         )
         for item in batch.refused
@@ -241,24 +242,30 @@ def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) 
     ]
 
 
-def _skew_events(cuts: Sequence[Ingested]) -> list[Row]:
+def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
     """One event an agent start (epoch) whose clock is more than 2 s off; stored once, the first is kept."""
-    events: dict[tuple[str, int], Row] = {}
+    off: dict[tuple[str, int], Ingested] = {}
     for item in cuts:
-        key = (item.cut.gateway_id, item.cut.epoch)
-        if abs(item.offset_us) > SKEW_LIMIT_US and key not in events:
-            events[key] = event_row(
-                key,
+        if abs(item.offset_us) > SKEW_LIMIT_US:
+            off.setdefault((item.cut.gateway_id, item.cut.epoch), item)
+    names = _gateway_names(connection, {gateway_id for gateway_id, _epoch in off})
+    events = []
+    for (gateway_id, epoch), item in off.items():
+        name = names.get(gateway_id) or gateway_id
+        text = f"the clock of gateway {name} is {-item.offset_us / 1e6:+.1f} s off; its times are corrected"
+        events.append(
+            event_row(
+                (gateway_id, epoch),
                 item.recv_us,
                 "clock-skew",
                 "warning",
                 element="gateway",
-                subject=item.cut.gateway_id,
-                text=f"the clock of gateway {item.cut.gateway_id} is "
-                f"{-item.offset_us / 1e6:+.1f} s off; its times are corrected. Let NTP set it",
-                details={"offset_us": item.offset_us, "epoch": str(item.cut.epoch)},
+                subject=name,
+                text=f"{text}. Let NTP set it",
+                details={"gateway_id": gateway_id, "offset_us": item.offset_us, "epoch": str(epoch)},
             )
-    return list(events.values())
+        )
+    return events
 
 
 def _text(header: Row, name: str) -> str:

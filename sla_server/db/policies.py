@@ -17,8 +17,7 @@ import pyarrow as pa
 from sqlalchemy import Connection, Engine, Table, func, insert, select, text
 
 from pmdaemon.runtime.clock import Clock, SystemClock
-from pmdaemon.wire.histogram import BUCKETS
-from sla_server.db import histcodec, schema
+from sla_server.db import schema
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
@@ -57,7 +56,7 @@ class PolicyStore:
     """What the policy job reads and writes.
 
     Attributes:
-        reader: all other questions (``agreements``, ``policy_in_force``, ``policy_caps``, ``manifest``).
+        reader: all other questions (``agreements``, ``policies``, ``manifest``).
 
     Thread: one at a time.
     """
@@ -103,7 +102,7 @@ class PolicyStore:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             for name, wanted in columns.items():
-                tables[name] = _table(connection, schema.metadata.tables[name], wanted, from_us, to_us)
+                tables[name] = _table(connection, schema.metadata.tables[name], wanted, (from_us, to_us))
             slot_files = manifest.snapshot(connection, manifest.ROLLUPS, from_us, to_us)
             missed_files = manifest.snapshot(connection, manifest.MISSED, from_us, to_us)
         return Statistics(
@@ -115,21 +114,6 @@ class PolicyStore:
             rows_in_files=sum(row.rows for row in slot_files),
         )
 
-    def rollups_table(self, from_us: int, to_us: int) -> pa.Table:
-        """Table ``rollups`` of slots in [from_us, to_us); ``hist``: list of 99, reads and writes added."""
-        table = self._read(schema.rollups, from_us, to_us)
-        dense = histcodec.decode_many(table["hist"].to_pylist())
-        return _with_hist(table, dense[:, :BUCKETS] + dense[:, BUCKETS:])
-
-    def missed_table(self, from_us: int, to_us: int) -> pa.Table:
-        """Table ``rollup_missed`` of slots in [from_us, to_us)."""
-        return self._read(schema.rollup_missed, from_us, to_us)
-
-    def hours_table(self, from_us: int, to_us: int) -> pa.Table:
-        """Table ``rollup_hours`` of hours in [from_us, to_us); ``hist``: list of 50."""
-        table = self._read(schema.rollup_hours, from_us, to_us)
-        return _with_hist(table, histcodec.decode_hours(table["hist"].to_pylist()))
-
     def streams_table(self) -> pa.Table:
         """Table ``streams``."""
         return self._read(schema.streams)
@@ -138,14 +122,9 @@ class PolicyStore:
         """Table ``volumes``."""
         return self._read(schema.volumes)
 
-    def agreements_table(self) -> pa.Table:
-        """Table ``agreements``, all versions; ``spec`` is JSON text."""
-        return self._read(schema.agreements)
-
-    def _read(self, table: Table, from_us: int | None = None, to_us: int | None = None) -> pa.Table:
-        """A table, or the rows whose first key column (a time) lies in [from_us, to_us), by key."""
+    def _read(self, table: Table) -> pa.Table:
         with translated(self._engine), self._engine.connect() as connection:
-            return _table(connection, table, table.columns.keys(), from_us, to_us)
+            return _table(connection, table, table.columns.keys())
 
     def publish(
         self,
@@ -189,13 +168,13 @@ class PolicyStore:
 
 
 def _table(
-    connection: Connection, table: Table, names: Sequence[str], from_us: int | None, to_us: int | None
+    connection: Connection, table: Table, names: Sequence[str], range_us: tuple[int, int] | None = None
 ) -> pa.Table:
-    """Some columns of a table, of all rows or those whose first key column lies in [from_us, to_us)."""
+    """Some columns of a table, by key: of all rows, or of those whose first key column lies in [from, to)."""
     key = list(table.primary_key.columns)
     statement = select(*(table.c[name] for name in names)).order_by(*key)
-    if from_us is not None and to_us is not None:
-        statement = statement.where(key[0] >= from_us, key[0] < to_us)
+    if range_us is not None:
+        statement = statement.where(key[0] >= range_us[0], key[0] < range_us[1])
     whole = arrow_schema(table)
     kind = pa.schema([whole.field(name) for name in names])
     return pa.Table.from_batches(batches(connection, statement, kind), schema=kind)
@@ -206,22 +185,6 @@ def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
     if config.policy_url:
         config = config.model_copy(update={"url": config.policy_url})
     return PolicyStore(make_engine(config, data_dir), open_files(config, data_dir))
-
-
-def publish_policy(
-    url: str,
-    caps: Iterable[Mapping[str, Any]],
-    *,
-    job: Mapping[str, Any],
-    report: Mapping[str, Any],
-    published_by: str,
-) -> int:
-    """``PolicyStore.publish`` on a database named by URL."""
-    store = open_policies(DatabaseConfig(url=url), Path())
-    try:
-        return store.publish(caps, job=job, report=report, published_by=published_by)
-    finally:
-        store.close()
 
 
 def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,11 +200,3 @@ def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
         "demand_p50": cap.get("demand_p50"),
         "demand_p95": cap.get("demand_p95"),
     }
-
-
-def _with_hist(table: pa.Table, dense: Any) -> pa.Table:
-    """Replace the ``hist`` blob by a list column."""
-    rows, buckets = dense.shape
-    offsets = pa.array(range(0, rows * buckets + 1, buckets), type=pa.int32())
-    hist = pa.ListArray.from_arrays(offsets, pa.array(dense.reshape(-1), type=pa.int64()))
-    return table.set_column(table.schema.get_field_index("hist"), "hist", hist)

@@ -45,14 +45,14 @@ from sla_server.db.files.lock import storage_lock
 from sla_server.db.files.store import open_files
 from sla_server.db.gateway_list import LOOK_S, GatewayListFile
 from sla_server.db.ingest import IngestStore
-from sla_server.db.ingest_queue import IngestQueue, Record
+from sla_server.db.ingest_queue import STEP_BYTES, IngestQueue, Record
 from sla_server.db.intake import Intake
 from sla_server.db.outage import Outage
 from sla_server.db.post_office import PostOffice
 from sla_server.db.reads import Reader
 from sla_server.db.retention import Retention
 from sla_server.db.watermarks import HighWater
-from sla_server.db.writer import STEP_BYTES, Writer
+from sla_server.db.writer import Writer
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"

@@ -74,17 +74,6 @@ class RecordReads(Queries):
         statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
         return {row["state"]: row["n"] for row in self._rows(statement)}
 
-    def last_slice(self, name: str, objective: str) -> Row | None:
-        """The newest slice judged, in its newest revision."""
-        table = schema.slices
-        statement = (
-            select(table)
-            .where(table.c.name == name, table.c.objective == objective)
-            .order_by(table.c.start_us.desc(), table.c.revision.desc())
-            .limit(1)
-        )
-        return self._one(statement)
-
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
         def wanted(some: Any) -> list[ColumnElement[bool]]:
@@ -147,13 +136,6 @@ class RecordReads(Queries):
         table = schema.policies
         rows = self._rows(select(table).order_by(table.c.version.desc()).limit(limit))
         return decode_json(rows, ("job", "report"))
-
-    def policy_in_force(self) -> Row | None:
-        """The policy version in force, None when there is none."""
-        table = schema.policies
-        statement = select(table).where(table.c.state == "in-force").order_by(table.c.version.desc()).limit(1)
-        rows = decode_json(self._rows(statement), ("job", "report"))
-        return rows[0] if rows else None
 
     def policy_caps(
         self,

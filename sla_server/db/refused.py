@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from pmdaemon.runtime.files import write_whole
 from sla_server.db.ingest_queue import Record
 from sla_server.db.inventory import event_row
 
@@ -17,7 +18,7 @@ def put_aside(directory: Path, record: Record, reason: str, now_us: int) -> dict
     """Keep a record's bytes in ``directory``, made if missing; returns the event that says so."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{record.queue_seq:020d}.rec"
-    path.write_bytes(record.payload)
+    write_whole(path, record.payload, synced=True)  # the queue forgets it next
     log.error("record-refused", queue_seq=record.queue_seq, error=reason)
     text = f"a record could not be stored and was put aside as {path.name}: {reason}"
     identity = (record.queue_seq, reason)

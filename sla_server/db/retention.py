@@ -6,8 +6,7 @@ thread of its own, no lock that the ingest would wait for. What fails is tried a
 outage is the writer's business.
 
 What is still open (an episode, a throttle in force) stays however old it is, and so does a row whose time
-was never set. The lifetime sums in ``streams``
-stay, too.
+was never set. The lifetime sums in ``streams`` stay, too.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Four things may happen to a column when the row exists already: it is *set*, *ad
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -20,29 +20,32 @@ from sla_server.db.schema import natural_key
 Params = list[dict[str, Any]]
 
 
-def upsert(
-    connection: Connection,
-    table: Table,
-    rows: Params,
-    *,
-    set_: Iterable[str] = (),
-    add: Iterable[str] = (),
-    maximum: Iterable[str] = (),
-) -> None:
+class Changes(TypedDict, total=False):
+    """What happens to columns of a row that exists already; columns not named keep their value.
+
+    Attributes:
+        set_: overwritten.
+        add: summed.
+        maximum: kept at the larger value; an old NULL gives way.
+    """
+
+    set_: Iterable[str]
+    add: Iterable[str]
+    maximum: Iterable[str]
+
+
+def upsert(connection: Connection, table: Table, rows: Params, **changes: Unpack[Changes]) -> None:
     """Insert ``rows``; where one exists, change the named columns and keep the others.
 
     Args:
         connection: in a transaction.
         table: with its natural key as primary key.
         rows: all with the same columns.
-        set_: overwritten.
-        add: summed.
-        maximum: kept at the larger value; an old NULL gives way.
+        changes: see ``Changes``.
     """
     if not rows:
         return
-    statement = conflict_clause(insert_into(connection, table), table, set_, add, maximum)
-    connection.execute(statement, rows)
+    connection.execute(conflict_clause(insert_into(connection, table), table, changes), rows)
 
 
 def insert_into(connection: Connection, table: Table) -> Any:
@@ -51,18 +54,16 @@ def insert_into(connection: Connection, table: Table) -> Any:
     return module.insert(table)
 
 
-def conflict_clause(
-    insert: Any, table: Table, set_: Iterable[str], add: Iterable[str], maximum: Iterable[str]
-) -> Any:
-    """``insert`` with what happens to each column when the row exists; see ``upsert``."""
-    changes: dict[str, ColumnElement[Any]] = {name: insert.excluded[name] for name in set_}
-    changes |= {name: table.c[name] + insert.excluded[name] for name in add}
-    for name in maximum:
+def conflict_clause(insert: Any, table: Table, changes: Changes) -> Any:
+    """``insert`` with what happens to each column when the row exists."""
+    values: dict[str, ColumnElement[Any]] = {name: insert.excluded[name] for name in changes.get("set_", ())}
+    values |= {name: table.c[name] + insert.excluded[name] for name in changes.get("add", ())}
+    for name in changes.get("maximum", ()):
         old, new = table.c[name], insert.excluded[name]
-        changes[name] = case((old > new, old), else_=new)
+        values[name] = case((old > new, old), else_=new)
     key = list(natural_key(table))
-    if changes:
-        return insert.on_conflict_do_update(index_elements=key, set_=changes)
+    if values:
+        return insert.on_conflict_do_update(index_elements=key, set_=values)
     return insert.on_conflict_do_nothing(index_elements=key)
 
 

@@ -3,9 +3,7 @@
 Theory of operation. Each ``step`` reads the next records, stores their inventory and RECORD rows (cursor
 ``records``), adds their cuts to the window and hands them to the archive. When it is time the window goes to
 SQL (cursor ``sql``); when the file under way is due, it is finished and its manifest row committed (cursor
-``parquet``). Records leave the queue when all cursors have passed them. The archive is usually fed with what
-was just read; after a start, a full disk or a restored database it lags, and reads the queue for itself
-until it has caught up.
+``parquet``, ``filing``). Records leave the queue when all cursors have passed them.
 
 It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
 thread at most: with little load that is at once, with the largest every 15 s. While a backlog is read it is
@@ -40,22 +38,20 @@ import structlog
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.pressure import Problem
-from sla_server.db.archive import Archive, FinishedFile
+from sla_server.db.archive import Archive
 from sla_server.db.batch import Batch, decode_batch
-from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
+from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+from sla_server.db.filing import Filing
 from sla_server.db.ingest import CursorMoved, IngestStore, has_rows
-from sla_server.db.ingest_queue import DurableQueue, QueueReader, Record
-from sla_server.db.inventory import event_row
+from sla_server.db.ingest_queue import STEP_BYTES, DurableQueue, QueueReader, Record
 from sla_server.db.outage import Outage
 from sla_server.db.refused import put_aside
 from sla_server.db.retention import Retention
 from sla_server.db.under_way import UnderWay
 
 log = structlog.get_logger("db-writer")
-STEP_BYTES: Final = 4 << 20  # some 10,000 stream rows are decoded at a time
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
-ARCHIVE_RETRY_NS: Final = 10_000_000_000
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
@@ -87,7 +83,6 @@ class Writer:
     ) -> None:
         self._queue = queue
         self._store = store
-        self._archive = archive
         self._clock = clock
         self._flush_interval_s = flush_interval_s
         self._refused_dir = refused_dir
@@ -98,18 +93,14 @@ class Writer:
         self._reader: QueueReader | None = None
         self._window = store.window()
         self._under_way = UnderWay(store, clock)
+        self._filing = Filing(queue, store, archive, clock, self._settle, probe)
         self._outage = Outage()
         self._held: list[Record] = []
         self._is_full = False
         self._rest_until_ns = self._backlog_until_ns = 0
         self._finish_by_ns = 0
-        self._finished: FinishedFile | None = None
-        self._archive_blocked_until_ns = 0
-        self._archive_problem: Problem | None = None
         self._sql_seq = 0
-        self._parquet_seq = 0
         self._window_bytes = 0
-        self._file_bytes = 0
 
     @property
     def sql_seq(self) -> int:
@@ -119,11 +110,11 @@ class Writer:
     @property
     def parquet_seq(self) -> int:
         """Every record up to this one is in a file of the manifest."""
-        return self._parquet_seq
+        return self._filing.parquet_seq
 
     def start(self, cursors: tuple[int, int]) -> None:
         """Begin behind the committed cursors (sql, parquet)."""
-        self._sql_seq, self._parquet_seq = cursors
+        self._sql_seq, self._filing.parquet_seq = cursors
         self._backlog_until_ns = self._clock.monotonic_ns() + REST_LIMIT_NS
         self._seek(self._sql_seq)
 
@@ -174,7 +165,7 @@ class Writer:
 
     def problems(self) -> list[Problem]:
         """What cannot be written to just now. Thread: any."""
-        return [problem for problem in (self._outage.problem, self._archive_problem) if problem is not None]
+        return [problem for problem in (self._outage.problem, self._filing.problem) if problem is not None]
 
     def _database_away(self, error: DatabaseUnavailable) -> None:
         self._outage.failed(self._clock.unix_us(), error.reason)
@@ -210,23 +201,22 @@ class Writer:
             self._to_sql()  # first: the window must not grow while the database is away
             self._settle()
         batch = self._take() if more else None
-        self._to_archive(batch)
+        self._filing.take(batch, self._read_seq)
         done = final and not (more and self._is_full)
         if self._window.last_seq and (done or self._window_is_full or self._is_rested):
             self._to_sql()
         if done or not self._is_full or self._under_way.is_over:
             self._settle()
-        is_due = self._archive.is_due or self._file_bytes >= self._queue.size_bytes // 2
-        if self._finished is None and self._archive.last_seq and (done or is_due):
-            self._guard_archive(self._finish_file)
-        if self._finished is not None:
-            self._settle()
-            self._commit_file(self._finished)
-        self._queue.delete_through(min(self._sql_seq, self._parquet_seq))
+        self._filing.finish_if_due(now=done)
+        self._queue.delete_through(min(self._sql_seq, self.parquet_seq))
         self._probe("deleted")
         has_old = not final and not self._is_full and self._retention.run_if_due()
-        lags = self._archived_seq < self._read_seq and self._archive_is_usable
-        return lags or has_old or self._is_full or (final and self._sql_seq < self._queue.synced_seq)
+        return (
+            self._filing.lags(self._read_seq)
+            or has_old
+            or self._is_full
+            or (final and self._sql_seq < self._queue.synced_seq)
+        )
 
     # -- SQL
 
@@ -281,7 +271,7 @@ class Writer:
             return None
         self._window.absorb(batch)
         self._window_bytes += size_bytes
-        self._file_bytes += size_bytes
+        self._filing.read_bytes += size_bytes
         self._held = []
         return batch
 
@@ -338,69 +328,3 @@ class Writer:
             self._start_again(exc)
         finally:
             reader.close()
-
-    # -- Parquet
-
-    @property
-    def _archived_seq(self) -> int:
-        """Newest record that stands in a file, or in the one under way."""
-        finished_seq = self._finished.last_seq if self._finished is not None else self._parquet_seq
-        return self._archive.last_seq or finished_seq
-
-    @property
-    def _archive_is_usable(self) -> bool:
-        return self._clock.monotonic_ns() >= self._archive_blocked_until_ns
-
-    def _to_archive(self, batch: Batch | None) -> None:
-        """Hand over the batch if it follows directly, else let the archive catch up from the queue."""
-        if not self._archive_is_usable or self._archived_seq >= self._read_seq:
-            return
-        if batch is None or batch.first_seq != self._archived_seq + 1:
-            batch = self._behind()
-        if batch is not None:
-            taken = batch
-            self._guard_archive(
-                lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts, taken.columns)
-            )
-
-    def _behind(self) -> Batch | None:
-        """The next records the archive lacks, as far as they were read."""
-        reader = self._queue.reader(self._archived_seq)
-        try:
-            records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._read_seq]
-        finally:
-            reader.close()
-        return decode_batch(records, self._archived_seq) if records else None
-
-    def _finish_file(self) -> None:
-        self._finished = self._archive.finish()
-        self._file_bytes = 0
-
-    def _guard_archive(self, action: Callable[[], None]) -> None:
-        """A full or broken disk stops the archive for a while, not the rest."""
-        try:
-            action()
-        except ArchiveFailed as exc:
-            trouble = Problem("parquet", self._clock.unix_us(), str(exc))
-            self._archive_problem = self._archive_problem or trouble
-            log.error("archive-failed", error=str(exc))
-            self._archive_blocked_until_ns = self._clock.monotonic_ns() + ARCHIVE_RETRY_NS
-            now_us = self._clock.unix_us()
-            kind, subject = "archive-failed", "parquet"
-            event = event_row(
-                (now_us,), now_us, kind, "critical", element="dbmanager", subject=subject, text=str(exc)
-            )
-            self._settle()
-            self._store.report(event)
-
-    def _commit_file(self, finished: FinishedFile) -> None:
-        if self._store.commit_file(finished, self._queue.oldest_seq):
-            self._parquet_seq = finished.last_seq
-            self._finished = self._archive_problem = None
-            self._probe("file-committed")
-            return
-        log.error("file-discarded", first=finished.first_seq, last=finished.last_seq)
-        self._archive.abort()
-        self._archive.discard(finished)
-        self._finished = None
-        self._parquet_seq = self._store.cursors()[1]

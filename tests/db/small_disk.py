@@ -2,8 +2,9 @@
 
 ``unshare`` starts a process that mounts it and then waits; everybody else reaches it through that process's
 ``/proc/PID/root``. So nothing is mounted where others see it, and nothing is left over: the disk goes with
-the process, which ends with the test's (its standard input closes). Root needs CAP_SYS_ADMIN, anybody else a
-kernel that gives user namespaces to unprivileged users.
+the process, which ends with the test's (its standard input closes). Root needs CAP_SYS_ADMIN (root of a
+machine has it, of a container mostly not), anybody else a kernel that gives user namespaces to unprivileged
+users (Debian's does).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from benchmarks.postgres import account
 MOUNT = 'mount -t tmpfs -o "size=$1,mode=0700" small "$0"'
 WAIT = "echo ready; exec cat"
 WHAT_TO_DO = (
-    "this machine does not let the test mount a small disk ({reason}): run it as root with CAP_SYS_ADMIN "
+    "not on a really full disk, which this kernel does not let the test mount ({reason}); the same promise "
+    "is held by [as_told-tables] and [as_told-wal]. To have this one, too, run as root with CAP_SYS_ADMIN "
     "(docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined), or allow user namespaces "
     "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
 )

@@ -280,15 +280,23 @@ def test_exports_become_volumes_and_backends(rig):
     assert rig.reader.backends()[0]["capacity_cost_per_s"] is None
 
 
-def test_a_wrong_clock_is_told_once_an_epoch(rig):
+def test_a_wrong_clock_is_told_once_an_epoch_by_the_gateways_name(rig):
+    rig.feed(gateway_message())
     for seq, offset_us in ((1, 1_900_000), (2, 2_100_000), (3, 2_200_000)):
         rig.feed(cuts_message([make_cut(seq)], offset_us=offset_us))
     rig.feed(cuts_message([make_cut(1, epoch=7)], offset_us=-3_000_000))
     skews = [row for row in rig.reader.events() if row["kind"] == "clock-skew"]
     assert sorted(row["details"]["offset_us"] for row in skews) == [-3_000_000, 2_100_000]
-    assert any("+3.0 s off" in row["text"] for row in skews), (
+    assert any("gateway gw-1 is +3.0 s off" in row["text"] for row in skews), (
         "an offset of -3 s means that the clock is ahead"
     )
+    assert {(row["subject"], row["details"]["gateway_id"]) for row in skews} == {("gw-1", gateway(1))}
+
+
+def test_a_wrong_clock_of_a_gateway_not_announced_yet_is_told_by_its_id(rig):
+    rig.feed(cuts_message([make_cut(1)], offset_us=2_100_000))
+    [row] = [row for row in rig.reader.events() if row["kind"] == "clock-skew"]
+    assert row["subject"] == gateway(1)
 
 
 def test_the_spools_floor_is_stored(rig):

@@ -75,12 +75,10 @@ def test_every_answer_is_plain(filled):
         reader.events(),
         reader.audit(),
         reader.policies(),
-        reader.policy_in_force(),
         reader.policy_caps(1),
         reader.rollup_history("vol-1", 0, 1 << 62),
         reader.hours(0, 1 << 62),
         reader.missed([stream(1)], 0, 1 << 62).values(),
-        reader.last_slice("a", "b"),
         reader.meta("rollup_s"),
     ]
     for answer in answers:
@@ -302,7 +300,6 @@ def test_slices_show_the_newest_revision(rig):
     assert [(row["state"], row["revision"]) for row in rows] == [("good", 1), ("good", 2), ("no_data", 1)]
     assert rig.reader.slice_counts("erp", "latency", T0, T0 + 3 * MINUTE_US) == {"good": 2, "no_data": 1}
     assert rig.reader.slice_counts("erp", "latency", T0 + MINUTE_US, T0 + 2 * MINUTE_US) == {"good": 1}
-    assert rig.reader.last_slice("erp", "latency")["start_us"] == T0 + 2 * MINUTE_US
     assert rows[0]["inexact"] is False
 
 

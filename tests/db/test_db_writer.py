@@ -10,6 +10,7 @@ from db_rig import Rig
 from db_samples import T0, assert_database_holds, cuts_message, gateway_message, make_cut, record_message
 from sqlalchemy import text
 
+from sla_server.db import filing
 from sla_server.db import outage as outages
 from sla_server.db import writer as writers
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
@@ -121,9 +122,10 @@ def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
 
 
 def test_an_archive_that_lags_catches_up_in_bounded_steps(rig, monkeypatch):
-    monkeypatch.setattr(writers, "STEP_BYTES", 3_000)
+    for module in (writers, filing):
+        monkeypatch.setattr(module, "STEP_BYTES", 3_000)
     items = [make_cut(seq) for seq in range(1, 30)]
-    rig.writer._archive_blocked_until_ns = rig.clock.monotonic_ns() + 1
+    rig.writer._filing._blocked_until_ns = rig.clock.monotonic_ns() + 1
     rig.feed(*(cuts_message([item]) for item in items))
     assert rig.archive.last_seq == 0
     rig.clock.advance(1)

@@ -169,6 +169,20 @@ def test_a_backup_is_whole_or_none(site, tmp_path):
         backup.read_head(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"format": 1, "revision": "0001", "files": 3}'])
+def test_a_head_that_is_none_is_told(tmp_path, text):
+    (tmp_path / "backup.json").write_text(text)
+    with pytest.raises(BackupFailed, match="no complete backup"):
+        backup.read_head(tmp_path)
+
+
+@pytest.mark.parametrize("newer", [{"format": 2}, {"format": 1, "revision": "9999"}])
+def test_a_backup_of_a_newer_release_is_told(tmp_path, newer):
+    (tmp_path / "backup.json").write_text(json.dumps({"revision": "0001", "software": "9.0", **newer}))
+    with pytest.raises(BackupFailed, match=r"release 9\.0, which is newer"):
+        backup.read_head(tmp_path)
+
+
 def test_restoring_over_something_is_refused(site, tmp_path):
     items = fill(site)
     site.do("backup", tmp_path / "saved")

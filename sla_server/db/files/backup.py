@@ -105,14 +105,14 @@ def read_head(source: Path) -> Backup:
         BackupFailed: this is none, or of a newer release.
     """
     try:
-        head: dict[str, Any] = json.loads((source / HEAD).read_text())
-    except (OSError, ValueError) as exc:
+        head: dict[str, Any] = dict(json.loads((source / HEAD).read_text()))
+        if head["format"] == FORMAT and str(head["revision"]) <= newest_revision():
+            return Backup(**head)
+    except (OSError, ValueError, LookupError, TypeError) as exc:
         raise BackupFailed(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
-    if head.get("format") != FORMAT or str(head.get("revision")) > newest_revision():
-        raise BackupFailed(
-            f"{source} was made by release {head.get('software')}, which is newer. Install that release"
-        )
-    return Backup(**head)
+    raise BackupFailed(
+        f"{source} was made by release {head.get('software')}, which is newer. Install that release"
+    )
 
 
 def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:

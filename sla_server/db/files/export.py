@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 from sqlalchemy import Connection, Engine, Table, cast, delete, func, select
 from sqlalchemy.types import BigInteger
@@ -192,7 +193,7 @@ class RollupExport:
                     rows = pa.Table.from_batches([batch])
                     sums[0] += rows.num_rows
                     for index, column in enumerate(_SUMMED[kind], 1):
-                        sums[index] += pa.compute.sum(rows[column]).as_py()
+                        sums[index] += pc.sum(rows[column]).as_py()
                     writer.write(rows)
             # The last slot begins before the end; readers ask by the start of slots.
             row = writer.finish(kind, now_us, span.from_us, span.to_us - 1)

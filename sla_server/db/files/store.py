@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
+from pmdaemon.runtime.files import sync_directory
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
 
@@ -108,7 +109,7 @@ class LocalFiles:
         aside.rename(final)
         # The day's directory may be new as well.
         for directory in (final.parent, final.parent.parent, self._root):
-            _sync_directory(directory)
+            sync_directory(directory)
 
     def open(self, name: str) -> BinaryIO:
         """See ``FileStore``."""
@@ -248,11 +249,3 @@ def _remove_all(paths: list[Path]) -> list[str]:
     for path in paths:
         path.unlink(missing_ok=True)
     return [path.name for path in paths]
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

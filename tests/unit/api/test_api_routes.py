@@ -50,7 +50,7 @@ def test_every_route_is_whole() -> None:
     assert len(names) == len(set(names))
     for route in ROUTES:
         assert handler_of(route).__doc__, route.operation
-        assert not route.body or route.body in openapi.SCHEMAS
+        assert {route.body, route.schema} <= {"", *openapi.SCHEMAS}
         assert route.changes == (route.method != "GET"), "reading is open, changing is not"
 
 
@@ -295,6 +295,22 @@ def test_health_is_ok_degraded_or_down(
     assert metric not in web.get("/api/v1/metrics").text
 
 
+def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: Parts) -> None:
+    told = openapi.document()
+    answers = told["paths"]["/api/v1/health"]["get"]["responses"]
+    schema = {"schema": {"$ref": "#/components/schemas/Health"}}
+    assert [answers[status]["content"] for status in ("200", "503")] == 2 * [{"application/json": schema}]
+    wanted = told["components"]["schemas"]["Health"]
+    for status in (503, 200):
+        answer = web.get("/api/v1/health")
+        assert answer.status_code == status
+        assert set(answer.json) == set(wanted["required"]) == set(wanted["properties"])
+        assert answer.json["status"] in wanted["properties"]["status"]["enum"]
+        for row in answer.json["problems"]:
+            assert set(row) == set(wanted["properties"]["problems"]["items"]["required"])
+        parts.live.put(snapshot())
+
+
 def test_while_services_wait_dbmanager_says_itself_what_for(
     web: FlaskClient, parts: Parts, clock: FakeClock
 ) -> None:
@@ -302,8 +318,11 @@ def test_while_services_wait_dbmanager_says_itself_what_for(
     parts.live.put_report(told)
     assert health(web) == (503, "down", [("services", "services"), ("dbmanager", "database")])
     assert web.get("/api/v1/live").json["server"]["database"] == "waits: disk full"
+    metric = 'sla_problem{process="dbmanager",what="database"} 1.0'
+    assert metric in web.get("/api/v1/metrics").text
     clock.advance(11)
     assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
+    assert metric not in web.get("/api/v1/metrics").text
     parts.live.put_report(told._replace(at_us=clock.unix_us()))
     parts.live.put(snapshot())
     assert health(web) == (200, "ok", []), "services know better"

@@ -17,7 +17,6 @@ from sla_server.api.security import (
     Logins,
     load_or_make_token,
     session_key,
-    write_private,
 )
 from tests.unit.api import fakes
 
@@ -176,13 +175,3 @@ def test_an_unsafe_token_file_is_refused(tmp_path: Path, mode: int, text: str, w
     path.chmod(mode)
     with pytest.raises(ConfigError, match=words):
         load_or_make_token(path)
-
-
-def test_private_files_replace_whole(tmp_path: Path) -> None:
-    path = tmp_path / "api.port"
-    path.write_text("old")
-    path.chmod(0o644)
-    write_private(path, "8411\n")
-    assert path.read_text() == "8411\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [entry.name for entry in tmp_path.iterdir()] == ["api.port"]

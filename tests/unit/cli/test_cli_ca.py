@@ -112,6 +112,7 @@ def test_issue_by_hand(sla: Shell, tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o600
     assert b"PRIVATE KEY" in out.read_bytes()
     assert sla("issue", "gw-a", "--gateway-id", GATEWAY, "-o", str(out)).exit_code == 2, "it is not replaced"
+    assert len(json.loads(sla("list", "-o", "json").stdout)["certificates"]) == 1, "nothing was issued either"
     request = tmp_path / "request.der"
     request.write_bytes(certificates.make_request(certificates.make_key(), "gw-a"))
     other = tmp_path / "other.pem"
@@ -124,6 +125,7 @@ def test_issue_by_hand(sla: Shell, tmp_path: Path) -> None:
     )
     assert done.exit_code == 77
     assert "cannot be read" in done.stderr
+    assert not (tmp_path / "no.pem").exists()
 
 
 def test_serials_stand_in_one_piece(sla: Shell) -> None:

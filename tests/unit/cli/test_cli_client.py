@@ -90,8 +90,14 @@ def test_a_server_that_is_down_says_how_to_start_it(error: Exception) -> None:
     assert "Traceback" not in text
 
 
-def test_something_else_listens_there() -> None:
-    other = httpx.MockTransport(lambda _request: httpx.Response(200, html="<html>hello"))
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("text/html", b"<html>hello"), ("application/json", b"{"), ("application/json", b"\xff")],
+)
+def test_something_else_listens_there(kind: str, body: bytes) -> None:
+    other = httpx.MockTransport(
+        lambda _request: httpx.Response(200, content=body, headers={"Content-Type": kind})
+    )
     status, text = run(other, "get", "volumes")
     assert status == 76
     assert "not an SLA server" in text

@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,9 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import Refused
 from sla_server.cli.server import cli
 from sla_server.data_dir import lock_data_dir
+from sla_server.db import migrate
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
 
 
 def test_status_without_its_database(tmp_path: Path) -> None:
@@ -122,6 +126,23 @@ def test_status_says_why_the_database_manager_does_not_start(tmp_path: Path) -> 
     assert list(json.loads(as_json.output)["failures"]) == ["dbmanager"]
 
 
+def test_status_says_why_a_part_does_not_start_while_the_database_works(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "pmdaemon.failed").write_text("pmdaemon.listen: cannot listen on 127.0.0.1:7411\n")
+    held = lock_data_dir(tmp_path / "data")
+    engine = make_engine(DatabaseConfig(), tmp_path / "data")
+    try:
+        migrate.upgrade(engine)
+        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+    finally:
+        engine.dispose()
+        os.close(held)
+    assert "unknown" not in told.output
+    assert "  pmdaemon failed at its last start: pmdaemon.listen: cannot listen on 127" in told.output
+
+
 @pytest.mark.parametrize("option", ["--check-config", "--background"])
 def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -> None:
     path = tmp_path / "server.toml"
@@ -150,3 +171,28 @@ def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path: Path, 
 @pytest.mark.parametrize("command", [[], ["start"], ["status"], ["stop"]])
 def test_help_has_its_short_form(command: list[str]) -> None:
     assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "words"), [(1, 1, "did not start;"), (None, 75, "goes on trying (pid 77)")]
+)
+def test_a_start_in_the_background_says_whether_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int | None, status: int, words: str
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+        "[database]\nqueue_bytes = 16777216\n"
+    )
+
+    def launched(*_args: object, stdout: IO[bytes], **_how: object) -> SimpleNamespace:
+        stdout.write(b"the newest line of the log\n")
+        return SimpleNamespace(pid=77, poll=lambda: ended)
+
+    monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
+    monkeypatch.setattr("sla_server.cli.server.READY_LIMIT_S", 0.0)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
+    assert told.exit_code == status, told.output
+    assert words in told.stderr
+    assert told.stderr.endswith("the newest line of the log\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 from pathlib import Path
@@ -167,3 +168,22 @@ def test_a_mapping_that_outlives_its_owner_does_not_hold_the_lock(tmp_path: Path
     owner.close()
     assert bytes(held) == b"\0", "the mapping is there"
     opened().close()
+
+
+def test_a_file_that_cannot_be_mapped_is_let_go_of_and_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = FileStorage(tmp_path / "q")
+    first.allocate(4096)
+    first.close()
+
+    def no_memory(*_args: object, **_how: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", no_memory)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            FileStorage(tmp_path / "q")
+    again = FileStorage(tmp_path / "q")
+    assert len(again.view()) == 4096
+    again.close()

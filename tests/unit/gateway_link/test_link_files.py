@@ -38,6 +38,21 @@ def test_a_broken_identity_is_not_replaced_silently(tmp_path):
         state.gateway_id(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "use"), [("gateway_id", state.gateway_id), ("agent.lock", state.lock_directory)]
+)
+def test_files_that_cannot_be_used_are_told_with_the_way_out(tmp_path, name, use):
+    (tmp_path / name).mkdir()
+    with pytest.raises(StateFileBroken, match=rf"{name}: cannot be used \(Is a directory\).*agent's user"):
+        use(tmp_path)
+
+
+def test_an_identity_that_is_no_text_is_told(tmp_path):
+    (tmp_path / "gateway_id").write_bytes(b"\xff\xfe")
+    with pytest.raises(StateFileBroken, match="is not a UUID"):
+        state.gateway_id(tmp_path)
+
+
 def test_a_second_agent_is_refused(tmp_path):
     held = state.lock_directory(tmp_path)
     with pytest.raises(AlreadyRunning, match="state_dir"):

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import part
@@ -55,6 +56,6 @@ def test_why_a_part_failed_is_left_until_its_next_start(
     config = configuration.load(path)
     with pytest.raises(SlaError):
         part._run("dbmanager", config, Stop())
-    assert part.failures(tmp_path) == {"dbmanager": "no room"}
+    assert failures(tmp_path) == {"dbmanager": "no room"}
     assert part._run("dbmanager", config, Stop()) == 0
-    assert part.failures(tmp_path) == {}
+    assert failures(tmp_path) == {}

@@ -31,3 +31,10 @@ def test_what_fails_at_boot_is_tried_for_ever(name: str) -> None:
 
 def test_a_missing_export_file_costs_its_export_and_not_the_agent() -> None:
     assert "execstartpre" not in service("gateway-agent"), "--check-config looks at the files"
+
+
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+def test_nobody_else_reads_what_they_keep(name: str) -> None:
+    found = service(name)
+    modes = {found["statedirectorymode"], found["runtimedirectorymode"]}
+    assert modes == {"0700"}, "the default is 0755: database and statistics would be anybody's to read"
