@@ -21,7 +21,7 @@ from pmdaemon.gateways.registry import Registry
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import TIMED_READS, Hint, Inbound
 from pmdaemon.net.moving import ToOutbound
-from pmdaemon.net.outbound import MAX_SLEEP_MS, MANY_DUE, Outbound
+from pmdaemon.net.outbound import MANY_DUE, MAX_SLEEP_MS, Outbound
 from pmdaemon.net.strangers import Strangers
 from pmdaemon.net.vigil import HANDSHAKE_NS, Patience
 from pmdaemon.runtime.clock import FakeClock
