@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.compile import InForce
-from sla_server.services import judge
+from sla_server.services import judge, judge_books
 from sla_server.services.judge import Judge, Judgement
 from tests.unit.agreements.documents import agreement, in_force, simple
 from tests.unit.services_shell.support import GATEWAY, MINUTE_US, START_US, Away, FakeStore
@@ -310,7 +310,7 @@ def test_many_agreements_are_judged_in_small_reads_and_by_turns(monkeypatch: pyt
 
 
 def test_standings_are_told_when_they_changed_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "MOST_STANDINGS", 2)
+    monkeypatch.setattr(judge_books, "MOST_STANDINGS", 2)
     scene = many(5)
     scene.store.add_slot(at(0), stream_id=4, gateway="g2", covered_us=MINUTE_US)
     found = scene.run(1.1)
