@@ -19,8 +19,8 @@ from sqlalchemy import (
     Connection,
     Engine,
     Executable,
+    any_,
     bindparam,
-    func,
     select,
 )
 
@@ -45,9 +45,8 @@ def one_of(connection: Connection, column: Column[Any], items: Sequence[Any]) ->
     write out than the rows to read.
     """
     if connection.dialect.name == "postgresql":
-        values = bindparam(None, list(items), type_=ARRAY(column.type), unique=True)
-        return column == func.any(values)
-    return column.in_(items)
+        return column == any_(bindparam(None, list(items), type_=ARRAY(column.type)))
+    return column.in_(list(items))
 
 
 def decode_json(rows: list[Row], columns: Iterable[str]) -> list[Row]:

@@ -1,7 +1,7 @@
 """Keeps the pauses of Python's garbage collector short in a process of millions of long-lived objects.
 
-A full collection looks at everything alive and stops all threads. Python makes one whenever enough new objects
-have survived, which at 64,000 agreements is every second or two, of up to a third of a second. Here it makes
+A full collection looks at everything alive and stops all threads. Python makes one whenever enough new
+objects have survived: at 64,000 agreements every second or two, for up to a third of a second. Here it makes
 none by itself: every ``EVERY_NS`` the collector looks for cycles among what is new since the last time, and
 takes what survived out of its own sight (``gc.freeze``). Objects go by reference count as ever.
 

@@ -35,7 +35,7 @@ RECIPIENT: Final = "dbmanager"
 RESEND_FIRST_NS: Final = 5_000_000_000  # durability takes milliseconds; five seconds is a dead dbmanager
 RESEND_LAST_NS: Final = 60_000_000_000  # while it stays away its ring must not fill with repeats
 FRAME_ROWS: Final = 128
-"""Slices are some 300 bytes a row, a header holds 64 KiB: what does not fit is encoded in vain, and halved."""
+"""Slices are some 300 bytes a row, a header holds 64 KiB; what does not fit is halved, and encoded again."""
 Done = Callable[[bool, str], None]
 
 
