@@ -21,7 +21,7 @@ from typing import Final
 FIRST_NS: Final = 10_000_000_000
 """After a start: what was read from SQL is there by then."""
 EVERY_NS: Final = 10_000_000_000
-"""Of a fleet's judging some 100,000 objects: tens of milliseconds."""
+"""Of a fleet's judging some 100,000 objects: at most a tenth of a second."""
 YOUNG: Final = 10_000
 """New objects between two looks at the youngest; Python's 700 are a small batch of cuts."""
 NEVER: Final = 1 << 30
@@ -36,7 +36,7 @@ class Collector:
     @staticmethod
     @contextmanager
     def in_charge() -> Iterator[None]:
-        """Meanwhile nobody but ``tick`` makes a full collection; to be called again and again."""
+        """Meanwhile nobody but ``tick``, which must be called now and then, makes a full collection."""
         before = gc.get_threshold()
         gc.set_threshold(YOUNG, before[1], NEVER)
         try:

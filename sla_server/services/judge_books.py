@@ -20,7 +20,7 @@ from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.track import DAY_US, Track
 
 MOST_STANDINGS: Final = 512
-"""Standings of one pass beyond those whose slices were judged in it."""
+"""Standings of one pass beyond those whose slices were judged in it; none if those are as many."""
 PERIOD_BACK_US: Final = 445 * DAY_US  # the longest window and a tenth; slices are kept 13 months
 Key = tuple[str, str]
 
@@ -88,6 +88,8 @@ class Books:
         changed, rows = set[Key](), Rows()
         for key in self._some(judged):
             track, book = self._tracks[key], self._books[key]
+            if not self.is_open(track):
+                continue  # a new version with slices of another length, which are not read yet
             found = self.standings[key] = _standing(track, book, now_us)
             changed.add(key)
             if found.alerts != book.alerts:
@@ -99,7 +101,8 @@ class Books:
     def _some(self, judged: Collection[Key]) -> list[Key]:
         keys = list(self._books)
         first = self._turn if self._turn < len(keys) else 0
-        self._turn = first + MOST_STANDINGS
+        # A pass that judged many has done its share.
+        self._turn = first + (MOST_STANDINGS if len(judged) < MOST_STANDINGS else 0)
         in_turn = dict.fromkeys(keys[first : self._turn])
         return list(in_turn | dict.fromkeys(key for key in judged if key in self._books))
 
