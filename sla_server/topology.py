@@ -27,8 +27,10 @@ def main_layout(pairs: int) -> Layout:
     ]
     for name in names:
         routes += [
-            # 26 MB/s at the largest fleet: two thirds of a second of backlog; beyond that the agents keep it
-            Route(name, "services", 16 * MIB),
+            # 26 MB/s at the largest fleet. services answers for control and shares one interpreter with its
+            # judge: more than a second of backlog. dbmanager: two thirds of one; what it has no room for
+            # the agents keep and send again.
+            Route(name, "services", 32 * MIB),
             Route(name, "dbmanager", 16 * MIB),
             Route("services", name, MIB),
             Route("dbmanager", name, MIB),

@@ -18,6 +18,7 @@ policy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from sla_server.agreements.history import (
@@ -34,6 +35,7 @@ HOUR_US: Final = 3_600_000_000
 REFERENCE_PERIOD_US: Final = 30 * 24 * HOUR_US
 MIN_BAD_SLICES: Final = 3  # one or two bad minutes of a quiet volume are no trend
 CONSECUTIVE_BAD: Final = 10
+LOOK_BACK_SLICES: Final = 1440  # for bad ones in a row: a day of minutes
 MAX_BURN_SHARE: Final = 0.9
 
 
@@ -105,7 +107,8 @@ _PAIRS: Final[tuple[tuple[str, Literal["page", "ticket"], float, int, int], ...]
 )
 
 
-def burn_alerts(period_us: int, slice_us: int, target_ratio: float) -> list[BurnAlert]:
+@lru_cache(maxsize=256)
+def burn_alerts(period_us: int, slice_us: int, target_ratio: float) -> tuple[BurnAlert, ...]:
     """The three pairs for a period; at 30 days 14.4 over 1 h and 5 min, 6 over 6 h, 1 over 3 d.
 
     A long window holds at least the 3 slices that an alert needs, a short one at least one slice.
@@ -116,7 +119,7 @@ def burn_alerts(period_us: int, slice_us: int, target_ratio: float) -> list[Burn
         short_scaled = max(short_us * period_us // REFERENCE_PERIOD_US, slice_us)
         factor = min(spent_ratio * period_us / long_scaled, MAX_BURN_SHARE / (1.0 - target_ratio))
         alerts.append(BurnAlert(name, urgency, long_scaled, short_scaled, factor))
-    return alerts
+    return tuple(alerts)
 
 
 def alert_is_active(
@@ -130,8 +133,8 @@ def alert_is_active(
     return burn_rate(good, bad, target_ratio) >= alert.factor
 
 
-def consecutive_bad(history: SliceHistory, now_us: int, policy: NoDataPolicy, limit: int = 1440) -> int:
-    """Bad slices since the last good one, looking back at most ``limit`` slices; others are stepped over."""
+def consecutive_bad(history: SliceHistory, now_us: int, policy: NoDataPolicy) -> int:
+    """Bad slices since the last good one, at most LOOK_BACK_SLICES back; others are stepped over."""
     good = {GOOD} | ({NO_DATA, NO_DATA_OURS} if policy == "good" else set())
     bad = {BAD}
     if policy == "bad":
@@ -139,7 +142,7 @@ def consecutive_bad(history: SliceHistory, now_us: int, policy: NoDataPolicy, li
     elif policy == "bad_if_ours":
         bad.add(NO_DATA_OURS)
     found = 0
-    for code in reversed(history.codes(now_us - limit * history.length_us, now_us).tolist()):
+    for code in reversed(history.codes(now_us - LOOK_BACK_SLICES * history.length_us, now_us).tolist()):
         if code in good:
             break
         found += code in bad

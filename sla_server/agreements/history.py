@@ -37,6 +37,7 @@ _CODES: Final[dict[str, int]] = {
     "not_applicable": NOT_APPLICABLE,
     "excluded": EXCLUDED,
 }
+_DOUBTFUL: Final = frozenset((BAD, NO_DATA, NO_DATA_OURS))
 _CHUNK: Final = 1024  # 17 hours of minutes
 _HEAD: Final = struct.Struct("<7H")  # how many slices of each code
 
@@ -95,6 +96,7 @@ class SliceHistory:
         self._origin = origin_us // length_us
         self._sealed: list[bytes] = []
         self._open = bytearray()
+        self._doubtful = -1  # newest slice on the grid that was ever put as bad or without data
 
     def put(self, start_us: int, code: int) -> bool:
         """Set the slice that starts here; False if it is before the origin or off the grid."""
@@ -102,6 +104,8 @@ class SliceHistory:
         index -= self._origin
         if rest or index < 0:
             return False
+        if code in _DOUBTFUL:
+            self._doubtful = max(self._doubtful, start_us // self.length_us)
         chunk, at = divmod(index, _CHUNK)
         if chunk < len(self._sealed):
             codes = bytearray(_unseal(self._sealed[chunk]))
@@ -115,6 +119,10 @@ class SliceHistory:
             self._sealed.append(_seal(bytes(self._open[:_CHUNK])))
             del self._open[:_CHUNK]
         return True
+
+    def is_clean_since(self, from_us: int) -> bool:
+        """Whether no slice that starts then or later was ever put as bad or without data."""
+        return self._doubtful * self.length_us < from_us
 
     def get(self, start_us: int) -> int:
         """Code of the slice that starts here, UNJUDGED if there is none."""

@@ -79,18 +79,7 @@ def standing(
         in_service_us = windows.service_us(spec.service_hours, start_us, end_us, spec.time_zone)
         measured_out = counts.not_applicable + counts.no_data + counts.good + counts.bad - good - bad
         possible = in_service_us / slice_us - measured_out
-    last_good, last_bad = budget.eligible(
-        history.counts(judged_to_us - budget.HOUR_US, judged_to_us), objective.no_data
-    )
-    burning = last_bad >= budget.MIN_BAD_SLICES
-    in_a_row = budget.consecutive_bad(history, judged_to_us, objective.no_data)
-    active = {
-        alert.name
-        for alert in budget.burn_alerts(end_us - start_us, slice_us, target)
-        if budget.alert_is_active(alert, history, judged_to_us, target, objective.no_data)
-    }
-    if in_a_row >= budget.CONSECUTIVE_BAD:
-        active.add("consecutive")
+    burn_1h, in_a_row, active = _burning(objective, history, end_us - start_us, judged_to_us)
     return Standing(
         name=item.name,
         objective=objective.name,
@@ -100,7 +89,31 @@ def standing(
         compliance=budget.compliance_ratio(good, bad),
         coverage=budget.coverage_ratio(counts),
         budget=budget.error_budget(target, possible, bad, objective.budgeting.slice_s),
-        burn_1h=budget.burn_rate(last_good, last_bad, target) if burning else 0.0,
+        burn_1h=burn_1h,
         consecutive_bad=in_a_row,
-        alerts=frozenset(active),
+        alerts=active,
     )
+
+
+def _burning(
+    objective: LatencyObjective, history: SliceHistory, period_us: int, judged_to_us: int
+) -> tuple[float, int, frozenset[str]]:
+    """Burn rate over the last hour, bad slices in a row, and active alerts."""
+    slice_us, target = history.length_us, objective.budgeting.target
+    alerts = budget.burn_alerts(period_us, slice_us, target)
+    back_us = max(budget.HOUR_US, budget.LOOK_BACK_SLICES * slice_us, *(alert.long_us for alert in alerts))
+    if history.is_clean_since(judged_to_us - back_us):
+        return 0.0, 0, frozenset()  # nearly all, nearly always
+    good, bad = budget.eligible(
+        history.counts(judged_to_us - budget.HOUR_US, judged_to_us), objective.no_data
+    )
+    burn_1h = budget.burn_rate(good, bad, target) if bad >= budget.MIN_BAD_SLICES else 0.0
+    in_a_row = budget.consecutive_bad(history, judged_to_us, objective.no_data)
+    active = {
+        alert.name
+        for alert in alerts
+        if budget.alert_is_active(alert, history, judged_to_us, target, objective.no_data)
+    }
+    if in_a_row >= budget.CONSECUTIVE_BAD:
+        active.add("consecutive")
+    return burn_1h, in_a_row, frozenset(active)

@@ -18,13 +18,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     ColumnElement,
     Connection,
     Table,
-    any_,
-    bindparam,
     cast,
     func,
     literal,
@@ -35,7 +32,7 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, edges_for
 from sla_server.db import histcodec, schema
 from sla_server.db.files.manifest import MOVED_KEY
 from sla_server.db.partitions import SPANS
-from sla_server.db.query import Row
+from sla_server.db.query import Row, one_of
 
 SLOTS_MAX: Final = 3_000  # 50 hours of minutes: more points than any screen has, and all that SQL keeps
 HOUR_US: Final = 3_600_000_000
@@ -99,7 +96,7 @@ def _sums(connection: Connection, table: Table, times: Sequence[int], stream_ids
         )
         # The bounds say nothing new; they tell PostgreSQL which partitions to leave out.
         .where(time >= times[0], time <= times[-1])
-        .where(_is_one_of(time, times, is_postgresql), _is_one_of(stream, stream_ids, is_postgresql))
+        .where(one_of(connection, time, times), one_of(connection, stream, stream_ids))
         .group_by(time)
         .order_by(time)
     )
@@ -110,13 +107,6 @@ def _joined(column: ColumnElement[bytes], is_postgresql: bool) -> ColumnElement[
     if is_postgresql:
         return func.string_agg(column, literal(b""))
     return func.group_concat(func.hex(column), "")
-
-
-def _is_one_of(column: ColumnElement[int], values: Sequence[int], is_postgresql: bool) -> ColumnElement[bool]:
-    if is_postgresql:  # one parameter, whatever its length
-        array = bindparam(None, list(values), type_=ARRAY(BigInteger))
-        return column == any_(array)
-    return column.in_(list(values))
 
 
 def _finished(connection: Connection, rows: list[Row], length_us: int, buckets: int) -> list[Row]:

@@ -12,7 +12,17 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, select
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    any_,
+    bindparam,
+    select,
+)
 
 from sla_server.db import schema
 from sla_server.db.engine import translated
@@ -26,6 +36,17 @@ def chunks(items: Sequence[Item], size: int = IN_LIST) -> Iterator[Sequence[Item
     """Slices of at most ``size`` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def one_of(connection: Connection, column: Column[Any], items: Sequence[Any]) -> ColumnElement[bool]:
+    """Whether the column has one of these values, IN_LIST at most unless it is PostgreSQL.
+
+    There they travel as one array. A list of some hundred parameters takes SQLAlchemy and psycopg longer to
+    write out than the rows to read.
+    """
+    if connection.dialect.name == "postgresql":
+        return column == any_(bindparam(None, list(items), type_=ARRAY(column.type)))
+    return column.in_(list(items))
 
 
 def decode_json(rows: list[Row], columns: Iterable[str]) -> list[Row]:
@@ -54,7 +75,10 @@ class Queries:
 
     @staticmethod
     def _fetch(connection: Connection, statement: Executable) -> list[Row]:
-        return [dict(row) for row in connection.execute(statement).mappings()]
+        result = connection.execute(statement)
+        keys = tuple(result.keys())
+        # A third of the time of mappings.
+        return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
     def _one(self, statement: Executable) -> Row | None:
         rows = self._rows(statement)

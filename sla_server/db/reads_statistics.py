@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import select
 
@@ -14,7 +15,19 @@ from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histcodec, schema
 from sla_server.db.engine import translated
 from sla_server.db.history import read_history
-from sla_server.db.query import Queries, Row, chunks
+from sla_server.db.query import IN_LIST, Queries, Row, chunks, one_of
+
+ARRAY_ITEMS: Final = 4096
+_JUDGED: Final = (
+    "slot_us",
+    "stream_id",
+    "arrived",
+    "reads",
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "hist",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +35,7 @@ class SliceInputs:
     """What a promise is judged from.
 
     Attributes:
-        rows: a dict a (slot, stream): slot_us, stream_id, the counters, covered_us, held_max, inflight_max,
+        rows: a dict a (slot, stream): slot_us, stream_id, arrived, reads, writes, read_bytes, write_bytes,
             and hist_read, hist_write (int64, shape (99,)).
         missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, counted, missed.
         coverage: a dict a (slot, gateway): slot_us, gateway_id, covered_us, cuts, gap_cuts (cuts the agent
@@ -55,15 +68,21 @@ class StatisticsReads(Queries):
         with translated(self._engine), self._engine.connect() as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            for some in chunks(sorted(stream_ids)):
-                for table, into in ((rollups, rows), (misses, missed)):
-                    statement = select(table).where(
-                        table.c.slot_us >= from_us, table.c.slot_us < to_us, table.c.stream_id.in_(some)
+            most = ARRAY_ITEMS if connection.dialect.name == "postgresql" else IN_LIST
+            asked = [(rollups, [rollups.c[name] for name in _JUDGED], rows), (misses, list(misses.c), missed)]
+            for some in chunks(sorted(stream_ids), most):
+                for table, columns, into in asked:
+                    statement = select(*columns).where(
+                        table.c.slot_us >= from_us,
+                        table.c.slot_us < to_us,
+                        one_of(connection, table.c.stream_id, some),
                     )
                     into += self._fetch(connection, statement)
-            for names in chunks(sorted(gateway_ids)):
+            for names in chunks(sorted(gateway_ids), most):
                 statement = select(covers).where(
-                    covers.c.slot_us >= from_us, covers.c.slot_us < to_us, covers.c.gateway_id.in_(names)
+                    covers.c.slot_us >= from_us,
+                    covers.c.slot_us < to_us,
+                    one_of(connection, covers.c.gateway_id, names),
                 )
                 coverage += self._fetch(connection, statement)
         _decode_hist(rows)

@@ -15,9 +15,8 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.errors import BadCut, WireError
+from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
@@ -28,6 +27,7 @@ from sla_server.services.attendance import Attendance
 from sla_server.services.catalog import Catalog
 from sla_server.services.changes import Changes, Job
 from sla_server.services.config import ServicesConfig
+from sla_server.services.cut_mail import read_cuts
 from sla_server.services.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
@@ -138,19 +138,9 @@ class Services:
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
         self._pairs.add(sender)
-        for index, raw in enumerate(frame.split(message.blob[: _frames_end(message.blob, header["n"])])):
-            try:
-                cut = cuts.decode(raw)
-            except BadCut as exc:  # the others of the message are other gateways'
-                self._note_bad(sender, exc)
-                continue
-            self.brain.add_cut(
-                cut,
-                header["recv_us"][index],
-                header["offset_us"][index],
-                header["live"][index],
-                now_ns,
-            )
+        recv_us, offset_us, live = header["recv_us"], header["offset_us"], header["live"]
+        for at, cut in read_cuts(message, lambda bad: self._note_bad(sender, bad)):
+            self.brain.add_cut(cut, recv_us[at], offset_us[at], live[at], now_ns)
 
     def _gateway(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
@@ -354,14 +344,3 @@ class Services:
             self._outbox.put(pair, payload, key=("thresholds", gateway_id))
             if found.left_out:
                 self._note(left_out_event(gateway_id, found, now_us))
-
-
-def _frames_end(blob: memoryview, count: int) -> int:
-    """Where the last of ``count`` frames ends; a blob is padded to a multiple of 8, and so are frames."""
-    end = 0
-    for _ in range(count):
-        size = frame.peek_size(blob[end:])
-        if size is None:
-            raise WireError(f"CUTS announces {count} cuts, its blob holds fewer")
-        end += size
-    return end

@@ -34,6 +34,8 @@ log = structlog.get_logger("journal")
 RECIPIENT: Final = "dbmanager"
 RESEND_FIRST_NS: Final = 5_000_000_000  # durability takes milliseconds; five seconds is a dead dbmanager
 RESEND_LAST_NS: Final = 60_000_000_000  # while it stays away its ring must not fill with repeats
+FRAME_ROWS: Final = 128
+"""Slices are some 300 bytes a row, a header holds 64 KiB; what does not fit is halved, and encoded again."""
 Done = Callable[[bool, str], None]
 
 
@@ -168,5 +170,6 @@ def _frames(rows: Rows, request: str) -> list[tuple[str, bytes]]:
             pack(part[: len(part) // 2])
             pack(part[len(part) // 2 :])
 
-    pack(rows)
+    for first in range(0, len(rows), FRAME_ROWS):
+        pack(rows[first : first + FRAME_ROWS])
     return frames

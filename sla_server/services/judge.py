@@ -25,13 +25,15 @@ from typing import Final
 from pmdaemon.errors import SlaError
 from sla_server.agreements import windows
 from sla_server.agreements.compile import InForce
-from sla_server.agreements.history import SliceHistory, code_of
+from sla_server.agreements.history import code_of
 from sla_server.agreements.slices import MIN_COVERAGE_RATIO, Verdict, judge_slice
-from sla_server.agreements.standing import Standing, standing
+from sla_server.agreements.standing import Standing
+from sla_server.services.judge_books import Books, Key
 from sla_server.services.judge_inputs import Inputs
 from sla_server.services.judge_scopes import JudgeScopes, Name
 from sla_server.services.late_cuts import LateCuts
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rota import Rota
+from sla_server.services.rows import Row, Rows
 from sla_server.services.store import Store
 from sla_server.services.track import DAY_US, JUDGE_BACK_US, RECHECK_SLICES, SECOND_US, Stream, Track
 
@@ -40,17 +42,17 @@ _MINUTE_US: Final = 60 * SECOND_US
 MOST_SLOTS: Final = 2048
 """Streams times minutes of one read: some 10 MB of rows."""
 MOST_DUES: Final = 2048
-"""Slices of one pass: with a pass a second, 64,000 agreements are judged within half a minute."""
+"""Slices of one pass; while there are more, the next one follows at once (``Judge.has_more``)."""
+MOST_LOOKS: Final = 8192
+"""Tracks that one pass looks at."""
+PROGRESS_US: Final = 5 * SECOND_US
+"""How long passes that follow at once make do with the same progress."""
 MOST_LOADS: Final = 512
 """Objectives whose slices are read from SQL in one pass after a start."""
-MOST_STANDINGS: Final = 512
-"""Standings of one pass beyond those whose slices were judged in it; they change with the time alone."""
 MOST_OPEN: Final = 1_000_000
 """Slices of all objectives together that wait for late data: some 300 MB."""
-PERIOD_BACK_US: Final = 445 * DAY_US  # the longest window and a tenth; slices are kept 13 months
 STREAMS_WAIT_US: Final = 15 * SECOND_US
 """How long after reading new streams a number that goes on rising is waited for: slices are late by that."""
-Key = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -89,15 +91,6 @@ class _Due:
         return min((stream.gateway_id for stream in self.scope), default="")
 
 
-@dataclass(slots=True)
-class _Book:
-    """What is known of one objective over all versions."""
-
-    history: SliceHistory
-    judged_to_us: int
-    alerts: frozenset[str] = frozenset()
-
-
 class Judge:
     """See the module."""
 
@@ -105,14 +98,22 @@ class Judge:
         self._store = store
         self._late_us = round(judge_late_s * SECOND_US)
         self._tracks: dict[Name, Track] = {}
-        self._books: dict[Key, _Book] = {}
+        self._books = Books()
+        self._rota = Rota()
         self._unread: dict[Name, Track] = {}
         self._scopes = JudgeScopes()
         self._late_cuts = LateCuts(store)
-        self._standings: dict[Key, Standing] = {}
-        self._turn = self._standing_turn = 0
+        self._progress: dict[str, int] = {}
+        self._progress_us = 0
+        self._has_more = False
+        self._longest_us = 0
         self._streams_seen = -1
         self._streams_wait_us = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last pass left tracks that it should have looked at."""
+        return self._has_more
 
     def set_agreements(self, items: Iterable[InForce], now_us: int) -> None:
         """What to judge by, ended versions included; what was judged before is read, or will be soon.
@@ -133,12 +134,17 @@ class Judge:
         for track in tracks.values():
             track.most_open = min(track.most_open, max(15, MOST_OPEN // len(tracks)))
         self._unread = {name: track for name, track in self._unread.items() if name in tracks}
-        in_force = {track.key for track in tracks.values() if track.item.ended_us is None}
-        self._books = {key: book for key, book in self._books.items() if key in in_force}
-        self._standings = {key: found for key, found in self._standings.items() if key in in_force}
         self._tracks = tracks
-        self._scopes.set_tracks(tracks)
+        self._longest_us = max((track.length_us for track in tracks.values()), default=0)
+        self._books.set_tracks(tracks.values())
+        self._set_scopes()
         self._load(now_us)
+
+    def _set_scopes(self) -> None:
+        """Tracks or streams are others: look at all that are read."""
+        self._scopes.set_tracks(self._tracks)
+        self._has_more = False
+        self._rota.reset(name for name in self._tracks if name not in self._unread)
 
     def _load(self, now_us: int) -> None:
         """Read what SQL has of some of the tracks that are new here; nobody judges the others yet."""
@@ -150,34 +156,14 @@ class Judge:
             if stored := track.may_have_slices(now_us):
                 reads += 1
                 track.restore(self._judged_rows(track, now_us - JUDGE_BACK_US, now_us), now_us)
-            if track.item.ended_us is None:
-                self._books[track.key] = self._book(track, stored, now_us)
+            if track.item.ended_us is None and not self._books.is_open(track):
+                from_us = self._books.first_us(track, now_us)
+                self._books.open(track, self._judged_rows(track, from_us, now_us) if stored else None, now_us)
             del self._unread[name]
+            self._rota.wake(name)
 
     def _judged_rows(self, track: Track, from_us: int, now_us: int) -> list[Row]:
         return self._store.slices(*track.key, from_us, now_us + DAY_US)
-
-    def _book(self, track: Track, stored: bool, now_us: int) -> _Book:
-        old = self._books.get(track.key)
-        if old is not None and old.history.length_us == track.length_us:
-            return old
-        if not stored:
-            return _Book(SliceHistory(track.length_us, track.next_us), track.next_us)
-        start_us, end_us = windows.period_bounds(track.item.agreement.spec.window, now_us)
-        start_us = max(_oldest_us(start_us, end_us), now_us - PERIOD_BACK_US)
-        rows = self._judged_rows(track, start_us, now_us)
-        rows = [row for row in rows if row["length_us"] == track.length_us]
-        # A history is as long as what was judged, not as the period: most agreements are younger.
-        oldest_us = min((row["start_us"] for row in rows), default=track.next_us)
-        book = _Book(SliceHistory(track.length_us, min(oldest_us, track.next_us)), start_us)
-        for row in rows:
-            book.history.put(row["start_us"], code_of(row["state"], row["ours"]))
-            book.judged_to_us = max(book.judged_to_us, row["start_us"] + track.length_us)
-        book.alerts = self._standing(track, book, now_us).alerts
-        return book
-
-    def _standing(self, track: Track, book: _Book, now_us: int) -> Standing:
-        return standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
 
     def run(self, now_us: int) -> Judgement:
         """One pass.
@@ -190,35 +176,16 @@ class Judge:
             self._load(now_us)
         if self._tracks:
             self._judge_due(now_us, result)
-        for track in self._to_stand(result):
-            book = self._books.get(track.key)
-            if book is not None and track.item.ended_us is None:
-                found = self._standing(track, book, now_us)
-                self._standings[track.key] = found
-                result.changed.add(track.key)
-                result.rows.extend(_alert_events(found, book.alerts, book.judged_to_us))
-                book.alerts = found.alerts
-                book.history.forget_before(_oldest_us(found.period_start_us, found.period_end_us))
-        result.standings = dict(self._standings)
+        judged = {(row["name"], row["objective"]): None for _, row in result.rows}
+        result.changed, events = self._books.stand(judged, now_us)
+        result.rows += events
+        result.standings = dict(self._books.standings)
         return result
 
-    def _to_stand(self, result: Judgement) -> list[Track]:
-        """Tracks whose slices were judged now, and some of the others by turns."""
-        judged = {(row["name"], row["objective"]) for table, row in result.rows if table == "slices"}
-        tracks = [track for name, track in self._tracks.items() if name not in self._unread]
-        first = self._standing_turn if self._standing_turn < len(tracks) else 0
-        self._standing_turn = first + MOST_STANDINGS
-        return [
-            track
-            for index, track in enumerate(tracks)
-            if first <= index < self._standing_turn or track.key in judged
-        ]
-
     def _judge_due(self, now_us: int, result: Judgement) -> None:
-        # Streams after progress: a gateway that has passed a slice's end has brought the streams in it.
-        progress = self._store.progress()
-        if not self._streams_are_read(now_us):
-            return  # nobody may be judged without a stream that is in SQL
+        if not self._look_around(now_us):
+            return
+        progress = self._progress
         parts: list[list[_Due]] = []
         try:
             self._note_late_cuts(now_us)
@@ -231,9 +198,21 @@ class Judge:
             if not exc.retryable:
                 raise
             # What was judged so far must be recorded; the rest is due again.
-            result.interrupted = exc
+            result.interrupted, self._has_more = exc, False
             for due in itertools.chain(*parts):
                 due.track.postpone(due.start_us)
+
+    def _look_around(self, now_us: int) -> bool:
+        """Read progress; False if there are streams that are not known here.
+
+        Passes that follow at once, to judge the rest of what was due, make do with the progress of the first.
+        """
+        if not self._has_more or not 0 <= now_us - self._progress_us < PROGRESS_US:
+            # Streams after progress: a gateway that has passed a slice's end has brought the streams in it.
+            self._has_more, self._progress = False, self._store.progress()
+            self._progress_us = now_us
+            return self._streams_are_read(now_us)  # nobody may be judged without a stream that is in SQL
+        return True
 
     def _streams_are_read(self, now_us: int) -> bool:
         """Whether all streams of SQL are known; they are read when there are others, or when those settle.
@@ -249,33 +228,36 @@ class Judge:
                 return False
             self._streams_wait_us = now_us + STREAMS_WAIT_US
         self._scopes.set_streams(self._store.streams())
-        self._scopes.set_tracks(self._tracks)
+        self._set_scopes()
         return True
 
     def _note_late_cuts(self, now_us: int) -> None:
-        longest_us = max(track.length_us for track in self._tracks.values())
-        span_us = (RECHECK_SLICES + 1) * longest_us
+        span_us = (RECHECK_SLICES + 1) * self._longest_us
         for gateway_id, slot_us in self._late_cuts.look(self._scopes.gateways(), span_us, now_us):
             for name in self._scopes.at(gateway_id):
                 self._tracks[name].note_late(slot_us)
+                if name not in self._unread:
+                    self._rota.wake(name)
 
     def _due(self, progress: dict[str, int], now_us: int) -> list[_Due]:
         """Slices to judge in this pass; tracks take turns when there are too many."""
-        busy = [
-            (name, track)
-            for name, track in self._tracks.items()
-            if not track.quiet(now_us) and name not in self._unread
-        ]
-        first = self._turn if self._turn < len(busy) else 0
+        self._rota.rouse(progress, now_us)
         dues: list[_Due] = []
-        self._turn = 0
-        for index, (name, track) in enumerate((*busy[first:], *busy[:first])):
-            if len(dues) >= MOST_DUES:
-                self._turn = (first + index) % len(busy)
-                break
-            scope = self._scopes.of(name)
+        again: list[Name] = []
+        for name in self._rota.take(MOST_LOOKS):
+            track, scope = self._tracks[name], self._scopes.of(name)
             starts = track.due(scope, progress, now_us, self._late_us)
             dues += [_Due(track, start_us, scope) for start_us in starts]
+            rest = None if starts else track.waits_for(scope, progress, self._late_us)
+            if rest is None:
+                again.append(name)
+            else:
+                self._rota.park(name, *rest)
+            if len(dues) >= MOST_DUES:
+                break
+        self._has_more = self._rota.awake > 0
+        for name in again:
+            self._rota.wake(name)
         return dues
 
     def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> Inputs:
@@ -328,15 +310,7 @@ class Judge:
         result.rows.append(("slices", row))
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
-        book = self._books.get(track.key)
-        if book is not None and book.history.length_us == track.length_us:
-            book.history.put(start_us, code_of(verdict.state, ours))
-            book.judged_to_us = max(book.judged_to_us, end_us)
-
-
-def _oldest_us(period_start_us: int, period_end_us: int) -> int:
-    """Where a history begins: alerts look back a tenth of the period, perhaps into the one before."""
-    return period_start_us - (period_end_us - period_start_us) // 10 - DAY_US
+        self._books.enter(track, start_us, code_of(verdict.state, ours))
 
 
 def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:
@@ -387,23 +361,3 @@ def _slice_row(track: Track, start_us: int, verdict: Verdict, ours: bool, now_us
         "ours": ours,
         "judged_us": now_us,
     }
-
-
-def _alert_events(found: Standing, before: frozenset[str], at_us: int) -> Rows:
-    """Events for the alerts that began or ended; identity: what, whose, which, and up to which slice."""
-    subject = f"{found.name}/{found.objective}"
-    rows: Rows = []
-    for alert in sorted(found.alerts ^ before):
-        began = alert in found.alerts
-        kind = "burn-rate" if began else "burn-rate-ended"
-        severity = "info" if not began else "warning" if alert == "slow" else "critical"
-        if alert == "consecutive":
-            text = f"{found.consecutive_bad} bad slices in a row" if began else "no longer bad in a row"
-        else:
-            text = (
-                f"the error budget burns too fast ({alert} windows)" if began else f"{alert} burn has ended"
-            )
-        details = {"alert": alert, "burn_1h": found.burn_1h, "budget_remaining": found.budget.remaining_ratio}
-        event_id = identity("alert", kind, subject, alert, at_us)
-        rows.append(event_row(kind, severity, "sla", subject, f"{subject}: {text}", at_us, details, event_id))
-    return rows

@@ -23,6 +23,7 @@ class JudgeScopes:
         self._by_volume: dict[str, list[tuple[str, Stream]]] = {}
         self._of: dict[Name, tuple[Stream, ...]] = {}
         self._at: dict[str, list[Name]] = {}
+        self._gateways: list[str] = []
         self.streams = -1
         """How many streams were known at the last reading; -1 before the first."""
 
@@ -42,6 +43,7 @@ class JudgeScopes:
             self._of[name] = scope
             for gateway_id in {stream.gateway_id for stream in scope}:
                 self._at.setdefault(gateway_id, []).append(name)
+        self._gateways = sorted(self._at)
 
     def _streams_of(self, track: Track) -> Iterable[Stream]:
         promise = track.promise
@@ -68,5 +70,5 @@ class JudgeScopes:
         return self._at.get(gateway_id, ())
 
     def gateways(self) -> list[str]:
-        """Gateways with a stream in some scope."""
-        return sorted(self._at)
+        """Gateways with a stream in some scope, sorted."""
+        return self._gateways

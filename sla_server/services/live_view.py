@@ -8,7 +8,8 @@ events and the policy version are the shell's to add.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -193,15 +194,15 @@ def _chosen_volumes(around: Surroundings, policy: PolicyManager, board: UseBoard
     return list(dict.fromkeys((*capped, *(board.volumes[place] for place in busiest))))[:most]
 
 
-def _chosen_promises(live: Mapping[Key, LiveState], most: int) -> list[LiveState]:
-    """All of them, or those that need a look most, in their order."""
+def _chosen_promises(live: Mapping[Key, LiveState], names: Sequence[str], most: int) -> list[LiveState]:
+    """All of them, or those that need a look most, in their order; ``names``: the state of each."""
     states = list(live.values())
     if len(states) <= most:
         return states
-    by_state: dict[str, list[int]] = {}
-    for index, state in enumerate(states):
-        by_state.setdefault(state.state, []).append(index)
-    chosen = [index for name in _URGENT for index in by_state.get(name, ())][:most]
+    chosen: list[int] = []
+    for wanted in _URGENT:
+        found = (index for index, name in enumerate(names) if name == wanted)
+        chosen += islice(found, most - len(chosen))
     return [states[index] for index in sorted(chosen)]
 
 
@@ -218,19 +219,20 @@ def snapshot(
 ) -> dict[str, Any]:
     """The view at ``unix_us``, at most ``most`` rows of each kind; ``totals`` says how many there are."""
     throttles = policy.throttles()
+    names = [state.state for state in live.values()]
     gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
     return {
         "at_us": unix_us,
         "mode": mode,
         "gateways": _gateways(gateways),
         "volumes": _volumes(_chosen_volumes(around, policy, board, most), around, policy),
-        "slas": _slas(_chosen_promises(live, most)),
+        "slas": _slas(_chosen_promises(live, names, most)),
         "throttles": _throttles(throttles[:most]),
         "backends": _backends(tables.values(), around, board, controls, most),
         "totals": {
             "gateways": dict(Counter(t.state for t in tables.values())),
             "volumes": len(around.volumes()),
-            "slas": dict(Counter(state.state for state in live.values())),
+            "slas": dict(Counter(names)),
             "throttles": len(throttles),
             "backends": len(around.backends()),
         },

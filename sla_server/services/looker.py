@@ -27,6 +27,8 @@ from sla_server.services.store import Row, Store
 
 log = structlog.get_logger("looker")
 SHOWN_EVENTS: Final = 20
+MORE_S: Final = 0.1
+"""In which others get the processor, and dbmanager what was judged."""
 HOUR_S: Final = 3600
 FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
 
@@ -102,8 +104,13 @@ class Looker:
         """The thread ``sv-looker``; ``wake`` ends its sleep early."""
         while not stop.is_set():
             self.look()
-            self._wake.wait(self._config.judge_every_s)
+            self._wake.wait(self.pause_s)
             self._wake.clear()
+
+    @property
+    def pause_s(self) -> float:
+        """Until the next look: short while more is due than one pass judges."""
+        return MORE_S if self._judge.has_more else self._config.judge_every_s
 
     def wake(self) -> None:
         """End the sleep: the process stops. Thread: any."""

@@ -10,7 +10,10 @@ Mailboxes: ``services`` in ``main.mbx`` (from pairs and dbmanager) and in ``app.
 from __future__ import annotations
 
 import selectors
+import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -43,6 +46,10 @@ SCHEMA_GRACE_S: Final = 5.0
 """Until then dbmanager, started with us, may still be making the schema: that is no trouble."""
 STOP_LIMIT_S: Final = 5.0
 MAX_BATCHES: Final = 16  # of each mailbox between two ticks: 4 MB of cuts, some 100 ms of work
+TURN_S: Final = 0.0002
+"""How long a thread that computes may keep the interpreter from one that waits for it. The main loop gives it
+up with every large array operation, hundreds of times a second; with Python's 5 ms it got it back so late,
+while slices were judged, that its mailbox overflowed."""
 
 
 class ServerConfig(Protocol):
@@ -144,7 +151,7 @@ def take_up(store: Store, journal: Journal, tag: str, mode: str, clock: Clock, s
 
 def _loop(services: Services, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop) -> None:
     boxes = (app, main)  # people first: a request is one small message
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, Collector.in_charge(), short_turns():
         for source in (*boxes, stop):
             selector.register(source, selectors.EVENT_READ)
         due_ns = 0
@@ -162,6 +169,17 @@ def _loop(services: Services, main: Mailbox, app: Mailbox, clock: Clock, stop: S
                 selector.select(max(0.0, (due_ns - clock.monotonic_ns()) / 1e9))
             for box in boxes:
                 box.awake()
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Threads of this process take turns every ``TURN_S``."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def _drain(services: Services, box: Mailbox, clock: Clock) -> bool:

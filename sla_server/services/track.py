@@ -30,6 +30,7 @@ OPEN_US: Final = 2 * DAY_US
 JUDGE_BACK_US: Final = 7 * DAY_US
 """Slices older than this that nobody judged (server away) stay unjudged."""
 RECHECK_SLICES: Final = 3
+NEVER_US: Final = 1 << 62
 MAX_DUE: Final = 240  # a pass: four hours of minutes, so that a long catch-up delays nobody
 
 Fingerprint = tuple[Any, ...]
@@ -96,10 +97,6 @@ class Track:
         """Whether an earlier process, or an earlier version, can have judged anything of this objective."""
         return self.item.version > 1 or self.next_us + self.length_us <= now_us
 
-    def quiet(self, now_us: int) -> bool:
-        """Whether nothing can be due: the next slice has not ended, and none may be due again."""
-        return self.next_us + self.length_us > now_us and not self._late and self._wake == {}
-
     def note_late(self, slot_us: int) -> None:
         """Cuts of this slot came after it may have been judged."""
         start_us = slot_us // self.length_us * self.length_us
@@ -122,6 +119,32 @@ class Track:
     ) -> list[int]:
         """Starts of the slices to judge now, again or for the first time, oldest first."""
         return sorted({*self._new(scope, progress, now_us, late_us), *self._again(scope, progress, now_us)})
+
+    def waits_for(
+        self, scope: Sequence[Stream], progress: Mapping[str, int], late_us: int
+    ) -> tuple[int, dict[str, int]] | None:
+        """Nothing is due now: until when, unless a gateway's progress gets as far as said; None: not known.
+
+        Only one of the gateways that the next slice lacks is named. When it has passed, ask again.
+        """
+        if self._late or self._wake is None:
+            return None
+        start_us, end_us, ended_us = self.next_us, self.next_us + self.length_us, self.item.ended_us
+        waits = dict(self._wake)
+        if ended_us is not None and start_us >= ended_us:
+            return NEVER_US, waits
+        gateways = self.gateways(scope, progress, start_us, end_us)
+        lacking = next((name for name in gateways if progress.get(name, 0) < end_us), None)
+        if lacking is not None:
+            waits[lacking] = min(end_us, waits.get(lacking, end_us))
+        elif gateways:
+            return end_us, waits
+        else:  # all are retired, or their streams are too new: one that reports again would be in scope
+            back_us = start_us - RETIRED_US
+            for name in {stream.gateway_id for stream in scope}:
+                if progress.get(name, 0) < back_us:
+                    waits[name] = min(back_us, waits.get(name, back_us))
+        return end_us + late_us, waits
 
     def _new(
         self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int, late_us: int

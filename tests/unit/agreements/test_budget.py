@@ -213,3 +213,22 @@ def test_a_rolling_budget_is_that_of_the_whole_window() -> None:
     assert found.budget.total_slices == pytest.approx((1440 - 1) * 0.1)
     assert found.burn_1h == 0.0
     assert found.compliance == 0.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("since", [0, 4, 59, 60, 61, 1439, 1440, 1441, 4320, 4463, 4464, 4465, 6000])
+def test_the_short_way_without_bad_slices_says_the_same_as_the_long_one(
+    monkeypatch: pytest.MonkeyPatch, since: int, policy: NoDataPolicy
+) -> None:
+    item = in_force(simple(extra="  window: {type: calendar, period: month}\n"))
+    objective = item.agreement.judged[0].model_copy(update={"no_data": policy})
+    trouble = [history.BAD, history.NO_DATA, history.NO_DATA_OURS] * 5
+    made = book([history.GOOD] * 10 + trouble + [history.NOT_APPLICABLE] * since)
+    now_us = START_US + (25 + since) * MINUTE_US
+    short = standing(item, objective, made, now_us, now_us)
+    assert made.is_clean_since(now_us - since * MINUTE_US)
+    assert not made.is_clean_since(now_us - (since + 1) * MINUTE_US)
+    monkeypatch.setattr(SliceHistory, "is_clean_since", lambda *_: False)
+    assert standing(item, objective, made, now_us, now_us) == short
+    if policy == "bad":
+        assert (short.consecutive_bad > 0) == (since < budget.LOOK_BACK_SLICES)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from sla_server.services.arrivals import MOST_CUTS
 from sla_server.services.brain import Brain
 
 from .worlds import brain, cut, exports, promise, streams, volume_class
@@ -98,3 +99,15 @@ def test_a_cut_makes_an_unknown_gateway_known_and_brings_a_lost_one_back():
         assert (made.tables["g1"].state, made.policy.ports["g1"].up) == ("up", True)
         made.gateway_lost("g1", "gone", seq * S)
         assert not made.policy.ports["g1"].up
+
+
+def test_many_cuts_do_not_wait_for_a_question_so_that_mail_is_taken_in_between():
+    made, ids = brain(), [f"g{number}" for number in range(MOST_CUTS + 1)]
+    for gateway in ids:
+        made.gateway_up(gateway, gateway, exports("gold"), 0)
+        made.add_streams(gateway, streams(gateway, "gold"))
+    for count, gateway in enumerate(ids, 1):
+        each = cut(gateway, 1, {"gold": (40, 2)})
+        made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, S)
+        entered = sum(table.seq for table in made.tables.values())
+        assert entered == (MOST_CUTS if count >= MOST_CUTS else 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pmdaemon.errors import FrameTooLarge
 from pmdaemon.wire.kinds import Kind
+from sla_server.services import journal as journals
 from sla_server.services.journal import Journal
 from tests.unit.services_shell.support import FakeMailbox
 
@@ -178,3 +181,21 @@ def test_whatever_is_lost_the_last_word_of_a_key_is_the_newest(steps: list[str])
     assert journal.waiting() == 0
     assert set(stored) == set(range(1, appended + 1))
     assert not stored or stored[-1] == appended
+
+
+def test_many_rows_are_encoded_once_each_in_frames_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, mailbox = make()
+    encoded: list[int] = []
+    whole = journals.frame.encode
+
+    def counted(kind: Kind, header: dict[str, Any], blob: bytes = b"") -> bytes:
+        encoded.append(len(header["rows"]))
+        return whole(kind, header, blob)
+
+    monkeypatch.setattr(journals.frame, "encode", counted)
+    names = [f"event-{number}" for number in range(1000)]
+    journal.append([event(name, 200) for name in names])
+    assert sum(encoded) == 1000
+    monkeypatch.undo()
+    journal.flush(0)
+    assert [name for _, part in ids(mailbox) for name in part] == names

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.compile import InForce
-from sla_server.services import judge
+from sla_server.services import judge, judge_books
 from sla_server.services.judge import Judge, Judgement
 from tests.unit.agreements.documents import agreement, in_force, simple
 from tests.unit.services_shell.support import GATEWAY, MINUTE_US, START_US, Away, FakeStore
@@ -310,7 +310,7 @@ def test_many_agreements_are_judged_in_small_reads_and_by_turns(monkeypatch: pyt
 
 
 def test_standings_are_told_when_they_changed_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "MOST_STANDINGS", 2)
+    monkeypatch.setattr(judge_books, "MOST_STANDINGS", 2)
     scene = many(5)
     scene.store.add_slot(at(0), stream_id=4, gateway="g2", covered_us=MINUTE_US)
     found = scene.run(1.1)
@@ -321,6 +321,11 @@ def test_standings_are_told_when_they_changed_and_by_turns(monkeypatch: pytest.M
         {("a0", "latency"), ("a1", "latency")},
     ]
     assert set(scene.run(1.4).standings) == {(f"a{number}", "latency") for number in range(5)}
+    for number in (1, 2):
+        scene.store.add_slot(at(1), stream_id=number, gateway=f"g{number // 2}", covered_us=MINUTE_US)
+    judged = {(f"a{number}", "latency") for number in range(4)}
+    assert scene.run(2.1).changed == judged  # enough for one pass
+    assert scene.run(2.2).changed == {("a4", "latency")}
 
 
 def test_after_a_start_slices_are_read_in_portions_and_nothing_is_judged_unread(
@@ -338,6 +343,20 @@ def test_after_a_start_slices_are_read_in_portions_and_nothing_is_judged_unread(
     assert scene.slices(1.4) == []
     assert scene.store.reads.count("slices") == 12
     assert set(scene.run(1.5).standings) == {(f"a{number}", "latency") for number in range(6)}
+
+
+def test_a_version_with_slices_of_another_length_has_no_standing_until_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.run(1.1).changed == {("gold", "latency")}
+    old = InForce(agreement(simple()), 1, START_US, ended_us=at(1.5))
+    monkeypatch.setattr(judge, "MOST_LOADS", 0)
+    scene.judge.set_agreements([old, InForce(agreement(simple(slice_text="5m")), 2, at(1.5))], at(1.5))
+    assert scene.run(1.6).changed == set()
+    monkeypatch.setattr(judge, "MOST_LOADS", 1)
+    assert scene.run(1.7).changed == {("gold", "latency")}
 
 
 def test_streams_are_read_only_when_there_are_others() -> None:

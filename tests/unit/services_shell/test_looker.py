@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pmdaemon.runtime.clock import FakeClock
+from sla_server.services import judge
 from sla_server.services.catalog import apply
 from sla_server.services.config import ServicesConfig
-from sla_server.services.looker import Found, Looker, hour_of_week
+from sla_server.services.looker import MORE_S, Found, Looker, hour_of_week
 from sla_server.services.startup import Start, marker_event, read_start
 from tests.unit.agreements.documents import simple
 from tests.unit.services_shell.support import GATEWAY, MINUTE_US, START_US, Away, FakeStore
@@ -157,3 +158,26 @@ def test_the_marker_is_each_processs_own() -> None:
     clock = FakeClock()
     assert marker_event("a", clock) == marker_event("a", clock)
     assert marker_event("a", clock)[1]["event_id"] != marker_event("b", clock)[1]["event_id"]
+
+
+def test_while_more_is_due_than_one_look_judges_the_next_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MOST_DUES", 1)
+    scene = Scene()
+    names = [f"a{number}" for number in range(3)]
+    catalog = Start().catalog
+    for number, name in enumerate(names):
+        scene.store.add_stream(number, volume=name)
+        scene.store.add_slot(START_US, stream_id=number, covered_us=MINUTE_US // 3)
+        catalog = apply(catalog, docs(simple(name, volumes=name)), "ann", START_US).catalog
+    scene.looker.set_catalog(catalog)
+    assert scene.looker.pause_s == 1.0
+    judged, pauses = [], []
+    for number in range(4):
+        (found,) = scene.look(MORE_S if number else 61)
+        judged += [row["name"] for table, row in found.judgement.rows if table == "slices"]
+        pauses.append(scene.looker.pause_s)
+    assert sorted(judged) == names
+    assert pauses == [MORE_S, MORE_S, MORE_S, 1.0]  # the fourth finds that nothing is left
+    assert scene.store.reads.count("progress") == 1  # that of the first look serves them all
+    scene.look(1)
+    assert scene.store.reads.count("progress") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -159,3 +160,10 @@ def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
     start = process.take_up(store, journal, "tag", "observe", clock, stop)
     assert start is not None
     assert said == ["waiting-for-database"] * warnings
+
+
+def test_threads_take_short_turns_while_the_loop_runs() -> None:
+    before_s = sys.getswitchinterval()
+    with process.short_turns():
+        assert sys.getswitchinterval() == pytest.approx(process.TURN_S)
+    assert sys.getswitchinterval() == before_s
