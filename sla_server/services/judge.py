@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,6 +43,8 @@ MOST_SLOTS: Final = 2048
 """Streams times minutes of one read: some 10 MB of rows."""
 MOST_DUES: Final = 2048
 """Slices of one pass; while there are more, the next one follows at once (``Judge.has_more``)."""
+BREATH_DUES: Final = 128
+"""Slices judged between two calls of ``breathe``, in which others may go first: some 5 ms."""
 MOST_LOOKS: Final = 8192
 """Tracks that one pass looks at."""
 PROGRESS_US: Final = 5 * SECOND_US
@@ -94,8 +96,9 @@ class _Due:
 class Judge:
     """See the module."""
 
-    def __init__(self, store: Store, judge_late_s: float) -> None:
+    def __init__(self, store: Store, judge_late_s: float, breathe: Callable[[], None] = lambda: None) -> None:
         self._store = store
+        self._breathe = breathe
         self._late_us = round(judge_late_s * SECOND_US)
         self._tracks: dict[Name, Track] = {}
         self._books = Books()
@@ -192,7 +195,9 @@ class Judge:
             parts = _parts(self._due(progress, now_us))
             while parts:
                 inputs = self._read(parts[0], progress, now_us)
-                for due in parts.pop(0):
+                for count, due in enumerate(parts.pop(0)):
+                    if count % BREATH_DUES == 0:
+                        self._breathe()
                     self._judge_one(due, progress, inputs, now_us, result)
         except SlaError as exc:
             if not exc.retryable:

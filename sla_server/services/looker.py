@@ -5,7 +5,7 @@ events), and now and then the policies. What it finds goes into a queue that the
 tick. While the database is away a look fails as a whole, is logged once, and the next one tries again.
 
 Shared with the main loop: ``found`` (a SimpleQueue), ``_catalog`` and ``_policy_wanted`` under ``_lock``,
-``_wake``. All else belongs to this thread.
+``_wake``, ``_way_is_free``. All else belongs to this thread.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ log = structlog.get_logger("looker")
 SHOWN_EVENTS: Final = 20
 MORE_S: Final = 0.1
 """In which others get the processor, and dbmanager what was judged."""
+WAY_S: Final = 0.1
+"""The longest wait for the mail at a time: at 128 slices between two, 64,000 are judged within a minute."""
 HOUR_S: Final = 3600
 FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
 
@@ -74,9 +76,11 @@ class Looker:
         self._store = store
         self._config = config
         self._clock = clock
-        self._judge = Judge(store, config.judge_late_s)
+        self._judge = Judge(store, config.judge_late_s, self._breathe)
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._way_is_free = threading.Event()
+        self._way_is_free.set()
         self._catalog: Catalog | None = None
         self._policy_wanted = True
         self._policy_at_ns = 0
@@ -99,6 +103,16 @@ class Looker:
         with self._lock:
             self._policy_wanted = True
         self._wake.set()
+
+    def give_way(self, *, to_mail: bool) -> None:
+        """Let the main loop go first while more mail waits than it takes at once. Thread: any."""
+        if to_mail:
+            self._way_is_free.clear()
+        else:
+            self._way_is_free.set()
+
+    def _breathe(self) -> None:
+        self._way_is_free.wait(WAY_S)
 
     def run(self, stop: Stop) -> None:
         """The thread ``sv-looker``; ``wake`` ends its sleep early."""

@@ -104,7 +104,7 @@ def run(config: ServerConfig, stop: Stop) -> int:
         threads.start("sv-looker", lambda: looker.run(stop))
         threads.start("sv-documents", lambda: documents.run(stop))
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
-        _loop(services, main, app, clock, stop)
+        _loop(services, looker, main, app, clock, stop)
         services.flush(clock.monotonic_ns())
         log.info("stopped", reason=stop.reason, unrecorded=journal.waiting())
     finally:
@@ -149,7 +149,7 @@ def take_up(store: Store, journal: Journal, tag: str, mode: str, clock: Clock, s
     return None
 
 
-def _loop(services: Services, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop) -> None:
+def _loop(services: Services, looker: Looker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop) -> None:
     boxes = (app, main)  # people first: a request is one small message
     with selectors.DefaultSelector() as selector, Collector.in_charge(), short_turns():
         for source in (*boxes, stop):
@@ -158,6 +158,7 @@ def _loop(services: Services, main: Mailbox, app: Mailbox, clock: Clock, stop: S
         collector = Collector()
         while not stop.is_set():
             busy = [_drain(services, box, clock) for box in boxes]
+            looker.give_way(to_mail=any(busy))
             now_ns = clock.monotonic_ns()
             if now_ns >= due_ns:
                 services.tick(now_ns, clock.unix_us())

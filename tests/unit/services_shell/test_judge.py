@@ -309,6 +309,18 @@ def test_many_agreements_are_judged_in_small_reads_and_by_turns(monkeypatch: pyt
     assert max(read) <= 3
 
 
+def test_others_may_go_first_after_every_few_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "BREATH_DUES", 3)
+    scene = many(8)
+    for number in range(8):
+        scene.store.add_slot(at(0), stream_id=number, gateway=f"g{number // 2}", covered_us=MINUTE_US // 2)
+    judged: list[int] = []
+    made = Judge(scene.store, 30, lambda: judged.append(sum(bool(t.judged) for t in made._tracks.values())))
+    made.set_agreements(scene.items, at(0))
+    assert len(made.run(at(1.1)).rows) == 8
+    assert judged == [0, 3, 6]
+
+
 def test_standings_are_told_when_they_changed_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_books, "MOST_STANDINGS", 2)
     scene = many(5)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.services import judge
+from sla_server.services import judge, looker
 from sla_server.services.catalog import apply
 from sla_server.services.config import ServicesConfig
 from sla_server.services.looker import MORE_S, Found, Looker, hour_of_week
@@ -181,3 +184,27 @@ def test_while_more_is_due_than_one_look_judges_the_next_comes_soon(monkeypatch:
     assert scene.store.reads.count("progress") == 1  # that of the first look serves them all
     scene.look(1)
     assert scene.store.reads.count("progress") == 2
+
+
+def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looker, "WAY_S", 60.0)
+    scene, read = Scene(), threading.Event()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    whole = scene.store.slice_inputs
+
+    def seen(*args: Any) -> Any:
+        read.set()
+        return whole(*args)
+
+    monkeypatch.setattr(scene.store, "slice_inputs", seen)
+    scene.looker.give_way(to_mail=True)
+    found: list[Found] = []
+    thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
+    thread.start()
+    assert read.wait(20)
+    assert scene.looker.found.empty()
+    scene.looker.give_way(to_mail=False)
+    thread.join(20)
+    assert [table for table, _ in found[0].judgement.rows] == ["slices"]
