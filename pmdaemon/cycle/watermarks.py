@@ -30,10 +30,20 @@ def parse(header: Mapping[str, Any]) -> tuple[int, Notice]:
     incarnation, rows = header.get("inc"), header.get("hw")
     if type(incarnation) is not int or not isinstance(rows, list):
         raise MalformedFrame(f"a durable notice of incarnation {incarnation!r}")
-    for row in rows:
-        if type(row) is not list or tuple(map(type, row)) != _ROW:
-            raise MalformedFrame(f"a durable notice with the row {row!r}")
+    if not _are_sound(rows):
+        wrong = next(row for row in rows if type(row) is not list or tuple(map(type, row)) != _ROW)
+        raise MalformedFrame(f"a durable notice with the row {wrong!r}")
     return incarnation, rows
+
+
+def _are_sound(rows: list[Any]) -> bool:
+    """Whether each row is a list of the types of ``_ROW``. By columns: there is a row for each poll."""
+    if not rows:
+        return True
+    if set(map(type, rows)) != {list} or set(map(len, rows)) != {len(_ROW)}:
+        return False
+    columns = zip(*rows, strict=True)
+    return all(set(map(type, column)) == {kind} for column, kind in zip(columns, _ROW, strict=True))
 
 
 class Watermarks:
