@@ -239,10 +239,10 @@ def product_works(sockets: Sockets) -> tuple[Sockets, list[ProductWork], Callabl
 
 
 def _await_durable(rig: Rig, mailbox: Any) -> None:
-    """Follow the notices until every cut posted is durable, so that rounds do not outrun the taker."""
+    """Follow the notices until every cut is durable, so that rounds do not outrun the taker."""
     sleeper = select.poll()
     sleeper.register(mailbox.fileno(), select.POLLIN)
-    while rig.registry.durable_rows < rig.courier.posted_cuts:
+    while rig.registry.durable_rows < rig.counters["cuts"]:  # some wait for their batch to be old enough
         rig.outbound.step()
         if mailbox.prepare_sleep():
             sleeper.poll(50)
