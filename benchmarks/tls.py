@@ -131,7 +131,7 @@ def serve(folder: Path, count: int, seconds: float, form: str) -> dict[str, floa
             clerk = SimpleNamespace(
                 context=contexts.server(ca / "ca.crt", ca / "server.pem"), revoked=frozenset()
             )
-            rig.inbound._clerk = clerk  # type: ignore[assignment]  # the context is all that is used here
+            rig.inbound._door._clerk = clerk  # type: ignore[assignment]  # the context is all that is used here
         begun_s, before_kib = _cpu_s(), _resident_kib()
         _register(rig, listener, count)
         session_us = (_cpu_s() - begun_s) * 1e6 / count
