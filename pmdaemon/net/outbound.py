@@ -46,7 +46,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
-TOGETHER_NS: Final = 50_000_000  # polls may be late by that, and by a twentieth of the interval
+TOGETHER_NS: Final = 50_000_000  # polls may be late by that, but by no more than a twentieth of the interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
 _FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
@@ -55,18 +55,6 @@ _GONE: Final = Sent.GONE
 _SHARD: Final = attrgetter("shard")
 _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
 log = structlog.get_logger("outbound")
-
-
-class TakenMessage(Protocol):
-    """What a mailbox hands out."""
-
-    @property
-    def sender(self) -> str:
-        """Who posted it."""
-
-    @property
-    def payload(self) -> bytes | memoryview:
-        """One frame."""
 
 
 class Taker(Protocol):
