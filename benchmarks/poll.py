@@ -24,9 +24,11 @@ Options: ``--sizes 50,1000``, ``--repeats 5``, ``--seconds 0.4``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -91,8 +93,16 @@ def cell(
         payload.write_spec(spec, count, registers=registers, streams=streams)
     command = [sys.executable, "-m", "benchmarks.polling.child", variant, str(count), str(seconds)]
     command += [str(spec), programs["swarm"], programs["cloop"], str(stalled)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=CELL_S)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # A group of its own: what the cell started must not go on beside the next one if it has to be killed.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            printed, _ = process.communicate(timeout=CELL_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 
 
