@@ -83,13 +83,15 @@ class UsualAnswers:
             if sent_ns is None:
                 return False
             gateway.awaiting_since_ns = None
-        unix_us, offset = self._unix_us(), gateway.offset
-        where = gateway.gateway_id, unix_us, offset.offset_us, now_ns
-        if not (is_placed and self._add_placed(cut_bytes, *where)):
-            self._courier.cut(data[:cut_bytes], *where)
-        offset.add(wall_us, unix_us, (now_ns - sent_ns) // 1000)
+        wall_clock, add_placed = self._unix_us, self._add_placed
+        unix_us, offset = wall_clock(), gateway.offset
+        gateway_id, offset_us = gateway.gateway_id, offset.offset_us
+        if not (is_placed and add_placed(cut_bytes, gateway_id, unix_us, offset_us, now_ns)):
+            self._courier.cut(data[:cut_bytes], gateway_id, unix_us, offset_us, now_ns)
+        waited_ns = now_ns - sent_ns
+        offset.add(wall_us, unix_us, waited_ns // 1000)
         self._taken += 1
-        if now_ns - sent_ns > self._interval_ns:
+        if waited_ns > self._interval_ns:
             self._late += 1
         gateway.dropped = dropped
         return True

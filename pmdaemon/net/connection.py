@@ -58,7 +58,6 @@ class Connection:
         address: "host:port" of the peer, for messages.
         opened_ns: when it was accepted (monotonic).
         last_received_ns: when bytes last arrived.
-        received_bytes: so far, in this process.
         doomed: why it must be closed; set by whoever noticed, acted on by the inbound thread.
         drain_until_ns: while draining, when to give up.
         secured: whether frames may flow: at once without TLS, else when the handshake is done.
@@ -88,7 +87,6 @@ class Connection:
         "is_dialled",
         "last_received_ns",
         "opened_ns",
-        "received_bytes",
         "schema_seen",
         "secured",
         "session",
@@ -108,7 +106,6 @@ class Connection:
         self.gateway: Gateway | None = None
         self.opened_ns = now_ns
         self.last_received_ns = now_ns
-        self.received_bytes = 0
         self.doomed = ""
         self.drain_until_ns: int | None = None
         self.end_reason = ""
@@ -182,8 +179,9 @@ class Connection:
     def _write(self, data: bytes) -> Sent:
         if self._out:
             return self._keep(data)
+        send = self._send
         try:
-            sent = self._send(data)
+            sent = send(data)
         except BlockingIOError:
             sent = 0
         except OSError as exc:
@@ -237,14 +235,14 @@ class Connection:
         Raises:
             OSError: the connection broke (never for lack of data, which is 0 bytes).
         """
+        recv_into = self._recv_into  # a slot's content is called the short way only from a local name
         try:
-            size = self._recv_into(buffer)
+            size = recv_into(buffer)
         except BlockingIOError:
             return 0
         if size == 0:
             return None
         self.last_received_ns = now_ns
-        self.received_bytes += size
         if self.drain_until_ns is not None:
             self._discarded_bytes += size
             return None if self._discarded_bytes > DRAIN_BYTES else 0

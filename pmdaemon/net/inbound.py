@@ -52,7 +52,13 @@ _UNUSUAL: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
 
 
 class Inbound:
-    """The inbound thread's work; ``run`` is the thread's target, ``step`` one round of it."""
+    """The inbound thread's work; ``run`` is the thread's target, ``step`` one round of it.
+
+    Attributes:
+        received_bytes: from agents, by this process.
+        steps: rounds so far.
+        t_ptmax: CPU us a message takes, at most (P11).
+    """
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Inbound:
         self._courier = courier
         self._batch = courier.batch
         self._clock = clock
+        self._monotonic_ns = clock.monotonic_ns
         self._hints = hints
         self._mover = mover
         self._channel_waits = False
@@ -84,7 +91,7 @@ class Inbound:
         self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns
         self._connections: set[Connection] = set()
-        self._received_bytes = 0  # of connections that have ended
+        self.received_bytes = 0
         self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
         self._reads = 0
         self.t_ptmax = DecayingMax()
@@ -204,14 +211,8 @@ class Inbound:
             self._counters["tls_handshakes"] += 1
         self._readiness.modify(conn, wanted or selectors.EVENT_READ)
 
-    @property
-    def received_bytes(self) -> int:
-        """Bytes received from agents by this process. Thread: any (then right to a read or two)."""
-        return self._received_bytes + sum(conn.received_bytes for conn in tuple(self._connections))
-
     def release(self, conn: Connection) -> None:
         """Serve a connection no more; it leaves for another process."""
-        self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
         self._door.strangers.remove(conn)
         self._readiness.unregister(conn)
@@ -260,7 +261,8 @@ class Inbound:
 
     def _receive(self, conn: Connection) -> None:
         """Read once and act on it; one read in ``TIMED_READS`` is timed, for T_ptmax."""
-        now_ns = self._clock.monotonic_ns()
+        clock = self._monotonic_ns
+        now_ns = clock()
         self._reads += 1
         is_timed = not self._reads % TIMED_READS
         started_ns = self._thread_time_ns() if is_timed else 0
@@ -273,6 +275,7 @@ class Inbound:
         if size is None:
             self._ended(conn, "the connection was closed by the agent")
             return
+        self.received_bytes += size
         data = room[:size]
         if self._reception.usual.take(conn, data, is_placed=True):
             messages = FRAMES
@@ -344,7 +347,6 @@ class Inbound:
         self._reception.lost(conn, conn.end_reason)
 
     def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
-        self._received_bytes += conn.received_bytes
         self._connections.discard(conn)
         self._door.strangers.remove(conn)
         self._readiness.unregister(conn)

@@ -158,11 +158,11 @@ class Outbound:
         Two loops stay in the processor's caches where one would not (measured); a round trip counts the part
         of a millisecond that a poll waits for the others.
         """
-        now_ns, number = self._now_ns, self._poll
+        now_ns, number, orders = self._now_ns, self._poll, self._orders
         lease = self._book.lease_is_fresh(now_ns())
         asked: list[tuple[Gateway, int, tuple[Peer, bytes]]] = []
         for gateway in gateways:
-            if gateway.gateway_id in self._orders:
+            if orders and gateway.gateway_id in orders:
                 self._poll = number
                 self._send(gateway.gateway_id, polled=True)
                 number = self._poll

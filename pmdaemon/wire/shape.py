@@ -30,6 +30,7 @@ from pmdaemon.wire.frame import PREFIX, decode, split
 from pmdaemon.wire.kinds import Kind
 
 SHAPES_A_SIZE: Final = 4  # of equal size are, say, a cut with a long seq and one with a long histogram
+SIZES: Final = 4096  # of answers, at most: a few hundred bytes each
 CUT_KEYS: Final = ("gw", "ep", "seq", "n", "h", "m")
 REPLY_KEYS: Final = ("poll", "wall_us", "dropped")
 FREE_KEYS: Final = ("ep",)  # random numbers of 64 bits
@@ -149,18 +150,31 @@ def _unpadded(raw: bytes | memoryview) -> bytes:
     return bytes(raw[: PREFIX.size + header_bytes])
 
 
+Match = tuple[int, int, tuple[Any, ...]]
+"""(bytes of the CUT, bytes of its blob with padding, values of ``CUT_KEYS`` and ``REPLY_KEYS``)."""
+
+
 class Shapes:
-    """Those learned, by the length of the CUT's header; the newest few of each length."""
+    """Those learned, by the length of the CUT's header; the newest few of each length.
+
+    Answers of one gateway nearly always have the same size. What a shape comes to with a size that was met
+    before (both parts by one call, the CUT's length among the constants) is kept.
+    """
 
     def __init__(self) -> None:
         self._by_header_bytes: dict[int, list[Shape]] = {}
+        self._by_bytes: dict[int, list[tuple[Any, ...]]] = {}
 
-    def match(self, data: memoryview) -> tuple[int, int, tuple[Any, ...]] | None:
-        """What ``data`` says, if it is one whole answer of a known shape.
+    def match(self, data: memoryview) -> Match | None:
+        """What ``data`` says, if it is one whole answer of a known shape."""
+        for parts, mask, pattern, read, cut_bytes, blob_bytes in self._by_bytes.get(len(data), ()):
+            head, tail = parts(data)
+            both = head + tail
+            if _from_bytes(both, "little") & mask == pattern:
+                return cut_bytes, blob_bytes, read(both)
+        return self._match_of_new_size(data)
 
-        Returns:
-            (bytes of the CUT, bytes of its blob with padding, values of ``CUT_KEYS`` and ``REPLY_KEYS``).
-        """
+    def _match_of_new_size(self, data: memoryview) -> Match | None:
         end = len(data)
         if end < _LEAST:
             return None
@@ -172,8 +186,19 @@ class Shapes:
                 cut_bytes = (number & 0xFFFFFFFF) + 4
                 if cut_bytes + tail_bytes != end or cut_bytes < shape.blob_at or cut_bytes & 7:
                     return None
+                self._keep(end, shape, cut_bytes)
                 return cut_bytes, cut_bytes - shape.blob_at, shape.read(both)
         return None
+
+    def _keep(self, end: int, shape: Shape, cut_bytes: int) -> None:
+        if len(self._by_bytes) >= SIZES:
+            self._by_bytes.clear()
+        between = end - shape.head_bytes - shape.tail_bytes
+        parts = struct.Struct(f"{shape.head_bytes}s{between}x{shape.tail_bytes}s").unpack_from
+        mask, pattern = shape.mask | 0xFFFFFFFF, shape.pattern | (cut_bytes - 4)
+        known = self._by_bytes.setdefault(end, [])
+        known.insert(0, (parts, mask, pattern, shape.read, cut_bytes, cut_bytes - shape.blob_at))
+        del known[SHAPES_A_SIZE:]
 
     def learn(self, data: memoryview) -> bool:
         """Learn the shape of an accepted answer; False if it has none, or is no usual answer."""
