@@ -248,7 +248,7 @@ def _await_durable(rig: Rig, mailbox: Any) -> None:
     sleeper.register(mailbox.fileno(), select.POLLIN)
     while rig.registry.durable_rows < rig.counters["cuts"]:  # some wait for their batch to be old enough
         if rig.courier.refused_keeping:
-            raise RuntimeError("the taker fell behind and a batch was refused: what follows cannot be compared")
+            raise RuntimeError("the taker fell behind: a batch was refused, and its cuts will not come")
         rig.outbound.step()
         if mailbox.prepare_sleep():
             sleeper.poll(50)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pmdaemon.errors import WireError
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.shape import SHAPES_A_SIZE, Shapes
+from pmdaemon.wire.shape import SHAPES_A_SIZE, SIZES, Shapes
 
 GATEWAY = bytes(range(16))
 CUT: dict[str, Any] = {
@@ -169,3 +169,22 @@ def test_of_equal_size_the_newest_few_are_kept() -> None:
     answers = [answer(CUT | {name: 1}, REPLY) for name in names]
     shapes = learned(*answers)
     assert [shapes.match(item) is not None for item in answers] == [False, *[True] * SHAPES_A_SIZE]
+
+
+def test_two_shapes_of_equal_size_in_turn() -> None:
+    """The padding hides how long the head is: size alone does not tell which shape it is."""
+    long, short = answer(CUT | {"seq": 70_000}, REPLY), answer(CUT | {"seq": 300}, REPLY)
+    assert len(long) == len(short)
+    shapes = learned(long, short)
+    for data in (long, short, long, short):
+        match = shapes.match(data)
+        assert match is not None
+        assert match[2] == said(data)
+
+
+def test_answers_of_ever_new_sizes_are_recognised_and_memory_is_bounded() -> None:
+    shapes = learned(answer(CUT, REPLY))
+    for blocks in range(SIZES + 2):
+        assert shapes.match(answer(CUT, REPLY, 8 * blocks)) is not None
+    assert shapes.match(answer(CUT, REPLY, 0)) is not None
+    assert len(shapes._by_bytes) <= SIZES
