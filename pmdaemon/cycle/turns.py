@@ -10,7 +10,7 @@ Pure; no clock. Source: P11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 Item = TypeVar("Item")
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 SHARE: Final = 8  # gateways of a shard in one turn: some 100 us, a hundredth of the thread's quantum
 
 
-def in_turn(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: int = SHARE) -> Iterator[Item]:
+def in_turn(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: int = SHARE) -> list[Item]:
     """Every gateway once, shards in the order of their first gateway, ``share`` of a shard in a turn."""
     queues: dict[int, list[Item]] = {}
     for gateway in gateways:
@@ -27,10 +27,12 @@ def in_turn(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: in
             queues[shard] = [gateway]
         else:
             queue.append(gateway)
+    ordered: list[Item] = []
     served = 0
     waiting = list(queues.values())
     while waiting:
         for queue in waiting:
-            yield from queue[served : served + share]
+            ordered += queue[served : served + share]
         served += share
         waiting = [queue for queue in waiting if len(queue) > served]
+    return ordered

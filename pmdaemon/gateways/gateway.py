@@ -124,7 +124,8 @@ class Gateway:
             sole = self.record.poll_sole(number, now_ns)
             request = self.record.poll(number, now_ns) if sole is None else None
         if sole is not None:
-            return conn, poll.encode_sole(number, now_ns, *sole, lease)
+            epoch, ack, start = sole
+            return conn, poll.encode_sole(number, now_ns, epoch, ack, start, lease)
         assert request is not None  # one of the two
         return conn, poll.encode(number, now_ns, request.ack, request.start, lease)
 

@@ -19,21 +19,22 @@ from pmdaemon.gateways.registration import Hello, Registration
 
 
 class Registry:
-    """Gateways by id. A record outlives its sessions; only one that moves to another pair is forgotten."""
+    """Gateways by id. A record outlives its sessions; only one that moves to another pair is forgotten.
+
+    Attributes:
+        get: a gateway that registered at least once, by its id, or None.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.watermarks = Watermarks()
         self._gateways: dict[str, Gateway] = {}
+        self.get = self._gateways.get
 
     @property
     def has_watermarks(self) -> bool:
         """Whether dbmanager has said what it holds; before that nobody is polled."""
         return self.watermarks.incarnation is not None
-
-    def get(self, gateway_id: str) -> Gateway | None:
-        """A gateway that registered at least once."""
-        return self._gateways.get(gateway_id)
 
     def all(self) -> list[Gateway]:
         """Every gateway known, in order of first registration."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import select
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
@@ -146,11 +145,13 @@ class Outbound:
             for gateway_id in due:
                 if self._registry.get(gateway_id) is None:
                     self._schedule.remove(gateway_id)
-        ordered = iter(gateways if len(due) <= MANY_DUE else in_turn(gateways, _SHARD))
-        while some := list(islice(ordered, MANY_DUE)):
-            self._poll_some(some)
-            if len(some) == MANY_DUE:
-                self._take_mail()  # caps do not wait for thousands of polls
+        if len(gateways) <= MANY_DUE:
+            self._poll_some(gateways)
+            return
+        ordered = in_turn(gateways, _SHARD)
+        for first in range(0, len(ordered), MANY_DUE):
+            self._poll_some(ordered[first : first + MANY_DUE])
+            self._take_mail()  # caps do not wait for thousands of polls
 
     def _poll_some(self, gateways: list[Gateway]) -> None:
         """Poll these. All polls are made before the first one leaves.

@@ -48,13 +48,16 @@ class _Pattern:
 
 _BARE: Final = _Pattern(0)
 _ACKED: Final = _Pattern(1)
+# Used for nearly every poll: what lies here is found in one step.
+_A, _B, _C, _D, _E, _F = _ACKED.constants
+_ENDS: Final = _ACKED.ends
+_pack: Final = _ACKED.pack
 
 
 def encode_sole(poll: int, sent_ns: int, epoch: int, ack: int, start: int, lease: bool) -> bytes:
     """``encode`` for a gateway with one epoch; nothing is acknowledged if ``ack`` is 0."""
     if ack:
-        a, b, c, d, e, f = _ACKED.constants
-        return _ACKED.pack(a, poll, b, sent_ns, c, epoch, d, ack, e, epoch, f, start, _ACKED.ends[lease])
+        return _pack(_A, poll, _B, sent_ns, _C, epoch, _D, ack, _E, epoch, _F, start, _ENDS[lease])
     a, b, c, d = _BARE.constants
     return _BARE.pack(a, poll, b, sent_ns, c, epoch, d, start, _BARE.ends[lease])
 
