@@ -214,7 +214,7 @@ class ProductWork:
         conn, done, usual = self._conn, False, self._rig.reception.usual
         conn.last_received_ns = time.monotonic_ns()
         view = memoryview(data)
-        if usual.take(conn, view, False):
+        if usual.take(conn, view, is_placed=False):
             return True
         messages = 0
         for received in conn.session.feed(view):

@@ -112,6 +112,7 @@ class Record:
     __slots__ = (
         "_epochs",
         "_live",
+        "_over",
         "_polls",
         "_sole",
         "_waiting_since_ns",
@@ -129,6 +130,7 @@ class Record:
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
         self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
         self._live: set[tuple[int, int]] = set()
+        self._over: dict[int, int] = {}  # what was durable of epochs that are over
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
 
@@ -153,6 +155,7 @@ class Record:
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
         self._live = {item for item in self._live if item[0] in epochs}
+        self._over = {}
         self._polls = ()
         self.rewind()
 
@@ -169,6 +172,7 @@ class Record:
 
     def restart(self, durable: Mapping[int, int]) -> None:
         """Another dbmanager: only what it names is durable, what the agent was told to forget is gone."""
+        self._over = {}
         for epoch, position in self._epochs.items():
             position.floor = max(position.floor, position.acked_to_agent)
             position.ack = durable.get(epoch, 0)
@@ -226,11 +230,20 @@ class Record:
         position = self._epochs[epoch]
         position.floor = max(position.floor, seq - 1)
 
-    def durable(self, epoch: int, seq: int, now_ns: int) -> None:
-        """Notice of dbmanager that everything up to ``seq`` is on disk."""
-        position = self._epochs.get(epoch)
-        if position is None or seq <= position.ack:
-            return
+    def high_water(self) -> list[tuple[int, int]]:
+        """(epoch, seq) durable, as far as notices came here: those of ``durable`` that were taken."""
+        held = [(epoch, item.ack) for epoch, item in self._epochs.items() if item.ack]
+        return [*self._over.items(), *held]
+
+    def durable(self, epoch: int, seq: int, now_ns: int) -> bool:
+        """Notice of dbmanager that all up to ``seq`` is on disk; False if the epoch is not held here."""
+        position = self._sole
+        if position is None or position.number != epoch:
+            position = self._epochs.get(epoch)
+        if position is None:
+            return False
+        if seq <= position.ack:
+            return True
         position.ack = seq
         if seq > position.received:
             position.received = seq
@@ -238,6 +251,7 @@ class Record:
         if not behind and position is not self._sole:
             behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
+        return True
 
     def lags(self, now_ns: int) -> bool:
         """Whether something received has waited ``LAG_NS`` for durability without any progress."""
@@ -317,7 +331,7 @@ class Record:
         # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
         over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
         for epoch in over:
-            del self._epochs[epoch]
+            self._over[epoch] = self._epochs.pop(epoch).ack
         self._set_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:

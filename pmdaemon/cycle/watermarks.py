@@ -4,6 +4,9 @@ WATERMARKS opens an *incarnation* of dbmanager: what it names is durable, everyt
 is in doubt and must be asked for again. Further WATERMARKS and DURABLE of the same incarnation only advance.
 A notice of another incarnation than the open one is a leftover in the mailbox and is ignored.
 
+While a gateway's record holds an epoch, its high water is there (``gateways.registry``), and here is what it
+was when the record began: a notice comes for each poll, and would else be entered twice.
+
 Thread: guarded by the registry's lock.
 
 Source: docs/formats/messages.md (WATERMARKS, DURABLE); DESIGN.md 4.
@@ -62,15 +65,8 @@ class Watermarks:
         self._raise(notice)
         return is_new
 
-    def advance(self, incarnation: int, notice: Notice) -> bool:
-        """Take a DURABLE; False if it belongs to another incarnation and was ignored."""
-        if incarnation != self.incarnation:
-            return False
-        self._raise(notice)
-        return True
-
     def learn(self, notice: Notice) -> None:
-        """Take what another pair knew of a gateway that moves here, of the same incarnation."""
+        """Take what is durable of the open incarnation: rows that no record holds, or held until now."""
         self._raise(notice)
 
     def of(self, gateway_id: str) -> dict[int, int]:

@@ -5,6 +5,9 @@ Story of the race it prevents: a gateway registers (inbound) while WATERMARKS of
 (outbound). Either the gateway is in the map before, and is rewound with the others; or it reads the new
 watermarks when it registers. Without the lock it could start from the old ones and never be rewound.
 
+What is durable of an epoch stands in one place: in the gateway's record while that holds the epoch, else in
+``watermarks``. Whoever needs both, before a record begins anew or leaves, asks ``_gather``.
+
 Source: DESIGN.md 4 (watermarks before polls).
 """
 
@@ -46,7 +49,7 @@ class Registry:
         with self.lock:
             gateway = self._gateways.get(hello.gateway_id) or Gateway(hello.gateway_id)
             self._gateways[hello.gateway_id] = gateway
-            gateway.begin(conn, hello, registration, self.watermarks.of(hello.gateway_id))
+            gateway.begin(conn, hello, registration, self._gather(gateway))
         return gateway
 
     def take_in(self, gateway: Gateway, incarnation: int | None, notice: Notice) -> None:
@@ -69,8 +72,8 @@ class Registry:
     def give_away(self, gateway_id: str) -> tuple[int | None, Notice]:
         """Forget a gateway that moves to another pair; returns what is known of its durable cuts."""
         with self.lock:
-            self._gateways.pop(gateway_id, None)
-            known = self.watermarks.of(gateway_id)
+            gateway = self._gateways.pop(gateway_id, None)
+            known = self.watermarks.of(gateway_id) if gateway is None else self._gather(gateway)
             return self.watermarks.incarnation, [(gateway_id, epoch, seq) for epoch, seq in known.items()]
 
     def open(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
@@ -78,7 +81,7 @@ class Registry:
         with self.lock:
             is_new = self.watermarks.open(incarnation, notice)
             if not is_new:
-                self._advance(notice, now_ns)
+                self._enter(notice, now_ns)
                 return False
             for gateway in self._gateways.values():
                 with gateway.lock:
@@ -88,9 +91,9 @@ class Registry:
     def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
         """DURABLE arrived; False if it is of another incarnation. Thread: outbound."""
         with self.lock:
-            if not self.watermarks.advance(incarnation, notice):
+            if incarnation != self.watermarks.incarnation:
                 return False
-            self._advance(notice, now_ns)
+            self.watermarks.learn(self._enter(notice, now_ns))
         return True
 
     def rewind(self, gateway_ids: set[str]) -> None:
@@ -100,8 +103,21 @@ class Registry:
                 with gateway.lock:
                     gateway.record.rewind()
 
-    def _advance(self, notice: Notice, now_ns: int) -> None:
-        for gateway_id, epoch, seq in notice:
-            if (gateway := self._gateways.get(gateway_id)) is not None:
+    def _enter(self, notice: Notice, now_ns: int) -> Notice:
+        """Enter what is durable where a record holds it; returns the other rows."""
+        others = []
+        for row in notice:
+            gateway_id, epoch, seq = row
+            if (gateway := self.get(gateway_id)) is not None:
                 with gateway.lock:
-                    gateway.record.durable(epoch, seq, now_ns)
+                    if gateway.record.durable(epoch, seq, now_ns):
+                        continue
+            others.append(row)
+        return others
+
+    def _gather(self, gateway: Gateway) -> dict[int, int]:
+        """Epoch to high water, from both places."""
+        with gateway.lock:
+            held = gateway.record.high_water()
+        self.watermarks.learn([(gateway.gateway_id, epoch, seq) for epoch, seq in held])
+        return self.watermarks.of(gateway.gateway_id)

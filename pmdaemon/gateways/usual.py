@@ -54,7 +54,7 @@ class UsualAnswers:
         self._late = 0
         self.has_lesson = False
 
-    def take(self, conn: Peer, data: memoryview, is_placed: bool) -> bool:
+    def take(self, conn: Peer, data: memoryview, *, is_placed: bool) -> bool:
         """Take what one read brought, if it is a usual answer; else nothing is changed.
 
         Args:

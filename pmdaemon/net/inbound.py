@@ -278,10 +278,8 @@ class Inbound:
             return
         self.received_bytes += size
         data = room[:size]
-        if self._usual.take(conn, data, True):  # by name it would cost the short way of a call
-            messages = FRAMES
-        else:
-            messages = self._take(conn, data)
+        is_usual = self._usual.take(conn, data, is_placed=True)
+        messages = FRAMES if is_usual else self._take(conn, data)
         if is_timed and messages:
             self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 

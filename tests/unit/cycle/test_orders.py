@@ -57,20 +57,17 @@ def test_lease_is_fresh_for_three_seconds() -> None:
     assert book.lease_is_fresh(100 + LEASE_FRESH_NS)
 
 
-def test_watermarks_open_advance_and_ignore_the_dead() -> None:
+def test_watermarks_open_and_learn() -> None:
     marks = Watermarks()
     assert marks.incarnation is None
-    assert not marks.advance(1, [("a", 7, 1)])
     assert marks.open(1, [("a", 7, 5), ("a", 8, 2)])
     assert not marks.open(1, [("b", 1, 9)])
-    assert marks.advance(1, [("a", 7, 9), ("a", 8, 1)])
+    marks.learn([("a", 7, 9), ("a", 8, 1)])
     assert marks.of("a") == {7: 9, 8: 2}
     assert marks.of("b") == {1: 9}
     assert marks.open(2, [("a", 7, 6)])
     assert marks.of("a") == {7: 6}
     assert marks.of("b") == {}
-    assert not marks.advance(1, [("a", 7, 99)])
-    assert marks.of("a") == {7: 6}
 
 
 def test_parse_notice() -> None:
