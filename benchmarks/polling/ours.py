@@ -214,7 +214,7 @@ class ProductWork:
         conn, done, usual = self._conn, False, self._rig.reception.usual
         conn.last_received_ns = time.monotonic_ns()
         view = memoryview(data)
-        if usual.take(conn, view, is_placed=False):
+        if usual.take(conn, view, len(view), is_placed=False):
             return True
         messages = 0
         for received in conn.session.feed(view):
@@ -239,7 +239,14 @@ def product_works(sockets: Sockets) -> tuple[Sockets, list[ProductWork], Callabl
         taken.append(socket.socket(fileno=os.dup(conn.fileno())))
     for sock in taken:
         sock.setblocking(False)
-    return taken, works, rig.courier.post_cuts
+    usual = rig.reception.usual
+    usual.begin()
+
+    def end_round() -> None:
+        rig.courier.post_cuts()
+        usual.begin()
+
+    return taken, works, end_round
 
 
 def _await_durable(rig: Rig, mailbox: Any) -> None:

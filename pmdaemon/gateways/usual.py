@@ -45,7 +45,9 @@ class UsualAnswers:
     def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
         self._courier = courier
         self._add_placed = courier.batch.add_placed
-        self._unix_us = clock.unix_us
+        self._clock = clock
+        self._unix_ahead_us = 0  # of the monotonic clock
+        self._fitting: tuple[int, int, int, int] | None = None
         self._interval_ns = interval_us * 1000
         self._counters = counters
         self._shapes = Shapes()
@@ -54,12 +56,17 @@ class UsualAnswers:
         self._late = 0
         self.has_lesson = False
 
-    def take(self, conn: Peer, data: memoryview, *, is_placed: bool) -> bool:
+    def begin(self) -> None:
+        """Look at the wall clock, once for the answers that are taken in the next few milliseconds."""
+        self._unix_ahead_us = self._clock.unix_us() - self._clock.monotonic_ns() // 1000
+
+    def take(self, conn: Peer, data: memoryview, size: int, *, is_placed: bool) -> bool:
         """Take what one read brought, if it is a usual answer; else nothing is changed.
 
         Args:
             conn: whose read it was.
-            data: what was read.
+            data: what was read, and perhaps more behind it.
+            size: bytes that were read.
             is_placed: it was read into the courier's ``batch.room``.
         """
         self.has_lesson = False
@@ -68,23 +75,28 @@ class UsualAnswers:
             return False
         if session.state is not _POLLING or not session.is_whole:
             return False
-        match = self._shapes.match(data)
+        match = self._shapes.match(data, size)
         if match is None:
             self._unknown += 1
             self.has_lesson = self._unknown % LESSONS_AT == 1
             return False
         cut_bytes, blob_bytes, values = match
         id_bytes, epoch, seq, rows, hists, misses, poll, wall_us, dropped = values
-        if id_bytes != gateway.id_bytes or not cut.fits(rows, hists, misses, blob_bytes):
+        if id_bytes != gateway.id_bytes:
             return False
+        counts = rows, hists, misses, blob_bytes
+        if counts != self._fitting:  # else they are those of the last answer, as those of most are
+            if not cut.fits(*counts):
+                return False
+            self._fitting = counts
         now_ns = conn.last_received_ns
         with gateway.lock:
             sent_ns = gateway.record.answered_usually(poll, epoch, seq, now_ns)
             if sent_ns is None:
                 return False
             gateway.awaiting_since_ns = None
-        wall_clock, add_placed = self._unix_us, self._add_placed
-        unix_us, offset = wall_clock(), gateway.offset
+        unix_us, offset = now_ns // 1000 + self._unix_ahead_us, gateway.offset
+        add_placed = self._add_placed
         gateway_id, offset_us = gateway.gateway_id, offset.offset_us
         if not (is_placed and add_placed(cut_bytes, gateway_id, unix_us, offset_us, now_ns)):
             self._courier.cut(data[:cut_bytes], gateway_id, unix_us, offset_us, now_ns)

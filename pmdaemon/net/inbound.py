@@ -136,6 +136,7 @@ class Inbound:
         self._door.begin_round()
         ready = self._readiness.wait(self._timeout_s() if limit_s is None else limit_s, EVENTS_A_ROUND)
         self.steps += 1
+        self._usual.begin()
         served = False
         owner_of = self._readiness.owners.get
         for descriptor, events in ready:
@@ -277,9 +278,8 @@ class Inbound:
             self._ended(conn, "the connection was closed by the agent")
             return
         self.received_bytes += size
-        data = room[:size]
-        is_usual = self._usual.take(conn, data, is_placed=True)
-        messages = FRAMES if is_usual else self._take(conn, data)
+        is_usual = self._usual.take(conn, room, size, is_placed=True)
+        messages = FRAMES if is_usual else self._take(conn, room[:size])
         if is_timed and messages:
             self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 

@@ -165,14 +165,14 @@ class Shapes:
         self._by_header_bytes: dict[int, list[Shape]] = {}
         self._by_bytes: dict[int, list[tuple[Any, ...]]] = {}
 
-    def match(self, data: memoryview) -> Match | None:
-        """What ``data`` says, if it is one whole answer of a known shape."""
-        for parts, mask, pattern, read, cut_bytes, blob_bytes in self._by_bytes.get(len(data), ()):
+    def match(self, data: memoryview, size: int) -> Match | None:
+        """What the first ``size`` bytes of ``data`` say, if they are one whole answer of a known shape."""
+        for parts, mask, pattern, read, cut_bytes, blob_bytes in self._by_bytes.get(size, ()):
             head, tail = parts(data)
             both = head + tail
             if _from_bytes(both, "little") & mask == pattern:
                 return cut_bytes, blob_bytes, read(both)
-        return self._match_of_new_size(data)
+        return self._match_of_new_size(data[:size])
 
     def _match_of_new_size(self, data: memoryview) -> Match | None:
         end = len(data)

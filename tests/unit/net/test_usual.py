@@ -28,8 +28,8 @@ class Ways(Bench):
         reception = self.inbound._reception
         take, handle = reception.usual.take, reception.handle
 
-        def counting_take(conn: Any, data: memoryview, *, is_placed: bool) -> bool:
-            done = is_short_open and take(conn, data, is_placed=is_placed)
+        def counting_take(conn: Any, data: memoryview, size: int, *, is_placed: bool) -> bool:
+            done = is_short_open and take(conn, data, size, is_placed=is_placed)
             self.short += done
             return done
 
