@@ -18,7 +18,7 @@ differs. ``*-bare`` shows what the ways differ by when there is nothing else.
 
 Loopback runs the receiver's kernel work in the sender's time, for all alike. Prometheus scrapes the same
 information as text, 200 targets a second for 15 s; it also indexes and stores, so compare with care.
-Options: ``--sizes 50,1000``, ``--repeats 5``, ``--seconds 0.4``.
+Options: ``--sizes 50,1000``, ``--repeats 5``, ``--seconds 1``.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Polling N gateways, our pair against other ways.")
     parser.add_argument("--sizes", default="50,200,1000,4000")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.4)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument(
         "--runs", type=int, default=harness.MOST_RUNS, help="at most, while others use the CPU"
     )
