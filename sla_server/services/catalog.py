@@ -30,6 +30,8 @@ from sla_server.services.rows import Row, Rows, audit_row, event_row
 
 JUDGE_BACK_US: Final = 7 * 86_400_000_000
 """How long an ended version is remembered for slices that are still to be judged or revised."""
+_NOT_IN_FORCE: Final = "it is not in force. Apply its document again, or delete it"
+_OVER: Final = "it has ended, and what arrives late for its time is not judged"
 NOBODY: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 
 
@@ -42,16 +44,29 @@ class Catalog:
         ended: versions that ended lately
         highest: highest version ever given to a name
         volumes: names known, for patterns
+        unreadable: name to versions that SQL has as in force and this release cannot read
     """
 
     items: tuple[InForce, ...] = ()
     ended: tuple[InForce, ...] = ()
     highest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     volumes: frozenset[str] = frozenset()
+    unreadable: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def get(self, name: str) -> InForce | None:
         """The version in force."""
         return next((item for item in self.items if item.name == name), None)
+
+    def without_unreadable(self, name: str, now_us: int) -> tuple[Catalog, Rows]:
+        """The same without the unreadable versions of this name, and the rows that end them."""
+        versions = self.unreadable.get(name)
+        if not versions:
+            return self, []
+        rest = {other: kept for other, kept in self.unreadable.items() if other != name}
+        rows: Rows = [
+            ("agreements", {"name": name, "version": version, "ended_us": now_us}) for version in versions
+        ]
+        return replace(self, unreadable=MappingProxyType(rest)), rows
 
     def judged(self) -> tuple[InForce, ...]:
         """Everything slices may have to be judged by."""
@@ -74,6 +89,7 @@ def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) ->
     ended: list[InForce] = []
     highest: dict[str, int] = {}
     events: Rows = []
+    unreadable: dict[str, tuple[int, ...]] = {}
     known: Row = {}
     for row in agreements:
         highest[row["name"]] = max(row["version"], highest.get(row["name"], 0))
@@ -82,6 +98,8 @@ def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) ->
         try:
             agreement = Agreement.from_spec(row["spec"], known)
         except ValidationError as exc:
+            if row["ended_us"] is None:
+                unreadable[row["name"]] = (*unreadable.get(row["name"], ()), row["version"])
             events.append(_unreadable(row, exc, now_us))
             continue
         item = InForce(agreement, row["version"], row["applied_us"], ended_us=row["ended_us"])
@@ -91,17 +109,18 @@ def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) ->
         ended=tuple(ended),
         highest=MappingProxyType(highest),
         volumes=frozenset(volumes),
+        unreadable=MappingProxyType(unreadable),
     )
     return catalog, events
 
 
 def _unreadable(row: Row, error: ValidationError, now_us: int) -> tuple[str, Row]:
-    text = (
-        f"agreement {row['name']} version {row['version']} was stored by another release and cannot be read; "
-        "it is not in force. Apply its document again"
-    )
+    is_over = row["ended_us"] is not None
+    severity, so = ("warning", _OVER) if is_over else ("critical", _NOT_IN_FORCE)
+    what = f"agreement {row['name']} version {row['version']}"
+    text = f"{what} was stored by another release and cannot be read; {so}"
     details = {"version": row["version"], "problem": describe(error)}
-    return event_row("agreement-unreadable", "critical", "sla", row["name"], text, now_us, details)
+    return event_row("agreement-unreadable", severity, "sla", row["name"], text, now_us, details)
 
 
 def apply(
@@ -137,6 +156,8 @@ def apply(
             highest[name] = highest.get(name, 0) + 1
             by_name[name] = InForce(loaded.agreement, highest[name], now_us)
             new.append(by_name[name])
+            catalog, former = catalog.without_unreadable(name, now_us)
+            rows += former
             if old is not None:
                 ended.append(replace(old, ended_us=now_us))
                 rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
@@ -177,18 +198,20 @@ def _applied_rows(item: InForce, text: str, old: InForce | None, who: str) -> Ro
 
 
 def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
-    """End an agreement; None if none of this name is in force."""
+    """End an agreement; None if none of this name is in force, nor stored as such and unreadable."""
     old = catalog.get(name)
-    if old is None:
+    after, rows = catalog.without_unreadable(name, now_us)
+    if old is not None:
+        after = replace(
+            after,
+            items=tuple(item for item in after.items if item.name != name),
+            ended=(*after.ended, replace(old, ended_us=now_us)),
+        )
+        rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
+    if not rows:
         return None
-    after = replace(
-        catalog,
-        items=tuple(item for item in catalog.items if item.name != name),
-        ended=(*catalog.ended, replace(old, ended_us=now_us)),
-    )
-    before = {"version": old.version}
-    rows: Rows = [
-        ("agreements", {"name": name, "version": old.version, "ended_us": now_us}),
+    before = {"version": max(row["version"] for _, row in rows)}
+    rows += [
         audit_row(who, "delete", name, now_us, before=before),
         event_row("agreement-ended", "info", "sla", name, f"agreement {name} has ended", now_us, before),
     ]

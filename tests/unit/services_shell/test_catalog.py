@@ -103,6 +103,33 @@ def test_an_agreement_of_another_release_is_reported_and_the_others_hold() -> No
     assert (table, row["severity"], row["subject"]) == ("events", "critical", "a")
 
 
+@pytest.mark.parametrize("way", ["apply", "delete"])
+def test_an_agreement_of_another_release_ends_when_it_is_applied_again_or_deleted(way: str) -> None:
+    first = catalogs.apply(Catalog(), docs(simple("a"), simple("b")), "ann", NOW)
+    store = FakeStore()
+    store.keep(json.loads(json.dumps(first.rows)))
+    store.tables["agreements"][0]["spec"]["spec"]["new_key"] = 1
+    catalog, _ = catalogs.from_rows(store.agreements(), [], NOW)
+    assert catalogs.delete(catalog, "c", "ann", NOW) is None
+    if way == "apply":
+        change = catalogs.apply(catalog, docs(simple("a")), "ann", NOW + 5)
+        assert [(item.name, item.version) for item in change.catalog.items] == [("a", 2), ("b", 1)]
+    else:
+        deleted = catalogs.delete(catalog, "a", "ann", NOW + 5)
+        assert deleted is not None
+        change = deleted
+        assert [table for table, _ in change.rows] == ["agreements", "audit", "events"]
+        assert catalogs.delete(change.catalog, "a", "ann", NOW + 6) is None
+    store.keep(json.loads(json.dumps(change.rows)))
+    rows = {row["version"]: row["ended_us"] for row in store.agreements() if row["name"] == "a"}
+    assert rows == ({1: NOW + 5, 2: None} if way == "apply" else {1: NOW + 5})
+    again, problems = catalogs.from_rows(store.agreements(), [], NOW + 7)
+    assert again.items == change.catalog.items
+    assert not again.unreadable
+    ((_, event),) = problems
+    assert (event["severity"], "has ended" in event["text"]) == ("warning", True)
+
+
 def test_warnings_name_what_is_stored_only_and_short_notice() -> None:
     other = "  - {name: up, indicator: {metric: availability}, outage: 30s, budgeting: {target: 0.9}}\n"
     change = catalogs.apply(Catalog(), docs(simple() + other), "ann", NOW)
