@@ -102,7 +102,15 @@ def _make(connection: Connection, table: str, from_us: int, to_us: int) -> str:
     return name
 
 
-def drop(connection: Connection, name: str, lock_wait_ms: int) -> None:
-    """Drop a partition; a reader that holds it longer than ``lock_wait_ms`` makes this fail."""
+def limit_lock_wait(connection: Connection, lock_wait_ms: int) -> None:
+    """Let this transaction fail rather than wait longer for a reader.
+
+    Making a partition locks the default one, dropping one the whole table, both exclusively; while either
+    waits for a reader, everybody else who reads the table waits behind it.
+    """
     connection.execute(text(f"SET LOCAL lock_timeout = {lock_wait_ms}"))
+
+
+def drop(connection: Connection, name: str) -> None:
+    """Drop a partition."""
     connection.execute(text(f"DROP TABLE {name}"))

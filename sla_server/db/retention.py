@@ -26,7 +26,7 @@ from sla_server.db.partitions import DAY_US, SPANS, default_of
 log = structlog.get_logger("retention")
 EVERY_NS: Final = 600_000_000_000  # ten minutes: partitions are made days ahead
 STEP_ROWS: Final = 5_000  # some 50 ms of SQLite
-LOCK_WAIT_MS: Final = 2_000  # while a drop waits for a reader, other readers wait behind it
+LOCK_WAIT_MS: Final = 2_000  # while we wait for a reader, other readers wait behind us
 
 
 class Rule(NamedTuple):
@@ -92,6 +92,7 @@ class Retention:
         now_us = self._clock.unix_us()
         if self._engine.dialect.name == "postgresql":
             with begin(self._engine) as connection:
+                partitions.limit_lock_wait(connection, LOCK_WAIT_MS)
                 partitions.make_ahead(connection, now_us)
             for rule in RULES:
                 if rule.table in SPANS:
@@ -109,7 +110,8 @@ class Retention:
             old = [p for p in partitions.existing(connection, rule.table) if p.to_us <= limit_us]
         for partition in old:
             with begin(self._engine) as connection:
-                partitions.drop(connection, partition.name, LOCK_WAIT_MS)
+                partitions.limit_lock_wait(connection, LOCK_WAIT_MS)
+                partitions.drop(connection, partition.name)
             log.info("partition-dropped", name=partition.name)
 
     def _delete_some(self, rule: Rule, now_us: int) -> bool:
