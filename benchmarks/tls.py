@@ -1,6 +1,6 @@
 """What TLS costs: CPU of a poll and of a session's beginning, and memory, with TLS 1.3 against plain TCP.
 
-The product's own pair with the in-memory sink (``benchmarks.polling.ours``), the real cut of 16 streams, and
+The product's own pair with the in-memory sink (``benchmarks.polling.rig``), the real cut of 16 streams, and
 one swarm program for both forms, in a process of its own on the other processor. The forms alternate; the
 figure is the CPU time of the measured process by polls, medians of the repetitions.
 
@@ -27,7 +27,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.polling import ours, payload
+from benchmarks.polling import payload
+from benchmarks.polling.rig import MemorySink, Rig
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import logs
@@ -100,7 +101,7 @@ def swarm(folder: Path, port: int, count: int, form: str) -> None:
                     gateway.sock.settimeout(0)
 
 
-def _register(rig: ours.Rig, listener: socket.socket, count: int) -> None:
+def _register(rig: Rig, listener: socket.socket, count: int) -> None:
     listener.setblocking(False)
     adopted, until_s = 0, time.monotonic() + 120
     while len(rig.schedule.gateways) < count or not rig.registry.has_watermarks:
@@ -125,7 +126,7 @@ def serve(folder: Path, count: int, seconds: float, form: str) -> dict[str, floa
         os.sched_setaffinity(gateways.pid, {cpus - 1})
         os.sched_setaffinity(0, {0})
     try:
-        rig = ours.Rig(ours.MemorySink())
+        rig = Rig(MemorySink())
         if form == "tls":
             ca = folder / "ca"
             clerk = SimpleNamespace(

@@ -1,8 +1,7 @@
-"""The product's own pair in rounds: its real registry, record, courier, session, inbound and outbound.
+"""The product's own pair in rounds (``rig``), and its work for an answer as other ways of polling do it.
 
-Only three things are the benchmark's: the schedule (all gateways are due when the former round is complete),
-the loop around ``step`` of each thread, and in the in-memory form the sink. With ``sink="mailbox"`` the posts
-go through a real segment to a process that takes them and sends DURABLE for each batch, as dbmanager does.
+Here is the loop around ``step`` of each thread. In the mailbox form the posts go through a real segment to a
+process that takes them and sends DURABLE for each batch, as dbmanager does.
 """
 
 from __future__ import annotations
@@ -16,174 +15,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.polling import payload
 from benchmarks.polling.peers import WARM_ROUNDS, GoOn, Sockets, Timed
-from pmdaemon.cycle.control import ControlBook
-from pmdaemon.cycle.courier import Courier
-from pmdaemon.cycle.watermarks import Notice
-from pmdaemon.gateways.reception import Reception
-from pmdaemon.gateways.registry import Registry
+from benchmarks.polling.rig import MemorySink, Rig
 from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.net.connection import Connection
-from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import Hint, Inbound
-from pmdaemon.net.moving import ToOutbound
-from pmdaemon.net.outbound import Outbound
 from pmdaemon.net.unified import UnifiedCore
-from pmdaemon.net.vigil import Patience
-from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 MIB = 1 << 20
-
-
-class MemorySink:
-    """A mailbox that forgets: posts are counted, WATERMARKS is all that ever comes."""
-
-    def __init__(self) -> None:
-        self.posted_bytes = 0
-        self._inbox: list[Any] = [_Taken(frame.encode(Kind.WATERMARKS, {"inc": 1, "hw": []}))]
-        self._fd = os.eventfd(0)
-
-    def post(self, _recipients: str | Sequence[str], payload: bytes) -> None:
-        """Count it."""
-        self.posted_bytes += len(payload)
-
-    def take(self, _max_messages: int = 0, _max_bytes: int = 0) -> list[Any]:
-        """WATERMARKS, once."""
-        taken, self._inbox = self._inbox, []
-        return taken
-
-    def fileno(self) -> int:
-        """Never readable."""
-        return self._fd
-
-    def prepare_sleep(self) -> bool:
-        """Nothing waits."""
-        return True
-
-    def awake(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self._fd)
-
-
-class _Taken:
-    sender = "dbmanager"
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-
-
-class Rounds:
-    """A schedule: everybody is due when a round is asked for."""
-
-    interval_ns = 10**9
-    missed_ticks = 0
-
-    def __init__(self) -> None:
-        self.gateways: list[str] = []
-        self.wanted = False
-        self.left_out: frozenset[str] = frozenset()
-
-    def add(self, gateway_id: str, _now_ns: int) -> None:
-        """Poll it in each round."""
-        self.gateways.append(gateway_id)
-
-    def take_due(self, _now_ns: int) -> list[str]:
-        """All but those left out, if a round was asked for."""
-        if not self.wanted:
-            return []
-        self.wanted = False
-        return [name for name in self.gateways if name not in self.left_out]
-
-    def remove(self, _gateway_id: str) -> None:
-        """Gateways stay."""
-
-    def next_due_ns(self) -> int | None:
-        """Long ago, if a round was asked for."""
-        return 0 if self.wanted else None
-
-
-class CountingRegistry(Registry):
-    """Knows how many rows of DURABLE have come."""
-
-    durable_rows = 0
-
-    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
-        """See ``Registry``."""
-        self.durable_rows += len(notice)
-        return super().advance(incarnation, notice, now_ns)
-
-
-class Rig:
-    """A pair without the process around it."""
-
-    def __init__(self, mailbox: Any) -> None:
-        clock = SystemClock()
-        self.registry = CountingRegistry()
-        self.counters: Counter[str] = Counter()
-        self.schedule = Rounds()
-        self.hints: Handover[Hint] = Handover()
-        self.registered: Handover[ToOutbound] = Handover()
-        self.courier = Courier(mailbox, 0, self.registry.rewind)
-        self.book = ControlBook()
-        self.polls = self.sent_bytes = 0
-        self.reception = reception = Reception(
-            self.registry,
-            self.courier,
-            clock,
-            interval_us=1_000_000,
-            on_registered=self.registered.put,
-            counters=self.counters,
-        )
-        self.inbound = Inbound(
-            self.registry,
-            reception,
-            self.courier,
-            clock,
-            Patience.for_interval(10**9),
-            hints=self.hints,
-            mover=None,
-            counters=self.counters,
-        )
-        self.outbound = Outbound(
-            self.registry,
-            mailbox,
-            clock,
-            self.schedule,  # type: ignore[arg-type]  # what outbound uses of it
-            hints=self.hints,
-            registered=self.registered,
-            counters=Counter(),
-            book=self.book,
-        )
-
-    def register(self, sockets: Sockets) -> None:
-        """Adopt every connection and let it register."""
-        for index, sock in enumerate(sockets):
-            self.inbound.adopt(sock, f"127.0.0.1:{index}")
-        until_s = time.monotonic() + 60
-        while len(self.schedule.gateways) < len(sockets):
-            self.inbound.step(0.05)
-            self.outbound.step()
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"{len(self.schedule.gateways)} of {len(sockets)} gateways registered")
-        while not self.registry.has_watermarks:
-            self.outbound.step()
-        while self.courier.waiting_news:  # while it waits, the first round's cuts would be refused
-            self.inbound.step(0.05)
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"{self.courier.waiting_news} announcements found no room in the mailbox")
 
 
 class ProductWork:

@@ -43,7 +43,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.sizing import DecayingMax
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import error_code
+from pmdaemon.wire.session import error_code, farewell
 
 NEWS_RETRY_NS: Final = 20_000_000
 TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
@@ -327,7 +327,7 @@ class Inbound:
     def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
         """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
         if received.kind != Kind.HELLO:
-            self._drop(conn, _farewell(received))
+            self._drop(conn, farewell(received))
             return True
         if self._mover is None or not self._mover.is_foreign(conn, received):
             return False
@@ -393,9 +393,3 @@ class Inbound:
                 self._note_refusal(conn, code, reason)
             self._drop(conn, reason)
         self._vigil.tend_records(now_ns)
-
-
-def _farewell(received: frame.Frame) -> str:
-    name = "BYE" if received.kind == Kind.BYE else "ERROR"
-    text = received.header.get("text") or received.header.get("reason") or "no reason given"
-    return f"the agent said {name}: {str(text)[:300]}"

@@ -114,6 +114,13 @@ def error_code(error: WireError) -> str:
     return next((code for kind, code in _CODES if isinstance(error, kind)), "refused")
 
 
+def farewell(received: Frame) -> str:
+    """What an agent's BYE or ERROR says, for people: as reason why its session has ended."""
+    name = "BYE" if received.kind == Kind.BYE else "ERROR"
+    text = received.header.get("text") or received.header.get("reason") or "no reason given"
+    return f"the agent said {name}: {str(text)[:300]}"
+
+
 def negotiate(proto_min: int, proto_max: int) -> int:
     """Highest protocol version both sides speak.
 
