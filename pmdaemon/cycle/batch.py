@@ -125,8 +125,7 @@ class CutBatch:
         elif end > HEAD_BYTES + BATCH_BYTES or len(entries) >= BATCH_CUTS:
             return False
         entries.append((start, end, gateway_id, recv_unix_us, offset_us, False, True, True))
-        self._end = end  # ``_end_at``, at home: once for each answer
-        self.room = self._buffer[end : end + ROOM_BYTES]
+        self._end_at(end)
         return True
 
     def _end_at(self, end: int) -> None:
