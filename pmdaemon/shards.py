@@ -8,8 +8,9 @@ has which shard; only the parent changes it. Theory of operation, once a second:
                       move, then it is stopped.
     which shard where  when a pair's load has been above ``OVERLOADED`` times the mean for SETTLE_NS, shards
                       move from the fullest to the emptiest pair, the largest that fit first, until the
-                      fullest is below ``BALANCED`` times the mean; at most MOVES_AT_ONCE in one decision, and
-                      none again for HOLD_NS. Two thresholds and two times: load that swings moves nothing.
+                      fullest is below ``BALANCED`` times the mean; at most MOVES_AT_ONCE with gateways in one
+                      decision, and none again for HOLD_NS. Two thresholds and two times: load that swings
+                      moves nothing. While there is no gateway, nothing swings: shards move at once.
 
 Load is CPU time where a pair uses more than ``BUSY`` of a core, else gateways, plus a little for an empty
 shard, so that a fleet that dials in later is spread too.
@@ -104,7 +105,8 @@ def decide(
     following = evacuate(owners, [load.pair for load in staying], weights)
     uneven = _since(is_uneven(following, staying, weights), balance.overloaded_ns, now_ns)
     settled = balance.moved_ns is None or now_ns - balance.moved_ns >= HOLD_NS
-    if uneven is not None and settled and now_ns - uneven >= SETTLE_NS:
+    settle_ns = SETTLE_NS if any(load.gateways for load in loads) else 0
+    if uneven is not None and settled and now_ns - uneven >= settle_ns:
         following, uneven = level(following, [load.pair for load in staying], weights), None
     moves = sum(before != after for before, after in zip(owners, following, strict=True))
     moved_ns = now_ns if moves else balance.moved_ns
@@ -166,11 +168,15 @@ def evacuate(owners: Map, pairs: Sequence[int], weights: Sequence[float]) -> Map
 
 
 def level(owners: Map, pairs: Sequence[int], weights: Sequence[float]) -> Map:
-    """Move shards from the fullest to the emptiest pair until they are even, MOVES_AT_ONCE at most."""
+    """Move shards from the fullest to the emptiest pair until they are even, MOVES_AT_ONCE at most.
+
+    Those without gateways do not count: nothing has to move with them.
+    """
     sums = loads_of(owners, pairs, weights)
     following = list(owners)
     mean = sum(sums.values()) / len(sums)
-    for _ in range(MOVES_AT_ONCE):
+    moves = 0
+    while moves < MOVES_AT_ONCE:
         fullest = max(sums, key=lambda pair: (sums[pair], pair))
         emptiest = min(sums, key=lambda pair: (sums[pair], pair))
         gap = sums[fullest] - sums[emptiest]
@@ -180,6 +186,7 @@ def level(owners: Map, pairs: Sequence[int], weights: Sequence[float]) -> Map:
             break
         chosen = max(fitting, key=lambda shard: (weights[shard], shard))
         following[chosen] = emptiest
+        moves += weights[chosen] > EMPTY_SHARD
         sums[fullest] -= weights[chosen]
         sums[emptiest] += weights[chosen]
     return tuple(following)
