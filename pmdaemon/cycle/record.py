@@ -33,13 +33,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pmdaemon.cycle.live import LiveCuts
 from pmdaemon.errors import BadCut
 
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
-MAX_LIVE: Final = (
-    1024  # LIVE cuts remembered while a backlog is worked off; then those already passed are swept
-)
 
 
 class Verdict(NamedTuple):
@@ -129,7 +127,7 @@ class Record:
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
         self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
-        self._live: set[tuple[int, int]] = set()
+        self._live = LiveCuts()
         self._over: dict[int, int] = {}  # what was durable of epochs that are over
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
@@ -154,7 +152,7 @@ class Record:
         floor = next((first - 1 for named, first, _ in spool if named == epoch), 0)
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
-        self._live = {item for item in self._live if item[0] in epochs}
+        self._live.keep_epochs(epochs)
         self._over = {}
         self._polls = ()
         self.rewind()
@@ -186,7 +184,7 @@ class Record:
                 for epoch, item in self._epochs.items()
             ],
             "judged": [[epoch, item.judged] for epoch, item in self._epochs.items()],
-            "live": list(self._live),
+            "live": self._live.pack(),
             "polls": [list(item) for item in self._polls],
             "waiting_since_ns": self._waiting_since_ns,
             "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
@@ -204,7 +202,7 @@ class Record:
         for epoch, judged in packed["judged"]:
             record._epochs[epoch].judged = judged
         record._set_epochs(record._epochs)
-        record._live = {(epoch, seq) for epoch, seq in packed["live"]}
+        record._live = LiveCuts(packed["live"])
         record._polls = tuple((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
         record._waiting_since_ns = packed["waiting_since_ns"]
         counts = packed["counts"]
@@ -333,6 +331,7 @@ class Record:
         for epoch in over:
             self._over[epoch] = self._epochs.pop(epoch).ack
         self._set_epochs(self._epochs)
+        self._live.keep_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
@@ -358,28 +357,19 @@ class Record:
         judge = seq > position.judged and (epoch, seq) not in self._live
         if live:
             if judge:
-                self._remember_live(epoch, seq)
+                self._live.add(epoch, seq)
             return _JUDGE if judge else _DROP
         if seq <= position.received:
             self.repeated_cuts += 1
             return _DROP
         if judge or (epoch, seq) in self._live:
             position.judged = max(position.judged, seq)
-            self._live.discard((epoch, seq))
+            self._live.pass_by(epoch, position.judged)
         if not self._polls or self._polls[0][2] != self.rewinds:
             self.not_kept_cuts += 1
             return _JUDGE if judge else _DROP
         self._advance(epoch, position, seq, now_ns)
         return _BOTH if judge else _KEEP
-
-    def _remember_live(self, epoch: int, seq: int) -> None:
-        self._live.add((epoch, seq))
-        if len(self._live) > MAX_LIVE:
-            self._live = {
-                (number, held)
-                for number, held in self._live
-                if number not in self._epochs or held > self._epochs[number].judged
-            }
 
     def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
         for earlier, other in self._epochs.items():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pmdaemon.cycle.record import LAG_NS, MAX_LIVE, MAX_POLLS_OUT, PollRequest, Record, Verdict
+from pmdaemon.cycle.record import LAG_NS, MAX_POLLS_OUT, PollRequest, Record, Verdict
 from pmdaemon.errors import BadCut
 
 BOTH, NEITHER = Verdict(True, True), Verdict(False, False)
@@ -189,13 +189,23 @@ def test_answers_to_polls() -> None:
     assert record.oldest_poll_sent_ns == 10 + MAX_POLLS_OUT
 
 
-def test_remembered_live_cuts_are_bounded() -> None:
+def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() -> None:
+    """Every batch is refused; each answer brings the same first cuts, and the newest as LIVE."""
     record = fresh()
-    record.poll(1, 0)
-    take(record, *range(1, MAX_LIVE), live=True)
-    assert take(record, 5 * MAX_LIVE) == [BOTH]
-    take(record, 6 * MAX_LIVE, 6 * MAX_LIVE + 1, 6 * MAX_LIVE + 2, live=True)
-    assert len(record._live) <= 4
+    judged = []
+    for newest in range(29, 3600):
+        record.poll(newest, 0)
+        verdicts = take(record, *range(1, 29)) + take(record, newest, live=True)
+        judged += [
+            seq for seq, verdict in zip((*range(1, 29), newest), verdicts, strict=True) if verdict.judge
+        ]
+        record.rewind()
+        record.answered(newest)
+    assert judged == list(range(1, 3600))
+    assert len(record._live) == 1
+    record.poll(3600, 0)
+    assert set(take(record, *range(1, 3600))) == {KEEP}
+    assert record.answered_usually(3600, 7, 3600, 0) == 0, "nothing is left of it"
 
 
 class World:
