@@ -166,7 +166,7 @@ static void answer_poll(struct conn *conn, const unsigned char *at) {
         else conn->sent_ms[seq % SENT_TIMES] = (uint32_t)(now_us / 1000), conn->sent = seq;
         size += make_cut(conn, seq, out + size);
     }
-    if (count && from + count <= last) {
+    if ((count && from + count <= last) || from > last + 1) { /* behind all: the newest alone is wanted */
         uint32_t len = make_cut(conn, last, out + size);
         out[size + 7] |= 1; /* LIVE */
         size += len;

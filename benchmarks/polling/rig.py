@@ -119,7 +119,7 @@ class Rig:
         self.schedule = Rounds()
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
-        self.courier = Courier(mailbox, 0, self.registry.rewind)
+        self.courier = Courier(mailbox, 0, self.registry.refused)
         self.book = ControlBook()
         self.polls = self.sent_bytes = 0
         self.reception = reception = Reception(

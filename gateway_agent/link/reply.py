@@ -1,8 +1,8 @@
 """The answer to a POLL: cuts in order, the newest for judging, and the REPLY that closes it.
 
 Limit: ``BACKLOG_BYTES`` of cuts a reply, but always one, so that a backlog of large cuts drains too. Paced by
-the
-polls: the server asks for the next part with its next poll.
+the polls: the server asks for the next part with its next poll. A poll that begins behind all cuts asks for
+the newest alone.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def answer(session: AgentSession, spool: Spool, poll: Poll, wall_us: int) -> int
         session.send_cut(item.raw, live=False)
         sent.append((item.epoch, item.seq))
         size_bytes += len(item.raw)
-    newest = spool.newest() if is_cut_short else None
-    if newest is not None:
+    newest = spool.newest()
+    if newest is not None and (is_cut_short or _begins_behind(poll.start, (newest.epoch, newest.seq))):
         session.send_cut(newest.raw, live=True)
     session.send(
         Kind.REPLY,
@@ -55,3 +55,8 @@ def answer(session: AgentSession, spool: Spool, poll: Poll, wall_us: int) -> int
         },
     )
     return len(sent)
+
+
+def _begins_behind(start: tuple[int, int] | None, newest: tuple[int, int]) -> bool:
+    """Whether the poll asks from behind the cut that follows: for none in order, but for the newest."""
+    return start is not None and start[0] == newest[0] and start[1] > newest[1] + 1

@@ -76,7 +76,7 @@ class Courier:
         batch: the cuts on their way; read into its ``room``.
     """
 
-    def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str]], None]) -> None:
+    def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str], int], None]) -> None:
         self._poster = poster
         self._on_refused = on_refused
         self.batch = CutBatch(pair)
@@ -162,7 +162,7 @@ class Courier:
             self.dropped_live_cuts += letter.cuts
         if DBMANAGER in refused:
             self.refused_keeping += 1
-            self._on_refused(set(letter.gateway_ids))
+            self._on_refused(set(letter.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
         elif letter.keep:
             self.posted_cuts += letter.cuts
 

@@ -34,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.cycle.live import LiveCuts
+from pmdaemon.cycle.pause import BEYOND, Pause
 from pmdaemon.errors import BadCut
 
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
@@ -111,6 +112,7 @@ class Record:
         "_epochs",
         "_live",
         "_over",
+        "_pause",
         "_polls",
         "_sole",
         "_waiting_since_ns",
@@ -131,6 +133,7 @@ class Record:
         self._over: dict[int, int] = {}  # what was durable of epochs that are over
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
+        self._pause = Pause()
 
     # -- session and watermarks
 
@@ -167,6 +170,11 @@ class Record:
         self._waiting_since_ns = None
         for position in self._epochs.values():
             position.received = max(position.ack, position.floor)
+
+    def refused(self, now_ns: int, spread: float) -> None:
+        """A batch with its cuts found no room at dbmanager: ask again, after a pause (``Pause``)."""
+        self._pause.refused(now_ns, spread)
+        self.rewind()
 
     def restart(self, durable: Mapping[int, int]) -> None:
         """Another dbmanager: only what it names is durable, what the agent was told to forget is gone."""
@@ -243,6 +251,7 @@ class Record:
         if seq <= position.ack:
             return True
         position.ack = seq
+        self._pause.accepted()
         if seq > position.received:
             position.received = seq
         behind = position.received > seq and position.received > position.floor
@@ -275,12 +284,14 @@ class Record:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
+        if now_ns < self._pause.until_ns:
+            start = [epoch, BEYOND]  # of the running epoch, the last
         return PollRequest(ack, start)
 
     def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` while there is one epoch and no other poll out: (epoch, durable, first cut asked for)."""
         position = self._sole
-        if position is None or self._polls:
+        if position is None or self._polls or now_ns < self._pause.until_ns:
             return None
         self._polls = ((poll, now_ns, self.rewinds),)
         ack = position.ack

@@ -19,6 +19,7 @@ from pmdaemon.cycle.watermarks import Notice, Watermarks
 from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.gateways.registration import Hello, Registration
+from pmdaemon.shards import SHARDS
 
 
 class Registry:
@@ -96,12 +97,12 @@ class Registry:
             self.watermarks.learn(self._enter(notice, now_ns))
         return True
 
-    def rewind(self, gateway_ids: set[str]) -> None:
-        """A batch of these gateways was refused: ask again for what is not durable. Any thread."""
+    def refused(self, gateway_ids: set[str], now_ns: int) -> None:
+        """A batch of these gateways was refused: what is not durable is asked for again. Any thread."""
         for gateway_id in gateway_ids:
             if (gateway := self.get(gateway_id)) is not None:
                 with gateway.lock:
-                    gateway.record.rewind()
+                    gateway.record.refused(now_ns, gateway.shard / SHARDS)
 
     def _enter(self, notice: Notice, now_ns: int) -> Notice:
         """Enter what is durable where a record holds it; returns the other rows."""

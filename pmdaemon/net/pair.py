@@ -123,7 +123,7 @@ class Pair:
         self._busy = BusyMeter(clock)
         self._last_look = (0.0, 0)  # CPU seconds and polls at the last report
         book = ControlBook()
-        self._courier = Courier(mailbox, index, self.registry.rewind)
+        self._courier = Courier(mailbox, index, self.registry.refused)
         self._schedule = Schedule(settings.interval_ns)
         reception = Reception(
             self.registry,

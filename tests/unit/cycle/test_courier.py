@@ -24,7 +24,7 @@ def box() -> Iterator[FakeMailbox]:
 class Post:
     def __init__(self, box: FakeMailbox) -> None:
         self.rewound: list[set[str]] = []
-        self.courier = Courier(box, 0, self.rewound.append)
+        self.courier = Courier(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
 
     def cut(
         self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pmdaemon.cycle.pause import BEYOND, FIRST_NS, MOST_NS
 from pmdaemon.cycle.record import LAG_NS, MAX_POLLS_OUT, PollRequest, Record, Verdict
 from pmdaemon.errors import BadCut
 
@@ -208,6 +209,29 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
     assert record.answered_usually(3600, 7, 3600, 0) == 0, "nothing is left of it"
 
 
+def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() -> None:
+    record = fresh()
+    now_ns, pauses_s = 0, []
+    for poll in range(1, 8):
+        assert record.poll(poll, now_ns).start == [7, 1]
+        assert take(record, 1)[0].keep
+        record.answered(poll)
+        record.refused(now_ns, 0.5)
+        record.refused(now_ns, 0.5)  # a second batch with its cuts, refused together with the first
+        began_ns = now_ns
+        while record.poll_sole(poll + 100, now_ns) is None:
+            assert record.poll(poll, now_ns).start == [7, BEYOND]
+            assert record.answered(poll) is not None
+            now_ns += 10**9
+        assert record.answered(poll + 100) is not None
+        pauses_s.append((now_ns - began_ns) // 10**9)
+    assert pauses_s == [1, 2, 4, 8, 8, 8, 8]
+    for seq in range(1, 5):
+        record.durable(7, seq, now_ns)
+    record.refused(now_ns, 0.5)
+    assert record.poll(9, now_ns + FIRST_NS).start == [7, 5], "what becomes durable undoes the doubling"
+
+
 class World:
     """An agent with a spool, a dbmanager that takes cuts only in order, and the record between them."""
 
@@ -221,6 +245,7 @@ class World:
         self.judged: list[tuple[int, int]] = []
         self.wire: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
         self.poll_id = 0
+        self.now_ns = 0
         self.record = Record()
         self.register()
 
@@ -244,8 +269,8 @@ class World:
         """The agent answers at once; what it sends is on the wire until ``arrive``."""
         self.poll_id += 1
         twin = Record.unpack(self.record.pack())
-        sole = self.record.poll_sole(self.poll_id, 0)
-        asked = (self.record if sole is None else twin).poll(self.poll_id, 0)
+        sole = self.record.poll_sole(self.poll_id, self.now_ns)
+        asked = (self.record if sole is None else twin).poll(self.poll_id, self.now_ns)
         if sole is not None:  # the short way does what the long one does
             epoch, acked, first = sole
             assert asked == PollRequest([[epoch, acked]] if acked else [], [epoch, first])
@@ -274,11 +299,11 @@ class World:
         batch = []
         for items, is_live in ((cuts, False), (live, True)):
             for epoch, seq in items:
-                verdict = self.record.received(epoch, seq, is_live, 0)
+                verdict = self.record.received(epoch, seq, is_live, self.now_ns)
                 batch += [(epoch, seq)] * verdict.keep
                 self.judged += [(epoch, seq)] * verdict.judge
         if batch and refuse:
-            self.record.rewind()
+            self.record.refused(self.now_ns, 0.0)
         else:
             self.mailbox += batch
         assert self.record.answered(poll) is not None
@@ -286,9 +311,9 @@ class World:
     def arrive_usually(self, poll: int, epoch: int, seq: int) -> bool:
         """The short way, if it is open: with the effect of the long one. Else nothing has changed."""
         twin = Record.unpack(self.record.pack())
-        sent_ns = self.record.answered_usually(poll, epoch, seq, 0)
+        sent_ns = self.record.answered_usually(poll, epoch, seq, self.now_ns)
         if sent_ns is not None:
-            assert twin.received(epoch, seq, False, 0) == Verdict(keep=True, judge=True)
+            assert twin.received(epoch, seq, False, self.now_ns) == Verdict(keep=True, judge=True)
             assert twin.answered(poll) == sent_ns
             self.mailbox.append((epoch, seq))
             self.judged.append((epoch, seq))
@@ -302,7 +327,7 @@ class World:
             if seq > self.high.get(epoch, 0):
                 self.high[epoch] = seq
                 self.stored.append((epoch, seq))
-                self.record.durable(epoch, seq, 0)
+                self.record.durable(epoch, seq, self.now_ns)
         self.mailbox.clear()
 
     def restart_dbmanager(self) -> None:
@@ -313,7 +338,9 @@ class World:
 
 @given(
     st.lists(
-        st.sampled_from(["poll", "poll2", "arrive", "arrive", "refuse", "store", "agent", "db", "again"])
+        st.sampled_from(
+            ["poll", "poll2", "arrive", "arrive", "refuse", "store", "agent", "db", "again", "wait"]
+        )
     )
 )
 @settings(max_examples=400)
@@ -337,6 +364,9 @@ def test_nothing_is_lost_or_stored_twice(steps: list[str]) -> None:
                 world.restart_dbmanager()
             case "again":
                 world.register()
+            case "wait":
+                world.now_ns += FIRST_NS
+    world.now_ns += MOST_NS
     for _ in range(4):  # quiet times: everything made so far must come through
         world.poll(100)
         while world.wire:

@@ -321,6 +321,18 @@ def test_a_backlog_is_answered_in_parts_with_the_newest_live(bench, plane, monke
     assert bench.server.reads() == 8
 
 
+def test_a_poll_from_behind_all_cuts_asks_for_the_newest_alone(bench, plane):
+    for _ in range(3):
+        plane.io()
+        bench.pass_time(1.5)
+    reply = bench.poll(start=(EPOCH, 1 << 62))
+    assert reply["cuts"] == 0
+    (newest,) = bench.server.live
+    assert not bench.server.cuts
+    assert bench.poll(start=(EPOCH, 1))["last"] == [EPOCH, newest[1] + 1], "the poll itself made one"
+    assert bench.server.live == [newest]
+
+
 def test_a_full_disk_loses_nothing_and_is_told(bench, plane, monkeypatch):
     bench.poll(start=(EPOCH, 1))
     plane.io(reads=2)

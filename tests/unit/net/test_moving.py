@@ -52,7 +52,7 @@ class Side:
         self.inbox: Handover[ToOutbound] = Handover()
         self.ownership = Ownership(index)
         book = ControlBook()
-        self.courier = Courier(self.box, index, self.registry.rewind)
+        self.courier = Courier(self.box, index, self.registry.refused)
         self.reception = Reception(
             self.registry,
             self.courier,

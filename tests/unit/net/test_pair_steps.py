@@ -13,6 +13,7 @@ import structlog
 from pmdaemon.cycle import courier as courier_module
 from pmdaemon.cycle.batch import BATCH_AGE_NS
 from pmdaemon.cycle.courier import Courier
+from pmdaemon.cycle.pause import BEYOND
 from pmdaemon.cycle.record import LAG_NS
 from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.gateways.reception import Reception
@@ -53,7 +54,7 @@ class Bench:
         self.counters: Counter[str] = Counter()
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
-        self.courier = Courier(self.box, 0, self.registry.rewind)
+        self.courier = Courier(self.box, 0, self.registry.refused)
         reception = Reception(
             self.registry,
             self.courier,
@@ -314,13 +315,18 @@ def test_refused_by_dbmanager_is_asked_for_again_and_judged_once(bench: Bench) -
     bench.pass_time(0.1)
     bench.box.full = set()
     bench.pass_time(1)
-    poll = bench.polls(agent)[0]
+    (poll,) = bench.polls(agent)
+    assert poll.header["from"] == [7, BEYOND], "for the moment the newest alone"
+    agent.answer(poll)
+    bench.step()
+    bench.pass_time(1)
+    (poll,) = bench.polls(agent)
     assert poll.header["from"] == [7, 1]
     agent.answer(poll)
     bench.step()
     bench.pass_time(0.1)
-    assert bench.box.cuts_to("dbmanager") == [(1, False), (2, False)]
-    assert bench.box.cuts_to("services") == [(1, False), (2, False)]
+    assert bench.box.cuts_to("dbmanager") == [(1, False), (2, False), (3, False)]
+    assert bench.box.cuts_to("services") == [(1, False), (2, True), (3, False)]
 
 
 def test_durability_that_lags_is_asked_for_again(bench: Bench) -> None:

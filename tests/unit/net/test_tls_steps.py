@@ -83,7 +83,7 @@ class Bench:
         self.clerk = Clerk(self.real, self.hints, Counter())
         self.registered: Handover[str] = Handover()
         registry, box = Registry(), FakeMailbox()
-        courier = Courier(box, 0, registry.rewind)
+        courier = Courier(box, 0, registry.refused)
         reception = Reception(
             registry,
             courier,

@@ -178,6 +178,10 @@ class Agent:
             "last": None,
             "dropped": 0,
         }
+        if not chosen and self.next_seq - 1 < start_seq - 1:  # asked from behind all: for the newest alone
+            newest = bytearray(self.cuts[self.epoch, self.next_seq - 1])
+            newest[7] = frame.FLAG_LIVE
+            chosen = [bytes(newest)]
         self.send(*(chosen if cuts else ()), frame.encode(Kind.REPLY, reply))
         return header
 
