@@ -10,7 +10,9 @@ long after its sending a cut may be forgotten (a POLL a second says so: a second
 cuts are made, and cuts sent are compared with cuts in SQL and in Parquet. A slice is due to be judged 45 s
 after its end.
 
-``make bench-fleet ARGS="--gateways 400 --for 30"`` is shorter; the goals are for 4,000.
+``make bench-fleet ARGS="--gateways 400 --for 30"`` is shorter; the goals are for 4,000. With
+``--stop-dbmanager 30`` dbmanager is stopped for so long after the measured time, and what that does to the
+PMDaemon is said (ADR 14); all cuts must be stored in the end as well.
 """
 
 from __future__ import annotations
@@ -137,6 +139,28 @@ def _watch(run: Run, for_s: float) -> tuple[dict[str, Any], list[tuple[str, floa
     return counts, list(fleet_watch.rows(began, last, elapsed_s))
 
 
+def _outage(run: Run, for_s: float) -> dict[str, float]:
+    """Stop dbmanager for so long: replies and late ones meanwhile, CPU of the PMDaemon."""
+    stopped = fleet_watch.part(run.server_pid, "dbmanager")
+    began, figures = run.usage(), run.figures()
+    stopped.suspend()
+    time.sleep(for_s)
+    cores = {name: cores for name, cores, _, _ in fleet_watch.rows(began, run.usage(), for_s)}
+    counts = {name: value - figures.get(name, 0.0) for name, value in run.figures().items()}
+    stopped.resume()
+    found = {
+        "replies": counts["replies_total"],
+        "late": counts.get(LATE, 0.0),
+        "pmdaemon_cores": sum(used for name, used in cores.items() if name.startswith(("pm", "pair-"))),
+    }
+    _say(
+        "dbmanager stopped: {replies:.0f} replies, {late:.0f} late, pm {pmdaemon_cores:.2f} cores".format(
+            **found
+        )
+    )
+    return found
+
+
 def _judged_ratio(run: Run, began_us: int, ended_us: int) -> float | None:
     """Slices judged of those that began in the measured time and are due; None if there are none."""
     length_us = SLICE_S * 1_000_000
@@ -165,7 +189,9 @@ def _compare(folder: Path, url: str, sent: int) -> dict[str, int]:
     return found
 
 
-def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) -> harness.Sample:
+def _run(
+    folder: Path, postgres: PostgresServer, gateways: int, for_s: float, outage_s: float
+) -> harness.Sample:
     url = postgres.create("fleet")
     engine = make_engine(DatabaseConfig(url=url), folder)
     migrate.upgrade(engine)
@@ -199,6 +225,7 @@ def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) ->
             counts, rows = _watch(run, for_s)
             judged = _judged_ratio(run, counts["began_us"], counts["ended_us"])
             live = stage.live()["totals"]
+            outage = _outage(run, outage_s) if outage_s else None
             time.sleep(2 * stage.interval_s)
             sent = simulator.ask("freeze")["cuts"]
             times["stored_s"] = _wait(lambda: run.stored_cuts() >= sent, "all cuts in SQL", STORE_LIMIT_S)
@@ -209,7 +236,10 @@ def _run(folder: Path, postgres: PostgresServer, gateways: int, for_s: float) ->
     engine.dispose()
     found = _compare(folder, url, sent)
     _table(rows)
-    return _sample(counts, rows, found, times | {"cut_bytes": cut_bytes}, live, judged)
+    sample = _sample(counts, rows, found, times | {"cut_bytes": cut_bytes}, live, judged)
+    if outage is not None:
+        sample.raw["outage"] = outage
+    return sample
 
 
 def _sample(
@@ -239,13 +269,13 @@ def _sample(
     return harness.Sample(values, raw, peers)
 
 
-def measure(gateways: int, for_s: float) -> harness.Sample:
+def measure(gateways: int, for_s: float, outage_s: float) -> harness.Sample:
     """One whole run."""
     fleet_watch.require_open_files(gateways)
     folder = Path(tempfile.mkdtemp(prefix="sla-fleet-"))
     try:
         with PostgresServer(POSTGRES) as postgres:
-            return _run(folder, postgres, gateways, for_s)
+            return _run(folder, postgres, gateways, for_s, outage_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -255,10 +285,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The whole server under a simulated fleet.")
     parser.add_argument("--gateways", type=int, default=4000)
     parser.add_argument("--for", type=float, default=600.0, dest="for_s", metavar="SECONDS")
+    parser.add_argument("--stop-dbmanager", type=float, default=0.0, dest="outage_s", metavar="SECONDS")
     chosen = parser.parse_args()
     if chosen.gateways < 1 or chosen.for_s < 2 * PROGRESS_S:
         parser.error(f"--gateways is at least 1, --for at least {2 * PROGRESS_S:.0f}")
-    harness.main("fleet", lambda: measure(chosen.gateways, chosen.for_s), most_runs=1)
+    harness.main("fleet", lambda: measure(chosen.gateways, chosen.for_s, chosen.outage_s), most_runs=1)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ def _name_of(process: psutil.Process) -> str | None:
     return None
 
 
+def part(server_pid: int, name: str) -> psutil.Process:
+    """One of the server's processes."""
+    return next(child for child in psutil.Process(server_pid).children() if _name_of(child) == name)
+
+
 def usage(server_pid: int, postgres_pid: int, simulator_pid: int) -> dict[str, Usage]:
     """Every process of the run by name, in the order of a cut's way."""
     found: dict[str, Usage] = {"simulator": _one(simulator_pid)}

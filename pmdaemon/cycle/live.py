@@ -51,15 +51,17 @@ class LiveCuts:
             oldest, next_one = ranges[:2]
             ranges[:2] = [(min(oldest[0], next_one[0]), max(oldest[1], next_one[1]))]
 
-    def pass_by(self, epoch: int, seq: int) -> None:
-        """All up to ``seq`` had their turn."""
+    def pass_by(self, epoch: int, seq: int) -> LiveCuts | None:
+        """All up to ``seq`` had their turn; returns what is left, if anything."""
         left = [held for held in self._ranges.pop(epoch, ()) if held[1] > seq]
         if left:
             self._ranges[epoch] = left
+        return self if self._ranges else None
 
-    def keep_epochs(self, epochs: Container[int]) -> None:
-        """No other epoch will be heard of again."""
+    def keep_epochs(self, epochs: Container[int]) -> LiveCuts | None:
+        """No other epoch will be heard of again; returns what is left, if anything."""
         self._ranges = {epoch: ranges for epoch, ranges in self._ranges.items() if epoch in epochs}
+        return self if self._ranges else None
 
     def pack(self) -> list[list[int]]:
         """For another process."""

@@ -38,6 +38,7 @@ class Pause:
             self._length_ns = min(MOST_NS, 2 * self._length_ns or FIRST_NS)
             self.until_ns = now_ns + int(self._length_ns * (0.5 + spread))
 
-    def accepted(self) -> None:
-        """Something of it became durable."""
+    def accepted(self, now_ns: int) -> Pause | None:
+        """Something of it became durable; returns what is left of the pause, if anything."""
         self._length_ns = self._length_ns // 2 if self._length_ns > FIRST_NS else 0
+        return self if self._length_ns or now_ns < self.until_ns else None

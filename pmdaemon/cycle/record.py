@@ -129,11 +129,11 @@ class Record:
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
         self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
-        self._live = LiveCuts()
+        self._live: LiveCuts | None = None  # nearly always
         self._over: dict[int, int] = {}  # what was durable of epochs that are over
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
-        self._pause = Pause()
+        self._pause: Pause | None = None  # until the first refusal
 
     # -- session and watermarks
 
@@ -155,7 +155,7 @@ class Record:
         floor = next((first - 1 for named, first, _ in spool if named == epoch), 0)
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
-        self._live.keep_epochs(epochs)
+        self._live = self._live and self._live.keep_epochs(epochs)
         self._over = {}
         self._polls = ()
         self.rewind()
@@ -173,6 +173,7 @@ class Record:
 
     def refused(self, now_ns: int, spread: float) -> None:
         """A batch with its cuts found no room at dbmanager: ask again, after a pause (``Pause``)."""
+        self._pause = self._pause or Pause()
         self._pause.refused(now_ns, spread)
         self.rewind()
 
@@ -192,7 +193,7 @@ class Record:
                 for epoch, item in self._epochs.items()
             ],
             "judged": [[epoch, item.judged] for epoch, item in self._epochs.items()],
-            "live": self._live.pack(),
+            "live": [] if self._live is None else self._live.pack(),
             "polls": [list(item) for item in self._polls],
             "waiting_since_ns": self._waiting_since_ns,
             "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
@@ -210,7 +211,7 @@ class Record:
         for epoch, judged in packed["judged"]:
             record._epochs[epoch].judged = judged
         record._set_epochs(record._epochs)
-        record._live = LiveCuts(packed["live"])
+        record._live = LiveCuts(packed["live"]) if packed["live"] else None
         record._polls = tuple((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
         record._waiting_since_ns = packed["waiting_since_ns"]
         counts = packed["counts"]
@@ -251,7 +252,8 @@ class Record:
         if seq <= position.ack:
             return True
         position.ack = seq
-        self._pause.accepted()
+        if self._pause is not None:
+            self._pause = self._pause.accepted(now_ns)
         if seq > position.received:
             position.received = seq
         behind = position.received > seq and position.received > position.floor
@@ -284,14 +286,14 @@ class Record:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        if now_ns < self._pause.until_ns:
+        if self._pause is not None and now_ns < self._pause.until_ns:
             start = [epoch, BEYOND]  # of the running epoch, the last
         return PollRequest(ack, start)
 
     def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` while there is one epoch and no other poll out: (epoch, durable, first cut asked for)."""
         position = self._sole
-        if position is None or self._polls or now_ns < self._pause.until_ns:
+        if position is None or self._polls or self._pause is not None:
             return None
         self._polls = ((poll, now_ns, self.rewinds),)
         ack = position.ack
@@ -308,7 +310,7 @@ class Record:
             When the poll was sent; None in any other case: nothing was changed, take those two.
         """
         position, polls = self._sole, self._polls
-        if position is None or len(polls) != 1 or self._live:
+        if position is None or len(polls) != 1 or self._live is not None:
             return None
         number, sent_ns, rewinds = polls[0]
         if number != poll or rewinds != self.rewinds:
@@ -342,7 +344,7 @@ class Record:
         for epoch in over:
             self._over[epoch] = self._epochs.pop(epoch).ack
         self._set_epochs(self._epochs)
-        self._live.keep_epochs(self._epochs)
+        self._live = self._live and self._live.keep_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
@@ -365,17 +367,19 @@ class Record:
         position = self._epochs.get(epoch)
         if position is None:
             raise BadCut(f"epoch {epoch} was not announced in HELLO or REGISTER")
-        judge = seq > position.judged and (epoch, seq) not in self._live
+        went_before = self._live is not None and (epoch, seq) in self._live
+        judge = seq > position.judged and not went_before
         if live:
             if judge:
+                self._live = self._live or LiveCuts()
                 self._live.add(epoch, seq)
             return _JUDGE if judge else _DROP
         if seq <= position.received:
             self.repeated_cuts += 1
             return _DROP
-        if judge or (epoch, seq) in self._live:
+        if judge or went_before:
             position.judged = max(position.judged, seq)
-            self._live.pass_by(epoch, position.judged)
+            self._live = self._live and self._live.pass_by(epoch, position.judged)
         if not self._polls or self._polls[0][2] != self.rewinds:
             self.not_kept_cuts += 1
             return _JUDGE if judge else _DROP
