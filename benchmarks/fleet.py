@@ -144,10 +144,13 @@ def _outage(run: Run, for_s: float) -> dict[str, float]:
     stopped = fleet_watch.part(run.server_pid, "dbmanager")
     began, figures = run.usage(), run.figures()
     stopped.suspend()
-    time.sleep(for_s)
-    cores = {name: cores for name, cores, _, _ in fleet_watch.rows(began, run.usage(), for_s)}
-    counts = {name: value - figures.get(name, 0.0) for name, value in run.figures().items()}
-    stopped.resume()
+    try:
+        time.sleep(for_s)
+        ended, counts = run.usage(), run.figures()
+    finally:
+        stopped.resume()  # it could not be stopped in order otherwise
+    cores = {name: cores for name, cores, _, _ in fleet_watch.rows(began, ended, for_s)}
+    counts = {name: value - figures.get(name, 0.0) for name, value in counts.items()}
     found = {
         "replies": counts["replies_total"],
         "late": counts.get(LATE, 0.0),
@@ -289,6 +292,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.gateways < 1 or chosen.for_s < 2 * PROGRESS_S:
         parser.error(f"--gateways is at least 1, --for at least {2 * PROGRESS_S:.0f}")
+    if chosen.outage_s < 0:
+        parser.error(f"--stop-dbmanager is {chosen.outage_s:g}, must be seconds, 0 or more")
     harness.main("fleet", lambda: measure(chosen.gateways, chosen.for_s, chosen.outage_s), most_runs=1)
 
 

@@ -186,7 +186,7 @@ class Record:
         self.rewind()
 
     def pack(self) -> dict[str, Any]:
-        """Everything, for the process that the gateway moves to."""
+        """Everything but a pause, for the process that the gateway moves to."""
         return {
             "epochs": [
                 [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
