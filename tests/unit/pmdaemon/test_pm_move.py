@@ -165,6 +165,26 @@ def pinned_to(server: TwoPairs) -> list[set[int]]:
     return [os.sched_getaffinity(int(pid)) for pid in children.split()]
 
 
+def families_of(figures: Path) -> dict[str, Any]:
+    return {family.name: family for family in text_string_to_metric_families(figures.read_text())}
+
+
+def says_all(figures: Path) -> bool:
+    """Whether the file, which is written once a second, has every figure of both pairs after the move."""
+    families = families_of(figures)
+    if not {f"sla_pmdaemon_{name}" for name in (*FIGURES, *PARENTS_FIGURES)} <= set(families):
+        return False
+    moved = families["sla_pmdaemon_moved_in"].samples
+    return (
+        all(
+            {sample.labels["pair"] for sample in families[f"sla_pmdaemon_{name}"].samples} == {"0", "1"}
+            for name in FIGURES
+        )
+        and sum(sample.value for sample in moved) > 0
+        and sum(sample.value for sample in families["sla_pmdaemon_shards"].samples) == SHARDS
+    )
+
+
 def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) -> None:
     port = server.start(pairs=2, max_pairs=2, pinning="on")
     server.greet()
@@ -189,15 +209,9 @@ def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) ->
             ({allowed[pair % len(allowed)]} for pair in range(2)), key=sorted
         )
         figures = server.directory / "metrics" / "pmdaemon.prom"
-        until(server, lambda: 'sla_pmdaemon_moved_in_total{pair="1"}' in figures.read_text())
-        families = {family.name: family for family in text_string_to_metric_families(figures.read_text())}
-        for name in FIGURES:
-            samples = families[f"sla_pmdaemon_{name}"].samples
-            assert {sample.labels["pair"] for sample in samples} == {"0", "1"}, name
-        assert {f"sla_pmdaemon_{name}" for name in PARENTS_FIGURES} <= set(families)
+        until(server, lambda: says_all(figures))
+        families = families_of(figures)
         assert all(family.documentation and family.type != "unknown" for family in families.values())
-        shares = families["sla_pmdaemon_shards"].samples
-        assert sum(sample.value for sample in shares) == SHARDS
     finally:
         fleet.close()
     cuts = server.judged()
