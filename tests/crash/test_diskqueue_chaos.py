@@ -73,7 +73,7 @@ def one_life(path: Path, life: int, delay_s: float) -> list[bytes]:
     time.sleep(0.5 + delay_s)  # the length of its life; nothing depends on it but how much there is to check
     child.send_signal(signal.SIGKILL)
     child.wait()
-    reader.join(20)
+    reader.join(60)
     child.stdout.close()
     text = told[0]
     lines = text[: text.rfind(b"\n") + 1].splitlines()

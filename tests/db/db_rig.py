@@ -72,7 +72,7 @@ class Rig:
         queue = self.queue._queue
         queue._stopping = True
         queue._work.set()
-        queue._group.join(10)
+        queue._group.join(60)
         queue._close_files()
         self.engine.dispose()
         self.reader.close()

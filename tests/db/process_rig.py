@@ -31,7 +31,7 @@ class Peer:
 
     def expect(self, kind, accept=lambda _header: True):
         """The next frame of ``kind`` whose header is accepted; others before it are dropped."""
-        deadline = Deadline(20)
+        deadline = Deadline(60)
         while True:
             while self._seen:
                 parsed = frame.decode(self._seen.pop(0).payload)
@@ -91,5 +91,5 @@ class Running:
 
     def __exit__(self, *_exc):
         self.stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()

@@ -138,7 +138,7 @@ class Traffic:
 
 def revive(server: PostgresServer) -> None:
     """What an operator does who has made room: start it again if it has given up."""
-    deadline = Deadline(30)
+    deadline = Deadline(60)
     while True:
         assert server.process is not None
         if server.process.poll() is not None:

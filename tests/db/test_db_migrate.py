@@ -154,7 +154,7 @@ def test_two_starters_at_once(empty_database):
 
     def start():
         engine = make_engine(empty_database.config, empty_database.data_dir)
-        barrier.wait(20)
+        barrier.wait(60)
         for _ in range(20):  # who waited too long for the other is to try again, as the manager does
             with suppress(DatabaseUnavailable):
                 ends.append(migrate.upgrade(engine))

@@ -31,12 +31,12 @@ def running(rig):
         yield
     finally:
         rig.writer.finish()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def wait_until(condition, what):
-    deadline = Deadline(30)
+    deadline = Deadline(60)
     pause = threading.Event()
     while not condition():
         assert not deadline.passed, what

@@ -121,7 +121,7 @@ def test_jobs_that_publish_at_once_get_different_versions(database, rig):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(versions) == [1, 2, 3, 4]
 
 

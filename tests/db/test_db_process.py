@@ -121,7 +121,7 @@ def test_kill_9_of_the_real_process(config, peers, reader):
         durable = peers.pair.expect(Kind.DURABLE)["hw"][0][2]
     finally:
         os.kill(child.pid, signal.SIGKILL)
-        child.wait(20)
+        child.wait(60)
     with Running(config):
         known = peers.pair.expect(Kind.WATERMARKS, lambda header: header["hw"])["hw"][0][2]
         assert known >= durable
@@ -191,7 +191,7 @@ def test_intake_goes_on_while_the_database_is_away(postgres, config, peers, read
         assert problem["what"] == "database"
         assert "not currently accepting connections" in problem["reason"]
         postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-        deadline = Deadline(20)
+        deadline = Deadline(60)
         while not deadline.passed and reader.totals()["cuts"] < 22:
             peers.pair.box.wait(0.05)
         peers.services.expect(Kind.PRESSURE, lambda header: not header["problems"])

@@ -206,10 +206,10 @@ def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     )
     thread = threading.Thread(target=rig.writer.run, name="db-writer")
     thread.start()
-    assert committed.wait(20)
+    assert committed.wait(60)
     rig.queue.append_many([cuts_message([make_cut(2)])])
     rig.writer.finish()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert tries[:4] == [1, 1, 1, 1]
     assert archived(rig) == identity([make_cut(1), make_cut(2)])
@@ -272,7 +272,7 @@ class Gate:
 
     def __call__(self, window, oldest):
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         self.commit(window, oldest)
 
 
@@ -286,7 +286,7 @@ def backlog(rig, monkeypatch, count, *others):
         rig.queue.append_many([payload])
     rig.clock.advance(16)
     assert rig.writer.step()
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(60)
     return items, gate
 
 

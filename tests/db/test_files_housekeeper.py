@@ -208,9 +208,9 @@ def test_the_thread_goes_on_after_an_error_and_ends_when_told(rig, monkeypatch):
     monkeypatch.setattr(rig.keeper, "step", busy)
     thread = threading.Thread(target=rig.keeper.run, name="db-files")
     thread.start()
-    assert again.wait(20)
+    assert again.wait(60)
     rig.keeper.finish()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

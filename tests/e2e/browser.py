@@ -21,7 +21,7 @@ OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
 )
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def browser(width: int = 1280, height: int = 1000, *, dark: bool = False) -> Ite
 
 
 def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:
-    """Until the page has such an element; TimeoutException after 20 s."""
+    """Until the page has such an element; TimeoutException after a minute."""
     condition = visibility_of_element_located if visible else presence_of_element_located
     WebDriverWait(driver, WAIT_S).until(
         condition((By.CSS_SELECTOR, css)), f"no {css!r} on {driver.current_url}"

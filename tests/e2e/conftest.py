@@ -56,7 +56,7 @@ class Driver:
         for known, stop, future in self._running:
             if known is load and not future.done():  # type: ignore[attr-defined]
                 self._loop.call_soon_threadsafe(stop.set)
-                future.result(timeout=15)  # type: ignore[attr-defined]
+                future.result(timeout=60)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Stop everything."""
@@ -64,7 +64,7 @@ class Driver:
             for load, _stop, _future in self._running:
                 self.stop(load)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 

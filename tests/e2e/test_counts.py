@@ -30,7 +30,7 @@ def fio_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             yield stage
         finally:
             nbdkit.terminate()
-            nbdkit.wait(10)
+            nbdkit.wait(60)
 
 
 def fio(stage: Stage, volume: str, depth: int, folder: Path) -> tuple[int, int]:

@@ -77,7 +77,7 @@ class Site:
     def close(self) -> None:
         self.stop.set()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
         self.server.listener.close()
         assert not any(thread.is_alive() for thread in self.threads)
 
@@ -91,7 +91,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
-    WebDriverWait(driver, 20).until(lambda _driver: condition(), what)
+    WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
 
 
 def text(driver: Chrome, css: str) -> str:
@@ -105,7 +105,7 @@ def sign_in(driver: Chrome, site: Site) -> None:
 
 def ask(site: Site, path: str) -> http.client.HTTPResponse:
     """One request on a connection of its own, which ends with the answer's close."""
-    connection = http.client.HTTPConnection("127.0.0.1", site.server.port, timeout=10.0)
+    connection = http.client.HTTPConnection("127.0.0.1", site.server.port, timeout=60)
     connection.request("GET", path, headers={"Connection": "close"})
     return connection.getresponse()
 
@@ -132,7 +132,8 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path) -> None:
             wait_for(driver, "#plot .main-svg")
             first_s, last_s = axis_of(driver)
             assert began_s - 1 <= first_s <= time.time()
-            assert 60 <= last_s - first_s < 75
+            # The axis is a minute at least, and no longer than the page has been fed.
+            assert 60 <= last_s - first_s < max(60.0, time.time() - began_s) + 15
             assert "of the last 15 min" not in text(driver, "#chart-title")
     finally:
         site.close()
@@ -153,7 +154,7 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
     for answer in served:
         assert answer.readline().startswith(b"retry:")
         answer.close()
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while site.server.parts.live.streams:
         assert time.monotonic() < end_s, "places are given back when the pages are gone"
         time.sleep(0.05)
@@ -293,7 +294,7 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site) -> None
         site.stop, site.snapshot = Stop(), fakes.snapshot
         site.start(f"127.0.0.1:{port}")
         until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "live again by itself")
-        assert text(driver, "#feed") == "live"
+        until(driver, lambda: text(driver, "#feed") == "live", "the feed is live")
 
 
 def test_what_is_in_trouble_is_said_since_when_and_why(site: Site) -> None:
@@ -315,7 +316,7 @@ def test_a_page_without_a_place_polls(tmp_path: Path) -> None:
         with browser() as driver:
             driver.get(site.url)
             wait_for(driver, "[data-throttle]")
-            assert text(driver, "#feed") == "live (polling)"
+            until(driver, lambda: text(driver, "#feed") == "live (polling)", "the page polls")
             at = text(driver, "#chart-title")
             assert at
     finally:
@@ -349,7 +350,7 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: status.append(process.run(config, stop)), daemon=True)
     thread.start()
     port_file, login_file = config.runtime_dir / "api.port", config.runtime_dir / "login.url"
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while not port_file.exists():
         assert time.monotonic() < end_s
         time.sleep(0.02)
@@ -367,12 +368,12 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
             change = lambda: answers.append(client.put("/api/v1/mode", json={"mode": "observe"}))  # noqa: E731
             changing = threading.Thread(target=change, daemon=True)
             changing.start()
-            assert services.wait(10.0)
+            assert services.wait(60)
             asked = frame.decode(services.take()[0].payload).header
             assert (asked["op"], asked["body"]) == ("mode", {"mode": "observe"})
             reply = {"req": asked["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
             services.post("appserver", frame.encode(Kind.RESPONSE, reply))
-            changing.join(10)
+            changing.join(60)
             assert answers[0].json() == {"mode": "observe"}
             volumes = client.get("/api/v1/volumes")
             assert volumes.status_code == 503, "there is no database yet"
@@ -380,7 +381,7 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
             assert (told.status_code, told.json()["status"]) == (503, "down")
     finally:
         stop.set()
-        thread.join(15)
+        thread.join(60)
         services.close()
     assert status == [0]
     assert not port_file.exists()

@@ -26,7 +26,7 @@ from pmdaemon.wire.kinds import Kind
 from tests.unit.gateway_nbd.test_nbd_cuts import as_cut
 
 pytestmark = pytest.mark.e2e
-DEADLINE_S = 45.0
+DEADLINE_S = 60.0
 SIZE = 32 << 20
 
 
@@ -100,7 +100,7 @@ class Processes:
             process.terminate()
         for process in self._all:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

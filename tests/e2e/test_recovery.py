@@ -32,10 +32,15 @@ def newest_cuts(stage: Stage) -> list[int]:
     return [row["last_cut_us"] or 0 for row in stage.live().get("gateways", [])]
 
 
+@pytest.fixture(scope="module")
+def seen_by_clients() -> dict[str, int]:
+    """I/Os that clients of this module's stage have had answered, by volume."""
+    return {"erp-db": 0, "batch": 0}
+
+
 @pytest.mark.parametrize("victim", list(KILLED))
-def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
+def test_kill_9(stage: Stage, driver: Driver, victim: str, seen_by_clients: dict[str, int]) -> None:
     gold_agent, greedy_agent = stage.agents
-    before = settled_ios(stage)
     loads = {
         "erp-db": driver.start(gold_agent.socket(stage), "erp-db", rate_iops=80),
         "batch": driver.start(greedy_agent.socket(stage), "batch", depth=4),
@@ -51,7 +56,7 @@ def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
     stage.wait(
         lambda: (cuts := newest_cuts(stage)) and min(cuts) > killed_us + 1e6,
         "new cuts from both gateways",
-        limit_s=60,
+        limit_s=120,
     )
     stage.wait(lambda: shown_restarted(stage, victim, since_us=killed_us), f"the page to say so of {victim}")
     if victim == "pmdaemon":
@@ -61,9 +66,10 @@ def test_kill_9(stage: Stage, driver: Driver, victim: str) -> None:
         driver.stop(load)
         assert not load.errors, f"application I/O of {name} saw the death of {victim}"
 
-    expected = {name: before.get(name, 0) + len(load.done) for name, load in loads.items()}
-    found = wait_for_counts(stage, expected)
-    assert found == expected, (
+    for name, load in loads.items():
+        seen_by_clients[name] += len(load.done)
+    found = wait_for_counts(stage, seen_by_clients)
+    assert found == seen_by_clients, (
         f"the database must hold what the clients saw, exactly, after the death of {victim}"
     )
 
@@ -84,18 +90,7 @@ def lost_gateways(stage: Stage, since_us: float) -> list[str]:
     return [row["text"] for row in events if row["kind"] == "gateway-lost" and row["at_us"] > since_us]
 
 
-def settled_ios(stage: Stage) -> dict[str, int]:
-    """Stored counts once nothing more arrives: equal over two polls and a flush."""
-    previous = stored_ios(stage)
-    while True:
-        time.sleep(2.5)
-        current = stored_ios(stage)
-        if current == previous:
-            return current
-        previous = current
-
-
-def wait_for_counts(stage: Stage, expected: dict[str, int], limit_s: float = 40.0) -> dict[str, int]:
+def wait_for_counts(stage: Stage, expected: dict[str, int], limit_s: float = 120.0) -> dict[str, int]:
     """The stored counts as soon as they are right, else as they are at the limit (or once they exceed)."""
     end_s = time.monotonic() + limit_s
     while True:

@@ -54,7 +54,7 @@ def test_start_status_stop(operator: Operator) -> None:
     started = operator.run("start", "--background")
     assert started.returncode == 0, started.stderr
     assert f"127.0.0.1:{operator.port}" in started.stdout
-    deadline = Deadline(30)  # 503 until services have spoken
+    deadline = Deadline(60)  # 503 until services have spoken
     while httpx.get(f"http://127.0.0.1:{operator.port}/api/v1/health").status_code != 200:
         assert not deadline.passed
         time.sleep(0.1)

@@ -159,5 +159,5 @@ def test_the_bridge_ends_with_the_stop(box: FakeBox, clock: FakeClock) -> None:
     stop.set()
     thread = threading.Thread(target=bridge.run, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()

@@ -41,7 +41,7 @@ class GatedStorage:
     def sync(self) -> None:
         if self.gated:
             self.entered.release()
-            assert self.go.acquire(timeout=20)
+            assert self.go.acquire(timeout=60)
         self.syncs += 1
         self.inner.sync()
 
@@ -73,7 +73,7 @@ def start(count: int, target: object) -> list[threading.Thread]:
 
 def join(threads: list[threading.Thread]) -> None:
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -99,7 +99,7 @@ def test_those_who_come_during_a_sync_share_the_next() -> None:
     queue, data = gated()
     data.gated = True
     first = start(1, lambda n: queue.put(b"first"))
-    assert data.entered.acquire(timeout=20)
+    assert data.entered.acquire(timeout=60)
     rest = start(20, lambda n: queue.put(b"%d" % n))
     until_pending(queue, 20)
     data.go.release()
@@ -114,7 +114,7 @@ def test_nothing_is_visible_before_its_sync() -> None:
     queue, data = gated()
     data.gated = True
     threads = start(1, lambda n: queue.put(b"x"))
-    assert data.entered.acquire(timeout=20)
+    assert data.entered.acquire(timeout=60)
     assert queue.lock(1) == []
     assert queue.read(1) is None
     assert contents(queue) == {}
@@ -198,7 +198,7 @@ def test_every_waiter_hears_of_the_failure() -> None:
             heard.append("poisoned")
 
     first = start(1, put)
-    assert data.entered.acquire(timeout=20)
+    assert data.entered.acquire(timeout=60)
     rest = start(9, put)
     until_pending(queue, 9)
     disk = data.inner._disk
@@ -212,7 +212,7 @@ def test_a_waiter_gives_a_dead_sync_up() -> None:
     queue, data = gated(confirm_s=0.05)
     data.gated = True
     first = start(1, lambda n: queue.put(b"stuck"))
-    assert data.entered.acquire(timeout=20)
+    assert data.entered.acquire(timeout=60)
     with pytest.raises(QueuePoisoned, match="no confirmation"):
         queue.put(b"waits")
     data.go.release()
@@ -223,7 +223,7 @@ def test_an_interrupted_waiter_hands_its_duty_on(monkeypatch: pytest.MonkeyPatch
     queue, data = gated()
     data.gated = True
     first = start(1, lambda n: queue.put(b"first"))
-    assert data.entered.acquire(timeout=20)
+    assert data.entered.acquire(timeout=60)
 
     class Interrupted:
         """A lock whose holder is interrupted while it sleeps, after its confirmation was sent."""
@@ -234,7 +234,7 @@ def test_an_interrupted_waiter_hands_its_duty_on(monkeypatch: pytest.MonkeyPatch
         def acquire(self, timeout: float = -1) -> bool:
             if timeout < 0:
                 return self.inner.acquire()
-            self.inner.acquire(timeout=20)
+            self.inner.acquire(timeout=60)
             raise KeyboardInterrupt
 
         def release(self) -> None:
@@ -262,7 +262,7 @@ def test_helper_commits_what_nobody_waits_for_and_stops() -> None:
     queue = DiskQueue(settings(), data=disk.open("data"), index=disk.open("index"))
     done = threading.Event()
     queue.submit([b"x"], on_durable=lambda request: done.set())
-    assert done.wait(20)
+    assert done.wait(60)
     assert contents(queue) == {1: b"x"}
     queue.close()
     assert not any(thread.name == "dq-sync" for thread in threading.enumerate())
@@ -274,7 +274,7 @@ def test_wait_wakes_a_consumer() -> None:
     got = []
 
     def consume(_number: int) -> None:
-        if queue.wait(20):
+        if queue.wait(60):
             got.extend(message.data for message in queue.lock(1))
 
     threads = start(1, consume)

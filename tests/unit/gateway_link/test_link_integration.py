@@ -18,7 +18,7 @@ from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire.kinds import Kind
 from tests.unit.gateway_link.link_support import GATEWAY, FakePlane, FakeServer, caps
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class World:

@@ -114,8 +114,8 @@ def test_both_threads_stop_and_agents_are_told(bench: Unified) -> None:
     core.start()
     inbound.start()
     bench.stop.set("the test is over")
-    core.join(10)
-    inbound.join(10)
+    core.join(60)
+    inbound.join(60)
     assert not core.is_alive()
     assert not inbound.is_alive()
     assert Kind.BYE in [item.kind for item in bench.heard(agent)]

@@ -13,7 +13,7 @@ def test_a_thread_has_its_name_and_is_joined() -> None:
     seen: list[str] = []
     group = ThreadGroup()
     group.start("pm-in-0", lambda: seen.append(threading.current_thread().name))
-    group.join(5)
+    group.join(60)
     assert seen == ["pm-in-0"]
 
 
@@ -25,7 +25,7 @@ def test_a_failure_is_kept_and_told() -> None:
         raise RuntimeError("boom")
 
     group.start("broken", broken)
-    group.join(5)
+    group.join(60)
     assert told == ["broken: boom"]
     assert group.failed is not None
     assert group.failed[0] == "broken"
@@ -34,11 +34,11 @@ def test_a_failure_is_kept_and_told() -> None:
 def test_a_thread_that_does_not_stop_is_named() -> None:
     release = threading.Event()
     group = ThreadGroup()
-    thread = group.start("stubborn", lambda: bool(release.wait(10)))
+    thread = group.start("stubborn", lambda: bool(release.wait(60)))
     with pytest.raises(ThreadDidNotStop, match="stubborn"):
         group.join(0.01)
     release.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 

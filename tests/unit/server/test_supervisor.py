@@ -42,14 +42,14 @@ def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
     supervisor.parts["services"] = part
     supervisor._start(part)
     assert part.process is not None
-    part.process.wait(20)
+    part.process.wait(60)
     supervisor._look()
     assert part.reason == "killed by SIGKILL"
     part.start_at_s = 0.0
     part.command = [sys.executable, "-c", ""]
     supervisor._look()
     assert part.process is not None
-    part.process.wait(20)
+    part.process.wait(60)
     supervisor._pipe.close()
     event = next(row for table, row in supervisor._pending if table == "events")
     assert event["text"] == "services was restarted: killed by SIGKILL; restart 1"
@@ -66,7 +66,7 @@ def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     part.start_at_s, part.command = 0.0, [sys.executable, "-c", ""]
     supervisor._look()
     assert part.process is not None
-    part.process.wait(20)
+    part.process.wait(60)
     supervisor._pipe.close()
     states = [row["state"] for table, row in supervisor._pending if table == "processes"]
     assert states == ["restarting", "running"]

@@ -203,8 +203,8 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
     found: list[Found] = []
     thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
     thread.start()
-    assert read.wait(20)
+    assert read.wait(60)
     assert scene.looker.found.empty()
     scene.looker.give_way(to_mail=False)
-    thread.join(20)
+    thread.join(60)
     assert [table for table, _ in found[0].judgement.rows] == ["slices"]

@@ -23,7 +23,7 @@ from sla_server.services.journal import Journal
 from tests.unit.agreements.documents import simple
 from tests.unit.services_shell.support import GATEWAY, START_US, FakeMailbox, FakeStore
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 MIB = 1 << 20
 Row = dict[str, Any]
 
