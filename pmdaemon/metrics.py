@@ -50,7 +50,12 @@ PAIR: Final = (
     Declared(
         "refused_keeping", "mailbox_refused_total", "counter", "Batches the database manager had no room for."
     ),
-    Declared("dropped_live_cuts", "dropped_live_cuts_total", "counter", "Cuts the services had no room for."),
+    Declared(
+        "dropped_live_cuts",
+        "dropped_live_cuts_total",
+        "counter",
+        "Cuts replaced by their gateway's next before services had room.",
+    ),
     Declared("rewinds", "rewinds_total", "counter", "Times a gateway's position was set back."),
     Declared(
         "connections", "connections_total", "counter", "Connections accepted, those moved here among them."

@@ -164,14 +164,21 @@ class CutBatch:
         return b"".join([self._head(entries, sum(map(len, parts))), *parts])
 
     def _head(self, entries: list[_Entry], blob_bytes: int) -> bytes:
-        header = {
-            "pair": self._pair,
-            "n": len(entries),
-            "recv_us": [item[_RECV_US] for item in entries],
-            "offset_us": [item[_OFFSET_US] for item in entries],
-            "live": [item[_LIVE] for item in entries],
-        }
-        return frame.encode_head(Kind.CUTS, header, blob_bytes)
+        return cuts_head(
+            self._pair,
+            [item[_RECV_US] for item in entries],
+            [item[_OFFSET_US] for item in entries],
+            [item[_LIVE] for item in entries],
+            blob_bytes,
+        )
+
+
+def cuts_head(
+    pair: int, recv_us: list[int], offset_us: list[int], live: list[bool], blob_bytes: int
+) -> bytes:
+    """Prefix and header of a CUTS message; the columns have one entry a cut."""
+    header = {"pair": pair, "n": len(recv_us), "recv_us": recv_us, "offset_us": offset_us, "live": live}
+    return frame.encode_head(Kind.CUTS, header, blob_bytes)
 
 
 def _gateways(entries: list[_Entry]) -> list[str]:

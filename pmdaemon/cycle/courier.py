@@ -2,9 +2,9 @@
 
 Two kinds of mail with different promises:
 
-* *Cuts.* A batch a recipient cannot take is not kept here. For dbmanager the cuts are still with their
-  agents: ``on_refused`` rewinds those gateways and they are asked for again. For services they are dropped
-  and counted: they are for judging the present and the next cut follows in a second.
+* *Cuts.* A batch that dbmanager cannot take is not kept here: the cuts are still with their
+  agents: ``on_refused`` rewinds those gateways and they are asked for again. For services the newest cut of
+  each gateway waits here (``cycle.newest``) until there is room; the older ones it replaces are counted.
 * *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). Nobody asks for news again, so refused news
   waits here, per recipient and in order, and is tried at each ``flush``. While news waits for a recipient no
   cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES`` the oldest
@@ -25,6 +25,7 @@ from typing import Final, Protocol
 import structlog
 
 from pmdaemon.cycle.batch import BATCH_AGE_NS, CutBatch, Letter
+from pmdaemon.cycle.newest import NewestCuts
 from pmdaemon.mailbox.errors import MailboxFull
 
 SERVICES: Final = "services"
@@ -69,7 +70,7 @@ class Courier:
 
     Attributes:
         refused_keeping: batches dbmanager had no room for; their gateways were rewound.
-        dropped_live_cuts: cuts services had no room for.
+        dropped_live_cuts: cuts that a later one of their gateway replaced before services had room.
         dropped_news: announcements given up.
         posted_cuts: cuts posted to dbmanager.
         posted_bytes: bytes of CUTS messages given to the mailbox.
@@ -80,6 +81,7 @@ class Courier:
         self._poster = poster
         self._on_refused = on_refused
         self.batch = CutBatch(pair)
+        self._newest = NewestCuts(pair)
         self._news = {SERVICES: _News(), DBMANAGER: _News()}
         self.refused_keeping = 0
         self.dropped_live_cuts = 0
@@ -139,6 +141,8 @@ class Courier:
         """Try waiting news, then post the batches that are due."""
         if self.waiting_news:
             self._retry_news()
+        if self._newest:
+            self._retry_newest()
         if self.batch.is_due(now_ns):
             self.post_cuts()
 
@@ -153,18 +157,32 @@ class Courier:
 
     def _post_letter(self, letter: Letter) -> None:
         names = [name for name, wanted in ((DBMANAGER, letter.keep), (SERVICES, letter.judge)) if wanted]
-        refused = [name for name in names if self._news[name].waiting]
+        refused = [name for name in names if self._has_waiting(name)]
         free = [name for name in names if name not in refused]
         if free:
             refused += self._post(free, letter.message)
         self.posted_bytes += len(letter.message)
         if SERVICES in refused:
-            self.dropped_live_cuts += letter.cuts
+            self.dropped_live_cuts += self._newest.keep(letter)
+            self._retry_newest()
         if DBMANAGER in refused:
             self.refused_keeping += 1
             self._on_refused(set(letter.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
         elif letter.keep:
             self.posted_cuts += letter.cuts
+
+    def _has_waiting(self, name: str) -> bool:
+        """Whether a cut posted to this recipient now would overtake something."""
+        return bool(self._news[name].waiting or (name == SERVICES and self._newest))
+
+    def _retry_newest(self) -> None:
+        if self._news[SERVICES].waiting:
+            return
+        for gateway_ids, message in self._newest.messages():
+            if self._post([SERVICES], message):
+                return
+            self._newest.posted(gateway_ids)
+            self.posted_bytes += len(message)
 
     def _post(self, names: Sequence[str], message: bytes | memoryview) -> list[str]:
         """Post; returns who had no room."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pmdaemon.cycle import newest
 from pmdaemon.cycle.batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutBatch
 from pmdaemon.cycle.courier import NEWS_BYTES, Courier
 from pmdaemon.wire import frame
@@ -104,15 +105,72 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     assert len(post.rewound) == 1
 
 
-def test_services_without_room_loses_cuts_counted_and_rewinds_nobody(box: FakeMailbox) -> None:
+OTHER = "00000000-0000-4000-8000-0000000000ff"
+
+
+def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMailbox) -> None:
     post = Post(box)
     box.full = {"services"}
-    post.cut(1)
-    post.cut(2)
+    for seq in (1, 2):
+        post.cut(seq)
+    other = make_cut(seq=7)
+    post.courier.cut(other, OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
     post.courier.flush(BATCH_AGE_NS)
+    post.cut(3, now_ns=BATCH_AGE_NS)
+    post.courier.flush(2 * BATCH_AGE_NS)
     assert post.courier.dropped_live_cuts == 2
     assert post.rewound == []
-    assert box.cuts_to("dbmanager") == [(1, False), (2, False)]
+    assert box.cuts_to("dbmanager") == [(1, False), (2, False), (7, False), (3, False)]
+    assert box.cuts_to("services") == []
+    box.full = set()
+    post.courier.flush(3 * BATCH_AGE_NS)
+    assert box.cuts_to("services") == [(3, False), (7, False)]
+    assert box.to("services")[0].header["recv_us"] == [1003, 1]
+    post.courier.flush(4 * BATCH_AGE_NS)
+    assert len(box.to("services")) == 1, "each is posted once"
+
+
+def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.cut(9, keep=False, live=True)
+    post.cut(1)
+    post.courier.post_cuts()
+    assert post.courier.dropped_live_cuts == 1
+    box.full = set()
+    post.courier.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.post_cuts()
+    assert box.cuts_to("services") == [(9, True), (7, False)]
+
+
+def test_what_waits_for_services_is_bounded_by_its_bytes(
+    box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = len(make_cut())
+    monkeypatch.setattr(newest, "WAITING_BYTES", 3 * size_bytes)  # the real limit takes 4,000 gateways
+    post = Post(box)
+    box.full = {"services"}
+    for number in range(5):
+        post.courier.cut(make_cut(seq=number + 1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.post_cuts()
+    assert post.courier.dropped_live_cuts == 2
+    box.full = set()
+    post.courier.flush(0)
+    assert box.cuts_to("services") == [(3, False), (4, False), (5, False)]
+
+
+def test_what_waits_goes_out_in_messages_of_a_batch(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    count = 2 * BATCH_BYTES // len(make_cut())
+    for number in range(count):
+        post.courier.cut(make_cut(seq=1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.post_cuts()
+    box.full = set()
+    post.courier.flush(0)
+    assert len(box.cuts_to("services")) == count
+    assert all(len(item.blob) <= BATCH_BYTES for item in box.to("services"))
+    assert post.courier.dropped_live_cuts == 0
 
 
 def news(number: int) -> bytes:
