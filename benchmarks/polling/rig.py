@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.polling.peers import Sockets
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.watermarks import Notice
@@ -121,6 +122,7 @@ class Rig:
         self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(mailbox, 0, self.registry.refused)
         self.book = ControlBook()
+        self.catch_up = CatchUp(1 << 40)
         self.polls = self.sent_bytes = 0
         self.reception = reception = Reception(
             self.registry,
@@ -149,6 +151,7 @@ class Rig:
             registered=self.registered,
             counters=Counter(),
             book=self.book,
+            catch_up_bytes_per_s=1 << 40,
         )
 
     def register(self, sockets: Sockets) -> None:

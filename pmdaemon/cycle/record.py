@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.live import LiveCuts
 from pmdaemon.cycle.pause import BEYOND, Pause
 from pmdaemon.errors import BadCut
@@ -115,6 +116,7 @@ class Record:
         "_pause",
         "_polls",
         "_sole",
+        "_spooled",
         "_waiting_since_ns",
         "not_kept_cuts",
         "repeated_cuts",
@@ -134,6 +136,7 @@ class Record:
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
         self._pause: Pause | None = None  # until the first refusal
+        self._spooled = 0  # the last cut of the running epoch that the agent held when it registered
 
     # -- session and watermarks
 
@@ -152,7 +155,9 @@ class Record:
             if number in former:
                 position.floor = max(position.floor, former[number].floor, former[number].acked_to_agent)
                 position.judged = former[number].judged
-        floor = next((first - 1 for named, first, _ in spool if named == epoch), 0)
+        floor, self._spooled = next(
+            ((first - 1, last) for named, first, last in spool if named == epoch), (0, 0)
+        )
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
         self._live = self._live and self._live.keep_epochs(epochs)
@@ -273,7 +278,13 @@ class Record:
 
     # -- polls and answers
 
-    def poll(self, poll: int, now_ns: int) -> PollRequest:
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the agent is known to hold more than the next cut."""
+        position = self._sole
+        return self._live is not None or position is None or position.received + 1 < self._spooled
+
+    def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
         """Account for a poll that is about to leave, and say what it asks for."""
         self._polls = (*self._polls[-MAX_POLLS_OUT + 1 :], (poll, now_ns, self.rewinds))
         start: list[int] = []
@@ -286,14 +297,15 @@ class Record:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        if self._pause is not None and now_ns < self._pause.until_ns:
+        is_paused = self._pause is not None and now_ns < self._pause.until_ns
+        if is_paused or (self.has_backlog and not catch_up.grant(now_ns)):
             start = [epoch, BEYOND]  # of the running epoch, the last
         return PollRequest(ack, start)
 
     def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
-        """``poll`` while there is one epoch and no other poll out: (epoch, durable, first cut asked for)."""
+        """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""
         position = self._sole
-        if position is None or self._polls or self._pause is not None:
+        if position is None or self._polls or self._pause is not None or self.has_backlog:
             return None
         self._polls = ((poll, now_ns, self.rewinds),)
         ack = position.ack

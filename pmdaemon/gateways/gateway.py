@@ -28,6 +28,7 @@ from pmdaemon.shards import shard_of
 from pmdaemon.wire import poll
 
 if TYPE_CHECKING:
+    from pmdaemon.cycle.catch_up import CatchUp
     from pmdaemon.gateways.peer import Peer
 
 
@@ -111,10 +112,11 @@ class Gateway:
             self.conn = None
             self.awaiting_since_ns = None
 
-    def ask(self, number: int, now_ns: int, lease: bool) -> tuple[Peer, bytes] | None:
+    def ask(self, number: int, now_ns: int, lease: bool, catch_up: CatchUp) -> tuple[Peer, bytes] | None:
         """Account for a poll that leaves now: whereto, and the POLL frame.
 
-        None if there is no session, or an answer is still awaited. Thread: outbound.
+        None if there is no session, or an answer is still awaited. ``catch_up``: the pair's budget for
+        backlog. Thread: outbound.
         """
         with self.lock:
             conn = self.conn
@@ -122,7 +124,7 @@ class Gateway:
                 return None
             self.awaiting_since_ns = now_ns
             sole = self.record.poll_sole(number, now_ns)
-            request = self.record.poll(number, now_ns) if sole is None else None
+            request = self.record.poll(number, now_ns, catch_up) if sole is None else None
         if sole is not None:
             epoch, ack, start = sole
             return conn, poll.encode_sole(number, now_ns, epoch, ack, start, lease)

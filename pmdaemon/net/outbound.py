@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.cycle import watermarks
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.control import ControlBook, thresholds_order
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES
 from pmdaemon.cycle.schedule import Schedule
@@ -87,6 +88,7 @@ class Outbound:
         counters: Counter[str],
         book: ControlBook | None = None,
         ownership: Ownership | None = None,
+        catch_up_bytes_per_s: int,
     ) -> None:
         self._registry = registry
         self._mailbox = mailbox
@@ -99,6 +101,7 @@ class Outbound:
         self._counters = counters
         self._book = book or ControlBook()
         self._ownership = ownership or Ownership(0)
+        self._catch_up = CatchUp(catch_up_bytes_per_s)
         # Numbers of different pairs differ, so that a gateway that moves cannot confuse two polls.
         self._poll = self._ownership.pair << 40
         self.steps = 0
@@ -159,7 +162,7 @@ class Outbound:
         Two loops stay in the processor's caches where one would not (measured); a round trip counts the part
         of a millisecond that a poll waits for the others.
         """
-        now_ns, number, orders = self._now_ns, self._poll, self._orders
+        now_ns, number, orders, catch_up = self._now_ns, self._poll, self._orders, self._catch_up
         lease = self._book.lease_is_fresh(now_ns())
         asked: list[tuple[Gateway, int, tuple[Peer, bytes]]] = []
         for gateway in gateways:
@@ -167,7 +170,7 @@ class Outbound:
                 self._poll = number
                 self._send(gateway.gateway_id, polled=True)
                 number = self._poll
-            elif (poll := gateway.ask(number + 1, now_ns(), lease)) is not None:
+            elif (poll := gateway.ask(number + 1, now_ns(), lease, catch_up)) is not None:
                 number += 1
                 asked.append((gateway, number, poll))
             else:
@@ -316,7 +319,8 @@ class Outbound:
             self._schedule.remove(gateway_id)
             return
         now_ns = self._now_ns()
-        asked = gateway.ask(self._poll + 1, now_ns, self._book.lease_is_fresh(now_ns)) if polled else None
+        lease = self._book.lease_is_fresh(now_ns)
+        asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up) if polled else None
         conn: Peer | None
         if asked is not None:
             self._poll += 1

@@ -167,6 +167,7 @@ class Pair:
             counters=self.out_counters,
             book=book,
             ownership=self.ownership,
+            catch_up_bytes_per_s=settings.catch_up_bytes_per_s,
         )
 
     def run(self, stop: Stop) -> int:

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pmdaemon.cycle.catch_up import BACKLOG_BYTES, CatchUp
 from pmdaemon.cycle.pause import BEYOND, FIRST_NS, MOST_NS
 from pmdaemon.cycle.record import LAG_NS, MAX_POLLS_OUT, PollRequest, Record, Verdict
 from pmdaemon.errors import BadCut
 
 BOTH, NEITHER = Verdict(True, True), Verdict(False, False)
 KEEP, JUDGE = Verdict(True, False), Verdict(False, True)
+
+PLENTY = CatchUp(1 << 50)
 
 
 def fresh(epoch: int = 7, spool: Any = (), durable: Any = None) -> Record:
@@ -28,28 +31,28 @@ def take(record: Record, *seqs: int, epoch: int = 7, live: bool = False) -> list
 
 def test_from_follows_the_last_received_and_ack_what_is_durable() -> None:
     record = fresh()
-    assert record.poll(1, 0) == ([], [7, 1])
+    assert record.poll(1, 0, PLENTY) == ([], [7, 1])
     assert take(record, 1, 2) == [BOTH, BOTH]
     assert record.answered(1) == 0
     record.durable(7, 1, 5)
-    assert record.poll(2, 0) == ([[7, 1]], [7, 3])
+    assert record.poll(2, 0, PLENTY) == ([[7, 1]], [7, 3])
     assert record.behind_cuts == 1
 
 
 def test_a_new_session_starts_behind_what_is_durable() -> None:
     record = fresh()
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     take(record, 1, 2, 3)
     record.durable(7, 1, 0)
     record.register(7, [(7, 2, 3)], {7: 1})
     assert record.oldest_poll_sent_ns is None
-    assert record.poll(2, 0).start == [7, 2]
+    assert record.poll(2, 0, PLENTY).start == [7, 2]
     assert take(record, 2, 3, 4) == [KEEP, KEEP, BOTH]  # services has had 2 and 3
 
 
 def test_spool_that_lost_its_oldest_cuts() -> None:
     record = fresh(spool=[(7, 57, 60)])
-    assert record.poll(1, 0).start == [7, 57]
+    assert record.poll(1, 0, PLENTY).start == [7, 57]
     assert take(record, 57) == [BOTH]
     assert record.skipped_cuts == 0
     assert record.behind_cuts == 1
@@ -57,15 +60,15 @@ def test_spool_that_lost_its_oldest_cuts() -> None:
 
 def test_answer_to_a_poll_sent_before_a_rewind_is_not_kept() -> None:
     record = fresh()
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     take(record, 1, 2, 3)
     record.answered(1)
     record.durable(7, 1, 0)
-    assert record.poll(2, 0).start == [7, 4]
+    assert record.poll(2, 0, PLENTY).start == [7, 4]
     record.rewind()
     assert take(record, 4, 5) == [JUDGE, JUDGE]  # 2 and 3 must come into the queue first
     record.answered(2)
-    assert record.poll(3, 0).start == [7, 2]
+    assert record.poll(3, 0, PLENTY).start == [7, 2]
     assert take(record, 2, 3, 4, 5, 6) == [KEEP, KEEP, KEEP, KEEP, BOTH]
     assert record.not_kept_cuts == 2
 
@@ -76,7 +79,7 @@ def test_unasked_cut_is_not_kept() -> None:
 
 def test_live_cut_is_judged_once_and_kept_when_it_comes_in_order() -> None:
     record = fresh()
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     assert take(record, 1, 2) == [BOTH, BOTH]
     assert take(record, 9, 9, live=True) == [JUDGE, NEITHER]
     assert take(record, 2, live=True) == [NEITHER]
@@ -86,7 +89,7 @@ def test_live_cut_is_judged_once_and_kept_when_it_comes_in_order() -> None:
 
 def test_repeats_are_dropped_and_counted() -> None:
     record = fresh()
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     take(record, 1, 2, 3)
     assert take(record, 2, 3) == [NEITHER, NEITHER]
     assert record.repeated_cuts == 2
@@ -94,47 +97,47 @@ def test_repeats_are_dropped_and_counted() -> None:
 
 def test_several_epochs_are_asked_for_oldest_first() -> None:
     record = fresh(epoch=9, spool=[(3, 1, 2), (5, 10, 11), (9, 1, 1)], durable={3: 2})
-    assert record.poll(1, 0) == ([[3, 2]], [5, 10])
+    assert record.poll(1, 0, PLENTY) == ([[3, 2]], [5, 10])
     assert take(record, 10, 11, epoch=5) == [BOTH, BOTH]
-    assert record.poll(2, 0).start == [9, 1]
+    assert record.poll(2, 0, PLENTY).start == [9, 1]
     assert take(record, 1, epoch=9) == [BOTH]
     record.durable(5, 11, 0)
     record.answered(1)
     # epoch 3 was acknowledged in an answered poll: over. 5 is acknowledged in the next.
-    assert record.poll(3, 0).ack == [[5, 11]]
+    assert record.poll(3, 0, PLENTY).ack == [[5, 11]]
     record.answered(3)
-    assert record.poll(4, 0).ack == []
+    assert record.poll(4, 0, PLENTY).ack == []
     with pytest.raises(BadCut, match="epoch 3"):
         take(record, 1, epoch=3)
 
 
 def test_a_later_epoch_exhausts_the_earlier() -> None:
     record = fresh(epoch=9, spool=[(3, 1, 5)])
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     take(record, 1, 2, epoch=3)
     assert take(record, 1, epoch=9) == [BOTH]
     assert record.skipped_cuts == 3
-    assert record.poll(2, 0).start == [9, 2]
+    assert record.poll(2, 0, PLENTY).start == [9, 2]
 
 
 def test_another_dbmanager_that_knows_less_is_told_what_the_agent_has_forgotten() -> None:
     record = fresh()
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     take(record, *range(1, 10))
     record.answered(1)
     record.durable(7, 6, 0)
-    record.poll(2, 0)  # tells the agent to forget up to 6
+    record.poll(2, 0, PLENTY)  # tells the agent to forget up to 6
     record.durable(7, 8, 0)
     record.restart({7: 2})  # restored from a backup
     assert record.spool() == [[7, 7, 6]]
-    assert record.poll(3, 0) == ([[7, 2]], [7, 7])
+    assert record.poll(3, 0, PLENTY) == ([[7, 2]], [7, 7])
     record.register(7, [], {})
-    assert record.poll(4, 0).start == [7, 7]
+    assert record.poll(4, 0, PLENTY).start == [7, 7]
 
 
 def test_hole_that_the_cut_does_not_admit() -> None:
     record = fresh()
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     take(record, 1)
     assert not record.leaves_hole(7, 2, 0)
     assert not record.leaves_hole(7, 5, 3)
@@ -142,7 +145,7 @@ def test_hole_that_the_cut_does_not_admit() -> None:
     take(record, 5)
     record.give_up_before(7, 5)
     record.rewind()
-    assert record.poll(2, 0).start == [7, 5]
+    assert record.poll(2, 0, PLENTY).start == [7, 5]
     assert record.spool() == [[7, 5, 4]]
     assert not record.leaves_hole(99, 1, 0)
 
@@ -155,7 +158,7 @@ def test_spool_names_every_epoch_oldest_first() -> None:
 def test_lag_counts_from_the_last_progress() -> None:
     record = fresh()
     assert not record.lags(10**15)
-    record.poll(1, 0)
+    record.poll(1, 0, PLENTY)
     record.received(7, 1, False, 100)
     record.received(7, 2, False, 200)
     assert not record.lags(100 + LAG_NS)
@@ -171,22 +174,22 @@ def test_durable_of_an_unknown_epoch_or_backwards_is_nothing() -> None:
     record = fresh(durable={7: 5})
     record.durable(7, 3, 0)
     record.durable(99, 3, 0)
-    assert record.poll(1, 0) == ([[7, 5]], [7, 6])
+    assert record.poll(1, 0, PLENTY) == ([[7, 5]], [7, 6])
 
 
 def test_answers_to_polls() -> None:
     record = fresh()
-    record.poll(1, 100)
-    record.poll(2, 200)
+    record.poll(1, 100, PLENTY)
+    record.poll(2, 200, PLENTY)
     assert record.answered(5) is None
     assert record.oldest_poll_sent_ns == 100
     assert record.answered(2) == 200  # the agent left out the first
     assert record.answered(1) is None
-    record.poll(3, 300)
+    record.poll(3, 300, PLENTY)
     record.unsent(3)
     assert record.oldest_poll_sent_ns is None
     for poll in range(10, 10 + 2 * MAX_POLLS_OUT):
-        record.poll(poll, poll)
+        record.poll(poll, poll, PLENTY)
     assert record.oldest_poll_sent_ns == 10 + MAX_POLLS_OUT
 
 
@@ -195,7 +198,7 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
     record = fresh()
     judged = []
     for newest in range(29, 3600):
-        record.poll(newest, 0)
+        record.poll(newest, 0, PLENTY)
         verdicts = take(record, *range(1, 29)) + take(record, newest, live=True)
         judged += [
             seq for seq, verdict in zip((*range(1, 29), newest), verdicts, strict=True) if verdict.judge
@@ -205,22 +208,51 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
     assert judged == list(range(1, 3600))
     assert record._live is not None
     assert len(record._live) == 1
-    record.poll(3600, 0)
+    record.poll(3600, 0, PLENTY)
     assert set(take(record, *range(1, 3600))) == {KEEP}
     assert record.answered_usually(3600, 7, 3600, 0) == 0, "nothing is left of it"
+
+
+def test_a_gateway_with_a_backlog_is_asked_for_it_while_the_budget_lasts() -> None:
+    record, scarce = fresh(spool=[(7, 1, 40)]), CatchUp(BACKLOG_BYTES)  # one answer a second
+    assert scarce.grant(0), "another gateway takes the only token"
+    assert record.poll_sole(1, 0) is None, "it registered with more than the next cut"
+    assert record.poll(1, 0, scarce).start == [7, BEYOND]
+    assert take(record, 41, live=True) == [JUDGE]
+    record.answered(1)
+    assert record.poll(2, 10**9, scarce).start == [7, 1]
+    assert set(take(record, *range(1, 31))) == {BOTH}
+    record.answered(2)
+    assert record.poll(3, 10**9 + 1, scarce).start == [7, BEYOND]
+    assert take(record, 42, live=True) == [JUDGE]
+    record.answered(3)
+    assert record.poll(4, 2 * 10**9, scarce).start == [7, 31]
+    assert take(record, *range(31, 44)) == [*[BOTH] * 10, KEEP, KEEP, BOTH]
+    record.answered(4)
+    assert not record.has_backlog
+    assert not scarce.grant(2 * 10**9)
+    assert record.poll_sole(5, 2 * 10**9 + 1) == (7, 0, 44), "who has caught up needs no budget"
+
+
+def test_the_budget_is_a_rate_and_what_was_not_used_is_forgotten() -> None:
+    budget = CatchUp(8 * BACKLOG_BYTES)
+    assert [budget.grant(0) for _ in range(3)] == [True, True, False], "a quarter of a second's worth"
+    granted = sum(budget.grant(now_ns) for now_ns in range(0, 10 * 10**9, 10**7))
+    assert 79 <= granted <= 80
+    assert sum(budget.grant(10**12) for _ in range(9)) == 2
 
 
 def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() -> None:
     record = fresh()
     now_ns, pauses_s = 0, []
     for poll in range(1, 8):
-        assert record.poll(poll, now_ns).start == [7, 1]
+        assert record.poll(poll, now_ns, PLENTY).start == [7, 1]
         assert take(record, 1)[0].keep
         record.answered(poll)
         record.refused(now_ns, 0.5)
         record.refused(now_ns, 0.5)  # a second batch with its cuts, refused together with the first
         began_ns = now_ns
-        while record.poll(poll, now_ns).start == [7, BEYOND]:
+        while record.poll(poll, now_ns, PLENTY).start == [7, BEYOND]:
             assert record.answered(poll) is not None
             now_ns += 10**9
         assert record.answered(poll) is not None
@@ -230,7 +262,19 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
         record.durable(7, seq, now_ns)
     assert record.poll_sole(9, now_ns) is not None, "the short way is open again"
     record.refused(now_ns, 0.5)
-    assert record.poll(10, now_ns + FIRST_NS).start == [7, 5], "what becomes durable undoes the doubling"
+    assert record.poll(10, now_ns + FIRST_NS, PLENTY).start == [7, 5], (
+        "what becomes durable undoes the doubling"
+    )
+
+
+class EveryOther(CatchUp):
+    """Grants every other request."""
+
+    granted = 0
+
+    def grant(self, now_ns: int) -> bool:
+        self.granted += 1
+        return self.granted % 2 == 0
 
 
 class World:
@@ -247,6 +291,7 @@ class World:
         self.wire: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
         self.poll_id = 0
         self.now_ns = 0
+        self.budget = EveryOther(BACKLOG_BYTES)
         self.record = Record()
         self.register()
 
@@ -271,7 +316,7 @@ class World:
         self.poll_id += 1
         twin = Record.unpack(self.record.pack())
         sole = self.record.poll_sole(self.poll_id, self.now_ns)
-        asked = (self.record if sole is None else twin).poll(self.poll_id, self.now_ns)
+        asked = (self.record if sole is None else twin).poll(self.poll_id, self.now_ns, self.budget)
         if sole is not None:  # the short way does what the long one does
             epoch, acked, first = sole
             assert asked == PollRequest([[epoch, acked]] if acked else [], [epoch, first])

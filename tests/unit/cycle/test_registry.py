@@ -7,6 +7,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.gateways.registration import Hello, Registration
@@ -74,7 +75,7 @@ class World:
         """Asked and answered: an old epoch that was acknowledged as a whole is over."""
         if (gateway := self.registry.get(GATEWAY)) is not None:
             self.polls += 1
-            gateway.record.poll(self.polls, 0)
+            gateway.record.poll(self.polls, 0, CatchUp(1 << 40))
             gateway.record.answered(self.polls)
 
     def move(self, *_: int) -> None:

@@ -92,6 +92,7 @@ class Side:
             counters=self.counters,
             book=book,
             ownership=self.ownership,
+            catch_up_bytes_per_s=1 << 40,
         )
         self.box.deliver("dbmanager", Kind.WATERMARKS, {"inc": 1, "hw": []})
 

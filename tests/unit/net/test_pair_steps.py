@@ -83,6 +83,7 @@ class Bench:
             hints=self.hints,
             registered=self.registered,
             counters=self.counters,
+            catch_up_bytes_per_s=1 << 40,
         )
         self.agents: list[Agent] = []
 
