@@ -19,11 +19,11 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.account import Stream
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.file_session import FileSession
+from gateway_agent.nbd.jobs import Turns, WorkerPool
 from gateway_agent.nbd.proxy import ProxySession
 from gateway_agent.nbd.session import Session
 from gateway_agent.nbd.storage import Storage
 from gateway_agent.nbd.volume import Context, Volume
-from gateway_agent.nbd.worker_session import WorkerPool, WorkerSession
 from gateway_agent.throttle.rates import RateSet
 from pmdaemon.wire.names import is_name
 
@@ -75,28 +75,39 @@ class ExportTable:
         self._on_learned = on_learned
         self._storages: dict[str, Storage] = {}
         self._pools: dict[str, WorkerPool] = {}
+        self._turns = Turns(context.loop)
         burst_ns, hold_ns = round(config.burst_s * 1e9), round(config.max_hold_s * 1e9)
         for export in config.exports:
             volume = Volume(export, RateSet(burst_ns, hold_ns), context, hold_ns)
             self.volumes[export.volume] = volume
             if export.file is not None:
                 self._try(volume, RETRY_FIRST_S)
+            if (storage := self._storages.get(export.volume)) is not None:
+                volume.facts = storage.facts
 
     def _open(self, volume: Volume) -> Storage:
-        """The file of a volume in file mode; opens it if need be.
+        """The file of a volume as it is now: opened again if it was replaced or changed its size.
+
+        Clients that are there keep what they have open.
 
         Raises:
             BackingFileError: it cannot be used.
         """
         export, name = volume.export, volume.export.volume
-        if (storage := self._storages.get(name)) is not None:
-            return storage
         assert export.file is not None  # the caller knows: the volume has no upstream
-        storage = self._storages[name] = Storage(name, export.file, read_only=export.read_only)
-        volume.facts = storage.facts
-        if export.workers:
+        storage = self._storages.get(name)
+        try:
+            if storage is not None and storage.is_current():
+                return storage
+        except OSError as exc:
+            raise BackingFileError(name, export.file, exc.strerror or str(exc)) from exc
+        fresh = Storage(name, export.file, read_only=export.read_only)
+        if storage is not None:
+            storage.release()
+        elif export.workers:
             self._pools[name] = WorkerPool(self._context.loop, name, export.workers)
-        return storage
+        self._storages[name] = fresh
+        return fresh
 
     def _try(self, volume: Volume, wait_s: float) -> None:
         """Open the file of a volume; if that fails, say so and plan the next try."""
@@ -115,8 +126,7 @@ class ExportTable:
 
     def _tell_if_open(self, volume: Volume) -> None:
         if (storage := self._storages.get(volume.export.volume)) is not None:
-            log.info("export-served", volume=volume.export.volume, size_bytes=storage.facts.size_bytes)
-            self._on_learned()
+            self.learn(volume, storage.facts)
 
     def find(self, name: str, address_name: str) -> tuple[Volume, str]:
         """Volume and client of an export name.
@@ -142,15 +152,12 @@ class ExportTable:
         Raises:
             ExportRefused: its file cannot be used now.
         """
-        was_open = volume.export.volume in self._storages
         try:
             facts = self._open(volume).facts
         except BackingFileError as exc:
             text = f"the storage behind this export is not available: {exc}"
             raise ExportRefused(p.Rep.ERR_UNKNOWN, text) from exc
-        if not was_open:
-            self._tell_if_open(volume)
-        return facts
+        return self.learn(volume, facts)
 
     def learn(self, volume: Volume, facts: p.ExportFacts) -> p.ExportFacts:
         """Facts as clients of this gateway see them; remembered for DP_HELLO."""
@@ -178,21 +185,20 @@ class ExportTable:
         if up is not None:
             return ProxySession(self._context, sock, volume, stream, facts, up)
         storage = self._storages[volume.export.volume]
-        pool = self._pools.get(volume.export.volume)
-        if pool is not None:
-            return WorkerSession(self._context, sock, volume, stream, storage, facts, pool)
-        return FileSession(self._context, sock, volume, stream, storage, facts)
+        runner = self._pools.get(volume.export.volume) or self._turns
+        return FileSession(self._context, sock, volume, stream, storage, facts, runner)
 
     def describe(self) -> list[dict[str, object]]:
         """Exports as DP_HELLO names them; a size that is not known yet is 0."""
         return [_description(volume.export, volume.facts) for volume in self.volumes.values()]
 
     def close(self) -> None:
-        """End the workers, close the files."""
+        """Finish the writes that have begun, end the workers, close the files."""
+        self._turns.stop()
         for pool in self._pools.values():
             pool.stop()
         for storage in self._storages.values():
-            storage.close()
+            storage.release()
 
 
 def _description(export: ExportConfig, facts: p.ExportFacts | None) -> dict[str, object]:

@@ -1,101 +1,317 @@
-"""File mode without workers: requests are done in the loop, in batches; one send for a batch's replies.
+"""File mode: one client of a file that this plane serves itself.
 
-Fast while the file answers from memory; a file that blocks stalls every volume of the plane, so such
-files get workers (``worker_session``) or a process of their own behind upstream mode.
+    admitted ──► small ones: done here, in batches; one send for a batch's replies   (files without workers)
+             └─► the others: Job ──► Turns or WorkerPool ──► replies ──piece by piece──► OutFlow
 
-Reads go straight into the reply buffer behind their header. A write's payload is written piece by piece as
-it arrives, so it needs no buffer of its own; it is answered when its last piece is written.
+Theory of operation:
+
+- A write is received whole before any of it is written, as with nbdkit: a client that goes away leaves
+  none of it. Up to ``SMALL_BYTES`` it waits in the intake and is written from there, without a copy.
+- Reads wait aside (``_later``) while the client does not take replies, or no memory is free for one; what is
+  behind them goes on. So a client that sends a great deal before it reads is never waited for in vain, and
+  what it has not read costs bounded memory. NBD leaves the order of requests under way to the server.
+- Nothing here takes long: large requests are jobs, and a turn of the loop ends after ``TURN_BYTES``.
+
+Without workers a file that blocks stalls every volume of the plane; such files get workers.
 """
 
 from __future__ import annotations
 
 import socket
+from collections import deque
+from typing import Final
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.account import FAILED_BIT, Stream
-from gateway_agent.nbd.intake import Request
+from gateway_agent.nbd.buffers import Buffers
+from gateway_agent.nbd.intake import MAX_QUEUED, Request
+from gateway_agent.nbd.jobs import PIECE_BYTES, Job, Runner
 from gateway_agent.nbd.replies import Finished
 from gateway_agent.nbd.session import Session
 from gateway_agent.nbd.storage import Storage
 from gateway_agent.nbd.volume import Context, Volume
 
+SMALL_BYTES: Final = 1 << 20  # fits the intake and the reply buffer; larger ones ask the plane for memory
+SMALL_RANGE_BYTES: Final = 64 << 10  # of a trim or write-zeroes that is done at once
+SMALL_LIMIT_BYTES: Final = 4 << 20  # of one connection's small jobs, reads and writes each; always one
+TURN_BYTES: Final = 2 << 20  # work of one turn: well below a millisecond from memory
+_REQUEST_WORK: Final = 4 << 10  # what a request counts at least, in bytes
+_SYNC_WORK: Final = 1 << 20  # what a flush or FUA counts
+_MAX_PIECES: Final = 4  # of a large reply in one turn, when the client takes them at once
+
+_Reply = tuple[memoryview, list[Finished], int]
+"""Bytes, what they finish (positions count from their beginning), memory to give back."""
+
 
 class FileSession(Session):
     """See the module docstring.
 
-    Invariant: ``intake.sent_pos`` is the end of what is done: whole requests, or a piece of the first write.
+    Invariants: ``intake.sent_pos`` is the end of what was taken from the intake, in order. Memory is given
+    back exactly once: with the last piece of a reply, with the end of a write's job, or at the end.
     """
 
     def __init__(
         self, context: Context, sock: socket.socket, volume: Volume, stream: Stream, storage: Storage,
-        facts: p.ExportFacts,
+        facts: p.ExportFacts, runner: Runner,
     ) -> None:  # fmt: skip
         super().__init__(context, sock, volume, stream, facts)
-        self.admitted = self._requests = type(self.intake.queue)()
+        self.admitted = self._requests = deque[Request]()
+        self._later: deque[Request] = deque()
+        self._replies: deque[_Reply] = deque()
+        self._payload: bytearray | None = None  # of the write that is arriving
         self._storage = storage
-        self._write_error = 0
+        self._runner = runner
+        self._jobs = 0
+        self._small = {context.payloads: 0, context.reply_memory: 0}
+        self._reads_wait = False  # for memory
+        storage.hold()
+
+    # -- turns ----------------------------------------------------------------------------------------------
 
     def push(self, now_ns: int) -> None:
-        """Do admitted requests while the client takes the replies."""
-        while self._requests and self._out.is_empty and not self.is_closed:
-            if not self._do_batch():
-                break
+        """Begin what can begin, for one turn."""
+        self._send_on()
+        work = 0
+        while work < TURN_BYTES and not self.is_closed:
+            done = self._do_small() or self._hand_over()
+            if not done:
+                return self._settle()
+            work += done
+        self._go_on_later()
         self._settle()
 
-    def _do_batch(self) -> bool:
-        """Do as many requests as one reply buffer holds; False when the first one waits for its payload."""
-        scratch, filled = self._context.scratch, 0
+    def _go_on_later(self) -> None:
+        if not self.is_closed:
+            now_ns = self._context.clock.monotonic_ns()
+            self._context.loop.at((self, "turn"), now_ns, lambda _now_ns: self._serve_on())
+
+    def _next(self) -> deque[Request]:
+        """The queue whose head is next: reads that waited aside, or what was admitted."""
+        may_read = self._may_read
+        if may_read and self._later:
+            return self._later
+        while not may_read and self._requests and self._requests[0][2] == p.Cmd.READ:
+            self.intake.sent_pos = self._requests[0][6]
+            self._later.append(self._requests.popleft())
+        return self._requests
+
+    @property
+    def _may_read(self) -> bool:
+        return self._out.is_empty and not self._replies and not self._reads_wait
+
+    @property
+    def _may_receive(self) -> bool:
+        return len(self._later) + len(self._replies) + len(self._out.finishing) < MAX_QUEUED
+
+    # -- small requests of a file without workers -----------------------------------------------------------
+
+    def _do_small(self) -> int:
+        """Do as many small requests as one reply buffer holds; returns the work done, 0 for none."""
+        if not self._runner.is_loop or self._jobs:
+            return 0
+        queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
+        base_pos, may_read = 0 if self._replies else self._out.queued_pos, self._may_read
         finished: list[Finished] = []
-        base_pos, clock = self._out.queued_pos, self._context.clock
-        while self._requests:
-            request = self._requests[0]
-            reply_bytes = 16 + (request[3] if request[2] == p.Cmd.READ else 0)
-            if filled + reply_bytes > len(scratch):
-                if filled:
-                    break
-                scratch = memoryview(bytearray(reply_bytes))  # one read larger than the buffer
-            error = self._do(request, scratch[filled + 16 : filled + reply_bytes])
-            if error is None:
+        clock, intake = self._context.clock, self.intake
+        while queue and work < TURN_BYTES:
+            request = queue[0]
+            _, cookie, command, length, _, flags, end_pos = request
+            is_read = command == p.Cmd.READ
+            reply_bytes = p.SIMPLE_REPLY_BYTES + (length if is_read else 0)
+            if filled + reply_bytes > len(scratch) or not self._is_here(request, may_read):
                 break
-            self._requests.popleft()
-            cookie = request[1]
+            queue.popleft()
+            error = self._do(request, scratch[filled + 16 : filled + reply_bytes])
+            intake.sent_pos = max(intake.sent_pos, end_pos)
             p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, error, cookie)
             filled += 16 if error else reply_bytes
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if error else 0
             finished.append((base_pos + filled, word, arrived_ns, sent_ns, clock.monotonic_ns()))
-        if filled:
+            is_sync = command == p.Cmd.FLUSH or flags & p.CMD_FLAG_FUA
+            work += length + (_SYNC_WORK if is_sync else _REQUEST_WORK)
+        if finished and self._replies:
+            self._replies.append((memoryview(bytes(scratch[:filled])), finished, 0))
+        elif finished:
             self._reply(scratch[:filled], finished)
-        return bool(filled)
+        return work
 
-    def _do(self, request: Request, into: memoryview) -> int | None:
-        """Error number, or None when a write's payload has not arrived whole."""
+    def _is_here(self, request: Request, may_read: bool) -> bool:
+        """Whether a request is small and can be done now."""
+        command, length, end_pos, intake = request[2], request[3], request[6], self.intake
+        if not self._is_small(request) or (command == p.Cmd.READ and not may_read):
+            return False
+        if command != p.Cmd.WRITE or end_pos <= intake.end_pos:
+            return True
+        intake.sent_pos = max(intake.sent_pos, end_pos - length)  # all of the buffer is for its payload
+        return False
+
+    def _is_small(self, request: Request) -> bool:
+        command = request[2]
+        if command in (p.Cmd.READ, p.Cmd.WRITE):
+            return request[3] <= SMALL_BYTES
+        return command == p.Cmd.FLUSH or request[3] <= SMALL_RANGE_BYTES
+
+    def _do(self, request: Request, into: memoryview) -> int:
+        """Error number of one small request, done now."""
         _, _, command, length, offset, flags, end_pos = request
-        if command == p.Cmd.WRITE:
-            return self._do_write(length, offset, flags, end_pos)
-        self.intake.sent_pos = end_pos
         if command == p.Cmd.READ:
             return self._storage.read(into, offset)
-        return self._storage.run(command, offset, length, flags)
+        if command == p.Cmd.WRITE:
+            payload = self.intake.span(end_pos - length, end_pos)
+            return self._storage.write(payload, offset, fua=bool(flags & p.CMD_FLAG_FUA))
+        job = Job(self._storage, request, bytearray(), self._on_job)
+        job.run()
+        return job.error
 
-    def _do_write(self, length: int, offset: int, flags: int, end_pos: int) -> int | None:
-        intake = self.intake
-        begin_pos = end_pos - length
-        piece_pos = max(intake.sent_pos, begin_pos)
-        piece_end = min(intake.end_pos, end_pos)
-        if piece_pos < piece_end and not self._write_error:
-            piece = intake.span(piece_pos, piece_end)
-            fua = bool(flags & p.CMD_FLAG_FUA)
-            self._write_error = self._storage.write(piece, offset + piece_pos - begin_pos, fua=fua)
+    # -- jobs -----------------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> int:
+        """Give the next request to the runner, if it may begin; returns the work done, 0 for none."""
+        if self._jobs >= self._runner.most_jobs or self.is_closed or not (queue := self._next()):
+            return 0
+        request = queue[0]
+        if self._runner.is_loop and self._is_small(request):
+            return 0  # its turn comes: the payload of a write, or room for a reply
+        is_read = request[2] == p.Cmd.READ
+        data = self._reply_buffer(request) if is_read else self._payload_of(request)
+        if data is None:
+            self._reads_wait |= is_read
+            return int(is_read)  # what is behind the read goes on without it
+        queue.popleft()
+        self.intake.sent_pos = max(self.intake.sent_pos, request[6])
+        self._jobs += 1
+        self._runner.submit(Job(self._storage, request, data, self._on_job))
+        return _REQUEST_WORK
+
+    def _reply_buffer(self, request: Request) -> bytearray | None:
+        size = p.SIMPLE_REPLY_BYTES + request[3]
+        return bytearray(size) if self._take(self._context.reply_memory, size) else None
+
+    def _payload_of(self, request: Request) -> bytearray | None:
+        """Data of a job that is no read; None while a write's payload, or memory for it, is not here."""
+        _, _, command, length, _, _, end_pos = request
+        if command != p.Cmd.WRITE:
+            return bytearray()
+        intake, pool = self.intake, self._context.payloads
+        if self._payload is None:
+            if not self._take(pool, length):
+                return None
+            self._payload = bytearray(length)
+        payload, begin_pos = self._payload, end_pos - length
+        piece_pos, piece_end = max(intake.sent_pos, begin_pos), min(intake.end_pos, end_pos)
+        if piece_pos < piece_end:
+            payload[piece_pos - begin_pos : piece_end - begin_pos] = intake.span(piece_pos, piece_end)
+            if length > SMALL_BYTES:
+                pool.moved(self)
         intake.sent_pos = max(piece_end, piece_pos)
         if piece_end < end_pos:
             return None
-        error, self._write_error = self._write_error, 0
-        return error
+        self._payload = None
+        return payload
+
+    def _take(self, pool: Buffers, size: int) -> bool:
+        """Memory for one request: the connection's own for a small one, the plane's for a large one."""
+        if size > SMALL_BYTES:
+            return pool.take(self, size)
+        if self._small[pool] and self._small[pool] + size > SMALL_LIMIT_BYTES:
+            return False
+        self._small[pool] += size
+        return True
+
+    def _give_back(self, pool: Buffers, size: int) -> None:
+        if size > SMALL_BYTES:
+            pool.give_back(self, size)
+        else:
+            self._small[pool] -= size
+        if pool is self._context.reply_memory:
+            self._reads_wait = False
+
+    def _on_job(self, job: Job) -> None:
+        self._jobs -= 1
+        context, size = self._context, len(job.data)
+        is_read, is_reply = job.request[2] == p.Cmd.READ, False
+        if not self.is_closed:
+            cookie = job.request[1]
+            arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
+            word |= FAILED_BIT if job.error else 0
+            is_reply = is_read and not job.error
+            data = job.data if is_reply else bytearray(p.SIMPLE_REPLY_BYTES)
+            data[: p.SIMPLE_REPLY_BYTES] = p.simple_reply(cookie, job.error)
+            finished = (len(data), word, arrived_ns, sent_ns, context.clock.monotonic_ns())
+            self._replies.append((memoryview(data), [finished], size if is_reply else 0))
+        if not is_reply:
+            self._give_back(context.reply_memory if is_read else context.payloads, size)
+        if self.is_closed:
+            self._let_go_of_file()
+        else:
+            self._serve_on()
+
+    # -- replies --------------------------------------------------------------------------------------------
+
+    def _send_on(self) -> None:
+        """Give replies to the client's socket, a piece at a time, while it takes them."""
+        for _ in range(_MAX_PIECES):
+            if not self._replies or not self._out.is_empty or self.is_closed:
+                return
+            data, finished, size = self._replies.popleft()
+            if size > SMALL_BYTES:
+                self._context.reply_memory.moved(self)
+            if len(data) > PIECE_BYTES:
+                self._replies.appendleft((data[PIECE_BYTES:], _moved(finished, -PIECE_BYTES), size))
+                self._reply(data[:PIECE_BYTES], [])
+                continue
+            if size:
+                self._give_back(self._context.reply_memory, size)
+            self._reply(data, _moved(finished, self._out.queued_pos))
+        if self._replies and self._out.is_empty:
+            self._go_on_later()
 
     def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
-        end_pos = self._out.queued_pos + p.SIMPLE_REPLY_BYTES
-        self._reply(p.simple_reply(cookie, error), [(end_pos, word, arrived_ns, now_ns, now_ns)])
+        reply, end = p.simple_reply(cookie, error), p.SIMPLE_REPLY_BYTES
+        if self._replies:
+            self._replies.append((memoryview(reply), [(end, word, arrived_ns, now_ns, now_ns)], 0))
+        else:
+            self._reply(reply, [(self._out.queued_pos + end, word, arrived_ns, now_ns, now_ns)])
+
+    def _has_said_goodbye(self) -> bool:
+        return super()._has_said_goodbye() and not self._replies
+
+    # -- memory, and the end --------------------------------------------------------------------------------
+
+    def memory_is_free(self) -> None:
+        """See ``buffers.Owner``."""
+        self._reads_wait = False
+        self._serve_on()
+
+    def has_stalled(self) -> None:
+        """See ``buffers.Owner``. Memory of a job is not freed by closing, but when the job is done."""
+        if not self._jobs:
+            self.close("others wait for the memory of its large request, and it has not moved for 30 s")
 
     def _release_storage(self) -> None:
+        context = self._context
+        context.loop.cancel((self, "turn"))
+        if self._payload is not None:
+            self._give_back(context.payloads, len(self._payload))
+            self._payload = None
+        for _, _, size in self._replies:
+            if size:
+                self._give_back(context.reply_memory, size)
+        self._replies.clear()
         self._requests.clear()
+        self._later.clear()
+        context.payloads.leave(self)
+        context.reply_memory.leave(self)
+        self._let_go_of_file()
+
+    def _let_go_of_file(self) -> None:
+        if not self._jobs:
+            self._storage.release()
+
+
+def _moved(finished: list[Finished], by: int) -> list[Finished]:
+    """The same with other end positions."""
+    return [
+        (end + by, word, arrived_ns, sent_ns, done_ns) for end, word, arrived_ns, sent_ns, done_ns in finished
+    ]

@@ -19,6 +19,7 @@ import click
 import structlog
 
 from gateway_agent.errors import GatewayError
+from gateway_agent.nbd.buffers import Buffers
 from gateway_agent.nbd.config import Address, PlaneConfig, load_plane, parse_listen
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, StreamTable
@@ -60,7 +61,8 @@ class Plane:
         self._clock = clock or SystemClock()
         self._loop = Loop(self._clock)
         cuts = CutMaker(StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us())
-        context = Context(self._loop, self._clock, cuts, memoryview(bytearray(SCRATCH_BYTES)))
+        scratch, memory = memoryview(bytearray(SCRATCH_BYTES)), (Buffers(self._loop), Buffers(self._loop))
+        context = Context(self._loop, self._clock, cuts, scratch, *memory)
         self._cuts = cuts
         self._caps = CapsInForce({name: Caps(**cap.model_dump()) for name, cap in config.static_caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)

@@ -287,9 +287,14 @@ class Session(ABC):
             self.close("ended" if self._ending else "disconnected")
             return
         mask = 0 if out_is_empty else OUT
-        if not self._ending and self._out.unsent_bytes < MAX_UNSENT_BYTES and self.intake.wants_input:
+        if not self._ending and self._may_receive and self.intake.wants_input:
             mask |= IN
         self._context.loop.want(self._fd, mask)
+
+    @property
+    def _may_receive(self) -> bool:
+        """Whether the replies that the client has not taken leave room for more requests."""
+        return self._out.unsent_bytes < MAX_UNSENT_BYTES
 
     def _has_said_goodbye(self) -> bool:
         intake = self.intake

@@ -1,6 +1,10 @@
 """A regular file or block device as a volume: five operations, each returning an error number.
 
 Every call may block as long as the file does. Thread: any; the descriptor is used with positions only.
+``trim`` and ``write_zeroes`` do a first piece and say how far they came, so that none takes long.
+
+A ``Storage`` is one opening of the file and keeps its size for ever. ``is_current`` says whether a client
+that opens the file now would find the same. It lives as long as someone holds it (``hold``, ``release``).
 
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
 """
@@ -21,6 +25,7 @@ _KEEP_SIZE: Final = 1
 _PUNCH_HOLE: Final = 2
 _ZERO_RANGE: Final = 16
 _ZEROES: Final = bytes(1 << 20)
+_RANGE_BYTES: Final = 64 << 20  # given back, or made zero by the file itself, at a time: some milliseconds
 _NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (some devices), ENOSYS
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,6 +51,9 @@ class Storage:
     """
 
     def __init__(self, volume: str, path: str, *, read_only: bool) -> None:
+        self._path = path
+        self._holders = 1
+        self._impossible: set[int] = set()  # modes of fallocate that this file does not know
         try:
             self._fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
         except OSError as exc:
@@ -103,37 +111,49 @@ class Storage:
             return p.wire_error(exc.errno or p.EIO)
         return 0
 
-    def trim(self, offset: int, length: int, *, fua: bool) -> int:
-        """Give the range back if the file can; a hint, so that a file that cannot is no error."""
-        error = _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) if length else 0
-        if error and error not in _NOT_POSSIBLE:
-            return p.wire_error(error)
-        return self.flush() if fua else 0
+    def trim(self, offset: int, length: int) -> tuple[int, int]:
+        """Give a first piece of the range back if the file can; a hint, so that one that cannot is no error.
 
-    def write_zeroes(self, offset: int, length: int, *, may_punch: bool, fua: bool) -> int:
-        """Make the range read as zeroes; ``may_punch`` allows a hole."""
-        mode = (_PUNCH_HOLE if may_punch else _ZERO_RANGE) | _KEEP_SIZE
-        error = _fallocate(self._fd, mode, offset, length) if length else 0
+        Returns:
+            Error number, and the bytes dealt with.
+        """
+        return self._by_the_file(_PUNCH_HOLE | _KEEP_SIZE, offset, length) or (0, length)
+
+    def write_zeroes(self, offset: int, length: int, *, may_punch: bool) -> tuple[int, int]:
+        """Make a first piece of the range read as zeroes, as a hole if it may be one. Returns as ``trim``."""
+        done = self._by_the_file((_PUNCH_HOLE if may_punch else _ZERO_RANGE) | _KEEP_SIZE, offset, length)
+        if done is not None:
+            return done
+        piece = min(len(_ZEROES), length)
+        return self.write(memoryview(_ZEROES)[:piece], offset, fua=False), piece
+
+    def _by_the_file(self, mode: int, offset: int, length: int) -> tuple[int, int] | None:
+        """What fallocate made of a first piece; None when this file does not know that."""
+        piece = min(_RANGE_BYTES, length)
+        if not piece:
+            return 0, 0
+        error = 95 if mode in self._impossible else _fallocate(self._fd, mode, offset, piece)
         if error in _NOT_POSSIBLE:
-            error = 0
-            end = offset + length
-            while offset < end and not error:
-                piece = min(len(_ZEROES), end - offset)
-                error = self.write(memoryview(_ZEROES)[:piece], offset, fua=False)
-                offset += piece
-        if error:
-            return p.wire_error(error)
-        return self.flush() if fua else 0
+            self._impossible.add(mode)
+            return None
+        return p.wire_error(error), piece
 
-    def run(self, command: int, offset: int, length: int, flags: int) -> int:
-        """The commands without data: FLUSH, TRIM, WRITE_ZEROES."""
-        fua = bool(flags & p.CMD_FLAG_FUA)
-        if command == p.Cmd.FLUSH:
-            return self.flush()
-        if command == p.Cmd.TRIM:
-            return self.trim(offset, length, fua=fua)
-        return self.write_zeroes(offset, length, may_punch=not flags & p.CMD_FLAG_NO_HOLE, fua=fua)
+    def is_current(self) -> bool:
+        """Whether the path still names this file, with this size.
 
-    def close(self) -> None:
-        """Let go of the descriptor."""
-        os.close(self._fd)
+        Raises:
+            OSError: it names nothing that can be looked at.
+        """
+        mine, there = os.fstat(self._fd), os.stat(self._path)
+        is_same = (mine.st_dev, mine.st_ino, mine.st_rdev) == (there.st_dev, there.st_ino, there.st_rdev)
+        return is_same and os.lseek(self._fd, 0, os.SEEK_END) == self.facts.size_bytes
+
+    def hold(self) -> None:
+        """One more user."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """One user less; the last one closes the file."""
+        self._holders -= 1
+        if not self._holders:
+            os.close(self._fd)

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway_agent.nbd.buffers import Buffers
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import Loop
@@ -27,13 +28,16 @@ class Context:
     """What every connection of a plane shares.
 
     Attributes:
-        scratch: buffer for one handler's use; nobody keeps anything in it between events.
+        scratch: buffer for one handler's use; nothing stays in it between events.
+        payloads: memory for large writes, ``reply_memory`` for large reads (see ``buffers``).
     """
 
     loop: Loop
     clock: Clock
     cuts: CutMaker
     scratch: memoryview
+    payloads: Buffers
+    reply_memory: Buffers
 
 
 class Holder(Protocol):

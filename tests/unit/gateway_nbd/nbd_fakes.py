@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.account import Stream
+from gateway_agent.nbd.buffers import Buffers
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.loop import IN, OUT
@@ -48,6 +49,15 @@ class FakeLoop:
 
     def cancel(self, key):
         self.timers.pop(key, None)
+
+    def turn(self) -> bool:
+        """Call what is due now, once; returns whether there was something."""
+        now_ns = self.clock.monotonic_ns()
+        due = [key for key, (when_ns, _) in self.timers.items() if when_ns <= now_ns]
+        for key in due:
+            if key in self.timers:
+                self.timers.pop(key)[1](now_ns)
+        return bool(due)
 
     def fire(self, seconds: float) -> None:
         """Let time pass and call what is due, in order of time, each at its own time."""
@@ -127,7 +137,9 @@ class Rig:
         self.clock = FakeClock()
         self.loop = FakeLoop(self.clock)
         self.cuts = CutMaker(StreamTable(), self.clock.monotonic_ns(), self.clock.unix_us())
-        self.context = Context(self.loop, self.clock, self.cuts, memoryview(bytearray(MIB + 4096)))
+        memory = Buffers(self.loop), Buffers(self.loop)
+        scratch = memoryview(bytearray(MIB + 4096))
+        self.context = Context(self.loop, self.clock, self.cuts, scratch, *memory)
         self.export = ExportConfig(volume="vol-1", backend="disk", upstream="nbd://127.0.0.1/x")
         self.rates = RateSet(20_000_000, HOLD_NS)
         self.volume = Volume(self.export, self.rates, self.context, HOLD_NS)

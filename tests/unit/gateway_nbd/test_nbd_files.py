@@ -1,3 +1,4 @@
+import contextlib
 import os
 from types import SimpleNamespace
 
@@ -9,15 +10,17 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.config import PlaneConfig
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import FileSession
+from gateway_agent.nbd.jobs import MAX_JOBS, Turns
 from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.storage import Storage
-from gateway_agent.nbd.worker_session import MAX_JOBS, WorkerSession
 from pmdaemon.wire.cut import COL
 from tests.unit.gateway_nbd.nbd_fakes import MIB, FakeSocket, Rig, replies
 
 
 class Pool:
     """Runs each job when the test says so."""
+
+    most_jobs, is_loop = MAX_JOBS, False
 
     def __init__(self):
         self.jobs = []
@@ -36,13 +39,16 @@ class Client:
     def __init__(self, path, kind, read_only=False):
         self.storage = Storage("vol-1", str(path), read_only=read_only)
         self.rig, self.sock = Rig(size_bytes=self.storage.facts.size_bytes), FakeSocket()
-        self.stream, self.pool = self.rig.stream(), None
-        parts = (self.rig.context, self.sock, self.rig.volume, self.stream, self.storage, self.storage.facts)
-        if kind == "workers":
-            self.pool = Pool()
-            self.session = WorkerSession(*parts, self.pool)
-        else:
-            self.session = FileSession(*parts)
+        self.stream = self.rig.stream()
+        self.pool = Pool() if kind == "workers" else None
+        self.session = self.another(self.sock)
+
+    def another(self, sock):
+        """A second connection to the same volume, done by the same runner."""
+        parts = (self.rig.context, sock, self.rig.volume, self.stream, self.storage, self.storage.facts)
+        if not self.pool:
+            self.turns = getattr(self, "turns", None) or Turns(self.rig.loop)
+        return FileSession(*parts, self.pool or self.turns)
 
     def say(self, *data):
         if joined := b"".join(data):
@@ -54,6 +60,7 @@ class Client:
             jobs = bool(self.pool and self.pool.jobs)
             if self.pool:
                 self.pool.run()
+            jobs |= self.rig.loop.turn()
             if not jobs and before == (len(self.sock.incoming), sum(map(len, self.sock.incoming))):
                 return
 
@@ -73,7 +80,7 @@ def client(request, path):
     client = Client(path, request.param)
     yield client
     client.session.close("test is over")
-    client.storage.close()
+    client.storage.release()
 
 
 def read(cookie, offset, length):
@@ -235,3 +242,75 @@ def test_a_client_need_not_wait_for_the_next_try(tmp_path):
     rig.loop.fire(100)
     assert (learned, rig.loop.timers) == ([1], {})
     table.close()
+
+
+def connect(rig, table, name="here"):
+    """A client as ``Negotiation`` lets it in: its size, its socket."""
+    volume, sock = table.volumes[name], FakeSocket()
+    facts = table.file_facts(volume)
+    table.session(sock, volume, table.stream(volume, "host-a"), facts, None)
+    return facts.size_bytes, sock
+
+
+def test_new_clients_find_the_file_that_is_there_now(tmp_path):
+    rig, table, learned = plane_of(tmp_path)
+    path = tmp_path / "here.img"
+    path.write_bytes(b"a" * 4096)
+    _, former = connect(rig, table)
+    (tmp_path / "new.img").write_bytes(b"b" * 8192)
+    os.rename(tmp_path / "new.img", path)
+    size_bytes, latter = connect(rig, table)
+    assert (size_bytes, learned) == (8192, [1])
+    for sock in (former, latter):
+        rig.deliver(sock, read(1, 0, 1))
+    assert bytes(former.sent[16:]) == b"a", "a client keeps what it has opened"
+    assert bytes(latter.sent[16:]) == b"b"
+    rig.deliver(latter, write(2, 0, b"c", p.CMD_FLAG_FUA))
+    assert path.read_bytes()[:1] == b"c"
+
+
+@pytest.mark.parametrize("size_bytes", [1024, 8192])
+def test_new_clients_see_a_file_that_became_longer_or_shorter(tmp_path, size_bytes):
+    rig, table, learned = plane_of(tmp_path)
+    _, former = connect(rig, table)
+    os.truncate(tmp_path / "here.img", size_bytes)
+    seen, latter = connect(rig, table)
+    assert (seen, learned) == (size_bytes, [1])
+    assert [row["size_bytes"] for row in table.describe()] == [size_bytes, 0]
+    rig.deliver(former, read(1, 4095, 1))
+    assert replies(former.sent, {1: 1})[0][1] == (p.EIO if size_bytes < 4096 else 0)
+    rig.deliver(latter, read(1, size_bytes - 1, 1))
+    assert replies(latter.sent, {1: 1})[0][1] == 0
+
+
+def open_files():
+    """Names behind this process's descriptors; a replaced file says so."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the listing itself
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return names
+
+
+def test_a_replaced_file_is_closed_with_its_last_client_and_not_before(tmp_path):
+    rig, table, _ = plane_of(tmp_path)
+    path, former = tmp_path / "here.img", [connect(rig, table)[1] for _ in range(2)]
+    (tmp_path / "new.img").write_bytes(bytes(4096))
+    os.rename(tmp_path / "new.img", path)
+    connect(rig, table)
+    for sock in former:
+        assert f"{path} (deleted)" in open_files()
+        sock.is_ended = True
+        rig.loop.handlers[sock.fileno()](IN)
+    assert f"{path} (deleted)" not in open_files()
+    assert str(path) in open_files()
+
+
+def test_a_file_that_is_gone_refuses_new_clients_and_keeps_the_others(tmp_path):
+    rig, table, _ = plane_of(tmp_path)
+    _, former = connect(rig, table)
+    (tmp_path / "here.img").unlink()
+    with pytest.raises(ExportRefused, match="No such file"):
+        connect(rig, table)
+    rig.deliver(former, read(1, 0, 1))
+    assert replies(former.sent, {1: 1})[0][1] == 0

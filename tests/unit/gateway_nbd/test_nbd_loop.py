@@ -3,8 +3,8 @@ import os
 import pytest
 
 from gateway_agent.errors import NbdProtocolError
+from gateway_agent.nbd.jobs import WorkerPool
 from gateway_agent.nbd.loop import IN, Loop
-from gateway_agent.nbd.worker_session import WorkerPool
 from pmdaemon.runtime.clock import FakeClock, SystemClock
 from pmdaemon.runtime.stop import Stop
 

@@ -1,0 +1,84 @@
+"""File mode as a process: what a client sends and does not read, sends in part, or sends too much of.
+
+Every wait is for an event, with a deadline; nothing here asserts how fast something is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.nbd import protocol as p
+from tests.e2e.test_nbd_fio import DEADLINE_S, Client, Processes
+
+pytestmark = pytest.mark.e2e
+MIB = 1 << 20
+SIZE = 128 * MIB
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Processes]:
+    processes = Processes(tmp_path)
+    with open(tmp_path / "disk.img", "wb") as file:
+        file.write(b"o" * MIB)
+        file.truncate(SIZE)
+    try:
+        yield processes
+    finally:
+        processes.stop_all()
+        print(processes.logs())
+
+
+def serve(run: Processes, workers: int, **more: object) -> None:
+    file = {"volume": "vol-1", "backend": "disk", "file": f"{run.folder}/disk.img", "workers": workers}
+    run.plane(exports=[file], **more)
+
+
+def write(cookie: int, offset: int, payload: bytes) -> bytes:
+    return p.request(p.Cmd.WRITE, cookie, offset, len(payload)) + payload
+
+
+def by_tcp(run: Processes) -> Client:
+    link = run.link()
+    address = next(text for text in link.hello.header["listening"] if text.startswith("tcp:"))
+    sock = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), DEADLINE_S)
+    run._sockets.append(sock)
+    return Client(sock, "vol-1")
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_client_may_send_32_mib_before_it_reads_32_mib(run: Processes, workers: int, kind: str) -> None:
+    serve(run, workers, listen=[f"unix:{run.folder}/gw.sock", "tcp:127.0.0.1:0"])
+    client = run.client("vol-1") if kind == "unix" else by_tcp(run)
+    for mib in (1, 3, 32):
+        payload = os.urandom(mib * MIB)
+        client.sock.sendall(p.request(p.Cmd.READ, 1, 0, mib * MIB))
+        client.sock.sendall(write(2, 64 * MIB, payload))
+        seen = set()
+        for _ in range(2):
+            magic, error, cookie = p.SIMPLE_REPLY.unpack(client.exactly(16))
+            assert (magic, error) == (p.SIMPLE_REPLY_MAGIC, 0)
+            seen.add(cookie)
+            if cookie == 1:
+                assert len(client.exactly(mib * MIB)) == mib * MIB
+        assert seen == {1, 2}
+        with open(run.folder / "disk.img", "rb") as file:
+            file.seek(64 * MIB)
+            assert file.read(mib * MIB) == payload
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_client_that_disappears_within_a_write_changes_nothing(run: Processes, workers: int) -> None:
+    serve(run, workers)
+    for length, sent in ((4096, 1000), (MIB, 700_001)):
+        client = run.client("vol-1")
+        client.sock.sendall(write(1, 0, b"N" * length)[: 28 + sent])
+        client.sock.close()
+    probe = run.client("vol-1")
+    probe.sock.sendall(p.request(p.Cmd.READ, 1, 0, MIB))
+    assert probe.exactly(16 + MIB)[16:] == b"o" * MIB
