@@ -1,7 +1,8 @@
 """Alerts: what the link tells the server unasked, and the same lines in the agent's log.
 
 One (kind, subject) is told at most every ``EVERY_NS``: a plane that dies in a loop must not fill the server's
-event log. Alerts raised without a session wait in it (``session.MAX_DEFERRED``).
+event log. I/Os held for too long are told once in ``LATE_EVERY_NS``, with their sum since the last time.
+Alerts raised without a session wait in it (``session.MAX_DEFERRED``).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import structlog
 from gateway_agent.link.session import AgentSession
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.late import Late, joined
 
 log = structlog.get_logger("alerts")
 
 EVERY_NS: Final = 10_000_000_000
+LATE_EVERY_NS: Final = 600_000_000_000
 Severity = Literal["info", "warning", "critical"]
 
 
@@ -27,6 +30,8 @@ class Alerts:
         self._session = session
         self._clock = clock
         self._told_ns: dict[tuple[str, str], int] = {}
+        self._late: Late = {}
+        self._late_ns: dict[str, int] = {}
 
     def tell(self, kind: str, severity: Severity, subject: str, text: str, **details: Any) -> None:
         """Log it, and send or keep an ALERT for the server."""
@@ -45,3 +50,20 @@ class Alerts:
             "details": {"subject": subject, **details},
         }
         self._session.send(Kind.ALERT, header)
+
+    def late(self, late: Late) -> None:
+        """Caps held I/Os for too long in one sample."""
+        now_ns = self._clock.monotonic_ns()
+        self._late = joined([self._late, late])
+        for volume in late.keys() & self._late.keys():
+            last_ns = self._late_ns.get(volume)
+            if last_ns is not None and now_ns - last_ns < LATE_EVERY_NS:
+                continue
+            self._late_ns[volume] = now_ns
+            ios, longest_us = self._late.pop(volume)
+            text = (
+                f"the caps of {volume} held I/Os for up to {longest_us / 1e6:.1f} s, longer than max_hold_s: "
+                "more is outstanding than they let through. Raise the caps, or lower the client's queue "
+                "depth, before the client times out"
+            )
+            self.tell("throttle-bound-hit", "warning", volume, text, ios=ios, longest_us=longest_us)

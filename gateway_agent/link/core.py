@@ -35,10 +35,12 @@ from gateway_agent.link.spool import Spool
 from gateway_agent.link.streams import StreamBook
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import Source
+from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.late import joined
 
 log = structlog.get_logger("link")
 
@@ -271,12 +273,14 @@ class LinkCore:
             if not self._collector.busy:
                 self._collection_ended()
 
-    def _spool_samples(self, samples: Sequence[Any]) -> None:
+    def _spool_samples(self, samples: Sequence[Sample]) -> None:
+        late = joined(sample.late for sample in samples)
         try:
             dropped = self._gatherer.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
             self._alerts.tell("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
             return
+        self._alerts.late(late)
         if dropped:
             text = f"the spool is full: {self._spool.dropped} cuts were dropped so far; their time is no-data"
             self._alerts.tell("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)

@@ -4,7 +4,8 @@ Theory of operation. The data path only *logs* a completion: four integers appen
 0.2 us). ``fold`` turns the log into counters with numpy, many I/Os at a time: at ``FOLD_INTS`` and at each
 cut. Nothing is estimated: a fold compares every single latency with every threshold, in nanoseconds.
 
-Log entry: word, latency_ns, service_ns, delay_ns; word = length << 3 | failed << 2 | kind. Latency is
+Log entry: word, latency_ns, service_ns, delay_ns; word = bytes << 3 | failed << 2 | kind, where the bytes of
+trim and write-zeroes are those that the throttle charges (docs/formats/nbd.md). Latency is
 arrival to the reply in the client's socket buffer, service is sent upstream to reply, delay is what our
 throttle held it.
 
@@ -13,7 +14,7 @@ What counts as what:
     bytes            of successful completions only
     others           flush, trim, write-zeroes; in no latency sum, histogram or missed count
     arrived          reads and writes offered, so that it compares with reads + writes
-    cost             reads, writes, and trim and write-zeroes as a write without bytes; flush costs nothing
+    cost             what the throttle charges: all of them, flush as a write without bytes
 
 Invariant: the deltas of all cuts of a stream add up to its cumulative columns, also where units are rounded
 (us, milli-cost): the lifetime value is rounded, the delta is a difference of rounded values.
@@ -35,7 +36,7 @@ from pmdaemon.wire.cut import COLUMNS, IO_ANY, IO_READ
 KIND_READ: Final = 0
 KIND_WRITE: Final = 1
 KIND_ZEROING: Final = 2  # trim and write-zeroes
-KIND_FREE: Final = 3  # flush
+KIND_FLUSH: Final = 3  # also what was refused because no such command is known; that costs nothing
 FAILED_BIT: Final = 4
 LENGTH_SHIFT: Final = 3
 ENTRY_INTS: Final = 4
@@ -89,7 +90,8 @@ class Stream:
         self._cost_read = cost_read
         self._cost_write = cost_write
         self._counts: _Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
-        self._bytes: _Ints = np.zeros(2, dtype=np.int64)  # read, written; lifetime
+        self._bytes: _Ints = np.zeros(3, dtype=np.int64)  # read, written, charged for zeroing; lifetime
+        self._flushes = 0  # that succeeded
         self._errors = 0
         self._sums_ns: _Ints = np.zeros(3, dtype=np.int64)  # latency, service, delay; lifetime
         self._hist: _Ints = np.zeros(histogram.WIRE_BUCKETS, dtype=np.int64)  # of this cut
@@ -102,6 +104,11 @@ class Stream:
     def descriptor(self) -> dict[str, int | str]:
         """What DP_CUT says of this stream."""
         return {"index": self.index, "volume": self.volume, "client": self.client, "backend": self.backend}
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it has no connection, and every count is in a cut."""
+        return not self.sessions and not self.log and self._lifetime() == self._reported
 
     def set_thresholds(self, thresholds: ThresholdSet) -> None:
         """Compare with another set from now on; call it only right after ``take`` or before any I/O."""
@@ -122,7 +129,9 @@ class Stream:
         is_read, is_write = kind == KIND_READ, kind == KIND_WRITE
         is_io = is_read | is_write
         self._counts += np.bincount(kind, minlength=4)
-        self._bytes += (transferred[is_read].sum(), transferred[is_write].sum())
+        is_zeroing = kind == KIND_ZEROING
+        self._bytes += [transferred[each].sum() for each in (is_read, is_write, is_zeroing)]
+        self._flushes += int(np.count_nonzero(word & 7 == KIND_FLUSH))
         self._errors += int(np.count_nonzero(word & FAILED_BIT))
         self._sums_ns += entries[is_io, 1:].sum(axis=0)
         self._add_histograms(latency_ns[is_read], latency_ns[is_write], service_ns[is_io], delay_ns[is_io])
@@ -146,13 +155,13 @@ class Stream:
 
     def _lifetime(self) -> dict[str, int]:
         """Lifetime value of every column that a cut carries as a difference."""
-        reads, writes, zeroing, free = (int(count) for count in self._counts)
-        read_bytes, write_bytes = (int(count) for count in self._bytes)
+        reads, writes, zeroing, others = (int(count) for count in self._counts)
+        read_bytes, write_bytes, zeroing_bytes = (int(count) for count in self._bytes)
         latency_ns, service_ns, delay_ns = (int(total) for total in self._sums_ns)
         cost = (
             reads * self._cost_read
-            + (writes + zeroing) * self._cost_write
-            + (read_bytes + write_bytes) / COST_BYTES
+            + (writes + zeroing + self._flushes) * self._cost_write
+            + (read_bytes + write_bytes + zeroing_bytes) / COST_BYTES
         )
         return {
             "arrived": self.arrived,
@@ -160,7 +169,7 @@ class Stream:
             "writes": writes,
             "read_bytes": read_bytes,
             "write_bytes": write_bytes,
-            "others": zeroing + free,
+            "others": zeroing + others,
             "errors": self._errors,
             "lat_sum_us": latency_ns // 1000,
             "svc_sum_us": service_ns // 1000,

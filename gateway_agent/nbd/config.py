@@ -150,7 +150,7 @@ class PlaneConfig(StrictModel):
     burst_s: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Depth of each rate's bucket in seconds of that rate."""
     max_hold_s: Annotated[float, Field(gt=0, le=60)] = 5.0
-    """Outer limit of the delay our throttle may add; an I/O held that long is let through and counted."""
+    """I/Os that caps hold for longer are reported (event ``throttle-bound-hit``); the rate always holds."""
     socket_mode: Annotated[int, Field(ge=0, le=0o777)] = 0o660
     """Permissions of Unix sockets for clients."""
     allow_remote_plaintext: bool = False

@@ -17,7 +17,7 @@ Sans-IO: time comes as an argument. Holds: the streams of this plane, the kept c
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.cut import HIST_DTYPE, MISSED_DTYPE, rows_array
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.late import worst
 
 MIXED: Final = -1
 MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
@@ -40,40 +41,74 @@ MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame heade
 _DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
 
 
+class Throttled(Protocol):
+    """A volume, asked at each cut."""
+
+    export: ExportConfig
+
+    def take_late(self, now_ns: int) -> tuple[int, int] | None:
+        """(I/Os, longest delay in us) of what its caps held for too long in this cut; None for nothing."""
+
+
 class StreamTable:
-    """Every stream of this plane since its start; the index of a stream never changes."""
+    """The streams of this plane, by volume and client.
+
+    When there is no room for another, the ones unused for longest are forgotten: without a connection, and
+    with every count in a cut. One that comes back begins its lifetime columns at 0, as after a restart.
+    """
 
     def __init__(self) -> None:
-        self.streams: list[Stream] = []
-        self._by_name: dict[tuple[str, str], Stream] = {}
+        self._by_name: dict[tuple[str, str], Stream] = {}  # the one asked for last comes last
         self._descriptor_bytes = 0
+        self._made = 0
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All of them."""
+        return tuple(self._by_name.values())
 
     def get(self, export: ExportConfig, client: str, thresholds: ThresholdSet) -> Stream:
         """The stream of one client on one volume, made when it is new.
 
         Raises:
-            ExportRefused: there are more streams than one cut can name.
+            ExportRefused: there are more streams in use than one cut can name.
         """
-        known = self._by_name.get((export.volume, client))
+        known = self._by_name.pop((export.volume, client), None)
         if known is not None:
+            self._by_name[export.volume, client] = known
             return known
         names = (export.volume, client, export.backend)
-        descriptor_bytes = sum(len(name.encode()) for name in names) + _DESCRIPTOR_OVERHEAD_BYTES
-        if (
-            self._descriptor_bytes + descriptor_bytes > MAX_DESCRIPTOR_BYTES
-            or len(self.streams) >= MAX_STREAMS
-        ):
-            raise ExportRefused(
-                Rep.ERR_POLICY,
-                f"this gateway process already counts {len(self.streams)} streams, which is its limit; "
-                "spread the volumes over more planes",
-            )
-        self._descriptor_bytes += descriptor_bytes
-        stream = Stream(len(self.streams), *names, export.cost_read, export.cost_write)
+        self._make_room(_descriptor_bytes(*names))
+        stream = Stream(self._made, *names, export.cost_read, export.cost_write)
         stream.set_thresholds(thresholds)
-        self.streams.append(stream)
+        self._made += 1
+        self._descriptor_bytes += _descriptor_bytes(*names)
         self._by_name[export.volume, client] = stream
         return stream
+
+    def _make_room(self, size_bytes: int) -> None:
+        for stream in self.streams:
+            if self._has_room(size_bytes):
+                return
+            if stream.is_unused:
+                del self._by_name[stream.volume, stream.client]
+                self._descriptor_bytes -= _descriptor_bytes(stream.volume, stream.client, stream.backend)
+        if not self._has_room(size_bytes):
+            raise ExportRefused(
+                Rep.ERR_POLICY,
+                f"this gateway process already counts {len(self._by_name)} streams that are in use or not yet "
+                f"collected, and its limits are {MAX_STREAMS} streams and {MAX_DESCRIPTOR_BYTES} bytes of "
+                "names; spread the volumes over more planes",
+            )
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return (
+            len(self._by_name) < MAX_STREAMS and self._descriptor_bytes + size_bytes <= MAX_DESCRIPTOR_BYTES
+        )
+
+
+def _descriptor_bytes(*names: str) -> int:
+    return sum(len(name.encode()) for name in names) + _DESCRIPTOR_OVERHEAD_BYTES
 
 
 class CutMaker:
@@ -88,7 +123,7 @@ class CutMaker:
     def __init__(self, table: StreamTable, now_ns: int, now_unix_us: int) -> None:
         self.table = table
         self.thresholds = ThresholdSet()
-        self.forced = 0  # I/Os let through at the hold limit in this cut; sessions' volumes add to it
+        self.volumes: list[Throttled] = []  # they add themselves
         self._next_id = now_unix_us
         self._generation = 0
         self._kept: deque[tuple[int, bytes]] = deque()
@@ -98,7 +133,6 @@ class CutMaker:
         self._start_ns, self._start_unix_us = now_ns, now_unix_us
         self._held_generation = self._generation
         self._version = self.thresholds.version
-        self.forced = 0
 
     def set_generation(self, generation: int) -> None:
         """Caps of another generation are in force from now on."""
@@ -148,8 +182,10 @@ class CutMaker:
             "m": missed_len,
             "streams": [row.stream.descriptor for row in rows],
             "more": more,
-            "forced": self.forced,
         }
+        late = {each.export.volume: found for each in self.volumes if (found := each.take_late(now_ns))}
+        if late:
+            header["late"] = worst(late)
         self._kept.append((self._next_id, frame.encode(Kind.DP_CUT, header, blob)))
         self._begin(now_ns, now_unix_us)
 

@@ -78,7 +78,7 @@ class ExportTable:
         self._turns = Turns(context.loop)
         burst_ns, hold_ns = round(config.burst_s * 1e9), round(config.max_hold_s * 1e9)
         for export in config.exports:
-            volume = Volume(export, RateSet(burst_ns, hold_ns), context, hold_ns)
+            volume = Volume(export, RateSet(burst_ns), context, hold_ns)
             self.volumes[export.volume] = volume
             if export.file is not None:
                 self._try(volume, RETRY_FIRST_S)

@@ -104,9 +104,7 @@ class Negotiation:
             self._volume, client = self._exports.find(export, self._address_name)
             uri = self._volume.export.upstream
             facts = self._exports.file_facts(self._volume) if uri is None else None
-            self._stream = (
-                self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None
-            )
+            self._claim(self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None)
         except ExportRefused as exc:
             self._refuse(exc.code, str(exc))
             return
@@ -116,6 +114,18 @@ class Negotiation:
         else:
             self._loop.want(self._sock.fileno(), 0)  # one thing at a time; the client waits for its answer
             self._opening = UpstreamOpening(self._loop, uri, self._ready, self._on_upstream_failed)
+
+    def _claim(self, stream: Stream | None) -> None:
+        """Be a connection of ``stream``, so that it is not forgotten before its session begins."""
+        if self._stream is not None:
+            self._stream.sessions.remove(self)
+        if stream is not None:
+            stream.sessions.append(self)
+        self._stream = stream
+
+    def gauges(self) -> tuple[int, int]:
+        """See ``account.Gauged``."""
+        return 0, 0
 
     def _on_upstream_failed(self, error: GatewayError) -> None:
         log.warning("upstream-not-there", peer=self._address_name, error=str(error))
@@ -144,8 +154,9 @@ class Negotiation:
             if upstream is not None:
                 upstream.close()
             return
+        stream = self._stream
         self._let_go()
-        session = self._exports.session(self._sock, self._volume, self._stream, facts, upstream)
+        session = self._exports.session(self._sock, self._volume, stream, facts, upstream)
         self._on_over(self)
         session.start(self._left_over)
 
@@ -157,6 +168,7 @@ class Negotiation:
 
     def _let_go(self) -> None:
         self._is_over = True
+        self._claim(None)
         self._loop.cancel(self)
         self._loop.forget(self._sock.fileno())
 

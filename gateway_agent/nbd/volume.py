@@ -3,9 +3,9 @@
 Held requests stay in their connection's buffer. Here is only a ring of the connections that have some, served
 one request each in turn (fair between connections, whatever their depth), and one timer for all.
 
-An I/O held ``max_hold_ns`` is let through all the same and counted in ``CutMaker.forced``: an outer safety
-limit, never the normal case. Flushes and refused requests are not charged; they keep their place behind
-held ones of their own connection, and wait for no rate.
+The rate always holds, whatever waits (ADR 15). I/Os held for ``max_hold_ns`` and more are counted, so that
+cuts can say that a client may time out. Refused requests are not charged; they keep their place behind held
+ones of their own connection, and wait for no rate.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Volume:
 
     Attributes:
         facts: size and flags once known (at start for files, after the first connection for upstreams).
+
+    ``_late`` and ``_longest_ns`` count the I/Os of this cut that were held for too long.
     """
 
     def __init__(self, export: ExportConfig, rates: RateSet, context: Context, max_hold_ns: int) -> None:
@@ -76,6 +78,16 @@ class Volume:
         self._context = context
         self._max_hold_ns = max_hold_ns
         self._waiting: deque[Holder] = deque()
+        self._late, self._longest_ns = 0, 0
+        context.cuts.volumes.append(self)
+
+    def take_late(self, now_ns: int) -> tuple[int, int] | None:
+        """See ``cuts.Throttled``."""
+        heads = [session.head_arrived_ns() for session in self._waiting]
+        held_ns = max((now_ns - arrived for arrived in heads if arrived is not None), default=0)
+        late, longest_ns = self._late, max(self._longest_ns, held_ns)
+        self._late, self._longest_ns = 0, 0
+        return (late, longest_ns // 1000) if longest_ns >= self._max_hold_ns else None
 
     def serve(self, session: Holder, now_ns: int) -> None:
         """``session`` has received something: admit what the rates allow, and push."""
@@ -132,14 +144,14 @@ class Volume:
                 continue
             charge = session.head_charge()
             if charge is not None and self.rates.ready_ns() > now_ns:
-                overdue = self._overdue(now_ns)
-                if overdue is None:
+                free = self._free_of_charge()
+                if free is None:
                     break
-                session, charge = overdue, overdue.head_charge()
-                self._context.cuts.forced += charge is not None
-            session.admit_head(now_ns)
+                session, charge = free, None
             if charge is not None:
+                self._note_delay(session, now_ns)
                 self.rates.charge(now_ns, *charge)
+            session.admit_head(now_ns)
             touched[session] = None
             if session in self._waiting:  # it may have closed itself
                 self._waiting.remove(session)
@@ -147,22 +159,21 @@ class Volume:
         self._plan()
         return touched
 
-    def _overdue(self, now_ns: int) -> Holder | None:
-        """A session whose head need not wait for the rates: held too long, or free of charge."""
+    def _free_of_charge(self) -> Holder | None:
+        """A session whose head need not wait for the rates."""
         for session in self._waiting:
-            arrived_ns = session.head_arrived_ns()
-            if arrived_ns is None:
-                continue
-            if now_ns - arrived_ns >= self._max_hold_ns or session.head_charge() is None:
+            if session.head_arrived_ns() is not None and session.head_charge() is None:
                 return session
         return None
 
+    def _note_delay(self, session: Holder, now_ns: int) -> None:
+        arrived_ns = session.head_arrived_ns()
+        if arrived_ns is not None and now_ns - arrived_ns >= self._max_hold_ns:
+            self._late += 1
+            self._longest_ns = max(self._longest_ns, now_ns - arrived_ns)
+
     def _plan(self) -> None:
-        arrivals = [
-            arrived for session in self._waiting if (arrived := session.head_arrived_ns()) is not None
-        ]
-        if not arrivals:
+        if any(session.head_arrived_ns() is not None for session in self._waiting):
+            self._context.loop.at(self, self.rates.ready_ns(), self.pump)
+        else:
             self._context.loop.cancel(self)
-            return
-        when_ns = min(self.rates.ready_ns(), min(arrivals) + self._max_hold_ns)
-        self._context.loop.at(self, when_ns, self.pump)

@@ -7,7 +7,7 @@ of ``counters`` are the cut's COLUMNS; row 0 (``stream_id``) is zero here and fi
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pmdaemon.errors import BadCut
 from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.late import Late, parse
 
 _NO_GATEWAY: Final = uuid.UUID(int=0).bytes
 
@@ -45,6 +46,7 @@ class Sample:
         missed: MISSED_DTYPE, shape (m,).
         mark: the plane's id of this DP_CUT; 0 for sources that have none.
         more: the source holds another finished sample behind this one.
+        late: volumes whose caps held I/Os for too long.
     """
 
     source: str
@@ -59,6 +61,7 @@ class Sample:
     missed: npt.NDArray[Any]
     mark: int = 0
     more: bool = False
+    late: Late = field(default_factory=dict)
 
 
 def no_hist() -> npt.NDArray[Any]:
@@ -118,4 +121,5 @@ def from_dp_cut(source: str, received: frame.Frame) -> Sample:
         missed=columns.missed.copy(),
         mark=header["id"],
         more=header.get("more") is True,
+        late=parse(header.get("late")),
     )

@@ -11,6 +11,9 @@ Each admission moves it right by amount / rate; time moves ``now`` right by itse
         │  │        └ tat here: pass, and tat += amount / rate
         └ tat in the past: the bucket is full; pass, and tat = now + amount / rate
 
+The debt has no bound: an I/O that is large against the rate passes at once and is paid for afterwards,
+however long that takes. A bound would be a way round the rate (ADR 15).
+
 Properties: no timer and no refill step; the average never exceeds rate by more than tau * rate (plus one
 I/O, whose size does not matter for *whether* it passes); wake-ups that come late by less than tau cost no
 throughput, because the debt is counted from tat and not from the wake-up.
@@ -45,17 +48,10 @@ class Gcra:
         """From this moment an I/O of any size may pass."""
         return self.tat_ns - self.tau_ns
 
-    def charge(self, now_ns: int, amount: float, max_debt_ns: int) -> None:
-        """Admit ``amount`` units now, whether ready or not.
-
-        Args:
-            now_ns: monotonic.
-            amount: units.
-            max_debt_ns: ``tat`` goes no further than this ahead of now. The caller lets I/Os through after
-                that long anyway; a debt beyond it would only turn into a longer silence afterwards.
-        """
+    def charge(self, now_ns: int, amount: float) -> None:
+        """Admit ``amount`` units now, whether ready or not."""
         start_ns = self.tat_ns if self.tat_ns > now_ns else now_ns
-        self.tat_ns = min(start_ns + int(amount * self._ns_per_unit), max(now_ns + max_debt_ns, self.tat_ns))
+        self.tat_ns = start_ns + int(amount * self._ns_per_unit)
 
     def set_rate(self, rate_per_s: float, now_ns: int) -> None:
         """Change the rate while running; what is owed stays the same number of units."""

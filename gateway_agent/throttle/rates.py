@@ -48,16 +48,14 @@ class RateSet:
 
     Args:
         tau_ns: burst depth of each.
-        max_hold_ns: outer limit of the delay; also the bound of the debt (see ``Gcra.charge``).
 
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
 
-    def __init__(self, tau_ns: int, max_hold_ns: int) -> None:
+    def __init__(self, tau_ns: int) -> None:
         self.caps = NO_CAPS
         self.is_open = True
         self._tau_ns = tau_ns
-        self._max_hold_ns = max_hold_ns
         self._ops: Gcra | None = None
         self._bytes: Gcra | None = None
         self._cost: Gcra | None = None
@@ -89,8 +87,8 @@ class RateSet:
     def charge(self, now_ns: int, transfer_bytes: int, base_cost: float) -> None:
         """Admit one I/O now: one operation, its bytes, its cost."""
         if self._ops is not None:
-            self._ops.charge(now_ns, 1.0, self._max_hold_ns)
+            self._ops.charge(now_ns, 1.0)
         if self._bytes is not None:
-            self._bytes.charge(now_ns, transfer_bytes, self._max_hold_ns)
+            self._bytes.charge(now_ns, transfer_bytes)
         if self._cost is not None:
-            self._cost.charge(now_ns, base_cost + transfer_bytes / COST_BYTES, self._max_hold_ns)
+            self._cost.charge(now_ns, base_cost + transfer_bytes / COST_BYTES)

@@ -109,9 +109,10 @@ def slices(parts: Parts, request: Request, name: str) -> Response:
 
 
 def throttles(parts: Parts, request: Request) -> Response:
-    """Throttles as recorded."""
+    """Throttles as recorded, with the live view of those in force."""
     in_force, limit = answers.flag(request, "in_force"), answers.limit(request)
-    return answers.as_list(parts.source.throttles(in_force, limit))
+    rows = parts.source.throttles(in_force, limit)
+    return answers.as_list(_with_live(parts, rows, "throttles", "throttle_id"))
 
 
 def events(parts: Parts, request: Request) -> Response:

@@ -82,6 +82,14 @@ def gateway_state(row: Row) -> Text:
     return Text(str(row.get("state") or words.DASH), style)
 
 
+def held_late(row: Row) -> Text:
+    """I/Os that a throttle held for longer than the gateway's ``max_hold_s``, and the longest delay."""
+    longest_us = _live(row, "longest_hold_us")
+    if not longest_us:
+        return Text(words.DASH)
+    return Text(f"{words.count(_live(row, 'late_ios'))} (\u2264 {words.latency(longest_us)})", words.WARN)
+
+
 def clock_of(row: Row) -> str:
     """How far a gateway's clock is off; nothing before its first cut, when nothing is known."""
     return words.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else words.DASH
@@ -134,6 +142,7 @@ KINDS: Final = {
             Column("VOLUME", _plain("volume")),
             Column("AT MOST", lambda row, _now_us: words.cap(row)),
             Column("STATE", _plain("state")),
+            Column("TOO LATE", lambda row, _now_us: held_late(row), number=True),
             Column("BY", lambda row, _now_us: str(row.get("who") or row.get("source") or words.DASH)),
             Column("SINCE", lambda row, _now_us: words.when(row.get("requested_us"))),
             Column("REASON", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),

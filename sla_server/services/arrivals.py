@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from pmdaemon.wire import late
 from pmdaemon.wire.cut import Cut
 from sla_server.services.bank import Bools, Pieces
 from sla_server.services.bank_tracker import piece_at
@@ -113,6 +114,8 @@ class Arrivals:
             table.keep(each.cut, rows)
             table.unknown_rows += len(rows) - len(each.plan.known)
             self._policy.cut(table, each.cut.duration_us, recv_us)
+            if "late" in each.cut.extra:
+                self._policy.held_late(late.parse(each.cut.extra["late"]))
         pieces = batch.pieces()
         if pieces is not None:
             self._feed(batch, pieces, shut)

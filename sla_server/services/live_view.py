@@ -153,8 +153,10 @@ def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:
             **{key: row[key] for key in ("bytes_per_s", "reason", "victim", "state", "expires_us")},
             "text": _shortened(row["text"]),
             "since_us": row["requested_us"],
+            "late_ios": throttle.late_ios,
+            "longest_hold_us": throttle.longest_hold_us,
         }
-        for row in (throttle.row() for throttle in throttles)
+        for throttle, row in ((throttle, throttle.row()) for throttle in throttles)
     ]
 
 

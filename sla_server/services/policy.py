@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pmdaemon.wire.late import Late
 from sla_server.services.decisions import Decision, RaiseEvent, Reason, RecordThrottle, SetCaps
 from sla_server.services.entity import GatewayTable
 from sla_server.services.neighbours import Standing
@@ -217,6 +218,14 @@ class PolicyManager:
             if changed:
                 self._dirty[throttle.throttle_id] = throttle
 
+    def held_late(self, late: Late) -> None:
+        """A gateway's caps held I/Os of these volumes for too long; live views say so, nothing is decided."""
+        for throttle in self.throttles():
+            if throttle.volume in late:
+                ios, longest_us = late[throttle.volume]
+                throttle.late_ios += ios
+                throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
+
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
         """News of a SET_CAPS on its way: sent, confirmed or refused."""
         port = self.ports.get(gateway_id)
@@ -238,7 +247,8 @@ class PolicyManager:
             self._events.append(
                 RaiseEvent("throttle-not-effective", "critical", "gateway", gateway_id, text, details)
             )
-        port.refused = reason if state == "refused" else ""
+        if state != "sent":
+            port.refused = reason if state == "refused" else ""
 
     # Decisions.
 

@@ -45,7 +45,7 @@ class Port:
     adopting: int | None = None
     keep_split: bool = False
     reported: int | None = None
-    refused: str = ""
+    refused: str = ""  # why it refused caps last; "" again when it confirms some
 
     def adopt(self, issued: dict[str, Rates], whole: dict[str, Rates], at_least: int, now_ns: int) -> None:
         """Believe that these caps are in force until a cut says otherwise."""

@@ -117,6 +117,8 @@ class Throttle:
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
         over_cuts: gateway_id to confirmed cuts above the cap, one after another.
+        late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
+            it was set or this process started, and the longest delay; also of one that is still held.
         told_late, told_over: what was said already; withdrawn by a confirmation, or a rate within the cap.
     """
 
@@ -141,6 +143,8 @@ class Throttle:
     unseen: set[str] = field(default_factory=set)
     over_cuts: dict[str, int] = field(default_factory=dict)
     loop: Loop | None = None
+    late_ios: int = 0
+    longest_hold_us: int = 0
     told_late: bool = False
     told_over: bool = False
 

@@ -43,6 +43,7 @@ class FakePlane:
         self.answers = True
         self.cap_gen = 0
         self.refuses_caps = False
+        self.late: dict[str, list[int]] = {}
         self.commands: list[tuple[Kind, dict]] = []
         self.reads: Counter[str] = Counter()
         self.lifetime: Counter[str] = Counter()
@@ -134,6 +135,8 @@ class FakePlane:
                 {"index": i, "volume": v, "client": "c", "backend": "b0"} for i, v in enumerate(self.volumes)
             ],
         }
+        if self.late:
+            header["late"], self.late = self.late, {}
         blob = cut.rows_array(rows).tobytes() + hist.tobytes()
         self._kept.append((self._next_id, frame.encode(Kind.DP_CUT, header, blob)))
         self.reads.clear()

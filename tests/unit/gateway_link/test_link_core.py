@@ -347,3 +347,23 @@ def test_a_full_disk_loses_nothing_and_is_told(bench, plane, monkeypatch):
     plane.io(reads=3)
     bench.poll(start=(EPOCH, 2))
     assert bench.server.reads() == 5
+
+
+def test_what_caps_held_for_too_long_is_in_the_cut_and_one_event_tells_of_ten_minutes(bench, plane):
+    for second in range(1, 700):
+        plane.late = {"vol-1": [10, 6_000_000 + second]}
+        bench.clock.advance(1)
+        bench.poll(start=(EPOCH, second))
+        assert bench.server.cuts[EPOCH, second].extra["late"] == {"vol-1": [10, 6_000_000 + second]}
+    alerts = [header for header in bench.server.headers[Kind.ALERT] if header["kind"] == "throttle-bound-hit"]
+    assert [alert["details"]["ios"] for alert in alerts] == [10, 6000]
+    assert alerts[1]["details"]["longest_us"] == 6_000_601
+    assert alerts[1]["details"]["subject"] == "vol-1"
+    assert "queue depth" in alerts[0]["text"]
+
+
+def test_a_cut_says_nothing_of_delays_when_there_are_none(bench, plane):
+    plane.io()
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 1))
+    assert "late" not in bench.server.cuts[EPOCH, 1].extra

@@ -141,7 +141,7 @@ class Rig:
         scratch = memoryview(bytearray(MIB + 4096))
         self.context = Context(self.loop, self.clock, self.cuts, scratch, *memory)
         self.export = ExportConfig(volume="vol-1", backend="disk", upstream="nbd://127.0.0.1/x")
-        self.rates = RateSet(20_000_000, HOLD_NS)
+        self.rates = RateSet(20_000_000)
         self.volume = Volume(self.export, self.rates, self.context, HOLD_NS)
         self.facts = p.ExportFacts(size_bytes, flags)
         if caps is not None:

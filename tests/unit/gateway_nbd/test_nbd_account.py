@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.account import KIND_FREE, KIND_READ, KIND_WRITE, KIND_ZEROING, Stream, word_of
+from gateway_agent.nbd.account import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Stream, word_of
 from gateway_agent.nbd.thresholds import ThresholdSet, parse_thresholds
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
@@ -36,7 +36,7 @@ def test_counters_are_exact():
     log(target, KIND_WRITE, 32_768, 5_000_999, 5_000_000)
     log(target, KIND_WRITE, 4096, 1_000, failed=True)
     log(target, KIND_ZEROING, 1 << 30, 10**9)
-    log(target, KIND_FREE, 0, 10**9)
+    log(target, KIND_FLUSH, 0, 10**9)
     taken = target.take()
     expected = {
         "stream_id": 0,
@@ -50,7 +50,7 @@ def test_counters_are_exact():
         "lat_sum_us": 8_001,
         "svc_sum_us": 7_000,
         "delay_sum_us": 900,
-        "cost_milli": 1000 * (1 + 2 * 3) + 1500,
+        "cost_milli": 1000 * (1 + 2 * 4) + 1500 + 1000 * (1 << 14),
         "inflight": 0,
         "held": 0,
         "cum_reads": 1,
@@ -76,7 +76,7 @@ def test_a_stream_without_activity_has_no_row_but_one_with_a_held_io_has():
 
 latencies = st.lists(
     st.tuples(
-        st.sampled_from([KIND_READ, KIND_WRITE, KIND_ZEROING, KIND_FREE]),
+        st.sampled_from([KIND_READ, KIND_WRITE, KIND_ZEROING, KIND_FLUSH]),
         st.integers(0, 1 << 25),
         st.integers(0, 70 * 10**9),
         st.integers(0, 70 * 10**9),
@@ -118,8 +118,8 @@ def test_histograms_and_sums_equal_a_count_one_by_one_however_the_cuts_fall(ios,
         expected[histogram.DELAY + histogram.coarse_bucket_of_ns(other)] += 1
     assert dense.tolist() == expected.tolist()
     assert sums == sum(io[2] for io in transfers) // 1000
-    exact = sum({KIND_READ: 0.3, KIND_FREE: 0}.get(io[0], 1.7) for io in ios)
-    exact += sum(io[1] for io in transfers if not io[4]) / 65_536
+    exact = sum(0.3 if io[0] == KIND_READ else 1.7 for io in ios if io[0] != KIND_FLUSH or not io[4])
+    exact += sum(io[1] for io in ios if io[0] != KIND_FLUSH and not io[4]) / 65_536
     assert cost == pytest.approx(exact * 1000, abs=1.01)
 
 
@@ -139,11 +139,11 @@ def test_missed_is_strictly_above_in_nanoseconds_and_by_kind():
     log(target, KIND_READ, 512, 5_000_000)
     log(target, KIND_READ, 512, 5_000_001)
     log(target, KIND_WRITE, 512, 9_000_000)
-    log(target, KIND_FREE, 0, 10**9)
+    log(target, KIND_FLUSH, 0, 10**9)
     assert target.take().missed == [(IO_ANY, 5000, 3, 2), (IO_READ, 5000, 2, 1), (IO_WRITE, 1, 1, 1)]
     log(target, KIND_WRITE, 512, 1_000)
     assert target.take().missed == [(IO_ANY, 5000, 1, 0), (IO_READ, 5000, 0, 0), (IO_WRITE, 1, 1, 0)]
-    log(target, KIND_FREE, 0, 10**9)
+    log(target, KIND_FLUSH, 0, 10**9)
     assert target.take().missed == []
 
 

@@ -156,13 +156,45 @@ def test_tg_is_what_held_during_the_whole_cut():
     assert [header["tg"] for header in (first, second, third, fourth)] == [0, MIXED, 4, MIXED]
 
 
-def test_more_streams_than_a_frame_can_name_are_refused():
+def test_more_streams_than_a_frame_can_name_are_refused_while_they_are_in_use():
     table = StreamTable()
     for number in range(MAX_STREAMS):
-        table.get(EXPORT, f"host-{number}", ThresholdSet())
+        table.get(EXPORT, f"host-{number}", ThresholdSet()).sessions.append(None)
     with pytest.raises(ExportRefused, match="spread the volumes"):
         table.get(EXPORT, "one-more", ThresholdSet())
-    assert table.get(EXPORT, "host-0", ThresholdSet()) is table.streams[0]
+    assert table.get(EXPORT, "host-0", ThresholdSet()).index == 0
+    table.get(EXPORT, "host-7", ThresholdSet()).sessions.clear()
+    table.get(EXPORT, "one-more", ThresholdSet())
+    assert [stream for stream in table.streams if stream.client == "host-7"] == []
+    assert len(table.streams) == MAX_STREAMS
+
+
+def test_short_jobs_with_names_of_their_own_never_fill_the_plane_and_every_io_is_counted():
+    maker, got, counted = Maker(), 0, 0
+    for number in range(3 * MAX_STREAMS):
+        maker.io(f"job-{number}")
+        if number % 100 == 99:
+            raw = maker.raw(got)
+            got, counted = frame.decode(raw).header["id"], counted + int(as_cut(raw).column("reads").sum())
+    counted += int(as_cut(maker.raw(got)).column("reads").sum())
+    assert counted == 3 * MAX_STREAMS
+    assert len(maker.made.table.streams) <= MAX_STREAMS
+
+
+def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_must_be():
+    maker = Maker()
+    for number in range(MAX_STREAMS):
+        maker.io(f"job-{number}")
+    with pytest.raises(ExportRefused, match="not yet collected"):
+        maker.io("one-more")
+    first = maker.header()
+    maker.io("job-0")
+    maker.header(first["id"])
+    maker.io("one-more")
+    kept = {stream.client for stream in maker.made.table.streams}
+    assert {"job-0", "one-more"} <= kept
+    assert "job-1" not in kept
+    assert len(kept) == MAX_STREAMS
 
 
 def test_the_fullest_cut_fits_a_frame():

@@ -176,3 +176,24 @@ def test_a_client_that_does_not_read_is_let_go(gateway):
     gateway.near.window = 10
     gateway.say(FLAGS, p.option(p.Opt.LIST))
     assert gateway.near.is_closed
+
+
+def test_the_stream_of_a_client_that_still_waits_for_its_upstream_is_not_forgotten(gateway):
+    gateway.say(FLAGS, go("up"))
+    table = gateway.rig.cuts.table
+    (stream,) = table.streams
+    assert not stream.is_unused
+    for number in range(400):
+        table.get(gateway.rig.export, f"job-{number}", gateway.rig.cuts.thresholds)
+    assert stream in table.streams
+    gateway.upstream_answers()
+    assert len(stream.sessions) == 1
+    stream.sessions[0].close("the client leaves")
+    assert stream.is_unused
+
+
+def test_a_client_that_leaves_during_negotiation_leaves_its_stream(gateway):
+    gateway.say(FLAGS, go("up"))
+    (stream,) = gateway.rig.cuts.table.streams
+    gateway.talk.close("the client left")
+    assert stream.is_unused

@@ -230,24 +230,49 @@ def test_caps_taken_away_release_what_is_held():
     assert pair.rig.loop.timers == {}
 
 
-def test_a_flush_is_free_but_does_not_overtake_its_own_connection():
+def test_a_refusal_is_free_but_does_not_overtake_its_own_connection():
     pair, other = Pair(rig := Rig(caps=Caps(ops_per_s=1))), Pair(rig, "host-b")
-    flush = p.request(p.Cmd.FLUSH, 77, 0, 0)
-    pair.say(read(1), read(2), flush)
-    other.say(flush)
-    assert flush not in bytes(pair.far.sent)
-    assert bytes(other.far.sent) == flush
+    unknown = p.request(p.Cmd.BLOCK_STATUS, 77, 0, 512)
+    pair.say(read(1), read(2), unknown)
+    other.say(unknown)
+    assert replies(pair.near.sent) == []
+    assert replies(other.near.sent) == [(77, p.EINVAL, b"")]
 
 
-def test_no_io_is_held_longer_than_the_limit():
-    pair = Pair(Rig(caps=Caps(ops_per_s=0.01)))
-    pair.say(*(read(n) for n in range(4)))
-    assert pair.session.gauges() == (1, 3)
-    pair.rig.loop.fire(4.97)
-    assert pair.session.gauges() == (1, 3)
-    pair.rig.loop.fire(0.04)
-    assert pair.session.gauges() == (4, 0)
-    assert pair.rig.cuts.forced == 2  # one was due by the rate, whose debt is bounded too
+@pytest.mark.parametrize(
+    ("request_bytes", "charged_bytes"),
+    [
+        (read(1, 65_536), 65_536),
+        (write(1, b"x" * 65_536), 65_536),
+        (p.request(p.Cmd.WRITE_ZEROES, 1, 0, MIB), MIB),
+        (p.request(p.Cmd.WRITE_ZEROES, 1, 0, MIB, p.CMD_FLAG_NO_HOLE), MIB),
+        (p.request(p.Cmd.TRIM, 1, 0, MIB), MIB // 16),
+        (p.request(p.Cmd.FLUSH, 1, 0, 0), 0),
+    ],
+)
+def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_bytes, charged_bytes):
+    for caps, seconds in (
+        (Caps(ops_per_s=0.1), 10),
+        (Caps(bytes_per_s=MIB / 16), charged_bytes / MIB * 16),
+        (Caps(cost_per_s=1), 1 + charged_bytes / 65_536),
+    ):
+        pair = Pair(Rig(caps=caps))
+        pair.say(request_bytes)
+        owed_ns = pair.rig.rates.ready_ns() + 20_000_000 - pair.rig.clock.monotonic_ns()
+        assert owed_ns == pytest.approx(seconds * 1e9, abs=1)
+        pair.answer(p.simple_reply(1), bytes(65_536) if request_bytes == read(1, 65_536) else b"")
+        assert pair.row()["cost_milli"] == 1000 + charged_bytes * 1000 // 65_536
+
+
+def test_an_io_is_held_as_long_as_the_rate_asks():
+    pair = Pair(Rig(caps=Caps(ops_per_s=0.05)))
+    pair.say(*(read(n) for n in range(3)))
+    pair.rig.loop.fire(19.97)
+    assert pair.session.gauges() == (1, 2)
+    pair.rig.loop.fire(0.02)
+    assert pair.session.gauges() == (2, 1)
+    pair.rig.loop.fire(20)
+    assert pair.session.gauges() == (3, 0)
 
 
 def test_connections_of_a_volume_take_turns_whatever_their_depth():

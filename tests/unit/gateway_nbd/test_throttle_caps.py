@@ -76,7 +76,7 @@ def test_a_malformed_set_is_refused(header):
 
 
 def admitted_in_a_second(caps, transfer_bytes, base):
-    rates = RateSet(1, 5 * SECOND)
+    rates = RateSet(1)
     assert rates.set_caps(caps, 0)
     now_ns, count = 0, 0
     while now_ns < SECOND:
@@ -102,7 +102,7 @@ def test_all_three_rates_must_pass(caps, expected):
 
 
 def test_a_rate_that_stays_keeps_its_debt_and_the_same_caps_change_nothing():
-    rates = RateSet(1, 5 * SECOND)
+    rates = RateSet(1)
     rates.set_caps(Caps(ops_per_s=1), 0)
     rates.charge(0, 0, 1.0)
     assert not rates.set_caps(Caps(ops_per_s=1), 0)

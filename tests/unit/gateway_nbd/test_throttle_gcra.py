@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from gateway_agent.throttle.gcra import Gcra
 
 TAU = 20_000_000
-FOREVER = 1 << 62
 SECOND = 10**9
 
 
@@ -16,7 +15,7 @@ def run(gcra, start_ns, end_ns, amount=1.0, late_ns=0):
         if gcra.ready_ns() > now_ns:
             now_ns = gcra.ready_ns() + late_ns
             continue
-        gcra.charge(now_ns, amount, FOREVER)
+        gcra.charge(now_ns, amount)
         count += 1
     return count
 
@@ -37,7 +36,7 @@ def test_an_idle_bucket_holds_one_burst_and_not_more():
     run(gcra, 0, SECOND)
     now_ns, burst = 100 * SECOND, 0
     while gcra.ready_ns() <= now_ns:
-        gcra.charge(now_ns, 1, FOREVER)
+        gcra.charge(now_ns, 1)
         burst += 1
     assert burst == 21  # depth 20 ms * 1,000 and the one that passes at the edge
 
@@ -45,20 +44,20 @@ def test_an_idle_bucket_holds_one_burst_and_not_more():
 def test_an_io_of_any_size_passes_and_is_paid_for_afterwards():
     gcra = Gcra(1_000_000, TAU)
     assert gcra.ready_ns() <= 0
-    gcra.charge(0, 3_000_000, FOREVER)
+    gcra.charge(0, 3_000_000)
     assert gcra.ready_ns() == 3 * SECOND - TAU
 
 
-def test_the_debt_is_bounded():
+def test_the_debt_has_no_bound():
     gcra = Gcra(1, TAU)
     for _ in range(100):
-        gcra.charge(0, 1, 5 * SECOND)
-    assert gcra.ready_ns() == 5 * SECOND - TAU
+        gcra.charge(0, 1)
+    assert gcra.ready_ns() == 100 * SECOND - TAU
 
 
 def test_another_rate_keeps_the_debt_in_units():
     gcra = Gcra(100, TAU)
-    gcra.charge(0, 200, FOREVER)  # two seconds of debt
+    gcra.charge(0, 200)  # two seconds of debt
     gcra.set_rate(400, SECOND)  # 100 units are left: a quarter of a second at the new rate
     assert gcra.tat_ns == SECOND + SECOND // 4
     gcra.set_rate(1, 100 * SECOND)  # nothing owed: nothing to convert
@@ -77,12 +76,10 @@ def test_a_rate_is_above_zero(rate):
     rate=st.floats(0.1, 1e6),
     amounts=st.lists(st.floats(0, 1e5), max_size=50),
     gaps=st.lists(st.integers(0, SECOND), min_size=50, max_size=50),
-    max_debt=st.integers(0, 5 * SECOND),
 )
-def test_tat_never_moves_back(rate, amounts, gaps, max_debt):
+def test_tat_never_moves_back(rate, amounts, gaps):
     gcra, now_ns = Gcra(rate, TAU), 0
     for amount, gap in zip(amounts, gaps, strict=False):
         before, now_ns = gcra.tat_ns, now_ns + gap
-        gcra.charge(now_ns, amount, max_debt)
-        assert gcra.tat_ns >= before
-        assert gcra.tat_ns <= max(before, now_ns + max_debt)
+        gcra.charge(now_ns, amount)
+        assert gcra.tat_ns >= max(before, now_ns)

@@ -7,7 +7,7 @@ import pytest
 from sla_server.agreements.promise import Priority
 from sla_server.services.decisions import SetCaps
 
-from .worlds import A, B, Desk, brain, caps_of, events_of, rows_of, volume_class
+from .worlds import A, B, Desk, brain, caps_of, cut, events_of, rows_of, volume_class
 
 
 def desk(mode="enforce", classes=(), volumes=("v",), **settings) -> Desk:
@@ -180,8 +180,23 @@ def test_a_refused_cap_is_told_once_and_sent_again():
     assert "no such volume" in event.text
     later = [d for _ in range(3) for d in busy(made)]
     assert [d.gen for d in later if isinstance(d, SetCaps)] == [first + 1]
+    made.brain.caps_state(A, first + 1, "sent", "", made.unix_us)
     made.brain.caps_state(A, first + 1, "refused", "no such volume", made.unix_us)
     assert events_of(busy(made), "throttle-not-effective") == []
+
+
+def test_ios_that_were_held_for_too_long_show_in_the_live_view_of_their_throttle():
+    made = desk()
+    made.brain.manual_set("t1", "v", ops_per_s=50)
+    gen = caps_of(busy(made), A).gen
+    for late in ({"v": [3, 6_000_000]}, {"v": [4, 5_500_000], "other": [1, 9_000_000]}, {"v": "rubbish"}):
+        made.second += 1
+        counted = cut(A, made.second, {"v": (50, 1)}, gen=gen)
+        counted.extra["late"] = late
+        made.brain.add_cut(counted, made.unix_us, 0, False, made.now_ns)
+        made.brain.tick(made.now_ns, made.unix_us)
+    (row,) = made.brain.snapshot(made.unix_us, 10)["throttles"]
+    assert (row["late_ios"], row["longest_hold_us"]) == (7, 6_000_000)
 
 
 def test_a_cap_without_effect_is_told():
