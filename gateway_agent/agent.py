@@ -6,7 +6,8 @@
     4. nbd-N planes, then the link              restarted when they die, each on its own
 
 A dead link does not touch the planes: application I/O goes on, counters are kept there until the next link
-collects them. Stop: the link first (one last cut), then the planes.
+collects them. Stop: the planes first, which close their clients and hand their last counts to the link; then
+the link.
 
 ``runtime_dir/agent.json`` tells scripts who runs: ``{gateway_id, pid, children: {name: pid | null},
 restarts}``.
@@ -71,7 +72,8 @@ def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
         specs.append(Spec(plane.plane, (sys.executable, *argv)))
     link = config.link_config(gateway_id)
     path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
-    specs.append(Spec(LINK, (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))))
+    argv = ("-m", "gateway_agent.link.main", "--config", str(path))
+    specs.append(Spec(LINK, (sys.executable, *argv), stops_last=True))
     return specs
 
 

@@ -38,6 +38,7 @@ class Spec(NamedTuple):
 
     name: str
     argv: tuple[str, ...]
+    stops_last: bool = False
 
 
 def how_it_ended(status: int) -> str:
@@ -156,7 +157,10 @@ class Child:
 
 
 class Children:
-    """All children of the parent, in the order in which they are started; they are stopped in reverse."""
+    """All children of the parent, in the order in which they are started.
+
+    They are stopped together, those with ``stops_last`` when the others have ended.
+    """
 
     def __init__(
         self, specs: Sequence[Spec], stop: Stop, clock: Clock, on_change: Callable[[], None]
@@ -175,8 +179,13 @@ class Children:
                 self._on_change()
             self._wait()
         log.info("stopping", reason=self._stop.reason)
-        for child in reversed(self.all):
-            self._stop_child(child)
+        for is_last in (False, True):
+            group = [child for child in self.all if child.spec.stops_last is is_last]
+            for child in group:
+                child.signal(signal.SIGTERM)
+            deadline = Deadline(STOP_LIMIT_S, self._clock)
+            for child in group:
+                self._wait_for_end(child, deadline)
         self._pipe.close()
         self._on_change()
 
@@ -190,9 +199,7 @@ class Children:
             child.died(child.reap())
             self._on_change()
 
-    def _stop_child(self, child: Child) -> None:
-        child.signal(signal.SIGTERM)
-        deadline = Deadline(STOP_LIMIT_S, self._clock)
+    def _wait_for_end(self, child: Child, deadline: Deadline) -> None:
         while child.pid is not None:
             ended, _, _ = select.select([child], [], [], deadline.left_s())
             if ended:

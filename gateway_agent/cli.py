@@ -94,4 +94,4 @@ def check_files(config: AgentConfig) -> None:
     """
     for export in config.export:
         if export.file is not None:
-            Storage(export.volume, export.file, read_only=export.read_only).close()
+            Storage(export.volume, export.file, read_only=export.read_only).release()

@@ -240,12 +240,17 @@ class LinkCore:
                 self._register()
             self.on_planes_changed()
         self._advance()
+        if self.planes[name].has_more:
+            self.collect_now()
 
     def plane_lost(self, name: str, reason: str) -> None:
-        """The control socket of a plane is gone: the plane died, or it was closed for what it sent."""
+        """The control socket of a plane is gone: it stopped, died, or was closed for what it sent."""
         self.planes[name].closed()
         self._stalled.discard(name)
-        self._alerts.tell("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
+        if self.planes[name].is_stopping:
+            log.info("plane-stopped", plane=name)
+        else:
+            self._alerts.tell("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
         self.on_planes_changed()
         self._advance()
 
@@ -297,7 +302,8 @@ class LinkCore:
         acknowledgement = self._caps.due_ack()
         if acknowledgement is not None:
             self.session.send(Kind.CAPS_ACK, acknowledgement)
-        self._wants_cut = self._wants_proof
+        # A plane that stops is asked until it has nothing more: then it closes its connection.
+        self._wants_cut = self._wants_proof or any(plane.has_more for plane in self.planes.values())
         self._collect_if_wanted()
 
     def _note_stalled(self, overdue: set[str]) -> None:

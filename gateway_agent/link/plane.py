@@ -34,6 +34,7 @@ class PlanePeer:
         self.enforcer = NbdEnforcer(name, self._send, self.source)
         self.pid = 0
         self.listening: list[str] = []
+        self.is_stopping = False
         self._reader = frame.FrameReader()
 
     def _send(self, data: bytes) -> None:
@@ -47,6 +48,7 @@ class PlanePeer:
         """The control socket is connected."""
         self.outgoing = bytearray()
         self._reader = frame.FrameReader()
+        self.is_stopping = False
         self.source.connected()
         self.enforcer.connected()
 
@@ -55,6 +57,11 @@ class PlanePeer:
         self.outgoing = bytearray()
         self.source.disconnected()
         self.enforcer.disconnected()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it stops, and waits for its last counts to be collected."""
+        return self.is_stopping and self.source.can_be_asked and not self.source.awaits_answer
 
     def receive(self, data: bytes) -> bool:
         """Take in bytes; returns whether the plane's exports changed.
@@ -85,6 +92,7 @@ class PlanePeer:
         if not isinstance(exports, list):
             raise PlaneLost(self.name, "announces no list of exports")
         pid, listening = header.get("pid", 0), header.get("listening", [])
+        self.is_stopping = header.get("stopping") is True
         self.pid = pid if isinstance(pid, int) else 0
         self.listening = [str(item) for item in listening] if isinstance(listening, list) else []
         return self.source.said_hello([self._export(item) for item in exports])

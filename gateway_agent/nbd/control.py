@@ -35,8 +35,8 @@ class Commands(Protocol):
     def hello(self) -> dict[str, Any]:
         """Header of DP_HELLO."""
 
-    def collect(self, got: int) -> bytes:
-        """The DP_CUT frame to answer with."""
+    def collect(self, got: int) -> bytes | None:
+        """The DP_CUT frame to answer with; None when there is nothing more, ever."""
 
     def caps(self, header: dict[str, Any]) -> None:
         """DP_CAPS; may raise BadCaps."""
@@ -71,6 +71,11 @@ class ControlServer:
     def _forget(self, link: _LinkConnection) -> None:
         if self._link is link:
             self._link = None
+
+    @property
+    def has_link(self) -> bool:
+        """Whether a link is connected."""
+        return self._link is not None
 
     def say_hello(self) -> None:
         """Tell the link, if there is one, who we are and what we export."""
@@ -140,7 +145,11 @@ class _LinkConnection:
             got = header.get("got")
             if type(got) is not int:
                 raise ProtocolViolation("connected", f"DP_COLLECT with got={got!r}", "an integer")
-            self.send(self._commands.collect(got))
+            answer = self._commands.collect(got)
+            if answer is None:
+                self.close("it has everything")
+            else:
+                self.send(answer)
         elif received.kind == Kind.DP_LEASE:
             self._commands.lease()
         elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):

@@ -63,9 +63,9 @@ class StreamTable:
         self._made = 0
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
+    def streams(self) -> list[Stream]:
         """All of them."""
-        return tuple(self._by_name.values())
+        return list(self._by_name.values())
 
     def get(self, export: ExportConfig, client: str, thresholds: ThresholdSet) -> Stream:
         """The stream of one client on one volume, made when it is new.
@@ -96,9 +96,9 @@ class StreamTable:
         if not self._has_room(size_bytes):
             raise ExportRefused(
                 Rep.ERR_POLICY,
-                f"this gateway process already counts {len(self._by_name)} streams that are in use or not yet "
-                f"collected, and its limits are {MAX_STREAMS} streams and {MAX_DESCRIPTOR_BYTES} bytes of "
-                "names; spread the volumes over more planes",
+                f"this gateway process already counts {len(self._by_name)} streams that are in use or not "
+                f"yet collected; its limits are {MAX_STREAMS} streams and {MAX_DESCRIPTOR_BYTES} bytes of "
+                "names. Spread the volumes over more planes",
             )
 
     def _has_room(self, size_bytes: int) -> bool:
@@ -127,6 +127,7 @@ class CutMaker:
         self._next_id = now_unix_us
         self._generation = 0
         self._kept: deque[tuple[int, bytes]] = deque()
+        self._is_finished = False
         self._begin(now_ns, now_unix_us)
 
     def _begin(self, now_ns: int, now_unix_us: int) -> None:
@@ -152,8 +153,13 @@ class CutMaker:
         # Too many kept cuts (nobody collects): this one goes on, its missed counts are of no single version.
         self._version = thresholds.version if may_close else MIXED
 
-    def collect(self, got: int, now_ns: int, now_unix_us: int) -> bytes:
-        """The DP_CUT frame that answers a DP_COLLECT.
+    def finish(self, now_ns: int, now_unix_us: int) -> None:
+        """Close the last cut: no I/O is counted any more."""
+        self._close(now_ns, now_unix_us, more=True)
+        self._is_finished = True
+
+    def collect(self, got: int, now_ns: int, now_unix_us: int) -> bytes | None:
+        """The DP_CUT frame that answers a DP_COLLECT; None when the last cut of all is spooled.
 
         Args:
             got: id of the last cut the link has spooled, 0 for none.
@@ -162,6 +168,8 @@ class CutMaker:
         """
         if self._kept and self._kept[0][0] == got:
             self._kept.popleft()
+        if not self._kept and self._is_finished:
+            return None
         if not self._kept:
             self._close(now_ns, now_unix_us, more=False)
         return self._kept[0][1]

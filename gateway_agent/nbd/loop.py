@@ -85,6 +85,7 @@ class Loop:
         self.watch(stop.fileno(), IN, lambda _events: None, lambda _exc: None)
         while not stop.is_set():
             self.step()
+        self.forget(stop.fileno())  # it stays readable
 
     def step(self) -> None:
         """Wait for readiness or the next timer, then handle both once."""

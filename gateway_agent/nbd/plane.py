@@ -2,7 +2,8 @@
 
     start   read the configuration, open files, listen (clients, control socket), ask upstreams for sizes
     serve   one epoll loop in the main thread: clients, upstreams, link, timers (see ``loop``)
-    stop    SIGTERM, SIGINT or the parent's end: close everything; clients repeat what was under way
+    stop    SIGTERM, SIGINT or the parent's end: close the clients, which repeat what was under way; wait for
+            the link, if it is there, to spool the last counts (2 s at most); close the rest
 
 It knows no server, no YAML and no disk queue. The link process may die, be reloaded or upgraded meanwhile.
 """
@@ -43,6 +44,7 @@ log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
 MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
 CONTROL_MODE: Final = 0o600
+DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 5 s
 
 
 class Plane:
@@ -67,6 +69,7 @@ class Plane:
         self._caps = CapsInForce({name: Caps(**cap.model_dump()) for name, cap in config.static_caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
+        self._is_stopping = False
         self._listeners = [listen_at(parse_listen(text), config.socket_mode) for text in config.listen]
         self.listening = [bound_address(sock) for sock in self._listeners]
         for sock in self._listeners:
@@ -84,6 +87,19 @@ class Plane:
         )
         self._loop.run(stop)
         log.info("stopping", reason=stop.reason)
+        self._end_clients()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Let the link spool what was counted; it closes the connection when it has all."""
+        now_ns = self._clock.monotonic_ns()
+        self._is_stopping = True
+        self._cuts.finish(now_ns, self._clock.unix_us())
+        self._control.say_hello()
+        end_ns = now_ns + DRAIN_LIMIT_NS
+        self._loop.at("drain", end_ns, lambda _now_ns: log.warning("link-does-not-collect"))
+        while self._control.has_link and self._clock.monotonic_ns() < end_ns:
+            self._loop.step()
 
     def step(self) -> None:
         """One turn of the loop, for tests."""
@@ -148,9 +164,10 @@ class Plane:
             "pid": os.getpid(),
             "exports": self._exports.describe(),
             "listening": [str(address) for address in self.listening],
+            "stopping": self._is_stopping,
         }
 
-    def collect(self, got: int) -> bytes:
+    def collect(self, got: int) -> bytes | None:
         """See ``control.Commands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
@@ -195,19 +212,23 @@ class Plane:
 
     def close(self) -> None:
         """Close every connection, file and socket; remove the socket files."""
+        self._end_clients()
         self._control.close()
-        for listener, address in zip(self._listeners, self.listening, strict=True):
+        unlink_own(self._control_address)
+        self._exports.close()
+        self._loop.close()
+
+    def _end_clients(self) -> None:
+        for listener, address in zip(self._listeners, self.listening, strict=False):
             self._loop.forget(listener.fileno())
             listener.close()
             unlink_own(address)
-        unlink_own(self._control_address)
+        self._listeners.clear()
         for negotiation in tuple(self._negotiations):
             negotiation.close("the plane stops")
         for stream in self._cuts.table.streams:
             for session in tuple(stream.sessions):
                 session.close("the plane stops")
-        self._exports.close()
-        self._loop.close()
 
 
 def _ignore(_exc: Exception) -> None:

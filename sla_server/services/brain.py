@@ -22,7 +22,7 @@ Thread: one thread calls everything. Source: SLA-MODEL.md 3; DESIGN.md 7.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
@@ -40,6 +40,9 @@ from sla_server.services.settings import ControlSettings
 from sla_server.services.surroundings import Surroundings
 from sla_server.services.throttles import Rates, Throttle
 from sla_server.services.windows import Silence
+
+BESIDE_THE_PATH: Final = frozenset(("host",))
+"""Sources of statistics whose volumes no cap of ours reaches."""
 
 
 class Brain:
@@ -108,7 +111,9 @@ class Brain:
         """A gateway registered, or its exports changed."""
         table = self._table(gateway_id)
         table.name, table.state, table.reason = name, "up", ""
+        exports = list(exports)
         table.set_exports({export["volume"]: export["backend"] for export in exports})
+        table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
         for volume in table.exports:
             self.around.carries(volume, table)
         self.policy.gateway_up(table, now_ns)
@@ -156,6 +161,11 @@ class Brain:
         self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
+
+    def can_throttle(self, volume: str) -> bool:
+        """Whether a gateway that carries it is in its I/O path; also True while none is known."""
+        carriers = self.around.carriers_of(volume).values()
+        return not carriers or any(volume not in table.only_seen for table in carriers)
 
     def manual_set(
         self,

@@ -184,7 +184,10 @@ class Recent:
 
 @dataclass(slots=True)
 class GatewayTable:
-    """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend."""
+    """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend.
+
+    ``only_seen``: volumes that it counts beside the I/O path, and cannot throttle.
+    """
 
     gateway_id: str
     board: UseBoard = field(default_factory=UseBoard)
@@ -192,6 +195,7 @@ class GatewayTable:
     state: str = "up"
     reason: str = ""
     exports: dict[str, str] = field(default_factory=dict)
+    only_seen: frozenset[str] = frozenset()
     epoch: int = 0
     old_epochs: set[int] = field(default_factory=set)
     seq: int = 0

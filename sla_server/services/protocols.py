@@ -46,6 +46,9 @@ class Controller(Protocol):
     def set_budget(self, key: tuple[str, str], burn_1h: float, remaining_ratio: float) -> None:
         """How much an objective may still miss."""
 
+    def can_throttle(self, volume: str) -> bool:
+        """Whether caps of a volume can have an effect."""
+
     def manual_set(
         self,
         throttle_id: str,

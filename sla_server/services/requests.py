@@ -247,6 +247,10 @@ class Requests:
         if body.volume not in self._desk.changes.catalog.volumes:
             self._refuse(request, 404, f"no volume {body.volume!r} is known", "See 'sla get volumes'")
             return
+        if not self._desk.brain.can_throttle(body.volume):
+            problem = f"volume {body.volume!r} is only counted on its host, beside the I/O path"
+            self._refuse(request, 422, problem, "Throttle volumes that a gateway exports over NBD")
+            return
         throttle_id = str(uuid.uuid4())
         until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
         self._desk.brain.manual_set(

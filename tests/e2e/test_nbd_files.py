@@ -5,15 +5,21 @@ Every wait is for an event, with a deadline; nothing here asserts how fast somet
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway_agent.link.spool import Spool
 from gateway_agent.nbd import protocol as p
-from tests.e2e.test_nbd_fio import DEADLINE_S, Client, Processes
+from pmdaemon.wire import cut, frame
+from pmdaemon.wire.kinds import Kind
+from tests.e2e.test_nbd_fio import DEADLINE_S, Client, Processes, can_connect, wait_for
+from tests.unit.gateway_nbd.test_nbd_cuts import as_cut
 
 pytestmark = pytest.mark.e2e
 MIB = 1 << 20
@@ -82,3 +88,48 @@ def test_a_client_that_disappears_within_a_write_changes_nothing(run: Processes,
     probe = run.client("vol-1")
     probe.sock.sendall(p.request(p.Cmd.READ, 1, 0, MIB))
     assert probe.exactly(16 + MIB)[16:] == b"o" * MIB
+
+
+def test_a_plane_that_stops_hands_its_last_counts_to_the_link(run: Processes) -> None:
+    serve(run, 0)
+    link, client = run.link(), run.client("vol-1")
+    link.collect()
+    for number in range(50):
+        client.sock.sendall(p.request(p.Cmd.READ, number, 0, 512))
+        assert len(client.exactly(528)) == 528
+    run._all[0].terminate()
+    while not link.receive(Kind.DP_HELLO).header["stopping"]:
+        pass
+    assert client.exactly(1) == b"", "clients are closed first"
+    last = link.collect()
+    assert as_cut(bytes(last.raw)).column("reads").tolist() == [50]
+    assert run._all[0].poll() is None, "it waits until they are spooled"
+    link.send(Kind.DP_COLLECT, got=link.got)
+    assert run._all[0].wait(DEADLINE_S) == 0
+
+
+def test_an_agent_stopped_under_load_has_every_acknowledged_io_in_a_cut(run: Processes) -> None:
+    folder = run.folder
+    (folder / "agent.toml").write_text(
+        f"""name = "gw"\nstate_dir = "{folder}/state"\nruntime_dir = "{folder}/run"\nserver = "127.0.0.1:9"
+[[plane]]\nname = "nbd-0"\nlisten = ["unix:{folder}/gw.sock"]
+[[export]]\nvolume = "vol-1"\nbackend = "b"\nplane = "nbd-0"\nfile = "{folder}/disk.img"\n"""
+    )
+    agent = run.start(sys.executable, "-m", "gateway_agent", "run", "--config", str(folder / "agent.toml"))
+    wait_for("the plane listens", lambda: (folder / "gw.sock").exists() and can_connect(folder / "gw.sock"))
+    wait_for("the link is there", lambda: "link-connected" in run.logs())
+    client, done = run.client("vol-1"), 0
+    with contextlib.suppress(OSError):  # the plane closes the connection
+        while True:
+            client.sock.sendall(p.request(p.Cmd.READ, done, 0, 512))
+            if len(client.exactly(528)) < 528:
+                break
+            done += 1
+            if done == 2000:
+                agent.terminate()
+    assert done >= 2000
+    assert agent.wait(DEADLINE_S) == 0
+    spool = Spool(folder / "state" / "spool", 64 << 20)
+    cuts = [cut.decode(frame.decode(item.raw)) for item in spool.read_from(None)]
+    spool.close()
+    assert done <= sum(int(each.column("reads").sum()) for each in cuts) <= done + 1

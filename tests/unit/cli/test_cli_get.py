@@ -165,3 +165,17 @@ def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
     assert words.skew(offset_us) == shown
     assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
     assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
+
+
+def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
+    assert tables.held_late({"live": None}).plain == words.DASH
+    assert tables.held_late({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == words.DASH
+    assert (
+        tables.held_late({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain
+        == "12 (\u2264 33.4s)"
+    )
+    snapshot = sla.parts.live.newest().snapshot
+    sla.parts.live.put(
+        {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
+    )
+    assert "7 (\u2264 6.0s)" in sla("get", "throttles").output

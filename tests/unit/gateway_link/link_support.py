@@ -44,6 +44,7 @@ class FakePlane:
         self.cap_gen = 0
         self.refuses_caps = False
         self.late: dict[str, list[int]] = {}
+        self.is_stopping = self.is_emptied = False
         self.commands: list[tuple[Kind, dict]] = []
         self.reads: Counter[str] = Counter()
         self.lifetime: Counter[str] = Counter()
@@ -85,6 +86,7 @@ class FakePlane:
                 "pid": 7,
                 "exports": exports,
                 "listening": ["tcp:127.0.0.1:1"],
+                "stopping": self.is_stopping,
             },
         )
 
@@ -94,7 +96,9 @@ class FakePlane:
             self.commands.append((kind, received.header))
             if kind is Kind.DP_COLLECT:
                 self.questions += 1
-                self._owed.append(self._collect(received.header["got"]))
+                answer = self._collect(received.header["got"])
+                self.is_emptied = not answer
+                self._owed.append(answer)
             elif kind is Kind.DP_CAPS and not self.refuses_caps:
                 if received.header["gen"] != self.cap_gen:
                     self.cap_gen, self._held_gen = received.header["gen"], -1
@@ -109,9 +113,17 @@ class FakePlane:
     def _collect(self, got: int) -> bytes:
         if self._kept and self._kept[0][0] == got:
             self._kept.pop(0)
+        if not self._kept and self.is_stopping:
+            return b""
         if not self._kept:
             self._close(more=False)
         return self._kept[0][1]
+
+    def stop(self) -> bytes:
+        """Like a plane at SIGTERM: its last cut is closed. Returns what it says."""
+        self._close(more=True)
+        self.is_stopping = True
+        return self.hello()
 
     def _close(self, more: bool) -> None:
         self._next_id += 1

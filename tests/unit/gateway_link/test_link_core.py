@@ -367,3 +367,17 @@ def test_a_cut_says_nothing_of_delays_when_there_are_none(bench, plane):
     bench.clock.advance(1)
     bench.poll(start=(EPOCH, 1))
     assert "late" not in bench.server.cuts[EPOCH, 1].extra
+
+
+def test_a_plane_that_stops_is_collected_until_it_has_nothing_more_and_its_end_is_no_alert(bench, plane):
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 1))
+    plane.io(reads=5)
+    bench.core.plane_data("nbd-0", plane.stop())
+    bench.carry()
+    assert plane.is_emptied
+    bench.core.plane_lost("nbd-0", "closed")
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.reads() == 5
+    assert Kind.ALERT not in bench.server.kinds

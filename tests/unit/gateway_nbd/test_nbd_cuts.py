@@ -160,7 +160,7 @@ def test_more_streams_than_a_frame_can_name_are_refused_while_they_are_in_use():
     table = StreamTable()
     for number in range(MAX_STREAMS):
         table.get(EXPORT, f"host-{number}", ThresholdSet()).sessions.append(None)
-    with pytest.raises(ExportRefused, match="spread the volumes"):
+    with pytest.raises(ExportRefused, match="Spread the volumes"):
         table.get(EXPORT, "one-more", ThresholdSet())
     assert table.get(EXPORT, "host-0", ThresholdSet()).index == 0
     table.get(EXPORT, "host-7", ThresholdSet()).sessions.clear()
@@ -185,7 +185,7 @@ def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_mus
     maker = Maker()
     for number in range(MAX_STREAMS):
         maker.io(f"job-{number}")
-    with pytest.raises(ExportRefused, match="not yet collected"):
+    with pytest.raises(ExportRefused, match="collected"):
         maker.io("one-more")
     first = maker.header()
     maker.io("job-0")

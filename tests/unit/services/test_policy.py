@@ -7,7 +7,7 @@ import pytest
 from sla_server.agreements.promise import Priority
 from sla_server.services.decisions import SetCaps
 
-from .worlds import A, B, Desk, brain, caps_of, cut, events_of, rows_of, volume_class
+from .worlds import A, B, Desk, brain, caps_of, cut, events_of, exports, rows_of, volume_class
 
 
 def desk(mode="enforce", classes=(), volumes=("v",), **settings) -> Desk:
@@ -308,3 +308,13 @@ def test_released_rows_are_not_restored():
     made = brain(())
     made.restore([row(released_us=9, state="released"), row(throttle_id="o", state="observed")])
     assert made.policy.throttles() == []
+
+
+def test_only_a_gateway_in_the_io_path_can_throttle_a_volume():
+    made = desk(volumes=())
+    host, nbd = exports("v")[0] | {"source": "host"}, exports("v")[0] | {"source": "nbd"}
+    assert made.brain.can_throttle("v"), "nothing is known of it yet"
+    made.brain.gateway_up(A, "gw-a", [host], made.now_ns)
+    assert not made.brain.can_throttle("v")
+    made.brain.gateway_up(B, "gw-b", [nbd], made.now_ns)
+    assert made.brain.can_throttle("v")

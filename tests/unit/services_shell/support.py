@@ -233,6 +233,10 @@ class FakeBrain:
         self.decisions: list[Decision] = []
         self.released: list[str] = []
         self.slas: list[Row] = []
+        self.only_seen: set[str] = set()
+
+    def can_throttle(self, volume: str) -> bool:
+        return volume not in self.only_seen
 
     def __getattr__(self, name: str) -> Any:
         def note(*args: Any, **kwargs: Any) -> None:

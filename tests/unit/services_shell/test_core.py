@@ -337,6 +337,19 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     assert bench.brain.last("manual_release") == ("vol-1", None, "ann")
 
 
+def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_at_once() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    bench.brain.only_seen.add("vol-1")
+    bench.request("throttle_set", {"volume": "vol-1", "iops": 100})
+    (answer,) = bench.answers()
+    assert answer["code"] == 422
+    assert "beside the I/O path" in answer["body"]["errors"][0]["problem"]
+    assert "manual_set" not in bench.brain.names()
+
+
 def test_the_mode_is_switched_and_recorded() -> None:
     bench = Bench()
     bench.request("mode", {"mode": "enforce"})
