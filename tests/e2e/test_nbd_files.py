@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,3 +134,23 @@ def test_an_agent_stopped_under_load_has_every_acknowledged_io_in_a_cut(run: Pro
     cuts = [cut.decode(frame.decode(item.raw)) for item in spool.read_from(None)]
     spool.close()
     assert done <= sum(int(each.column("reads").sum()) for each in cuts) <= done + 1
+
+
+def test_a_deep_queue_gets_its_cap_and_no_more_and_the_cut_says_that_it_waits(run: Processes) -> None:
+    rate, depth = 40, 400
+    serve(run, 0, static_caps={"vol-1": {"ops_per_s": rate}})
+    link, client = run.link(), run.client("vol-1")
+    began_s, answered = time.monotonic(), 0
+    client.sock.sendall(b"".join(p.request(p.Cmd.READ, number, 0, 512) for number in range(depth)))
+    late: dict[str, list[int]] = {}
+    while late.get("vol-1", [0])[0] < 10:
+        assert time.monotonic() - began_s < DEADLINE_S, "nothing is reported as held for too long"
+        assert len(client.exactly(528)) == 528
+        answered += 1
+        # A throttle that is exact never gets ahead of this, however slow the machine is.
+        assert answered <= rate * (time.monotonic() - began_s + 0.02) + 1
+        client.sock.sendall(p.request(p.Cmd.READ, depth + answered, 0, 512))
+        if answered % rate == 0:
+            late = link.collect().header.get("late", {})
+    assert late["vol-1"][1] >= 5_000_000
+    assert answered >= 4 * rate, "nothing is late before 5 s have passed"
