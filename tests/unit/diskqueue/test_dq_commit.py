@@ -12,8 +12,8 @@ import pytest
 
 from pmdaemon.diskqueue import DiskQueue
 from pmdaemon.diskqueue.errors import QueuePoisoned
-from pmdaemon.diskqueue.faults import FaultDisk, FaultStorage
 from pmdaemon.runtime.clock import FakeClock
+from tests.unit.diskqueue.faults import FaultDisk, FaultStorage
 from tests.unit.diskqueue.rig import contents, open_queue, settings
 
 

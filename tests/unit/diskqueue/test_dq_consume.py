@@ -8,8 +8,8 @@ import pytest
 
 from pmdaemon.diskqueue import DiskQueue, Owner
 from pmdaemon.diskqueue.errors import NotHeld, QueueClosed, QueueFull, RecordTooLarge
-from pmdaemon.diskqueue.faults import FaultDisk
 from pmdaemon.runtime.clock import FakeClock
+from tests.unit.diskqueue.faults import FaultDisk
 from tests.unit.diskqueue.rig import contents, drain, open_queue
 
 OTHER = Owner(1, 1)

@@ -17,9 +17,9 @@ from pmdaemon.diskqueue.entry import (
     read_index_header,
     read_slots,
 )
-from pmdaemon.diskqueue.faults import FaultDisk
 from pmdaemon.diskqueue.record import read_file_header, scan, span_bytes
 from pmdaemon.diskqueue.recovery import count_list_faults
+from tests.unit.diskqueue.faults import FaultDisk
 from tests.unit.diskqueue.rig import contents, drain, open_queue
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings, storage
 from pmdaemon.diskqueue.errors import QueueBusy
-from pmdaemon.diskqueue.faults import Crashed, FaultDisk
 from pmdaemon.diskqueue.storage import FileStorage
 from pmdaemon.runtime.clock import FakeClock
 from tests.unit.diskqueue import rig
+from tests.unit.diskqueue.faults import Crashed, FaultDisk
 from tests.unit.diskqueue.rig import contents
 
 OLD, LARGER, SMALLER = 8192, 6 * 4096, 4096
