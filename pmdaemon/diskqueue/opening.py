@@ -13,9 +13,9 @@ relies on. Which parts those are follows from the order of all writing: an index
 in the cache, was written after the records and slots that it speaks of were synced.
 
 What recovery writes, in order, each step durable before the next: sizes and names of the files; both copies
-of the data file's header, if one is not intact; the live records newer than the index header's ``synced_seq``;
-if the index is not whole, a header that says so (synced_seq 0: if we die in the next step, everything is
-restored once more); all slots, as they were read or as decided; the header of the new state. After a clean
+of the data file's header, if one is not intact; the live records newer than the ``synced_seq`` of the index's
+header; if the index is not whole, a header that says so (synced_seq 0: if we die in the next step, everything
+is restored once more); all slots, as they were read or as decided; the header of the new state. After a clean
 close: sizes and names, the slots that change, the header. Dying or failing anywhere, the next recovery finds
 the same records.
 """
