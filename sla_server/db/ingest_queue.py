@@ -27,6 +27,7 @@ from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue import errors as disk
 from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START
 from pmdaemon.diskqueue.record import DATA_START, RECORD_OVERHEAD_BYTES
+from pmdaemon.runtime.files import make_directory
 from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
 
 log = structlog.get_logger("ingest-queue")
@@ -141,7 +142,7 @@ class IngestQueue:
         probe: Callable[[str], None] = _no_probe,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory, 0o700)
         if old := sorted(directory.glob("*.seg")):
             raise OldQueueFiles(directory, len(old))
         self._path = directory / "ingest"
