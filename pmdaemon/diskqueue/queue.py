@@ -130,6 +130,19 @@ class DiskQueue(Gauged):
         if len(destination) > MOST_DESTINATION_BYTES:
             raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
 
+    def leave_unused(self, through: int) -> int:
+        """Give no number up to ``through`` any more; returns how many stay unused. Nothing may be pending.
+
+        Durability: with the next record; until then the caller asks again after each opening.
+        """
+        with self._lock:
+            self._refuse()
+            assert self._durable_seq == self._next_seq - 1, "records are under way"
+            unused = max(0, through - self._durable_seq)
+            self._next_seq += unused
+            self._durable_seq += unused
+            return unused
+
     # consuming
 
     def lock(

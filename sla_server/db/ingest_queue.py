@@ -210,6 +210,16 @@ class IngestQueue:
         self._probe("synced")
         return request.last_seq
 
+    def go_on_behind(self, cursor: int) -> None:
+        """Number the next records behind ``cursor``, the newest number that the database has consumed.
+
+        A queue cannot lag behind its cursor, unless its files were restored from an older copy. Numbers up
+        to the cursor, given again, would be confirmed to the gateways and never read.
+        """
+        newest = self.synced_seq
+        if self._queue.leave_unused(cursor):
+            log.error("queue-older-than-database", path=str(self._path), newest=newest, consumed=cursor)
+
     def reader(self, after_seq: int) -> CursorReader:
         """A reader that begins behind ``after_seq``, or at the oldest record if that is newer."""
         return CursorReader(self._queue, self._path, after_seq)

@@ -200,6 +200,7 @@ def open_manager(
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
             _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
+        queue.go_on_behind(store.newest_cursor)
         intake = Intake(secrets.randbits(62) + 1, high_water)
         intake.recover(_unconsumed(queue, cursors[0]))
         retention = Retention(engine, settings.retention, clock)
