@@ -96,6 +96,6 @@ def publish(config: AgentConfig, gateway_id: str, children: Children) -> None:
         "restarts": {child.spec.name: max(child.policy.restarts, 0) for child in children.all},
     }
     try:
-        state.write_json(config.runtime_dir / "agent.json", value)
+        state.write_json(config.runtime_dir / "agent.json", value, synced=False)
     except OSError as exc:
         log.warning("cannot-publish", reason=str(exc))

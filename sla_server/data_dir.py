@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.files import make_directory
 from sla_server.errors import ServerRunning
 
 
@@ -21,7 +22,7 @@ def lock_data_dir(data_dir: Path) -> int:
         ServerRunning: another process holds it; names its pid.
         OSError: it cannot be made or written.
     """
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(data_dir, 0o700)
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -72,7 +72,9 @@ def publish_planes(config: LinkConfig, core: LinkCore) -> None:
         for name, plane in core.planes.items()
     }
     try:
-        state.write_json(config.runtime_dir / "link.json", {"pid": os.getpid(), "planes": planes})
+        state.write_json(
+            config.runtime_dir / "link.json", {"pid": os.getpid(), "planes": planes}, synced=False
+        )
     except OSError as exc:
         log.warning("cannot-publish", reason=str(exc))
 

@@ -134,8 +134,13 @@ class Spool:
 
     # -- recovery
 
-    def _recover(self) -> None:
+    def _recover(self, confirmed: int | None = None) -> None:
+        """Open the queue and read it; of what is newer than ``confirmed`` nothing counts, a note least."""
         self._queue = self._open_queue(self._settings)
+        if confirmed is not None:
+            unconfirmed = [number for number, _, _ in self._records() if number > confirmed]
+            if self._queue.discard(unconfirmed):
+                self._queue.sync_index()
         if self._queue.ring_bytes != self._settings.data_bytes:
             log.warning(
                 "spool-keeps-its-size", bytes=self._queue.ring_bytes, configured=self._settings.data_bytes
@@ -185,13 +190,7 @@ class Spool:
         with suppress(DiskQueueError, OSError):
             self._queue.close()
         try:
-            self._recover()
-            unconfirmed = [number for number, _, _ in self._records() if number > confirmed]
-            if unconfirmed:
-                self._queue.discard(unconfirmed)
-                self._queue.sync_index()
-                self._queue.close()
-                self._recover()
+            self._recover(confirmed)
         except (OSError, DiskQueueError, ValueError) as exc:
             self._confirmed, self._is_broken = confirmed, True  # the next append tries again
             log.error("spool-cannot-be-reopened", path=str(self._directory), problem=str(exc))

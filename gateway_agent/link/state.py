@@ -1,7 +1,7 @@
 """Small files that outlive the link, written aside and renamed: a reader sees the old or the new, never half.
 
-Durability: they survive the death of every process of ours. Only gateway_id is synced: after a power cut
-another file may be the old one, or empty; its owner then begins it anew and logs what that costs.
+Durability: of what is kept in state_dir, content and name are on disk when a function returns; if the disk
+fails, the old file holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
-from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 
 
 def read_json(path: Path, fix: str) -> Any:
@@ -31,9 +31,9 @@ def read_json(path: Path, fix: str) -> Any:
         raise StateFileBroken(str(path), f"cannot be read ({exc})", fix) from exc
 
 
-def write_json(path: Path, value: Any) -> None:
-    """See ``write_whole``."""
-    write_whole(path, json.dumps(value) + "\n")
+def write_json(path: Path, value: Any, *, synced: bool) -> None:
+    """See ``write_whole``; what lies in runtime_dir need not be synced."""
+    write_whole(path, json.dumps(value) + "\n", synced=synced)
 
 
 def make_private_directory(path: Path) -> None:
@@ -43,7 +43,7 @@ def make_private_directory(path: Path) -> None:
         StateFileBroken: it cannot be created.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path, 0o700)
     except OSError as exc:
         raise StateFileBroken(
             str(path),
@@ -66,6 +66,7 @@ def gateway_id(state_dir: Path) -> str:
             write_whole(path, made + "\n", synced=True)
             return made
         text = path.read_text(errors="replace").strip()
+        sync_directory(state_dir)  # whoever made it may have died before its name was on disk
     except OSError as exc:
         raise _unusable(path, exc) from exc
     try:

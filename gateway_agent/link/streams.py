@@ -89,7 +89,7 @@ class StreamBook:
             OSError: it could not be written; do not spool the cut.
         """
         if self._dirty and self._path is not None:
-            state.write_json(self._path, [list(key) for key in self._streams.values()])
+            state.write_json(self._path, [list(key) for key in self._streams.values()], synced=True)
         self._dirty = False
 
     def new_session(self) -> None:

@@ -1,7 +1,7 @@
 """The threshold set in force, kept in ``state_dir/thresholds.json``.
 
-Planes that come up before the server is reached again count against it. After a power cut the file may be old
-or empty: the server sends the set on registration anyway.
+Planes that come up before the server is reached again count against it. A file that cannot be written or read
+costs little: the server sends the set on registration anyway.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ThresholdStore:
         """
         self.current = received
         if self._path is not None:
-            state.write_json(self._path, self.header())
+            state.write_json(self._path, self.header(), synced=True)
 
     def header(self) -> dict[str, Any]:
         """Header of THRESHOLDS and DP_THRESHOLDS."""

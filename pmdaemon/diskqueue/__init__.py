@@ -3,7 +3,7 @@
 ``DiskQueue`` (queue.py) over ``Core`` (core.py: files, threads) over ``State`` (state.py: the records in
 memory): ``ring`` says where records go, ``commit`` makes them durable in groups, ``index`` keeps what is
 live, ``opening`` and ``recovery`` bring it back after a crash.
-``storage`` is the file system in five operations, ``faults`` the same in memory and breaking on request.
+``storage`` is the file system in five operations.
 Formats: ``record``, ``entry``. Design: docs/design/3-disk-queue.md; formats: docs/formats/diskqueue.md.
 """
 

@@ -15,9 +15,11 @@ confirmed have added their next requests, and the batch is full.
 
 A single waiter therefore never changes threads: it writes and syncs itself.
 
-Lock ``_lock`` (the queue's) guards ``_pending``, ``_busy``, ``_chain`` and each request's ``gate``,
+Lock ``_lock`` (the queue's) guards ``_pending``, ``_busy``, ``_alone`` (which thread has taken the
+lead for ``solo`` and is not there yet), ``_chain`` and each request's ``gate``, ``waits_at``,
 ``leads``, ``done``. Invariant: while ``_busy``, one thread has the duty to call ``_pass_on`` (perhaps
-``_round`` before it); one that is interrupted while it waits hands its duty on (``_abandon``).
+``_round`` before it); one that is interrupted (Ctrl-C) while it waits, or before it leads, hands its duty on
+(``let_go``). One that is interrupted while it writes or syncs poisons the queue.
 Source: Q5. Downside: with a fast disk the chain delays the next sync; it gains more by fuller batches.
 """
 
@@ -63,7 +65,7 @@ class Request:
         self.leads = False
         self.error: DiskQueueError | None = None
         self.gate: Any = None  # a raw lock, held until its waiter may go on; None again when it was told to
-        self.waits_at: Any = None  # the same, for its waiter
+        self.waits_at: Any = None  # the same, until its waiter went on
         self.on_done: Callable[[Request], None] | None = None
 
     @property
@@ -72,11 +74,12 @@ class Request:
         return self.first_seq + self.count - 1
 
     def wait(self) -> None:
-        """Block until durable.
+        """Block until durable. One thread may wait for a request.
 
         Durability: all its records are on disk on return.
 
         Raises:
+            RuntimeError: another thread waits for it.
             QueuePoisoned: the write or sync failed, or nobody confirmed in time.
         """
         self._commit.wait(self)
@@ -117,6 +120,7 @@ class Commit:
         self._pending: deque[Request] = deque()
         self._chain: deque[Request] = deque()
         self._busy = False
+        self._alone = 0
         self._gathering = False
         self._arrived = threading.Condition(lock)
         self.rounds = 0
@@ -130,12 +134,25 @@ class Commit:
         if not waits and not self._busy and self._wake_helper is not None:
             self._wake_helper()
 
+    def holds(self, request: Request | None) -> bool:
+        """Whether it was added and is not yet under way. Lock held."""
+        return request in self._pending
+
     def wait(self, request: Request) -> None:
         """Block until ``request`` is confirmed, leading rounds as it comes."""
-        with self._lock:
-            if not request.done:
-                self.queue_up(request)
-        self.wait_in_queue(request)
+        is_taken = False
+        try:
+            with self._lock:
+                is_taken = request.gate is not None
+                if not is_taken and not request.done:
+                    self.queue_up(request)
+            if not is_taken:
+                self.wait_in_queue(request)
+        except BaseException:
+            self.let_go(request)
+            raise
+        if is_taken:
+            raise RuntimeError(f"another thread waits for records {request.first_seq} to {request.last_seq}")
 
     def queue_up(self, request: Request) -> None:
         """Take the lead, or a gate to wait at. Lock held; ``wait_in_queue`` must follow without it."""
@@ -147,11 +164,9 @@ class Commit:
 
     def wait_in_queue(self, request: Request) -> None:
         """Block until ``request`` is confirmed; raises its error."""
-        gate, request.waits_at = request.waits_at, None
-        if gate is not None:
-            self._wait_at(gate, request)
+        if request.waits_at is not None:
+            self._wait_at(request.waits_at, request)
         elif request.leads:
-            request.leads = False
             self._lead(request)
         if request.error is not None:
             raise request.error
@@ -160,12 +175,19 @@ class Commit:
         """Take the lead for one record that nobody else is to see, if nothing is going on. Lock held."""
         if self._busy or self._pending or self._settings.gather_s:
             return False
+        self._alone = threading.get_ident()
         self._busy = True
         return True
 
-    def give_up(self) -> None:
-        """The lead was taken for nothing. Lock held; nothing can have become pending."""
-        self._busy = False
+    def let_go_alone(self, entries: list[Entry], run: Run | None) -> None:
+        """Whoever called ``lead_alone`` does not come to ``solo``; what is reserved waits for a round."""
+        with self._lock:
+            if self._alone != threading.get_ident():
+                return
+            self._alone = 0
+            if run is not None:
+                self._pending.appendleft(Request(self, entries[0].seq, entries, [run]))
+        self._pass_on()
 
     def solo(self, run: Run, entry: Entry) -> None:
         """The round of a single waiter, without a request: the lead was taken under the same lock.
@@ -176,20 +198,21 @@ class Commit:
             QueuePoisoned: the write or sync failed.
         """
         try:
+            self._alone = 0  # from here on a failure is ours
             self._storage.write(DATA_START + run[0], run[2])
             self._storage.sync()
+            with self._lock:
+                self._on_one_durable(entry)
+                self.rounds += 1
+                if not self._pending:
+                    self._busy = False
+                    return
         except BaseException as exc:
             error = self._poison(str(exc) or type(exc).__name__)
             self.fail_pending(error)
             if isinstance(exc, OSError):
                 raise error from exc
             raise
-        with self._lock:
-            self._on_one_durable(entry)
-            self.rounds += 1
-            if not self._pending:
-                self._busy = False
-                return
         self._pass_on()
 
     def lead_pending(self) -> bool:
@@ -224,6 +247,7 @@ class Commit:
     def _lead(self, request: Request) -> None:
         """Rounds until the own request is done (one, unless limits of a batch left it out)."""
         try:
+            request.leads = False  # from here on the duty is done below, whatever happens
             while not request.done:
                 self._round()
         finally:
@@ -231,23 +255,23 @@ class Commit:
 
     def _wait_at(self, gate: threading.Lock, request: Request) -> None:
         """Sleep until confirmed or made leader; either way a duty comes with it."""
-        try:
-            in_time = gate.acquire(timeout=self.confirm_s)
-        except BaseException:  # KeyboardInterrupt in the main thread
-            self._abandon(request)
-            raise
+        in_time = gate.acquire(timeout=self.confirm_s)
+        request.waits_at = None
         if not in_time:
             error = self._poison(f"no confirmation within {self.confirm_s:g} s")
             self.fail_pending(error)
             raise error
         if request.leads:
-            request.leads = False
             self._lead(request)
         else:
             self._pass_on()
 
-    def _abandon(self, request: Request) -> None:
+    def let_go(self, request: Request) -> None:
+        """Its waiter was interrupted before it had done its duty; nothing happens if it has none."""
         with self._lock:
+            if not request.leads and request.waits_at is None:
+                return
+            request.waits_at = None
             woken = request.gate is None
             request.gate = None
             leads, request.leads = request.leads, False
@@ -283,35 +307,40 @@ class Commit:
         """Take a batch, write it, sync, mark it done. Leadership is held; the chain is empty or fails."""
         if self._settings.gather_s:
             self._gather()
-        with self._lock:
-            batch = self._take()
-        if not batch:  # somebody else's failure emptied the queue
-            return
+        batch: list[Request] = []
         try:
+            with self._lock:
+                batch = self._take()
+            if not batch:  # somebody else's failure emptied the queue
+                return
             for offset, _end, buffers in _merged(batch):
                 self._storage.write(DATA_START + offset, buffers)
             self._storage.sync()
+            with self._lock:
+                self._confirm(batch)
         except BaseException as exc:
             # Whatever it is, nobody knows now what the disk holds: never sync again.
             error = self._poison(str(exc) or type(exc).__name__)
             with self._lock:
-                self._pending.extendleft(reversed(batch))
+                self._pending.extendleft(request for request in reversed(batch) if not request.done)
             self.fail_pending(error)
             if not isinstance(exc, OSError):
                 raise
             return
-        with self._lock:
-            self._on_durable(batch)
-            self.rounds += 1
-            for request in batch:
-                request.done = True
-                request.runs = []
-                request.entries = []
-                if request.gate is not None:
-                    self._chain.append(request)
         for request in batch:
             if request.on_done is not None:
                 request.on_done(request)
+
+    def _confirm(self, batch: list[Request]) -> None:
+        """It is on disk: its records may be read, its waiters be woken. Lock held."""
+        self._on_durable(batch)
+        self.rounds += 1
+        for request in batch:
+            request.done = True
+            request.runs = []
+            request.entries = []
+            if request.gate is not None:
+                self._chain.append(request)
 
     def _take(self) -> list[Request]:
         """A batch from the front of the pending ones, within the limits. Lock held."""
@@ -334,10 +363,12 @@ class Commit:
         deadline = Deadline(settings.gather_s, self._clock)
         with self._lock:
             self._gathering = True
-            while not deadline.passed and len(self._pending) < settings.batch_requests:
-                if not self._arrived.wait(min(settings.pause_s, deadline.left_s())):
-                    break
-            self._gathering = False
+            try:
+                while not deadline.passed and len(self._pending) < settings.batch_requests:
+                    if not self._arrived.wait(min(settings.pause_s, deadline.left_s())):
+                        break
+            finally:
+                self._gathering = False
 
 
 def _merged(batch: list[Request]) -> list[Run]:

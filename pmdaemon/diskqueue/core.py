@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.diskqueue.commit import Commit, Request
+from pmdaemon.diskqueue.commit import Commit, Request, Run
 from pmdaemon.diskqueue.entry import NONE, Entry
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueClosed, QueuePoisoned
 from pmdaemon.diskqueue.record import HEADER_BYTES, UNIT_BYTES
@@ -90,28 +90,37 @@ class Core(State):
         """
         size = HEADER_BYTES + len(destination) + len(data)
         span = size + -size % UNIT_BYTES
-        with self._lock:
-            self._refuse()
-            limit = self._index.capacity - (0 if reserved else self.settings.reserve_entries)
-            is_alone = self._commit.lead_alone()
-            try:
-                offset = self._place_one(span, limit, reserved)
-                entries: list[Entry] = []
-                run = self._fill(offset, (data,), (span,), kind, destination, entries)
-            except BaseException:
-                if is_alone:
-                    self._commit.give_up()
-                raise
-            seq = entries[0].seq
-            if not is_alone:
-                request = Request(self._commit, seq, entries, [run])
-                self._commit.add(request, waits=True)
-                self._commit.queue_up(request)
-        if is_alone:
-            self._commit.solo(run, entries[0])
-        else:
-            self._commit.wait_in_queue(request)
-        return seq
+        entries: list[Entry] = []
+        run: Run | None = None
+        request: Request | None = None
+        try:
+            with self._lock:
+                self._refuse()
+                limit = self._index.capacity - (0 if reserved else self.settings.reserve_entries)
+                is_alone, mark = self._commit.lead_alone(), self._mark()
+                try:
+                    offset = self._place_one(span, limit, reserved)
+                    run = self._fill(offset, (data,), (span,), kind, destination, entries)
+                    if not is_alone:
+                        request = Request(self._commit, entries[0].seq, entries, [run])
+                        self._commit.add(request, waits=True)
+                        self._commit.queue_up(request)
+                except BaseException:
+                    if run is None or not (is_alone or self._commit.holds(request)):
+                        run = None
+                        self._undo(mark, entries)
+                    raise
+            if request is None:
+                self._commit.solo(run, entries[0])
+            else:
+                self._commit.wait_in_queue(request)
+        except BaseException:
+            if request is not None:
+                self._commit.let_go(request)
+            else:
+                self._commit.let_go_alone(entries, run)
+            raise
+        return entries[0].seq
 
     # index, helper, end
 
@@ -181,8 +190,6 @@ class Core(State):
             # One more than needed while open, so that only a closed queue counts as cleanly closed.
             "next_seq": self._next_seq + (0 if everything and self._stopping else 1),
             "floor": self._lower_bound(),
-            "dropped_records": self.dropped_records,
-            "dropped_bytes": self.dropped_bytes,
         }
 
     def _lists(self) -> dict[str, int]:

@@ -35,6 +35,7 @@ MAGIC: Final = b"SLADQI01"
 
 _ENTRY: Final = struct.Struct("<HHQQIIIIQIIIQ")
 _HEADER: Final = struct.Struct("<8sIIQ16s8sQIIIIIIqQQQQQ")
+_SPARE: Final = (0, 0)  # earlier releases counted here what a full queue had dropped
 _CRC: Final = struct.Struct("<I")
 _PAD: Final = bytes(ENTRY_BYTES - _ENTRY.size - _CRC.size)
 _NEVER: Final = bytes(_ENTRY.size)
@@ -169,7 +170,6 @@ class IndexHeader:
         synced_seq: every record up to it is either in the index or was deleted.
         next_seq: the next record's number at that time, at least.
         floor: every record below was deleted.
-        dropped_records, dropped_bytes: lost to a full queue that drops its oldest, since it was made.
     """
 
     generation: int
@@ -186,15 +186,13 @@ class IndexHeader:
     synced_seq: int = 0
     next_seq: int = 1
     floor: int = 1
-    dropped_records: int = 0
-    dropped_bytes: int = 0
 
     def pack(self) -> bytes:
         """One copy; it fits one 512-byte sector."""
         body = _HEADER.pack(
             MAGIC, 1, ENTRY_BYTES, self.generation, self.salt, self.queue_id, self.ring_bytes, self.capacity,
             self.in_use, self.head, self.tail, self.free, self.used, self.synced_us, self.synced_seq,
-            self.next_seq, self.floor, self.dropped_records, self.dropped_bytes,
+            self.next_seq, self.floor, *_SPARE,
         )  # fmt: skip
         return (body + _CRC.pack(zlib.crc32(body))).ljust(512, b"\0")
 
@@ -218,7 +216,7 @@ def read_index_header(view: memoryview) -> IndexHeader | None:
         body = copy[: _HEADER.size]
         if zlib.crc32(body) != _CRC.unpack(copy[_HEADER.size :])[0]:
             continue
-        header = IndexHeader(*_HEADER.unpack(body)[3:])
+        header = IndexHeader(*_HEADER.unpack(body)[3 : -len(_SPARE)])
         if best is None or header.generation > best.generation:
             best = header
     return best

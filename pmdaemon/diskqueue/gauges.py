@@ -52,7 +52,7 @@ class Gauged(Core):
         settings = self.settings
         with self._lock:
             return (
-                self._ring.free_bytes() > size_bytes + settings.reserve_bytes
+                self._ring.free_bytes() > size_bytes + self._ring.reserve_bytes
                 and self._index.in_use + records <= self._index.capacity - settings.reserve_entries
             )
 
@@ -70,7 +70,5 @@ class Gauged(Core):
                 "next_seq": self._next_seq,
                 "rounds": self._commit.rounds,
                 "skips": self._ring.skips,
-                "dropped_records": self.dropped_records,
-                "dropped_bytes": self.dropped_bytes,
                 "poisoned": str(self._poison) if self._poison else "",
             }

@@ -6,11 +6,18 @@ What a crash while a queue is made can leave, in the order of the steps:
 2. data file with header, no index header           recovered from the data file alone: nothing there
 3. both                                             a queue
 
-What recovery writes, in order, each step durable before the next: the damaged copy of the data file's
-header; a sync of the data file (records that only stood in the page cache become durable before anybody sees
-them); if the index is not whole, a header that says so (synced_seq 0: if we die in the next step, everything
-is restored once more); the changed slots; the header of the new state. Dying anywhere, the next recovery
-finds the same records.
+After a failed sync, or after the death of a process, the kernel shows pages that are not on the disk; after a
+failed sync it even counts them as clean, so that another sync leaves them out and succeeds. What recovery
+reads is therefore no proof of what is on the disk, and unless the queue was closed it writes again what it
+relies on. Which parts those are follows from the order of all writing: an index header, even one that is only
+in the cache, was written after the records and slots that it speaks of were synced.
+
+What recovery writes, in order, each step durable before the next: sizes and names of the files; both copies
+of the data file's header, if one is not intact; the live records newer than the ``synced_seq`` of the index's
+header; if the index is not whole, a header that says so (synced_seq 0: if we die in the next step, everything
+is restored once more); all slots, as they were read or as decided; the header of the new state. After a clean
+close: sizes and names, the slots that change, the header. Dying or failing anywhere, the next recovery finds
+the same records.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -47,6 +55,7 @@ from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 
 log = structlog.get_logger("diskqueue")
+CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass
@@ -94,15 +103,16 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
     """
     name = str(settings.data_path)
     file, copies = identify(data.view(), index.view(), name)
+    is_new = file is None
     if file is None:
         file = _make(data, settings, now_us)
-    elif copies < 2:
-        _repair_header(data, file)
     recovered = recover(data.view(), index.view(), file)
     report = recovered.report
-    if len(data.view()) < DATA_START + file.ring_bytes:
-        data.allocate(DATA_START + file.ring_bytes)
-    data.sync()
+    data.allocate(DATA_START + file.ring_bytes)
+    if not is_new and copies < 2:
+        _put_file_header(data, file)
+    if not report.clean:
+        _put_again(data, recovered)
     header = _settle_index(index, file, recovered, settings, now_us)
     for extent in report.extents:
         log.warning("queue-damage", queue=name, **extent._asdict())
@@ -115,21 +125,29 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
 def _make(data: Storage, settings: QueueSettings, now_us: int) -> FileHeader:
     file = FileHeader(settings.data_bytes, secrets.token_bytes(16), os.urandom(8), now_us)
     data.allocate(DATA_START + settings.data_bytes)
-    for start in (0, COPY_STEP):
-        data.write(start, [file.pack()])
-        data.sync()
+    _put_file_header(data, file)
     return file
 
 
-def _repair_header(data: Storage, file: FileHeader) -> None:
-    """Write the copies that are not intact; the other stays untouched."""
+def _put_file_header(data: Storage, file: FileHeader) -> None:
+    """Write both copies, the second when the first is durable: who reads two knows that one is on disk."""
     for start in (0, COPY_STEP):
-        packed = file.pack()
-        if bytes(data.view()[start : start + COPY_STEP]) != packed:
-            if len(data.view()) < start + COPY_STEP:
-                data.allocate(DATA_START)
-            data.write(start, [packed])
-            data.sync()
+        data.write(start, [file.pack()])
+        data.sync()
+
+
+def _put_again(data: Storage, recovered: Recovered) -> None:
+    """Write the live records that no index header vouches for, as they were read; durable on return."""
+    synced_seq = recovered.header.synced_seq if recovered.header else 0
+    places = sorted((entry.offset, entry.end) for entry in recovered.entries if entry.seq > synced_seq)
+    begin = end = 0
+    for offset, behind in [*places, (-1, -1)]:
+        if offset != end or end - begin >= CHUNK_BYTES:
+            if end > begin:
+                data.write(DATA_START + begin, [bytes(data.view()[DATA_START + begin : DATA_START + end])])
+            begin = offset
+        end = behind
+    data.sync()
 
 
 def _settle_index(
@@ -138,8 +156,7 @@ def _settle_index(
     """Give restored records their slots and write everything that differs from the file."""
     header = recovered.header or IndexHeader(0, file.salt, file.queue_id, file.ring_bytes, settings.entries)
     capacity = max(header.capacity, settings.entries, len(recovered.entries), len(recovered.slots))
-    if len(index.view()) < INDEX_START + capacity * ENTRY_BYTES:
-        index.allocate(INDEX_START + capacity * ENTRY_BYTES)
+    index.allocate(INDEX_START + capacity * ENTRY_BYTES)
     if not recovered.report.index_whole:
         header = header.following(
             capacity=capacity, synced_seq=0, floor=recovered.floor, next_seq=recovered.next_seq
@@ -147,9 +164,13 @@ def _settle_index(
         _put_header(index, header)
     free, used = _assign(recovered)
     changed = _changed(recovered, free, file.seed)
+    is_clean = recovered.report.clean
+    end = INDEX_START + (0 if is_clean else len(recovered.slots)) * ENTRY_BYTES
+    for first in range(INDEX_START, end, CHUNK_BYTES):
+        index.write(first, [bytes(index.view()[first : min(first + CHUNK_BYTES, end)])])
     for slot, packed in changed:
         index.write(INDEX_START + slot * ENTRY_BYTES, [packed])
-    if changed:
+    if changed or not is_clean:
         index.sync()
     entries = recovered.entries
     header = header.following(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pmdaemon.diskqueue.commit import Request
 from pmdaemon.diskqueue.core import MOST_DESTINATION_BYTES, OnDurable
 from pmdaemon.diskqueue.entry import Entry
-from pmdaemon.diskqueue.errors import NotHeld, QueueFull, RecordDamaged, RecordTooLarge
+from pmdaemon.diskqueue.errors import DiskQueueError, NotHeld, RecordDamaged, RecordTooLarge
 from pmdaemon.diskqueue.gauges import Gauged
 from pmdaemon.diskqueue.owner import Owner, is_alive, myself
 from pmdaemon.diskqueue.record import DATA_START, check, content
@@ -57,9 +57,9 @@ class DiskQueue(Gauged):
 
         Raises:
             QueueFull, RecordTooLarge: it was not added. QueuePoisoned, QueueClosed: the queue refuses.
+            TypeError, ValueError: not bytes, or ``kind`` outside of 0 to 65535; it was not added.
         """
-        if len(destination) > MOST_DESTINATION_BYTES:
-            raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
+        self._check((data,), kind, destination)
         return self._put_one(data, kind, destination, reserved)
 
     def put_many(
@@ -111,8 +111,7 @@ class DiskQueue(Gauged):
         *,
         waits: bool,
     ) -> Request:
-        if len(destination) > MOST_DESTINATION_BYTES:
-            raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
+        self._check(payloads, kind, destination)
         with self._lock:
             self._refuse()
             entries, runs = self._reserve(payloads, kind, destination, reserved)
@@ -120,6 +119,29 @@ class DiskQueue(Gauged):
             request.on_done = on_durable
             self._commit.add(request, waits=waits)
         return request
+
+    def _check(self, payloads: Sequence[bytes], kind: int, destination: bytes) -> None:
+        """Refuse what cannot be packed, before anything is reserved for it."""
+        for number, data in enumerate(payloads):
+            if not isinstance(data, bytes):
+                raise TypeError(f"payload {number} is {type(data).__name__}; a record is bytes")
+        if not 0 <= kind <= 0xFFFF:
+            raise ValueError(f"kind = {kind} is outside of 0 to 65535")
+        if len(destination) > MOST_DESTINATION_BYTES:
+            raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
+
+    def leave_unused(self, through: int) -> int:
+        """Give no number up to ``through`` any more; returns how many stay unused. Nothing may be pending.
+
+        Durability: with the next record; until then the caller asks again after each opening.
+        """
+        with self._lock:
+            self._refuse()
+            assert self._durable_seq == self._next_seq - 1, "records are under way"
+            unused = max(0, through - self._durable_seq)
+            self._next_seq += unused
+            self._durable_seq += unused
+            return unused
 
     # consuming
 
@@ -137,11 +159,17 @@ class DiskQueue(Gauged):
         ``owner`` is on whose behalf, this process when None.
 
         Raises:
-            RecordDamaged: a record fails its checksum (it stays locked; ``discard`` it). QueuePoisoned,
-            QueueClosed.
+            RecordDamaged: the first of them fails its checksum (it stays locked; ``discard`` it); those
+            before a damaged one are returned, and the next call meets it. QueuePoisoned, QueueClosed.
         """
-        owner = owner or myself()
         messages: list[Message] = []
+        self._lock_more(messages, limit, destination, most_bytes, owner or myself())
+        return messages
+
+    def _lock_more(
+        self, messages: list[Message], limit: int, destination: bytes | None, most_bytes: int, owner: Owner
+    ) -> None:
+        """Lock ready records and append them, up to ``limit`` in all; raises only when there is none."""
         with self._lock:
             self._refuse()
             self._ready.wake(self._clock.monotonic_ns())
@@ -155,16 +183,21 @@ class DiskQueue(Gauged):
                     break
                 entry.working().owner = owner
                 self._index.dirty.append(entry.slot)
-                messages.append(self._message(entry))
+                try:
+                    messages.append(self._message(entry))
+                except RecordDamaged:
+                    if not messages:
+                        raise
+                    self._unlock(entry, 0.0)
+                    break
                 most_bytes -= entry.length
-        return messages
 
     def lock_group(self, limit: int = 100, *, owner: Owner | None = None) -> list[Message]:
         """Lock the oldest ready record and others for the same destination, so that they go out together."""
-        first = self.lock(1, owner=owner)
-        if not first or limit <= 1 or not first[0].destination:
-            return first
-        return first + self.lock(limit - 1, destination=first[0].destination, owner=owner)
+        messages = self.lock(1, owner=owner)
+        if messages and messages[0].destination:
+            self._lock_more(messages, limit, messages[0].destination, 1 << 20, owner or myself())
+        return messages
 
     def delete(self, seqs: Iterable[int], *, owner: Owner | None = None) -> None:
         """Processed: the records leave the queue. Touches memory only; the index file follows.
@@ -177,7 +210,7 @@ class DiskQueue(Gauged):
             self._refuse()
             for seq in seqs:
                 self._remove(self._held(seq, owner))
-            self._ready.trim(len(self._live), self._live.__contains__)
+            self._ready.trim()
 
     def unlock(self, seqs: Iterable[int], *, owner: Owner | None = None) -> None:
         """Give the locks back; the records are ready again as if nothing had been."""
@@ -193,8 +226,8 @@ class DiskQueue(Gauged):
         Past ``retry_limit`` it goes to the secondary queue, or is discarded without one.
 
         Raises:
-            NotHeld: not locked by this owner. QueueFull: the secondary has no room; it stays, ready after
-            the delay.
+            NotHeld: not locked by this owner. QueueFull, RecordTooLarge and other errors of the secondary:
+            it did not take the record, which stays, ready after the delay.
         """
         owner = owner or myself()
         with self._lock:
@@ -208,9 +241,10 @@ class DiskQueue(Gauged):
                 return True
         try:
             self.move_aside(seq, owner=owner)
-        except QueueFull:
+        except DiskQueueError:
             with self._lock:
-                self._unlock(self._held(seq, owner), delay_s)
+                if seq in self._live:  # else the secondary has it, and only the deletion here was refused
+                    self._unlock(self._held(seq, owner), delay_s)
             raise
         return False
 
@@ -235,7 +269,7 @@ class DiskQueue(Gauged):
             doomed = [self._live[number] for number in range(first, seq + 1) if number in self._live]
             for entry in doomed:
                 self._remove(entry)
-            self._ready.trim(len(self._live), self._live.__contains__)
+            self._ready.trim()
             return len(doomed)
 
     def discard(self, seqs: Iterable[int]) -> int:
@@ -245,7 +279,7 @@ class DiskQueue(Gauged):
             found = [entry for seq in seqs if (entry := self._live.get(seq)) is not None and entry.durable]
             for entry in found:
                 self._remove(entry)
-            self._ready.trim(len(self._live), self._live.__contains__)
+            self._ready.trim()
             return len(found)
 
     def release_dead(self) -> int:

@@ -90,17 +90,21 @@ class Ring:
                     self.unlink(moved)
                     self.append(moved)
                 self.skips += count
-                self.lap += write < self.write
-                self.write = write
+                self._turn(write)
                 return offset
             entry = entry.next
         return -1
 
     def advance(self, offset: int, end: int) -> int:
         """W moves to ``end`` behind a request placed at ``offset``; returns its lap."""
-        self.lap += offset < self.write
+        self._turn(offset)
         self.write = end
         return self.lap
+
+    def _turn(self, write: int) -> None:
+        """W moves; to a smaller offset means once round. A record has 32 bits for the lap."""
+        self.lap = (self.lap + (write < self.write)) & 0xFFFF_FFFF
+        self.write = write
 
     def mark(self) -> tuple[int, int, int]:
         """What ``undo`` needs."""
@@ -108,7 +112,7 @@ class Ring:
 
     def undo(self, mark: tuple[int, int, int], added: list[Entry]) -> None:
         """Back to ``mark``: unlink what was appended since, turn skips back."""
-        for entry in added:
+        for entry in reversed(added):
             self.unlink(entry)
         for _ in range(self.skips - mark[2]):
             moved = self.tail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,6 @@ class QueueSettings(StrictModel):
     """Room that only requests marked ``reserved`` may use: what must be written to drain a full queue."""
     reserve_entries: int = Field(default=16, ge=0)
     """Entries kept likewise."""
-    when_full: Literal["reject", "drop-oldest"] = "reject"
-    """What gives way when there is no room: the new record, or the oldest (counted)."""
     batch_bytes: int = Field(default=4 << 20, ge=256)
     """Most bytes a sync covers; a request that does not fit waits for the next."""
     batch_requests: int = Field(default=4096, ge=1)

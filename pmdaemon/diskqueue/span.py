@@ -123,7 +123,11 @@ class SpannedStorage:
                     f"its parts hold {len(self._view)} bytes, {size_bytes} are wanted",
                     "Name all files it was made with, in order",
                 )
-            return
+            if any(self._view[:PART_START]):
+                for file in self._files:
+                    file.allocate(len(file.view()))  # sizes and names: durable on return
+                return
+            # Never finished: a part's header may be in the cache only, since its sync failed.
         count, span_id = len(self._files), secrets.token_bytes(16)
         share = -(-size_bytes // count)
         share += -share % mmap.PAGESIZE

@@ -1,15 +1,15 @@
 """The queue in memory: which records there are, where they lie, what may be read. Pure: no file is touched.
 
 State, all guarded by ``_lock``: the ring with its in-use list, the index with its slots, ``_live`` (sequence
-number -> entry), ``_ready``, ``_next_seq``, ``_floor`` (below it everything was deleted), ``_durable_seq``
-and the drop counters. Every method is called with the lock held, except at the start.
+number -> entry), ``_ready``, ``_next_seq``, ``_floor`` (below it everything was deleted), ``_durable_seq``.
+Every method is called with the lock held, except at the start.
 
 Life of a record: reserved (entry and space taken, not durable, nobody sees it) -> durable (readable) ->
 deleted (entry and space free at once; the index file learns of it at its next sync, so a crash may bring it
 back).
 
 Invariants: an entry stands in the ring's list, the index and ``_live``, or in none of them; what does not fit
-leaves nothing behind, except that "drop-oldest" may have dropped records for it. Source: Q3, Q4, Q6.
+leaves nothing behind. Source: Q3, Q4, Q6.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from operator import attrgetter
 from pmdaemon.diskqueue.collector import collector_rests
 from pmdaemon.diskqueue.commit import Request, Run
 from pmdaemon.diskqueue.entry import Entry
-from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
+from pmdaemon.diskqueue.errors import QueueFull, RecordTooLarge
 from pmdaemon.diskqueue.index import Index
 from pmdaemon.diskqueue.opening import Opened
 from pmdaemon.diskqueue.ready import Ready
@@ -38,7 +38,7 @@ class State:
     """See the module's text.
 
     Args:
-        settings: limits, and what to do when full.
+        settings: limits.
         opened: what recovery found in the files.
         index: the index file; only ``Index.sync`` writes it.
         clock: for the records' dates.
@@ -53,10 +53,12 @@ class State:
         self._consumers_waiting = 0
         self._file = opened.file
         self._seed = opened.file.seed
-        self._ring = Ring(opened.file.ring_bytes, settings.reserve_bytes)
+        # A ring that kept its former size may be too small for the configured reserve.
+        reserve_bytes = min(settings.reserve_bytes, opened.file.ring_bytes // 2)
+        self._ring = Ring(opened.file.ring_bytes, reserve_bytes)
         self._index = Index(index, opened.header, self._seed, self._lock)
         self._live: dict[int, Entry] = {}
-        self._ready = Ready()
+        self._ready = Ready(self._live)
         self._adopt(opened.recovered)
 
     @collector_rests()
@@ -78,8 +80,6 @@ class State:
         self._next_seq = recovered.next_seq
         self._floor = recovered.floor
         self._durable_seq = recovered.next_seq - 1
-        self.dropped_records = header.dropped_records
-        self.dropped_bytes = header.dropped_bytes
 
     # adding
 
@@ -93,21 +93,29 @@ class State:
         """
         fixed = HEADER_BYTES + len(destination)
         spans = [fixed + len(data) + -(fixed + len(data)) % UNIT_BYTES for data in payloads]
-        mark = self._ring.mark()
+        mark = self._mark()
         entries: list[Entry] = []
         runs: list[Run] = []
         try:
             for first, last, offset in self._places(spans, reserved):
                 some = payloads[first:last]
                 runs.append(self._fill(offset, some, spans[first:last], kind, destination, entries))
-        except DiskQueueError:
-            self._ring.undo(mark, entries)
-            for entry in entries:
-                self._index.release(entry.slot)
-                del self._live[entry.seq]
-            self._next_seq -= len(entries)
+        except BaseException:  # no room, or a signal's
+            self._undo(mark, entries)
             raise
         return entries, runs
+
+    def _mark(self) -> tuple[int, tuple[int, int, int]]:
+        """What ``_undo`` needs. Lock held."""
+        return self._next_seq, self._ring.mark()
+
+    def _undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[Entry]) -> None:
+        """Back to ``mark``; nobody has seen these entries. Lock held."""
+        self._next_seq = mark[0]
+        self._ring.undo(mark[1], entries)
+        for entry in entries:
+            self._index.release(entry.slot)
+            self._live.pop(entry.seq, None)
 
     def _places(self, spans: list[int], reserved: bool) -> Iterator[tuple[int, int, int]]:
         """(first, last, offset) of the pieces: all in one if that fits, else record by record."""
@@ -122,18 +130,16 @@ class State:
             yield number, number + 1, self._place_one(span, index.capacity - keep, reserved)
 
     def _place_one(self, size: int, limit: int, reserved: bool) -> int:
-        """The offset for one record, perhaps after dropping old ones."""
+        """The offset for one record."""
         index, ring = self._index, self._ring
         if size > ring.largest_bytes():
             raise RecordTooLarge(self.name, size, ring.largest_bytes())
-        while True:
-            offset = ring.place(size, reserved=reserved) if index.in_use < limit else -1
-            if offset >= 0:
-                return offset
-            if self.settings.when_full != "drop-oldest" or not self._drop_oldest():
-                if index.in_use >= limit:
-                    raise QueueFull(self.name, "entries", 1, max(0, limit - index.in_use))
-                raise QueueFull(self.name, "bytes in one piece", size, ring.free_bytes())
+        if index.in_use >= limit:
+            raise QueueFull(self.name, "entries", 1, max(0, limit - index.in_use))
+        offset = ring.place(size, reserved=reserved)
+        if offset < 0:
+            raise QueueFull(self.name, "bytes in one piece", size, ring.free_bytes())
+        return offset
 
     def _fill(
         self, begin: int, payloads: Sequence[bytes], spans: Sequence[int], kind: int, destination: bytes,
@@ -159,6 +165,7 @@ class State:
             crc = crc32(sealed, seed)
             slot = index.take()
             entry = Entry(seq, offset, end, length, kind, destination, crc, slot, tail)
+            entries.append(entry)
             buffers += (seal(SIGNATURE, crc), sealed, PADDING[span - 8 - len(sealed)])
             slots[slot] = live[seq] = entry
             dirty.append(slot)
@@ -167,22 +174,11 @@ class State:
             else:
                 tail.next = entry
             tail = entry
-            entries.append(entry)
             offset = end
             seq += 1
         self._ring.tail = tail
         self._next_seq = seq
         return begin, offset, buffers
-
-    def _drop_oldest(self) -> bool:
-        """Delete the head to make room, counted; False if it is not durable or somebody works on it."""
-        entry = self._ring.head
-        if entry is None or not entry.durable or (entry.work is not None and entry.work.owner is not None):
-            return False
-        self._remove(entry)
-        self.dropped_records += 1
-        self.dropped_bytes += entry.length
-        return True
 
     def _now_durable(self, batch: list[Request]) -> None:
         """The batch is on disk: its records may be read. Lock held."""

@@ -16,8 +16,8 @@ A file that stands alone can also be exchanged (``Replaceable``):
                 durable on return; the former file is closed
     remove      the file, a successor that is not wanted any more, is gone and closed
 
-``FileStorage`` is the real one; ``faults.FaultStorage`` keeps the same contract in memory and breaks it on
-request. Why each call is what it is (measured before the project, ext4): a sync of rewritten zero-filled
+``FileStorage`` is the real one; the tests' ``FaultStorage`` keeps the same contract in memory and breaks it
+on request. Why each call is what it is (measured before the project, ext4): a sync of rewritten zero-filled
 blocks costs 96 us, of blocks only reserved 150 us (each first write converts an extent in the journal), so
 ``allocate`` writes zeros; ``pwritev`` with ``fdatasync`` was 2 to 6 times faster than stores through a
 mapping with msync; ``mmap.flush`` holds the interpreter lock while the disk works, ``os.fdatasync`` does not.

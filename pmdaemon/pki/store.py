@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pmdaemon.pki.errors import NoAuthority, StateUnusable, UnsafeState
-from pmdaemon.runtime.files import sync_directory, write_whole
+from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 
 CA_KEY: Final = "ca.key"
 CA_CERTIFICATE: Final = "ca.crt"
@@ -57,9 +57,9 @@ class Store:
             UnsafeState: the directory exists and is not private.
         """
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self.directory, 0o700)
             for name in _DIRECTORIES:
-                self.path(name).mkdir(mode=0o700, exist_ok=True)
+                make_directory(self.path(name), 0o700)
         except OSError as exc:
             raise StateUnusable(str(self.directory), f"cannot be created ({exc.strerror})") from exc
         self.check()

@@ -1,4 +1,6 @@
-"""Small files, replaced whole: a reader sees the old content or the new, never half; and syncing a directory.
+"""Small files, replaced whole: a reader sees the old content or the new, never half; and durable directories.
+
+Every durable small file of the product is written here (docs/design/3-disk-queue.md has the table).
 
 The new content is written beside the file, under ``.NAME.PID``, and renamed over it. What a crash can leave:
 that file aside; the next process of the same number removes it, and nobody reads it.
@@ -6,7 +8,9 @@ that file aside; the next process of the same number removes it, and nobody read
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 
 
@@ -16,7 +20,8 @@ def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> No
     Durability: survives the death of this process; with ``synced`` also a power cut.
 
     Raises:
-        OSError: no room, not writable, or no such directory; ``path`` is as it was.
+        OSError: no room, not writable, no such directory, or the disk fails; ``path`` is as it was; or,
+            if only the directory could not be synced, it is new, and after a power cut old or new.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
@@ -33,6 +38,58 @@ def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> No
         raise
     if synced:
         sync_directory(path.parent)
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Make ``path`` and its missing parents, if it is not there.
+
+    Durability: the names of what was made are on disk on return.
+
+    ``mode`` is that of ``path``; parents that are missing get the usual one.
+
+    Raises:
+        OSError: it cannot be made, it is a file, or the disk fails.
+    """
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(mode=mode, exist_ok=True)
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.rmdir()  # else the next try would find it and take it for durable
+        raise
+
+
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a file with its mode, aside and renamed as by ``write_whole``; on disk on return.
+
+    Raises:
+        OSError: ``target`` is as it was, see ``write_whole``.
+    """
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copy2(source, aside)
+        sync_file(aside)
+        aside.replace(target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_directory(target.parent)
+
+
+def sync_file(path: Path) -> None:
+    """What was written to ``path``, by whatever process, is on disk on return.
+
+    Raises:
+        OSError: the disk fails, or has failed to take a part of it since it was written.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:

@@ -27,7 +27,7 @@ from flask import Request, session
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.files import make_directory, write_whole
 from sla_server.api.errors import HostRefused, LoginNeeded, OriginRefused
 
 CODE_LIFE_S: Final = 900.0
@@ -53,15 +53,19 @@ def load_or_make_token(path: Path) -> str:
     """The bearer token; made on first use.
 
     Raises:
-        ConfigError: unreadable, readable by others, or too short to be one of ours.
+        ConfigError: unreadable, not to be written, readable by others, or too short to be one of ours.
     """
     try:
         status = path.stat()
         token = path.read_text().strip()
     except FileNotFoundError:
         token = secrets.token_urlsafe(32)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, token + "\n", synced=True)
+        try:
+            make_directory(path.parent, 0o700)
+            write_whole(path, token + "\n", synced=True)
+        except OSError as exc:
+            problem = f"cannot be written: {exc.strerror}"
+            raise ConfigError(str(path), problem, "Check its directory and the disk") from exc
         return token
     except OSError as exc:
         raise ConfigError(str(path), f"cannot be read: {exc.strerror}", "Correct its owner or mode") from exc

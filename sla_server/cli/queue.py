@@ -91,8 +91,6 @@ def _figures(look: Look) -> dict[str, Any]:
         "next_seq": look.recovered.next_seq,
         "destinations": len({entry.destination for entry in entries}),
         "retried": sum(1 for entry in entries if entry.work is not None),
-        "dropped_records": header.dropped_records if header else 0,
-        "dropped_bytes": header.dropped_bytes if header else 0,
         "index_synced": _date(header.synced_us) if header else None,
         "closed_cleanly": look.recovered.report.clean,
         "index": look.recovered.report.index_problem or "whole",

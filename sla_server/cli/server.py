@@ -21,6 +21,7 @@ from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.failures import failures
+from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
@@ -125,7 +126,7 @@ def _check_room(config: configuration.ResolvedConfig) -> None:
 
 
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
-    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(config.data_dir, 0o700)
     port_file = config.runtime_dir / "api.port"
     port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "sla_server", "start"]

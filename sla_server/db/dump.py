@@ -15,6 +15,7 @@ from typing import Final
 
 from sqlalchemy import Engine, inspect, text
 
+from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
 from sla_server.db.engine import translated
 from sla_server.db.errors import BackupFailed
 from sla_server.db.files import manifest
@@ -47,7 +48,7 @@ def dump(engine: Engine, directory: Path) -> tuple[str, list[FileRow]]:
         else:
             _copy_sqlite(Path(engine.url.database or ""), target)
             rows = _rows_of_copy(target)
-    _sync(target)
+    sync_file(target)
     return revision, rows
 
 
@@ -74,11 +75,12 @@ def restore(engine: Engine, directory: Path) -> None:
         _run(engine, "pg_restore", *options, str(source))
         return
     target = Path(engine.url.database or "")
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(target.parent, 0o700)
     aside = target.with_name("_" + target.name)
     shutil.copyfile(source, aside)
-    _sync(aside)
+    sync_file(aside)
     aside.rename(target)
+    sync_directory(target.parent)
 
 
 def _run(engine: Engine, program: str, *options: str) -> None:
@@ -117,8 +119,3 @@ def _rows_of_copy(path: Path) -> list[FileRow]:
         connection.row_factory = sqlite3.Row
         found = connection.execute("SELECT * FROM manifest WHERE replaced_us IS NULL ORDER BY min_us, path")
         return [FileRow(**dict(row)) for row in found]
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

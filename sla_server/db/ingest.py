@@ -80,7 +80,7 @@ class IngestStore:
         self._sql_key = f"{queue_id}/sql"
         self._records_key = f"{queue_id}/records"
         self._parquet_key = f"{queue_id}/parquet"
-        self._records_seq = 0
+        self._records_seq = self._newest_cursor = 0
         self._rollup_s = rollup_s
         self._clock = clock
         self._probe = probe
@@ -111,7 +111,15 @@ class IngestStore:
         """(sql, parquet) as committed; also takes note of ``records``."""
         with begin(self._engine) as connection:
             self._records_seq = self._cursor(connection, self._records_key)
-            return self._cursor(connection, self._sql_key), self._cursor(connection, self._parquet_key)
+            sql_seq = self._cursor(connection, self._sql_key)
+            parquet_seq = self._cursor(connection, self._parquet_key)
+        self._newest_cursor = max(self._records_seq, sql_seq, parquet_seq)
+        return sql_seq, parquet_seq
+
+    @property
+    def newest_cursor(self) -> int:
+        """The furthest of the three, as of the last ``cursors``."""
+        return self._newest_cursor
 
     def disconnect(self) -> None:
         """Forget all connections: after a failover they lead to what was the primary."""

@@ -27,6 +27,7 @@ from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue import errors as disk
 from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START
 from pmdaemon.diskqueue.record import DATA_START, RECORD_OVERHEAD_BYTES
+from pmdaemon.runtime.files import make_directory
 from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
 
 log = structlog.get_logger("ingest-queue")
@@ -141,7 +142,7 @@ class IngestQueue:
         probe: Callable[[str], None] = _no_probe,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory, 0o700)
         if old := sorted(directory.glob("*.seg")):
             raise OldQueueFiles(directory, len(old))
         self._path = directory / "ingest"
@@ -208,6 +209,16 @@ class IngestQueue:
             raise QueuePoisoned(self._path, str(exc)) from exc
         self._probe("synced")
         return request.last_seq
+
+    def go_on_behind(self, cursor: int) -> None:
+        """Number the next records behind ``cursor``, the newest number that the database has consumed.
+
+        A queue cannot lag behind its cursor, unless its files were restored from an older copy. Numbers up
+        to the cursor, given again, would be confirmed to the gateways and never read.
+        """
+        newest = self.synced_seq
+        if self._queue.leave_unused(cursor):
+            log.error("queue-older-than-database", path=str(self._path), newest=newest, consumed=cursor)
 
     def reader(self, after_seq: int) -> CursorReader:
         """A reader that begins behind ``after_seq``, or at the oldest record if that is newer."""

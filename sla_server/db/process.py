@@ -32,6 +32,7 @@ from sqlalchemy import Engine
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.pressure import Problem
@@ -199,6 +200,7 @@ def open_manager(
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
             _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
+        queue.go_on_behind(store.newest_cursor)
         intake = Intake(secrets.randbits(62) + 1, high_water)
         intake.recover(_unconsumed(queue, cursors[0]))
         retention = Retention(engine, settings.retention, clock)
@@ -234,7 +236,7 @@ def directory_lock(data_dir: Path) -> Iterator[None]:
     Raises:
         AnotherManager: held by a living process.
     """
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(data_dir, 0o700)
     fd = os.open(data_dir / "dbmanager.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

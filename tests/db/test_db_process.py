@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from db_samples import (
     streams_message,
 )
 from process_rig import Peer, Peers, Running, make_config
+from structlog.testing import capture_logs
 
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
@@ -92,6 +94,27 @@ def test_a_restart_knows_what_it_has_under_a_new_incarnation(config, peers, read
         peers.pair.post(cuts_message([make_cut(1), make_cut(2), make_cut(3)]))
         assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 3]]
     assert_database_holds(reader, [make_cut(seq) for seq in (1, 2, 3)])
+
+
+def test_a_queue_restored_from_an_older_copy_takes_no_number_that_was_consumed(
+    config, peers, reader, tmp_path
+):
+    queue_dir = config.database.resolved_queue_dir(config.data_dir)
+    for seq in (1, 2, 3):
+        with Running(config):
+            peers.pair.expect(Kind.WATERMARKS)
+            peers.pair.post(cuts_message([make_cut(seq)]))
+            peers.pair.expect(Kind.DURABLE)
+        if seq == 1:
+            shutil.copytree(queue_dir, tmp_path / "copy")
+    shutil.rmtree(queue_dir)
+    shutil.copytree(tmp_path / "copy", queue_dir)
+    with Running(config), capture_logs() as logs:
+        peers.pair.expect(Kind.WATERMARKS)
+        peers.pair.post(cuts_message([make_cut(4)]))
+        assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 4]]
+    assert_database_holds(reader, [make_cut(seq) for seq in (1, 2, 3, 4)])
+    assert "queue-older-than-database" in [line["event"] for line in logs]
 
 
 def test_messages_posted_while_it_was_down_are_taken(config, peers, reader):

@@ -19,7 +19,6 @@ newer than the backup are applied again at the next start, exactly once (the cur
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ from typing import Any, Final
 from sqlalchemy import Engine
 
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.files import copy_durably, make_directory, sync_directory, write_whole
 from sla_server.db import dump
 from sla_server.db.errors import BackupFailed, FileDamaged
 from sla_server.db.files.manifest import FileRow
@@ -69,16 +69,16 @@ def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: 
     """
     if target.exists() and any(target.iterdir()):
         raise BackupFailed(f"{target} is not empty. Give a new directory for each backup")
-    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(target, 0o700)
     made_us = clock.unix_us()
     revision, rows = dump.dump(engine, target)
     copies = LocalFiles(target / "parquet")
     for row in rows:
         copy(files, copies, row)
     state = sorted(path.name for path in _state_files(engine, data_dir))
-    (target / "state").mkdir(mode=0o700)
+    make_directory(target / "state", 0o700)
     for name in state:
-        shutil.copy2(data_dir / name, target / "state" / name)
+        copy_durably(data_dir / name, target / "state" / name)
     size_bytes = sum(row.bytes for row in rows)
     made = Backup(
         FORMAT,
@@ -91,10 +91,8 @@ def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: 
         _digest(target / dump.NAMES[engine.dialect.name]),
         state,
     )
-    aside = target / f"_{HEAD}"
-    aside.write_text(json.dumps(asdict(made), indent=1) + "\n")
-    os.sync()  # the state files and all directories
-    aside.rename(target / HEAD)
+    sync_directory(target)
+    write_whole(target / HEAD, json.dumps(asdict(made), indent=1) + "\n", synced=True)
     return made
 
 
@@ -137,10 +135,10 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
     copies = LocalFiles(source / "parquet")
     for name in copies.listing():
         _bring_back(copies, files, name)
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(data_dir, 0o700)
     for name in head.state:
         if not (data_dir / name).exists():
-            shutil.copy2(source / "state" / name, data_dir / name)
+            copy_durably(source / "state" / name, data_dir / name)
     dump.restore(engine, source)
     return head
 

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from pmdaemon.runtime.files import sync_directory
+from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
 
@@ -92,22 +91,21 @@ class LocalFiles:
     @property
     def lock_dir(self) -> Path:
         """See ``FileStore``; shared by all servers that share the directory."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_directory(self._root)
         return self._root
 
     def aside(self, name: str) -> Path:
         """See ``FileStore``; in the same directory, so that a rename is enough."""
         path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         return path.with_name("_" + path.name)
 
     def publish(self, aside: Path, name: str) -> None:
         """See ``FileStore``."""
         final = self._root / name
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(aside)
         aside.rename(final)
-        # The day's directory may be new as well.
+        # Whoever made the directories may have died before their names were on disk.
         for directory in (final.parent, final.parent.parent, self._root):
             sync_directory(directory)
 

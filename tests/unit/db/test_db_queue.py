@@ -188,3 +188,21 @@ def test_room_is_asked_for_only_while_the_queue_is_not_made(
 def _made(directory: Path) -> list[Path]:
     IngestQueue(directory, SIZE_BYTES).close()
     return list(directory.iterdir())
+
+
+def test_a_queue_that_lags_behind_the_database_leaves_the_consumed_numbers_unused(tmp_path: Path) -> None:
+    queue = IngestQueue(tmp_path / "q", SIZE_BYTES)
+    queue.append_many([b"1", b"2"])
+    queue.go_on_behind(2)
+    assert queue.append_many([b"3"]) == 3
+    with capture_logs() as logs:
+        queue.go_on_behind(40)
+    assert [(line["newest"], line["consumed"]) for line in logs] == [(3, 40)]
+    assert queue.append_many([b"41"]) == 41
+    assert queue.reader(40).read(99) == [Record(41, b"41")]
+    queue.close()
+    again = IngestQueue(tmp_path / "q", SIZE_BYTES)
+    assert [record.queue_seq for record in again.reader(0).read(99)] == [1, 2, 3, 41]
+    again.go_on_behind(41)
+    assert again.append_many([b"42"]) == 42
+    again.close()

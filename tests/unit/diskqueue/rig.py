@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
-from pmdaemon.diskqueue.faults import FaultDisk
 from pmdaemon.runtime.clock import FakeClock
+from tests.unit.diskqueue.faults import FaultDisk
 
 RING_BYTES = 16 * 256
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import linecache
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import pytest
 
-from pmdaemon.diskqueue import DiskQueue
+from pmdaemon.diskqueue import DiskQueue, commit, core
 from pmdaemon.diskqueue.errors import QueuePoisoned
-from pmdaemon.diskqueue.faults import FaultDisk, FaultStorage
 from pmdaemon.runtime.clock import FakeClock
+from tests.unit.diskqueue.faults import FaultDisk, FaultStorage
 from tests.unit.diskqueue.rig import contents, open_queue, settings
 
 
@@ -323,3 +325,101 @@ def test_many_threads_each_hand_the_duty_on_exactly_once(tmp_path: Path) -> None
     assert len(contents(queue)) == 24 * 60
     assert not queue._commit._busy
     queue.close()
+
+
+HANDING_ON = ("_pass_on", "_next_gate", "let_go", "let_go_alone")  # the last duty: nobody is behind it
+
+
+def interrupted_at(number: int, queue: DiskQueue, action: Callable[[], object]) -> bool:
+    """Whether a KeyboardInterrupt at that line of the queue's code, counted from 1, ended the action.
+
+    Not at the end of a ``with`` nor at a ``try`` in it, which no handler covers: Python does not look for
+    signals there, but behind the call that unlocks.
+    """
+    seen, before = [0], sys.gettrace()
+    ours = (core.__file__, commit.__file__)
+
+    def at_line(frame: FrameType, event: str, _arg: object) -> object:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        is_fixed = line == "self._pass_on()" or (line.startswith(("with ", "try:")) and queue._lock.locked())
+        if event == "line" and not is_fixed:
+            seen[0] += 1
+            if seen[0] == number:
+                sys.settrace(before)
+                raise KeyboardInterrupt
+        return at_line
+
+    def at_call(frame: FrameType, _event: str, _arg: object) -> object:
+        code = frame.f_code
+        return at_line if code.co_filename in ours and code.co_name not in HANDING_ON else None
+
+    sys.settrace(at_call)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("gather_s", [0.0, 1e-9], ids=["alone", "through the queue"])
+def test_a_leader_interrupted_at_any_line_does_not_block_the_next(gather_s: float) -> None:
+    """It hands its duty on, or, when it was about to write, poisons the queue at once."""
+    went_on = poisoned = 0
+    for number in range(1, 1000):
+        disk = FaultDisk()
+        queue = open_queue(disk, confirm_s=0.01, gather_s=gather_s, pause_s=0.0)
+        queue.put(b"before")
+        ended = interrupted_at(number, queue, lambda queue=queue: queue.put(b"interrupted"))
+        try:
+            queue.put(b"after")
+        except QueuePoisoned:
+            poisoned += 1
+        else:
+            went_on += 1
+            assert list(contents(queue).values()) in (
+                [b"before", b"after"],
+                [b"before", b"interrupted", b"after"],
+            )
+            assert len(queue._ring.all()) == len(queue._live) == queue._index.in_use
+        assert "no confirmation" not in queue.stat()["poisoned"], f"line {number}: nobody led"
+        assert {b"before"} <= set(contents(open_queue(disk.after_kill())).values())
+        if not ended:
+            break
+    assert went_on > 10
+    assert poisoned > 2
+    assert not ended, "every line was met"
+
+
+def test_a_second_thread_may_not_wait_for_the_same_request() -> None:
+    queue, data = gated()
+    data.gated = True
+    first = start(1, lambda n: queue.put(b"first"))
+    assert data.entered.acquire(timeout=20)
+    request = queue.submit([b"x"], wake_helper=False)
+    waiter = start(1, lambda n: request.wait())
+    until_pending(queue, 1)
+    with pytest.raises(RuntimeError, match="another thread waits for records 2 to 2"):
+        request.wait()
+    data.go.release()
+    data.go.release()
+    join(first + waiter)
+    assert list(contents(queue).values()) == [b"first", b"x"]
+    data.gated = False
+    queue.put(b"goes on")
+
+
+@pytest.mark.parametrize("payloads", [[b"a", "b"], [b"a", None], [b"a", bytearray(b"c")]])
+def test_what_is_no_bytes_is_refused_and_leaves_nothing(payloads: list[bytes]) -> None:
+    queue = open_queue(FaultDisk())
+    before = queue.stat()
+    with pytest.raises(TypeError, match="payload 1 is"):
+        queue.put_many(payloads)
+    with pytest.raises(TypeError, match="payload 0 is"):
+        queue.put(payloads[1])
+    with pytest.raises(ValueError, match="kind = 70000"):
+        queue.put(b"x", kind=70_000)
+    assert queue.stat() == before
+    assert queue.put(b"x") == 1
+    assert (queue._index.in_use, queue._ring.write) == (1, 256)

@@ -1,4 +1,4 @@
-"""Locks, order, destinations, retries, the secondary queue, dropping the oldest, reserved room."""
+"""Locks, order, destinations, retries, the secondary queue, reserved room, damage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 import pytest
 
 from pmdaemon.diskqueue import DiskQueue, Owner
-from pmdaemon.diskqueue.errors import NotHeld, QueueClosed, QueueFull, RecordTooLarge
-from pmdaemon.diskqueue.faults import FaultDisk
+from pmdaemon.diskqueue.errors import NotHeld, QueueClosed, QueueFull, RecordDamaged, RecordTooLarge
+from pmdaemon.diskqueue.ready import SLACK
+from pmdaemon.diskqueue.record import DATA_START
 from pmdaemon.runtime.clock import FakeClock
+from tests.unit.diskqueue.faults import FaultDisk
 from tests.unit.diskqueue.rig import contents, drain, open_queue
 
 OTHER = Owner(1, 1)
@@ -152,26 +154,6 @@ def test_locks_of_a_dead_process_are_released(queue: DiskQueue) -> None:
     queue.delete([mine[0].seq])
 
 
-def test_drop_oldest_counts_and_keeps_counting(disk: FaultDisk, clock: FakeClock) -> None:
-    queue = open_queue(disk, clock, when_full="drop-oldest")
-    for number in range(40):
-        queue.put(b"%04d" % number * 50)
-    kept = [int(data[:4]) for data in contents(queue).values()]
-    assert kept == list(range(40 - len(kept), 40))
-    assert queue.stat()["dropped_records"] == 40 - len(kept)
-    assert queue.stat()["dropped_bytes"] == 200 * (40 - len(kept))
-    queue.close()
-    assert open_queue(disk, clock).stat()["dropped_records"] == 40 - len(kept)
-
-
-def test_drop_oldest_leaves_what_is_being_processed(clock: FakeClock) -> None:
-    queue = open_queue(FaultDisk(), clock, when_full="drop-oldest", entries=4)
-    queue.put_many([b"1", b"2", b"3", b"4"])
-    queue.lock(4)
-    with pytest.raises(QueueFull):
-        queue.put(b"5")
-
-
 def test_full_says_so_and_drains(queue: DiskQueue) -> None:
     added = 7  # two units each of sixteen: the eighth would make W meet R
     for _ in range(added):
@@ -222,3 +204,63 @@ def test_a_closed_queue_says_so(queue: DiskQueue) -> None:
     for act in (lambda: queue.put(b""), queue.lock, lambda: queue.read(1), queue.sync_index):
         with pytest.raises(QueueClosed):
             act()
+
+
+def damaged(disk: FaultDisk, at: int) -> None:
+    disk.open("data").cached[DATA_START + at * 256 + 56] ^= 1
+
+
+def test_a_damaged_record_keeps_no_other_locked(disk: FaultDisk, queue: DiskQueue) -> None:
+    queue.put_many([b"0", b"1", b"2", b"3"])
+    damaged(disk, 2)
+    assert [message.data for message in queue.lock(10)] == [b"0", b"1"]
+    with pytest.raises(RecordDamaged) as caught:
+        queue.lock(10)
+    assert [message.data for message in queue.lock(10)] == [b"3"]
+    assert queue.discard([caught.value.seq]) == 1
+    assert queue.lock(10) == []
+    queue.unlock([1, 2, 4])
+    assert drain(queue) == [b"0", b"1", b"3"]
+
+
+def test_a_damaged_record_keeps_no_other_of_its_group_locked(disk: FaultDisk, queue: DiskQueue) -> None:
+    queue.put_many([b"0", b"1", b"2"], destination=b"d")
+    damaged(disk, 1)
+    assert [message.data for message in queue.lock_group()] == [b"0"]
+    with pytest.raises(RecordDamaged):
+        queue.lock_group()
+    assert [message.data for message in queue.lock_group()] == [b"2"]
+
+
+def test_what_the_secondary_can_never_take_is_not_locked_for_ever(clock: FakeClock) -> None:
+    queue = open_queue(FaultDisk(), clock, data_bytes=64 * 256, retry_limit=0)
+    queue.secondary = open_queue(FaultDisk(), clock)
+    seq = queue.put(b"x" * 8000)
+    with pytest.raises(RecordTooLarge):
+        queue.retry(queue.lock(1)[0].seq, delay_s=1)
+    clock.advance(1)
+    assert [message.seq for message in queue.lock(1)] == [seq]
+
+
+def filed(queue: DiskQueue) -> int:
+    ready = queue._ready
+    return len(ready._all) + len(ready._delayed) + sum(map(len, ready._by_destination.values()))
+
+
+def test_numbers_of_records_that_are_gone_do_not_pile_up(disk: FaultDisk, clock: FakeClock) -> None:
+    queue = open_queue(disk, clock, data_bytes=1 << 20, entries=1000)
+    for _ in range(5000):
+        queue.put(b"x", destination=b"d")
+        queue.delete([message.seq for message in queue.lock(1)])
+    assert filed(queue) <= SLACK
+    kept = queue.put_many([b"x"] * 100, destination=b"d")
+    for _ in range(500):
+        queue.unlock([message.seq for message in queue.lock_group(100)])
+    assert filed(queue) <= 4 * 100 + SLACK
+    for _ in range(60):
+        for message in queue.lock(100):
+            queue.retry(message.seq, delay_s=1000)
+            queue.discard([message.seq])
+        kept = queue.put_many([b"x"] * 100, destination=b"d")
+    assert filed(queue) <= 4 * 100 + SLACK
+    assert [message.seq for message in queue.lock_group(1000)] == list(kept)

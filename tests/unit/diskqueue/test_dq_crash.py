@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pmdaemon.diskqueue.faults import Crashed, FaultDisk
+from tests.unit.diskqueue.faults import Crashed, FaultDisk
 from tests.unit.diskqueue.rig import contents, open_queue
 
 

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueUnreadable, RecordDamaged
-from pmdaemon.diskqueue.faults import FaultDisk
 from pmdaemon.diskqueue.record import DATA_START, HEADER_BYTES
+from tests.unit.diskqueue.faults import FaultDisk
 from tests.unit.diskqueue.rig import RING_BYTES, contents, open_queue
 
 PAYLOADS = [b"a" * 40, b"b" * 300, b"c" * 200, b"d" * 100]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.diskqueue.errors import QueueFull
-from pmdaemon.diskqueue.faults import FaultDisk
+from tests.unit.diskqueue.faults import FaultDisk
 from tests.unit.diskqueue.rig import contents, open_queue
 
 sizes = st.one_of(st.integers(0, 300), st.sampled_from([199, 200, 201, 456, 1200, 3000]))

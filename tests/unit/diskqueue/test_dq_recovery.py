@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import struct
+import zlib
 
+from pmdaemon.diskqueue import entry
 from pmdaemon.diskqueue.entry import (
     ENTRY_BYTES,
     FREE,
@@ -17,9 +20,9 @@ from pmdaemon.diskqueue.entry import (
     read_index_header,
     read_slots,
 )
-from pmdaemon.diskqueue.faults import FaultDisk
 from pmdaemon.diskqueue.record import read_file_header, scan, span_bytes
 from pmdaemon.diskqueue.recovery import count_list_faults
+from tests.unit.diskqueue.faults import FaultDisk
 from tests.unit.diskqueue.rig import contents, drain, open_queue
 
 
@@ -176,3 +179,33 @@ def test_numbers_are_never_given_twice() -> None:
         given.append(queue.put(b"x"))
         drain(queue)
     assert given == sorted(set(given))
+
+
+def test_the_lap_begins_anew_when_its_32_bits_are_full() -> None:
+    disk = FaultDisk()
+    queue = open_queue(disk)
+    queue._ring.lap = 2**32 - 2
+    for _ in range(12):
+        newest = queue.put(b"x" * 900)
+        queue.delete_through(newest - 1)
+    assert queue._ring.lap < 10
+    again = open_queue(disk.after_kill())
+    assert max(contents(again)) == newest
+    assert again._ring.lap == queue._ring.lap
+    again.put(b"goes on")
+
+
+def test_the_spare_fields_of_the_header_may_hold_what_an_earlier_release_counted() -> None:
+    disk = FaultDisk()
+    queue = open_queue(disk)
+    seq = queue.put(b"kept")
+    queue.close()
+    header = read_index_header(disk.open("index").view())
+    assert header is not None
+    packed = bytearray(header.following().pack())
+    body = bytes(packed[: entry._HEADER.size - 16]) + struct.pack("<QQ", 7, 700)
+    packed[: entry._HEADER.size + 4] = body + struct.pack("<I", zlib.crc32(body))
+    disk.open("index").write(header.following().place, [bytes(packed)])
+    again = open_queue(disk)
+    assert again.report.clean
+    assert contents(again) == {seq: b"kept"}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings, storage
-from pmdaemon.diskqueue.errors import QueueBusy
-from pmdaemon.diskqueue.faults import Crashed, FaultDisk
+from pmdaemon.diskqueue.errors import QueueBusy, QueueFull
 from pmdaemon.diskqueue.storage import FileStorage
 from pmdaemon.runtime.clock import FakeClock
 from tests.unit.diskqueue import rig
+from tests.unit.diskqueue.faults import Crashed, FaultDisk
 from tests.unit.diskqueue.rig import contents
 
 OLD, LARGER, SMALLER = 8192, 6 * 4096, 4096
@@ -95,18 +95,6 @@ def test_an_empty_queue_does_not_begin_its_numbers_anew(past: Past) -> None:
         assert queue.oldest_seq >= past.next_seq
         queue.close()
     assert open_queue(disk, data_bytes=SMALLER).put(b"new") >= past.next_seq
-
-
-def test_dropped_records_stay_counted() -> None:
-    disk = FaultDisk()
-    queue = open_queue(disk, when_full="drop-oldest")
-    for _ in range(20):
-        queue.put(b"x" * 900)
-    counts = queue.dropped_records, queue.dropped_bytes
-    assert counts[0]
-    queue.close()
-    queue = open_queue(disk, data_bytes=LARGER)
-    assert (queue.dropped_records, queue.dropped_bytes) == counts
 
 
 @pytest.mark.parametrize(
@@ -254,3 +242,18 @@ def test_a_queue_over_several_files_keeps_its_size(tmp_path: Path) -> None:
     queue = opened(128 << 10)
     assert (queue.ring_bytes, list(contents(queue).values())) == (64 << 10, [b"stays"])
     queue.close()
+
+
+def test_a_ring_that_keeps_its_size_keeps_room_beside_a_larger_reserve() -> None:
+    disk = FaultDisk()
+    queue = open_queue(disk)
+    queue.put(b"old")
+    queue.close()
+    disk.limit_bytes = len(disk.open("data").cached)
+    queue = open_queue(disk, data_bytes=1 << 20, reserve_bytes=1 << 16)
+    assert queue.ring_bytes == OLD
+    assert not queue.has_room(OLD // 2, 1)
+    with pytest.raises(QueueFull, match="bytes in one piece"):
+        [queue.put(b"x" * 900) for _ in range(OLD // 1024)]
+    assert 1024 < queue.used_bytes <= OLD // 2
+    queue.put(b"x" * (OLD // 4), reserved=True)

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
-from pmdaemon.diskqueue.faults import Crashed, FaultDisk
 from pmdaemon.diskqueue.span import SpannedStorage
 from pmdaemon.diskqueue.storage import IOV_MAX, FileStorage
+from tests.unit.diskqueue.faults import Crashed, FaultDisk
 
 
 def test_allocated_file_is_whole_and_private(tmp_path: Path) -> None:

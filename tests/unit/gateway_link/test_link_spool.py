@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link.spool import INDEX_SYNC_NS, MAX_EPOCHS, Spool, queue_settings
 from pmdaemon.diskqueue import DiskQueue
-from pmdaemon.diskqueue.faults import Crashed, FaultDisk
 from pmdaemon.diskqueue.record import DATA_START
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut
+from tests.unit.diskqueue.faults import Crashed, FaultDisk
 from tests.unit.gateway_link.link_support import GATEWAY, abandon
 
 BIG = 1 << 20

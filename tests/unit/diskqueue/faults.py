@@ -1,15 +1,21 @@
 """A disk in memory that breaks: forgets what was not synced, tears at any sector, fails any call, fills up.
 
-``FaultDisk`` holds named files; ``open(name)`` gives a ``FaultStorage`` with the five operations of
+``FaultDisk`` holds named files; ``open(name)`` gives a ``FaultStorage`` with the operations of
 ``storage.py``. Operations that change something (all but view and close) are counted over all files.
 
     crash_at = n      the n-th such operation is not carried out; it and all later ones raise ``Crashed``
     fail_at = {n: e}  the n-th raises OSError(e); a write is half done then, a sync has forgotten its pages
     limit_bytes       allocate beyond it raises QueueNoSpace
-    after_crash(rng)  the disk as found later: each unsynced sector old or new by the toss of a coin
+    after_kill()      the disk as the next process finds it: the cache is whole, the platter is behind
+    after_crash(rng)  the disk as found after a power loss: a coin says which unsynced sectors are new
 
-Model of a sync that fails: its pages are dropped and count as clean (as Linux does), so a second sync that
-"succeeds" makes nothing durable: code that retries loses data here as it would there.
+Model of a sync that fails: its pages are dropped and count as clean (as Linux does): readers go on to see
+them, in this process and in the next, and a second sync that "succeeds" makes nothing durable. Code that
+retries, or that trusts what it reads after a restart, loses data here as it would there. With ``rng`` some of
+the sectors of a failed sync have been written all the same.
+
+Names are modelled likewise: ``files`` is what processes see, ``named`` what the platter's directory holds. A
+new name or a rename becomes durable with the next ``allocate`` or ``replace`` that succeeds.
 """
 
 from __future__ import annotations
@@ -39,14 +45,17 @@ class FaultStorage:
         self.dirty: set[int] = set()
 
     def allocate(self, size_bytes: int) -> None:
-        """See ``Storage``; a crash in it leaves the file as it was."""
-        self._disk.count()
-        if size_bytes > self._disk.limit_bytes:
+        """See ``Storage``; a crash in it leaves the file as it was, a failure the new size, not durable."""
+        code = self._disk.count()
+        if size_bytes > max(len(self.cached), self._disk.limit_bytes):
             raise QueueNoSpace("on a test disk", size_bytes, "the disk is full")
-        missing = max(0, size_bytes - len(self.cached))
-        self.durable = bytearray(self.cached) + bytes(missing)
-        self.cached = bytearray(self.durable)
-        self.dirty.clear()
+        self.cached += bytes(max(0, size_bytes - len(self.cached)))
+        if code:
+            self.dirty.clear()
+            raise OSError(code, "allocate failed by the test")
+        self.durable += bytes(len(self.cached) - len(self.durable))
+        self._settle()
+        self._disk.named = dict(self._disk.files)
 
     def view(self) -> memoryview:
         """See ``Storage``."""
@@ -70,34 +79,48 @@ class FaultStorage:
     def sync(self) -> None:
         """See ``Storage``; a failing sync drops its pages."""
         code = self._disk.count()
-        if not code:
-            for sector in self.dirty:
-                part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
-                self.durable[part] = self.cached[part]
-        self.dirty.clear()
+        if code and self._disk.rng is not None:
+            lucky = sorted(sector for sector in self.dirty if self._disk.rng.random() < 0.5)
+            self.dirty = set(lucky)
+        elif code:
+            self.dirty.clear()
+        self._settle()
         self._disk.syncs += 1
         if code:
             raise OSError(code, "sync failed by the test")
+
+    def _settle(self) -> None:
+        """What is dirty reaches the platter."""
+        self.durable += bytes(len(self.cached) - len(self.durable))
+        for sector in self.dirty:
+            part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+            self.durable[part] = self.cached[part]
+        self.dirty.clear()
 
     def close(self) -> None:
         """See ``Storage``."""
 
     def aside(self) -> FaultStorage:
         """See ``Storage``."""
-        self._disk.count_directory()
+        if code := self._disk.count():
+            raise OSError(code, "directory failed by the test")
         name = self.name + ".new"
         self._disk.files[name] = FaultStorage(self._disk, b"", name)
         return self._disk.files[name]
 
     def replace(self, successor: FaultStorage) -> None:
-        """See ``Storage``; a crash in it leaves both names as they were."""
-        self._disk.count_directory()
+        """See ``Storage``; a crash in it leaves both names as they were, a failure a rename not durable."""
+        code = self._disk.count()
         self._disk.files[self.name] = self._disk.files.pop(successor.name)
         successor.name = self.name
+        if code:
+            raise OSError(code, "directory failed by the test")
+        self._disk.named = dict(self._disk.files)
 
     def remove(self) -> None:
         """See ``Storage``."""
-        self._disk.count_directory()
+        if code := self._disk.count():
+            raise OSError(code, "directory failed by the test")
         del self._disk.files[self.name]
 
     def found_later(self, rng: random.Random) -> bytes:
@@ -106,6 +129,7 @@ class FaultStorage:
         for sector in sorted(self.dirty):
             if rng.random() < 0.5:
                 part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
+                found += bytes(max(0, min(part.stop, len(self.cached)) - len(found)))
                 found[part] = self.cached[part]
         return bytes(found)
 
@@ -128,9 +152,11 @@ class FaultDisk:
         limit_bytes: int = 1 << 40,
     ) -> None:
         self.files = {name: FaultStorage(self, data, name) for name, data in (files or {}).items()}
+        self.named = dict(self.files)
         self.crash_at = crash_at
         self.fail_at = dict(fail_at or {})
         self.limit_bytes = limit_bytes
+        self.rng: random.Random | None = None
         self.operations = 0
         self.syncs = 0
 
@@ -149,23 +175,26 @@ class FaultDisk:
             raise Crashed
         return self.fail_at.get(self.operations, 0)
 
-    def count_directory(self) -> None:
-        """Count an operation on names; raises if it must fail."""
-        if code := self.count():
-            raise OSError(code, "directory failed by the test")
-
     def fail_next(self, code: int = errno.EIO) -> None:
         """Let the next operation fail."""
         self.fail_at[self.operations + 1] = code
 
     def after_crash(self, rng: random.Random) -> FaultDisk:
         """The disk after power came back."""
-        return FaultDisk({name: file.found_later(rng) for name, file in self.files.items()})
+        names = self.files
+        if self.files != self.named and rng.random() < 0.5:
+            names = self.named
+        return FaultDisk({name: file.found_later(rng) for name, file in names.items()})
 
     def after_kill(self) -> FaultDisk:
         """The disk after only the process died: the page cache is whole, but nothing unsynced is durable."""
-        later = FaultDisk({name: bytes(file.cached) for name, file in self.files.items()})
-        for name, file in self.files.items():
-            later.files[name].durable = bytearray(file.durable)
-            later.files[name].dirty = set(file.dirty)
+        later = FaultDisk()
+        copies: dict[int, FaultStorage] = {}
+        for file in (*self.files.values(), *self.named.values()):
+            if id(file) not in copies:
+                copy = copies[id(file)] = FaultStorage(later, bytes(file.cached), file.name)
+                copy.durable = bytearray(file.durable)
+                copy.dirty = set(file.dirty)
+        later.files = {name: copies[id(file)] for name, file in self.files.items()}
+        later.named = {name: copies[id(file)] for name, file in self.named.items()}
         return later
