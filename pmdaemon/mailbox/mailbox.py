@@ -339,14 +339,12 @@ class Mailbox:
         """The same for a collector: by name and labels, as ``figures.METRICS`` declares them."""
         return metrics(self.name, self.stats())
 
-    def close(self) -> None:
+    def close(self, *, release: bool = True) -> None:
         """Release the batch and leave the segment. Call it when its threads have stopped; twice is fine.
 
-        What still uses a view of the batch keeps the mapping; the batch is then left to the next attach.
+        Without ``release``, and while a view of it is in use (which keeps the mapping), the batch in hand is
+        left to the next attach: for a process that ends before it has processed what it took.
         """
-        self._leave(release=True)
-
-    def _leave(self, release: bool) -> None:
         if self._closed:
             return
         if release:
@@ -367,4 +365,4 @@ class Mailbox:
     def __exit__(
         self, type_: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._leave(release=type_ is None)
+        self.close(release=type_ is None)

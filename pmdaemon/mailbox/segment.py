@@ -153,7 +153,8 @@ class Segment:
     def __init__(self, path: Path, *, writable: bool = True) -> None:
         _check_machine(path)
         self.path = path
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        # Not to wait for the other end of a FIFO, should a doorbell be named instead of a segment.
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             self.fd = os.open(path, flags)
         except FileNotFoundError as exc:
