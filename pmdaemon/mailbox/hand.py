@@ -4,7 +4,8 @@
 DONE word of a bundle of which only some messages are in hand. Readers put messages in (``taking``), each
 release takes all of them out, and ``give_back`` some.
 
-Thread: one, the taking thread, but for ``len``, which any may ask. Crash: before the store of its word, a message is given to the next attach.
+Thread: one, the taking thread, but for ``len``, which any may ask. Crash: before the store of its word, a
+message is given to the next attach.
 """
 
 from __future__ import annotations

@@ -218,6 +218,8 @@ class SlotKeeper:
             raise MailboxCorrupt(self._where, f"more in the ring to {outlet.recipient} than it holds")
         outlet.settle(written, freed)
         outlet.reclaim_at = min(outlet.quota, len(outlet.pending) + RECLAIM_BATCH)
+        if outlet.room_word:
+            outlet.shut()
 
     def _announce_urgent(self) -> None:
         """Tell takers to look at the head. Without it their own resets (M5) find the chain, later."""
@@ -231,6 +233,10 @@ class SlotKeeper:
             MailboxBusy: the list is locked by a process that is stopped.
         """
         words, pending, states, state_word = self._words, outlet.pending, self._states, self._state_word
+        if outlet.room_word:
+            if not words[outlet.room_word]:
+                return  # its recipient was never started
+            outlet.room_word = 0
         self._interrupted = True
         done, self._parked = self._parked, []
         parked = len(done)

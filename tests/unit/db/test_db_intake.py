@@ -193,7 +193,7 @@ def test_recovery_counts_what_lies_in_the_queue():
 
 
 class Box:
-    recipients = ("pair-0", "services")
+    expected = ("pair-0", "services")
 
     def __init__(self, batches=(), log=None):
         self.batches = list(batches)
@@ -204,8 +204,8 @@ class Box:
     def post(self, recipient, payload):
         if recipient in self.full:
             raise MailboxFull("dbmanager", (recipient,))
-        if recipient not in self.recipients:
-            raise NoRoute("dbmanager", recipient, self.recipients)
+        if recipient not in self.expected:
+            raise NoRoute("dbmanager", recipient, self.expected)
         self.log.append((recipient, Kind(frame.decode(payload).kind).name))
 
     def take(self, _max_messages, _max_bytes):

@@ -14,6 +14,7 @@ IN_BOTH_FORMS = (
     "test_model",
     "test_crash",
     "test_processes",
+    "test_rooms",
 )
 
 

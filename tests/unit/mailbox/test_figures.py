@@ -38,7 +38,7 @@ def test_a_mailbox_and_its_dump_tell_the_same(path: Path) -> None:
 
 
 def test_figures_may_be_asked_for_while_the_batch_in_hand_changes(path: Path) -> None:
-    """Another thread asks (the main thread of a pair, once a second): each of its loads lets the taker go on."""
+    """Another thread asks (of a pair: the main thread, once a second); each load lets the taker go on."""
     make_mesh(path, "a", "b", slots=64, ring_bytes=1 << 12)
     with attach(path, "a") as a, attach(path, "b") as b:
         real = b._hand._words
