@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from pmdaemon.mailbox import attach, describe
 from pmdaemon.mailbox import segment as segment_module
 from pmdaemon.mailbox.errors import MailboxCorrupt, RoomMissing
+from sla_server import config as configuration
 from sla_server import segments as module
+from sla_server.cli.server import mailbox_sizes
 from sla_server.segments import APP, MAIN, Segments
 from sla_server.topology import SLOTS_A_ROUTE, app_layout, later_pairs, main_layout
 
@@ -139,3 +142,12 @@ def test_a_kept_segment_belongs_to_the_new_server(made: Segments, monkeypatch: p
         made.close()
     made.prepare()
     assert describe(made.path(MAIN))["owner"] == {"pid": os.getpid(), "alive": True}
+
+
+def test_the_configuration_is_shown_with_what_the_segments_take_now_and_at_most(tmp_path: Path) -> None:
+    settings = configuration.ServerConfig.model_validate({"data_dir": tmp_path, "pmdaemon": {"max_pairs": 8}})
+    line = mailbox_sizes(configuration.resolve(settings))
+    assert "with one pair" in line
+    assert "with 8, the most" in line
+    now, most = (int(word) for word, unit in pairwise(line.split()) if unit == "MiB")
+    assert now < 80 < 7 * 50 < most
