@@ -10,13 +10,15 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
+
+MOST_PAIRS: Final = 256
 
 
 class TlsConfig(StrictModel):
@@ -60,11 +62,12 @@ class PmConfig(StrictModel):
     directory). Loopback only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 is everywhere."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
-    pairs: Annotated[int, Field(ge=1, le=256)] | Literal["unified"] | None = None
+    pairs: Annotated[int, Field(ge=1, le=MOST_PAIRS)] | Literal["unified"] | None = None
     """Number of thread pairs (processes); unset: by the formula of docs/design/1-monitor-daemon.md.
     "unified": one process, in which one thread sends and reads and another only wakes it (P15)."""
-    max_pairs: int = Field(default=1, ge=1, le=256)
-    """Upper limit of pairs; the mailbox segment is laid out for this many."""
+    max_pairs: int | None = Field(default=None, ge=1, le=MOST_PAIRS)
+    """Upper limit of pairs; unset: `pairs`, or the processors this machine lets the server use. Each pair
+    after the first takes some 50 MiB of shared memory from the time it is started."""
     pinning: Literal["auto", "on", "off"] = "auto"
     """Bind each pair to a processor of its own, of those the daemon may use. "auto": with room for two pairs
     or more and from 4 processors."""
@@ -103,6 +106,15 @@ class PmConfig(StrictModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _fixed_pairs_are_allowed(self) -> PmConfig:
+        if self.max_pairs is not None and (self.fixed_pairs or 0) > self.max_pairs:
+            raise ValueError(
+                f"pairs = {self.pairs} is more than max_pairs = {self.max_pairs}. Remove max_pairs, which "
+                "limits what the formula asks for, or lower pairs"
+            )
+        return self
+
     def may_dial(self, address: str) -> bool:
         """Whether this address may be dialled: with TLS any, without it this machine's own."""
         return self.tls.enabled or ipaddress.ip_address(parse_listen(address)[0]).is_loopback
@@ -115,7 +127,7 @@ class PmConfig(StrictModel):
     @property
     def most_pairs(self) -> int:
         """How many pairs there can be."""
-        return min(self.fixed_pairs or self.max_pairs, self.max_pairs)
+        return self.fixed_pairs or self.max_pairs or min(len(os.sched_getaffinity(0)), MOST_PAIRS)
 
     @property
     def interval_ns(self) -> int:

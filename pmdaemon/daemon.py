@@ -33,11 +33,12 @@ from pmdaemon.net.dialler import Dialler
 from pmdaemon.net.handoff import Channel
 from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
+from pmdaemon.rooms import reserve_pair
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
-from pmdaemon.traffic import Traffic
+from pmdaemon.traffic import NO_ROOM_NS, Traffic
 
 LOOK_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
@@ -94,7 +95,8 @@ class Daemon:
         self._clock = clock or SystemClock()
         self._pipe = ParentPipe()
         cpus = len(os.sched_getaffinity(0))
-        self.traffic = Traffic(config.pmdaemon, config_path, self._pipe, self._clock, cpus)
+        self._has_room = functools.partial(reserve_pair, config.segment_path, self._clock)
+        self.traffic = Traffic(config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._has_room)
         self._selector = selectors.DefaultSelector()
         if config.pmdaemon.tls.enabled:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
@@ -227,6 +229,9 @@ class Daemon:
         now_ns = self._clock.monotonic_ns()
         for child in self.traffic.children:
             if not child.is_running and now_ns >= child.start_at_ns:
+                if not self._has_room(child.index):  # the segment may have been made anew since
+                    child.start_at_ns = now_ns + NO_ROOM_NS
+                    continue
                 self._selector.register(child.start(), selectors.EVENT_READ, child)
                 self.traffic.started(child)
 

@@ -1,5 +1,7 @@
 """What the parent does for its pairs: their number, the map of shards, and passing sessions and mail on.
 
+A pair is added only if there is room for its mailbox (``has_room``); those that run go on without it.
+
 State: the children in order of their numbers, the map, and which pair has which registered gateway (only
 while there is more than one pair). Each second ``look`` asks ``shards.decide`` and carries the answer out:
 it starts pairs, tells the map, and retires the last pair: its shards move away, and when it serves nobody
@@ -18,6 +20,7 @@ Source: P11, P12, P14; DESIGN.md 3.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +35,7 @@ from pmdaemon.shards import SHARDS, Balance, Map, PairLoad, decide, evacuate, sh
 from pmdaemon.sizing import T_PTMAX_US, pairs_by_formula, pairs_needed
 
 RETIRE_NS: Final = 30 * 10**9
+NO_ROOM_NS: Final = 60 * 10**9  # until it is tried again: somebody has to make room first
 log = structlog.get_logger("traffic")
 
 
@@ -46,7 +50,13 @@ class Traffic:
     """
 
     def __init__(
-        self, settings: PmConfig, config_path: Path | None, pipe: ParentPipe, clock: Clock, cpus: int
+        self,
+        settings: PmConfig,
+        config_path: Path | None,
+        pipe: ParentPipe,
+        clock: Clock,
+        cpus: int,
+        has_room: Callable[[int], bool] = lambda _index: True,
     ) -> None:
         self.children: list[Child] = []
         self.owners: Map = (0,) * SHARDS
@@ -63,6 +73,8 @@ class Traffic:
         self._balance = Balance()
         self._where: dict[str, int] = {}
         self._retire_until_ns = 0
+        self._has_room = has_room
+        self._grow_again_ns = 0
 
     # -- once a second
 
@@ -100,7 +112,7 @@ class Traffic:
         needed = pairs_needed(
             gateways, settings.thread_quantum_ms, self.t_ptmax_us, self._cpus, settings.fixed_pairs
         )
-        wanted = min(needed, settings.max_pairs)
+        wanted = min(needed, settings.most_pairs)
         if needed != self.needed:
             self.needed = needed
             formula = pairs_by_formula(gateways, settings.thread_quantum_ms, self.t_ptmax_us)
@@ -115,8 +127,15 @@ class Traffic:
         return wanted
 
     def _grow(self, pairs: int) -> None:
+        """Add pairs, as far as there is room for their mailboxes."""
+        if len(self.children) < pairs and self._clock.monotonic_ns() < self._grow_again_ns:
+            return
         while len(self.children) < pairs:
-            self.children.append(Child(len(self.children), self._config_path, self._pipe, self._clock))
+            index = len(self.children)
+            if not self._has_room(index) and index:  # without any pair there is nothing: it may wait for room
+                self._grow_again_ns = self._clock.monotonic_ns() + NO_ROOM_NS
+                return
+            self.children.append(Child(index, self._config_path, self._pipe, self._clock))
 
     def _retire(self, now_ns: int) -> bool:
         """Stop a retiring pair when it serves nobody; True while one is on its way out."""

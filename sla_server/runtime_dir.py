@@ -28,6 +28,24 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
     ensure_private_dir(runtime_dir)
 
 
+def remove_runtime_dir(runtime_dir: Path) -> None:
+    """Remove what an ended server has left: figures, notes, ports; and the directories that are empty then.
+
+    A directory that the configuration names stays, and so does what is not ours in it.
+    """
+    metrics = runtime_dir / "metrics"
+    leftovers = [runtime_dir / "gateways.json", runtime_dir / "api.port", runtime_dir / "login.url"]
+    for path in (*leftovers, *runtime_dir.glob("*.failed"), *metrics.glob("*.prom"), *metrics.glob("*.json")):
+        path.unlink(missing_ok=True)
+    home = default_runtime_dir()
+    with contextlib.suppress(OSError):  # something else is in it, or it is not there
+        metrics.rmdir()
+    if runtime_dir.parent == home and not os.environ.get("RUNTIME_DIRECTORY"):
+        for directory in (runtime_dir, home):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
 def close_home(home: Path) -> None:
     """Make ``home`` with mode 0700, or give it that mode: earlier releases left it open to readers.
 

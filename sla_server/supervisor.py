@@ -10,7 +10,8 @@ Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that pol
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
 (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. Children are
 exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
-directory forbids a second server (``data_dir``).
+directory forbids a second server (``data_dir``). When a part has met damage in a mailbox segment, the parts
+that use it are ended, the segment is made anew (``segments``), and they start again as after a death.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,15 +30,16 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.errors import MailboxError, WireError
-from pmdaemon.mailbox import Layout, Mailbox, Segment, attach, create_segment
+from pmdaemon.mailbox import Mailbox, Message, attach
+from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.config import ResolvedConfig
 from sla_server.data_dir import lock_data_dir
-from sla_server.runtime_dir import prepare_runtime_dir
-from sla_server.topology import app_layout, main_layout
+from sla_server.runtime_dir import prepare_runtime_dir, remove_runtime_dir
+from sla_server.segments import MAIN, USERS, Segments
 
 log = structlog.get_logger("supervisor")
 PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
@@ -85,13 +88,21 @@ class Supervisor:
     _under_way: int = 0  # rows at the head of _pending that are posted and not yet answered
     _request: str = ""
     _posted_s: float = 0.0
+    discarded: int = 0
+    """Messages to the supervisor that were damaged."""
+
+    def __post_init__(self) -> None:
+        self._segments = Segments(self.config.runtime_dir, self.config.pmdaemon.most_pairs)
 
     def run(self) -> int:
         """Supervise until the stop is asked for; returns the exit status."""
         lock = lock_data_dir(self.config.data_dir)
+        is_stopped = False
         try:
-            self._prepare_segments()
-            self._mailbox = attach(self.config.runtime_dir / "main.mbx", "supervisor")
+            prepare_runtime_dir(self.config.runtime_dir)
+            for name, problem in self._segments.prepare().items():
+                self._segment_event(name, problem)
+            self._mailbox = attach(self._segments.path(MAIN), "supervisor")
             for name in PARTS:
                 self.parts[name] = Part(name, self._command(name))
                 self._start(self.parts[name])
@@ -102,21 +113,22 @@ class Supervisor:
                 self._look()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
+            is_stopped = True
             return 0
         finally:
             self._pipe.close()
             if self._mailbox is not None:
                 self._mailbox.close()
+            if is_stopped and self._is_drained():
+                self._segments.remove()
+                remove_runtime_dir(self.config.runtime_dir)
+            self._segments.close()
             os.close(lock)
 
-    def _prepare_segments(self) -> None:
-        runtime_dir = self.config.runtime_dir
-        prepare_runtime_dir(runtime_dir)
-        for name, layout in (
-            ("main.mbx", main_layout(self.config.pmdaemon.max_pairs)),
-            ("app.mbx", app_layout()),
-        ):
-            ensure_segment(runtime_dir / name, layout)
+    def _is_drained(self) -> bool:
+        """Whether dbmanager has ended in order, and with everything that was posted to it."""
+        keeper = self.parts["dbmanager"].process
+        return keeper is not None and keeper.returncode == 0
 
     def _command(self, name: str) -> list[str]:
         config = ["--config", str(self.config_path)] if self.config_path else []
@@ -161,7 +173,42 @@ class Supervisor:
                 self._start(part)
                 if part.process is not None:
                     self._event(part, why)
+        for name in self._segments.damaged():
+            self._renew(name)
         self._drain()
+
+    def _renew(self, name: str) -> None:
+        """A part has met damage in this segment: end those that use it, make it anew; they start again.
+
+        Raises:
+            MailboxError: it cannot be made; the server ends with that error.
+        """
+        log.error("segment-damaged", path=str(self._segments.path(name)), parts=list(USERS[name]))
+        if name == MAIN and self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox, self._under_way = None, 0  # what was under way is posted again
+        for part in [self.parts[user] for user in USERS[name]]:
+            if part.process is not None:
+                self._end(part)
+                self._down(part, f"its mailbox segment {name} was damaged and is made anew")
+        self._segments.renew(name)
+        if name == MAIN:
+            self._mailbox = attach(self._segments.path(MAIN), "supervisor")
+        self._segment_event(name, "a part has met damage in it; the parts that use it were restarted")
+
+    def _segment_event(self, name: str, problem: str) -> None:
+        at_us = self._clock.unix_us()
+        row = {
+            "event_id": str(uuid.uuid5(_NAMESPACE, f"damaged/{name}/{at_us}")),
+            "at_us": at_us,
+            "kind": "mailbox-damaged",
+            "severity": "error",
+            "element": "supervisor",
+            "subject": name,
+            "text": f"mailbox segment {name} was damaged and made anew: {problem}",
+            "details": {},
+        }
+        self._pending.append(["events", row])
 
     def _down(self, part: Part, reason: str) -> None:
         """A part does not run: plan its next start."""
@@ -209,7 +256,7 @@ class Supervisor:
         """
         if self._mailbox is None:
             return
-        for message in self._mailbox.take():
+        for message in self._take():
             try:
                 answer = frame.decode(message.payload)
             except WireError as exc:
@@ -232,6 +279,19 @@ class Supervisor:
             return
         self._under_way, self._posted_s = len(rows), now_s
 
+    def _take(self) -> Sequence[Message]:
+        """What has arrived; a damaged message is none, a damaged segment is made anew by the next look."""
+        if self._mailbox is None:
+            return ()
+        try:
+            return self._mailbox.take()
+        except MessageDamaged as exc:
+            self.discarded += 1
+            log.error("message-discarded", error=str(exc), discarded=self.discarded)
+        except MailboxCorrupt as exc:
+            log.error("mailbox-damaged", error=str(exc))
+        return ()
+
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last."""
         order = ("appserver", "pmdaemon", "services", "dbmanager")
@@ -239,15 +299,20 @@ class Supervisor:
             part = self.parts.get(name)
             if part is None or part.process is None:
                 continue
-            part.process.terminate()
-            try:
-                part.process.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                log.error("part-killed", part=name, limit_s=STOP_LIMIT_S)
-                part.process.kill()
-                part.process.wait()
+            self._end(part)
             part.state = "stopped"
             log.info("part-stopped", part=name, reason=describe_status(part.process.returncode))
+
+    @staticmethod
+    def _end(part: Part) -> None:
+        assert part.process is not None, "callers look first"
+        part.process.terminate()
+        try:
+            part.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            log.error("part-killed", part=part.name, limit_s=STOP_LIMIT_S)
+            part.process.kill()
+            part.process.wait()
 
 
 def next_backoff(backoff_s: float, lived_s: float) -> float:
@@ -263,17 +328,3 @@ def describe_status(status: int) -> str:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:  # most real-time signals have no name
         return f"killed by signal {-status}"
-
-
-def ensure_segment(path: Path, layout: Layout) -> None:
-    """Keep a segment of the same layout (its untaken messages are wanted), else create it anew."""
-    try:
-        if path.exists():
-            segment = Segment(path, writable=False)
-            segment.close()
-            if segment.layout == layout:
-                return
-    except MailboxError as exc:
-        log.warning("segment-recreated", path=str(path), reason=str(exc))
-    path.unlink(missing_ok=True)
-    create_segment(path, layout)

@@ -2,7 +2,7 @@
 
 The main segment joins the parts that handle statistics. The application server, the part that faces the
 web, shares only a small segment of its own (DESIGN.md 3, "Trust boundary"). Sizes are bytes of ring a
-route; ``main_layout(n).total_bytes`` is what ``sla-server start --show-config`` prints.
+route; ``sla-server start --show-config`` prints what the segments take now and at most.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from typing import Final
 from pmdaemon.mailbox import Layout, Route
 
 MIB: Final = 1 << 20
-SLOTS_PER_SENDER: Final = 4096  # at 20 ms a batch, a recipient may be away 80 s before slots run out
+SLOTS_PER_SENDER: Final = 4096  # at 20 ms a batch, a recipient may be away 40 s before slots run out
+SLOTS_A_ROUTE: Final = 512  # of services and dbmanager, who post to every pair: seconds of orders for each
+
+
+def pair_names(pairs: int) -> tuple[str, ...]:
+    """Names of so many pair processes."""
+    return tuple(f"pair-{index}" for index in range(pairs))
+
+
+def later_pairs(pairs: int) -> tuple[str, ...]:
+    """Those whose room is reserved when they are started: all but the first, which always runs."""
+    return pair_names(pairs)[1:]
 
 
 def main_layout(pairs: int) -> Layout:
     """Layout of ``main.mbx`` for up to ``pairs`` pair processes."""
-    names = tuple(f"pair-{index}" for index in range(pairs))
+    names = pair_names(pairs)
     routes = [
         Route("services", "dbmanager", 8 * MIB),
         Route("dbmanager", "services", MIB),
@@ -36,7 +47,8 @@ def main_layout(pairs: int) -> Layout:
             Route("dbmanager", name, MIB),
         ]
     participants = ("supervisor", "pmdaemon", "services", "dbmanager", *names)
-    return Layout(participants=participants, routes=tuple(routes), slots_per_sender=SLOTS_PER_SENDER)
+    slots = max(SLOTS_PER_SENDER, SLOTS_A_ROUTE * (pairs + 3))
+    return Layout(participants=participants, routes=tuple(routes), slots_per_sender=slots)
 
 
 def app_layout() -> Layout:

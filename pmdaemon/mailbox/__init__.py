@@ -13,11 +13,14 @@ from pmdaemon.mailbox.dump import describe
 from pmdaemon.mailbox.layout import Layout, Route
 from pmdaemon.mailbox.mailbox import Mailbox, attach
 from pmdaemon.mailbox.message import LookAhead, Message, View
+from pmdaemon.mailbox.probe import probe
 from pmdaemon.mailbox.segment import (
     Segment,
     create_segment,
     default_runtime_dir,
     ensure_private_dir,
+    own,
+    reserve_room,
     sweep_stale,
 )
 
@@ -35,5 +38,8 @@ __all__ = [
     "default_runtime_dir",
     "describe",
     "ensure_private_dir",
+    "own",
+    "probe",
+    "reserve_room",
     "sweep_stale",
 ]

@@ -16,11 +16,12 @@ from pmdaemon.mailbox.layout import (
     C_HEAD,
     C_INCARNATION,
     C_PID,
+    C_ROOM,
     C_SEQUENCE,
     C_SLEEP,
     C_START,
-    FREE,
     H_CREATED_US,
+    H_DAMAGED,
     H_OWNER_PID,
     H_OWNER_START,
     L_DIRTY,
@@ -33,13 +34,13 @@ from pmdaemon.mailbox.layout import (
     S_DONE,
     S_NEXT,
     SLOT_WORDS,
-    TAKEN,
     Layout,
 )
 from pmdaemon.mailbox.liveness import is_alive
 from pmdaemon.mailbox.segment import Segment
 
 _ATTEMPTS: Final = 5
+SLOT_STATES: Final = ("free", "ready", "taken", "damaged")  # FREE, READY, TAKEN, anything else
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def describe(path: Path) -> dict[str, Any]:
             "form": layout.form,
             "checksum": layout.checksum,
             "repair_pending": bool(words[layout.list_word + L_DIRTY]),
+            "damaged": bool(words[H_DAMAGED]),
             "total_bytes": layout.total_bytes,
             "slots_per_sender": layout.slots_per_sender,
             "created_unix_us": words[H_CREATED_US],
@@ -94,7 +96,7 @@ def _metrics(people: list[dict[str, Any]], routes: list[dict[str, Any]]) -> dict
 
 def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any]:
     control = layout.control_word(index)
-    pid = words[control + C_PID]
+    pid, has_room = words[control + C_PID], bool(words[control + C_ROOM])
     return {
         "name": layout.participants[index],
         "pid": pid,
@@ -102,7 +104,9 @@ def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any
         "incarnation": words[control + C_INCARNATION],
         "sleeping": bool(words[control + C_SLEEP]),
         "posted_sequence": words[control + C_SEQUENCE],
-        "slots": _slots(words, layout, index),
+        "room_reserved": has_room,
+        # Not even looked at without a room: a load would take a page of the tmpfs.
+        "slots": _slots(words, layout, index) if has_room else dict.fromkeys(SLOT_STATES, 0),
         **_figures(words, control),
     }
 
@@ -120,7 +124,7 @@ def _slots(words: memoryview, layout: Layout, index: int) -> dict[str, int]:
     first, counts = layout.slots_word(index), [0, 0, 0, 0]
     for word in range(first, first + layout.slots_per_sender * SLOT_WORDS, SLOT_WORDS):
         counts[min(words[word] & 0xFF, 3)] += 1
-    return {"free": counts[FREE], "ready": counts[READY], "taken": counts[TAKEN], "damaged": counts[3]}
+    return dict(zip(SLOT_STATES, counts, strict=True))
 
 
 def _lanes(words: memoryview, layout: Layout) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ MailboxError
 │   ├── SegmentUnusable  the operating system refused an operation on it
 │   ├── LayoutMismatch   not a segment, or made by another version of this program
 │   └── MachineUnsupported  memory order of this CPU is not the one the mailbox relies on
+├── RoomMissing          the participant's room in the segment is not reserved (retryable)
 ├── UnknownParticipant   no such name in this segment
 ├── ParticipantBusy      another living process is attached under this name
 ├── NoRoute              the layout has no ring from this sender to that recipient
@@ -19,6 +20,7 @@ MailboxError
 ├── PayloadInUse         a view of a taken payload is still in use where its batch would be released
 ├── NotInHand            a message was given back that is not in hand
 ├── MailboxCorrupt       what stands in shared memory cannot be true
+│   └── MessageDamaged   one message, which was discarded; the list is in order
 └── MailboxClosed        used after ``close``
 """
 
@@ -38,11 +40,13 @@ __all__ = [
     "MailboxCorrupt",
     "MailboxError",
     "MailboxFull",
+    "MessageDamaged",
     "MessageTooLarge",
     "NoRoute",
     "NotInHand",
     "ParticipantBusy",
     "PayloadInUse",
+    "RoomMissing",
     "SegmentError",
     "SegmentExists",
     "SegmentMissing",
@@ -152,6 +156,19 @@ class MachineUnsupported(SegmentError):
         )
 
 
+class RoomMissing(MailboxError):
+    """Nothing may be stored for this participant yet: its room was left out when the segment was made."""
+
+    retryable = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"no room is reserved for participant {name!r}. Whoever starts its process reserves it first "
+            "(pmdaemon does for its pairs, and says in its log why it could not)"
+        )
+
+
 class UnknownParticipant(MailboxError):
     """The name is not in the segment's table."""
 
@@ -256,8 +273,19 @@ class MailboxCorrupt(MailboxError):
         self.where = where
         self.problem = problem
         super().__init__(
-            f"{where} is damaged: {problem}. Restart the server: it recreates its segments, and gateways "
-            "send again what was not acknowledged"
+            f"{where} is damaged: {problem}. sla-server makes the segment anew and restarts the parts that "
+            "use it, at once or at its next start; gateways send again what was not acknowledged"
+        )
+
+
+class MessageDamaged(MailboxCorrupt):
+    """A payload does not have its checksum. The message is discarded, everything else goes on."""
+
+    def __init__(self, where: str, sequence: int) -> None:
+        self.where = where
+        self.problem = f"message {sequence} has a wrong checksum and was discarded"
+        MailboxError.__init__(
+            self, f"{where}: {self.problem}. The list goes on; what was not acknowledged is sent again"
         )
 
 

@@ -4,7 +4,8 @@
 DONE word of a bundle of which only some messages are in hand. Readers put messages in (``taking``), each
 release takes all of them out, and ``give_back`` some.
 
-Thread: one, the taking thread. Crash: before the store of its word, a message is given to the next attach.
+Thread: one, the taking thread, but for ``len``, which any may ask. Crash: before the store of its word, a
+message is given to the next attach.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from collections.abc import Iterator, Sequence
 from pmdaemon.mailbox.bundle import all_done, messages_in
 from pmdaemon.mailbox.errors import NotInHand, PayloadInUse
 from pmdaemon.mailbox.layout import (
+    READY,
     S_ADDRESS,
     S_CHECK,
     S_DONE,
     S_SEQUENCE,
+    S_STATE,
     SLOT_WORDS,
+    TAKEN,
     Layout,
 )
 from pmdaemon.mailbox.message import Message, View
@@ -35,6 +39,7 @@ class Hand:
         self._words = words
         self._names = layout.participants
         self._name = name
+        self._interrupted = False  # a release has begun and not ended
         self.held: dict[int, int] = {}
         self.views: list[memoryview] = []
 
@@ -46,10 +51,24 @@ class Hand:
         """
         if self.views:
             self._drop_views()
+        if self._interrupted:
+            self._forget_released()
         words = self._words
+        self._interrupted = True
         for word, value in self.held.items():
             words[word] = value
         self.held.clear()
+        self._interrupted = False
+
+    def _forget_released(self) -> None:
+        """An exception (of a signal handler) has ended a release: what it has stored is in hand no more.
+
+        Such a slot may have been used again since, and a second store would destroy that use.
+        """
+        words = self._words
+        for word, value in self.held.copy().items():
+            if word % SLOT_WORDS == S_STATE and words[word] != value - TAKEN + READY:
+                del self.held[word]
 
     def _drop_views(self) -> None:
         while self.views:
@@ -60,9 +79,9 @@ class Hand:
             self.views.pop()
 
     def _slots(self) -> Iterator[tuple[int, int]]:
-        """(first word, messages of it in hand as bits) of each slot."""
+        """(first word, messages of it in hand as bits) of each slot. Any thread."""
         words = self._words
-        for word, value in self.held.items():
+        for word, value in self.held.copy().items():  # the taking thread changes it meanwhile
             slot = word - word % SLOT_WORDS  # slots begin at multiples of their size
             if word != slot:
                 yield slot, value & ~words[word]

@@ -14,12 +14,14 @@ All words are 8 bytes, aligned, native order (x86-64: little-endian).
     RINGS          sum of ring_bytes                              one ring a route, in the table's order
 
 Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
-OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0 `full`, 1 `ends`). They
-are written before the file gets its name and never again.
+OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0 `full`, 1 `ends`), DAMAGED. They
+are written before the file gets its name; later only OWNER, by the next server that keeps the segment, and
+DAMAGED, set by whoever meets damage.
 
 Control block of participant i (word: writer):
 
-    line 0  INCARNATION, PID, START: the participant, at attach and close
+    line 0  INCARNATION, PID, START: the participant, at attach and close; ROOM: 1 when the participant's
+            slots and the rings from and to it are reserved, stored by whoever has reserved them
     line 1  HEAD, FRONT, SEQUENCE: the participant as sender (HEAD and FRONT in the form `lanes` only)
     line 2  SLEEP: set by the participant, cleared by it and by whoever rings its bell
     line 3  figures of the posting thread, for onlookers: POSTS, BYTES, FULL, RECLAIMED, RINGS, BUSY
@@ -58,21 +60,22 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pmdaemon.mailbox.errors import LayoutInvalid
 
 MAGIC: Final = int.from_bytes(b"SLAMBOX\n", "little")
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 MACHINE_X86_64: Final = 62  # EM_X86_64 of the ELF specification
 
 # Header words
 H_MAGIC, H_VERSION, H_MACHINE, H_TOTAL_BYTES, H_PARTICIPANTS, H_ROUTES, H_SLOTS, H_TABLES_CRC = range(8)
-H_OWNER_PID, H_OWNER_START, H_CREATED_US, H_FORM, H_CHECKSUM = range(8, 13)
+H_OWNER_PID, H_OWNER_START, H_CREATED_US, H_FORM, H_CHECKSUM, H_DAMAGED = range(8, 14)
 
 # Control words, relative to ``Layout.control_word``
-C_INCARNATION, C_PID, C_START = 0, 1, 2
+C_INCARNATION, C_PID, C_START, C_ROOM = range(4)
 C_HEAD, C_FRONT, C_SEQUENCE = 8, 9, 10
 C_SLEEP: Final = 16
 C_POSTS, C_POSTED_BYTES, C_FULL, C_RECLAIMED, C_RINGS, C_BUSY = range(24, 30)
@@ -99,7 +102,7 @@ CONTROL_BYTES: Final = 320
 LIST_BYTES: Final = 128
 SLOT_BYTES: Final = SLOT_WORDS * 8
 RING_UNIT_BYTES: Final = 64  # a cache line, so that two rings never share one
-MAX_PARTICIPANTS: Final = 256  # far above any server of ours; a sane bound for what is read from a file
+MAX_PARTICIPANTS: Final = 512  # far above any server of ours; a sane bound for what is read from a file
 MAX_SLOTS: Final = 1 << 20
 MAX_RING_BYTES: Final = 1 << 31  # lengths are 32-bit
 FORMS: Final = ("lanes", "shared")  # the index is what the header holds
@@ -253,6 +256,32 @@ class Layout:
             at_bytes += route.ring_bytes
         raise KeyError((sender, recipient))
 
+    def room(self, name: str) -> list[tuple[int, int]]:
+        """Offset and size of what participant ``name`` alone needs: its slots, the rings from and to it."""
+        index, at_bytes = self.index(name), self.rings_at_bytes
+        found = [(self.slots_word(index) * 8, SLOT_BYTES * self.slots_per_sender)]
+        for route in self.routes:
+            if name in (route.sender, route.recipient):
+                found.append((at_bytes, route.ring_bytes))
+            at_bytes += route.ring_bytes
+        return _joined(found)
+
+    def reserved_bytes(self, later: Collection[str] = ()) -> int:
+        """Bytes reserved in a segment without the rooms of the participants ``later``."""
+        return sum(size for _, size in self.reserved(later))
+
+    def reserved(self, later: Collection[str]) -> list[tuple[int, int]]:
+        """Offset and size of all but the rooms of the participants ``later``."""
+        left = sorted({extent for name in later for extent in self.room(name)})
+        found, at_bytes = [], 0
+        for start, size in left:
+            if start > at_bytes:
+                found.append((at_bytes, start - at_bytes))
+            at_bytes = max(at_bytes, start + size)
+        if self.total_bytes > at_bytes:
+            found.append((at_bytes, self.total_bytes - at_bytes))
+        return found
+
     def tables(self) -> bytes:
         """The static tables as they stand behind the header."""
         names = b"".join(name.encode().ljust(NAME_BYTES, b"\0") for name in self.participants)
@@ -261,6 +290,16 @@ class Layout:
             for route in self.routes
         )
         return names + routes
+
+
+def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes in as few pieces as possible; ``extents`` in order."""
+    found: list[tuple[int, int]] = []
+    for at_bytes, size in extents:
+        if found and sum(found[-1]) == at_bytes:
+            at_bytes, size = found[-1][0], found.pop()[1] + size
+        found.append((at_bytes, size))
+    return found
 
 
 def tables_bytes(participants: int, routes: int) -> int:

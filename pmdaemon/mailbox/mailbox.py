@@ -39,8 +39,10 @@ from pmdaemon.mailbox.errors import (
     MailboxClosed,
     MailboxCorrupt,
     MailboxFull,
+    MessageDamaged,
     NoRoute,
     PayloadInUse,
+    RoomMissing,
     UnknownParticipant,
 )
 from pmdaemon.mailbox.figures import Sources, metrics, publish, stats
@@ -69,6 +71,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
         SegmentMissing: not made yet; try again.
         LayoutMismatch, SegmentUnsafe, SegmentUnusable, MachineUnsupported: this file cannot be used.
         UnknownParticipant: the layout has no such name.
+        RoomMissing: nobody has reserved its room yet (``reserve_room``).
         ParticipantBusy: another living process holds the name.
         MailboxCorrupt: the participant's own lane (`shared`: the list) is damaged.
         MailboxBusy: form `shared`, a stopped process holds the list's lock.
@@ -78,6 +81,8 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
         if name not in segment.layout.participants:
             raise UnknownParticipant(name, segment.layout.participants)
         index = segment.layout.index(name)
+        if not segment.has_room(index):
+            raise RoomMissing(name)
         keep_freed_memory()
         claim(segment, index, name)
         try:
@@ -85,7 +90,9 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
         except BaseException:
             segment.words[segment.layout.control_word(index) + C_PID] = 0
             raise
-    except BaseException:
+    except BaseException as exc:
+        if isinstance(exc, MailboxCorrupt):
+            segment.mark_damaged()
         segment.close()
         raise
 
@@ -136,6 +143,19 @@ class Mailbox:
         """Names this participant may post to."""
         return tuple(self._outlets)
 
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """Those of them that have been started, or may be at any time: their room is reserved."""
+        return tuple(name for name, (outlet,) in self._outlets.items() if self._has_room(outlet))
+
+    def _has_room(self, outlet: Outlet) -> bool:
+        return not outlet.room_word or bool(self._words[outlet.room_word])
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a participant, this one or another, has met damage in the segment."""
+        return self._segment.is_damaged
+
     def post(
         self, recipients: str | Sequence[str], payload: Buffer | Sequence[Buffer], *, urgent: bool = False
     ) -> None:
@@ -151,12 +171,21 @@ class Mailbox:
             MessageTooLarge, NoRoute: nothing was posted.
             MailboxCorrupt: this participant's lane was overwritten by a stranger.
         """
-        if type(payload) is bytes and type(recipients) is str and not urgent:
-            one = self._outlets.get(recipients)  # empty when closed
-            if one:
-                if self._post_one(one[0], payload):
-                    return
-                raise MailboxFull(self.name, (recipients,))
+        try:
+            if type(payload) is bytes and type(recipients) is str and not urgent:
+                one = self._outlets.get(recipients)  # empty when closed
+                if one:
+                    if self._post_one(one[0], payload):
+                        return
+                    raise MailboxFull(self.name, (recipients,))
+            self._post_copies(recipients, payload, urgent)
+        except MailboxCorrupt:
+            self._segment.mark_damaged()
+            raise
+
+    def _post_copies(
+        self, recipients: str | Sequence[str], payload: Buffer | Sequence[Buffer], urgent: bool
+    ) -> None:
         if self._closed:
             raise MailboxClosed(self.name)
         if type(payload) is not bytes:
@@ -186,7 +215,11 @@ class Mailbox:
         if outlet is None:
             raise NoRoute(self.name, recipient, self.recipients)
         flat = [payload if type(payload) is bytes else flatten(payload) for payload in payloads]
-        posted = self._writer.post_many(outlet[0], flat, urgent)
+        try:
+            posted = self._writer.post_many(outlet[0], flat, urgent)
+        except MailboxCorrupt:
+            self._segment.mark_damaged()
+            raise
         if posted < len(flat):
             raise MailboxFull(self.name, (recipient,), posted=posted)
 
@@ -198,8 +231,8 @@ class Mailbox:
         allocator's reach.
 
         Raises:
-            MailboxCorrupt: a lane is damaged, or a message was (and is discarded). The other
-                lanes are served by the next calls.
+            MailboxCorrupt: a lane is damaged. The other lanes are served by the next calls.
+            MessageDamaged: a message was, and is discarded; the next call goes on behind it.
         """
         taken: list[Message] = []
         self._collect(taken, max_messages, max_bytes, False)
@@ -234,9 +267,11 @@ class Mailbox:
         for reader in order:
             try:
                 room_bytes = reader.collect(taken, max_messages, room_bytes, views)
-            except MailboxCorrupt:
+            except MailboxCorrupt as exc:
                 if taken:
                     break  # never lose what is in hand; the damage is met again
+                if not isinstance(exc, MessageDamaged):
+                    self._segment.mark_damaged()
                 raise
             if (room_bytes <= 0 and taken) or len(taken) >= max_messages:
                 break
@@ -294,11 +329,18 @@ class Mailbox:
         self._fence.release()
         waiting = True
         try:
-            waiting = any(reader.find() >= 0 for reader in self._readers)
+            waiting = self._something_waits()
         finally:
             if waiting:
                 self._words[self._sleep_word] = 0
         return not waiting
+
+    def _something_waits(self) -> bool:
+        try:
+            return any(reader.find() >= 0 for reader in self._readers)
+        except MailboxCorrupt:
+            self._segment.mark_damaged()
+            raise
 
     def awake(self) -> None:
         """End of sleep: nobody needs to ring any more, and the rings so far are forgotten."""
@@ -314,7 +356,7 @@ class Mailbox:
         if self._held:
             self.release()
         for _ in range(_LOOKS_BEFORE_SLEEP if timeout_s else 0):
-            if any(reader.find() >= 0 for reader in self._readers):
+            if self._something_waits():
                 return True
             os.sched_yield()
         deadline = Deadline(timeout_s)
@@ -339,14 +381,12 @@ class Mailbox:
         """The same for a collector: by name and labels, as ``figures.METRICS`` declares them."""
         return metrics(self.name, self.stats())
 
-    def close(self) -> None:
+    def close(self, *, release: bool = True) -> None:
         """Release the batch and leave the segment. Call it when its threads have stopped; twice is fine.
 
-        What still uses a view of the batch keeps the mapping; the batch is then left to the next attach.
+        Without ``release``, and while a view of it is in use (which keeps the mapping), the batch in hand is
+        left to the next attach: for a process that ends before it has processed what it took.
         """
-        self._leave(release=True)
-
-    def _leave(self, release: bool) -> None:
         if self._closed:
             return
         if release:
@@ -367,4 +407,4 @@ class Mailbox:
     def __exit__(
         self, type_: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._leave(release=type_ is None)
+        self.close(release=type_ is None)

@@ -22,6 +22,7 @@ import errno
 import functools
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -105,6 +106,8 @@ class RobustMutex:
     def settle(self, code: int) -> bool:
         """What follows an ``attempt`` that was not 0: wait, or take over from the dead; see ``acquire``."""
         if code == errno.EBUSY:
+            if self._words[self._word] & _TID_MASK == threading.get_native_id():
+                return True  # an exception of a signal handler came right behind our own trylock
             code = self._wait()
             if code == errno.EBUSY:
                 return False

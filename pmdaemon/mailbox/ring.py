@@ -145,6 +145,8 @@ class Outlet:
         size, start, end: of the ring, in bytes.
         reclaim_at: number of pending slots at which to look for taken ones.
         bundles: longest payload of a bundle, and payload bytes of one (``bundle.LIMITS``).
+        room_word: index of the recipient's ROOM word, or 0 once its room is known to be reserved. Until then
+            ``limit`` and ``reclaim_at`` let nothing in.
     """
 
     __slots__ = (
@@ -157,6 +159,7 @@ class Outlet:
         "recipient",
         "reclaim_at",
         "ring",
+        "room_word",
         "size",
         "sleep_word",
         "start",
@@ -177,6 +180,11 @@ class Outlet:
         self.pending: deque[int] = deque()
         self.reclaim_at = 0
         self.bundles = LIMITS["ends" if ring.ends else "full"]
+        self.room_word = 0
+
+    def shut(self) -> None:
+        """Let nothing in."""
+        self.limit, self.reclaim_at = -1, 0
 
     def settle(self, written: int, freed: int) -> None:
         """Set both ends, after a look at the slots."""

@@ -1,15 +1,18 @@
 """The shared file: made aside, given its name when complete, checked before use, swept with its owner.
 
 A segment is an ordinary file in a directory that only its user may enter (a tmpfs: systemd's
-RuntimeDirectory, or one of our own under /dev/shm), mapped by every participant. All its bytes are reserved
-when it is made: on a full tmpfs a later store would kill the process with SIGBUS, so a lack of room must be
-an error here.
+RuntimeDirectory, or one of our own under /dev/shm), mapped by every participant. Its bytes are reserved when
+it is made: on a full tmpfs a later store would kill the process with SIGBUS, so a lack of room must be an
+error here. Left out are only the *rooms* of participants that may never come (``later``): each is reserved
+by ``reserve_room`` before its process is started. Until its ROOM word says so nobody loads or stores there
+(even a load would take a page of the tmpfs).
 
 Neither POSIX shared memory nor multiprocessing's classes are used: their resource tracker unlinks the
 segment when any attached process ends.
 
 Invariants: a file that carries the segment's name is complete; a name is never given to a second segment
-while the first exists; only ``sweep_stale`` and the owner remove one.
+while the first exists; only ``sweep_stale`` and the owner remove one. ROOM is stored after its bytes are
+reserved, so a death in between leaves bytes that are reserved in vain until the next try, and nothing worse.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import stat
 import sys
 import time
 import zlib
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pmdaemon.mailbox import layout as lay
@@ -31,11 +35,13 @@ from pmdaemon.mailbox.errors import (
     LayoutInvalid,
     LayoutMismatch,
     MachineUnsupported,
+    SegmentError,
     SegmentExists,
     SegmentMissing,
     SegmentNoSpace,
     SegmentUnsafe,
     SegmentUnusable,
+    UnknownParticipant,
 )
 from pmdaemon.mailbox.layout import Layout
 from pmdaemon.mailbox.liveness import is_alive, start_ticks
@@ -69,8 +75,10 @@ def ensure_private_dir(directory: Path) -> None:
     _check_private(directory, status, "RuntimeDirectoryMode=0700 in a systemd unit, or chmod 0700")
 
 
-def create_segment(path: Path, layout: Layout) -> None:
+def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> None:
     """Make a segment of this layout, owned by the calling process, all zero but for its header and tables.
+
+    The rooms of the participants ``later`` are not reserved yet.
 
     Durability: none; the file lives as long as its tmpfs.
 
@@ -90,8 +98,9 @@ def create_segment(path: Path, layout: Layout) -> None:
     except OSError as exc:
         raise SegmentUnusable(aside, "make the segment", exc) from exc
     try:
-        _reserve(fd, path, layout.total_bytes)
+        _reserve(fd, path, layout, layout.reserved(later))
         _write_static(fd, layout)
+        _mark_rooms(fd, layout, later)
         # link, not rename: it refuses to replace a segment that others may have mapped.
         os.link(aside, path)
     except FileExistsError as exc:
@@ -103,14 +112,60 @@ def create_segment(path: Path, layout: Layout) -> None:
         aside.unlink()
 
 
-def _reserve(fd: int, path: Path, total_bytes: int) -> None:
+def _reserve(fd: int, path: Path, layout: Layout, extents: Sequence[tuple[int, int]]) -> None:
     try:
-        os.posix_fallocate(fd, 0, total_bytes)
+        os.ftruncate(fd, layout.total_bytes)
+        for at_bytes, size in extents:
+            os.posix_fallocate(fd, at_bytes, size)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         free = os.statvfs(path.parent)
-        raise SegmentNoSpace(path, total_bytes, free.f_bavail * free.f_frsize) from exc
+        needed = sum(size for _, size in extents)
+        raise SegmentNoSpace(path, needed, free.f_bavail * free.f_frsize) from exc
+
+
+def _mark_rooms(fd: int, layout: Layout, later: Collection[str]) -> None:
+    for index, name in enumerate(layout.participants):
+        if name not in later:
+            os.pwrite(fd, (1).to_bytes(8, "little"), (layout.control_word(index) + lay.C_ROOM) * 8)
+
+
+def reserve_room(path: Path, name: str) -> None:
+    """Reserve the room of participant ``name``, unless that was done before; call it before it is started.
+
+    Crash: see the module. Its slots come first: what is in vain when there is no room for the rings is small.
+
+    Raises:
+        SegmentNoSpace: the file system has no room for it now; whatever was reserved before goes on.
+        UnknownParticipant: the segment has no such participant.
+        SegmentError: there is no such segment, or it cannot be used.
+    """
+    segment = Segment(path)
+    try:
+        layout = segment.layout
+        if name not in layout.participants:
+            raise UnknownParticipant(name, layout.participants)
+        room_word = layout.control_word(layout.index(name)) + lay.C_ROOM
+        if not segment.words[room_word]:
+            _reserve(segment.fd, path, layout, layout.room(name))
+            segment.words[room_word] = 1
+    except OSError as exc:
+        raise SegmentUnusable(path, f"reserve the room of {name}", exc) from exc
+    finally:
+        segment.close()
+
+
+def own(path: Path) -> None:
+    """Become the owner of a segment whose former owner has ended.
+
+    Raises:
+        SegmentError: there is no such segment, or it cannot be used.
+    """
+    segment = Segment(path)
+    segment.words[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
+    segment.words[lay.H_OWNER_PID] = os.getpid()
+    segment.close()
 
 
 def _write_static(fd: int, layout: Layout) -> None:
@@ -153,7 +208,8 @@ class Segment:
     def __init__(self, path: Path, *, writable: bool = True) -> None:
         _check_machine(path)
         self.path = path
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        # Not to wait for the other end of a FIFO, should a doorbell be named instead of a segment.
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             self.fd = os.open(path, flags)
         except FileNotFoundError as exc:
@@ -215,6 +271,19 @@ class Segment:
             raise LayoutMismatch(self.path, "size", len(self.memory), layout.total_bytes)
         return layout
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a participant has met damage; ``mark_damaged``."""
+        return bool(self.words[lay.H_DAMAGED])
+
+    def mark_damaged(self) -> None:
+        """Let the server see that the segment must be made anew. Any thread of any participant."""
+        self.words[lay.H_DAMAGED] = 1
+
+    def has_room(self, index: int) -> bool:
+        """Whether the room of participant ``index`` is reserved."""
+        return bool(self.words[self.layout.control_word(index) + lay.C_ROOM])
+
     def prefault(self, at_bytes: int, size_bytes: int, *, to_write: bool) -> None:
         """Map these pages now: each would cost a fault in the first lap round a ring, more than to fill it.
 
@@ -249,9 +318,9 @@ def _check_machine(path: Path) -> None:
 
 
 def sweep_stale(directory: Path) -> list[Path]:
-    """Remove segments whose owner is gone, their doorbells, and unfinished ones; return what was removed.
+    """Remove segments whose owner and participants are gone, their doorbells, and unfinished ones.
 
-    Processes still attached to a removed segment keep their mapping. Files that are not ours stay.
+    Returns what was removed. Files that are not ours stay.
 
     Raises:
         SegmentUnsafe, SegmentUnusable: as ``ensure_private_dir``; nothing was removed.
@@ -287,4 +356,15 @@ def _is_stale(path: Path) -> bool:
     if len(header) < lay.HEADER_BYTES:
         return False
     words = memoryview(header).cast("Q")
-    return words[lay.H_MAGIC] == lay.MAGIC and not is_alive(words[lay.H_OWNER_PID], words[lay.H_OWNER_START])
+    if words[lay.H_MAGIC] != lay.MAGIC or is_alive(words[lay.H_OWNER_PID], words[lay.H_OWNER_START]):
+        return False
+    try:
+        segment = Segment(path, writable=False)
+    except SegmentError:  # of another version, or cut off: no use to anybody
+        return True
+    try:
+        controls = [segment.layout.control_word(index) for index in range(len(segment.layout.participants))]
+        words = segment.words
+        return not any(is_alive(words[word + lay.C_PID], words[word + lay.C_START]) for word in controls)
+    finally:
+        segment.close()

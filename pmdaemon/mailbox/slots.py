@@ -8,7 +8,7 @@ adopts first.
 from the oldest payload on: ring space is free as soon as the slot is TAKEN; the slot is unlinked (one
 store for a run of neighbours), then freed (one store each: generation + 1). The list's tail is never
 unlinked: it is *parked* and goes when another has become the tail. A run is freed entirely before the next
-one is unlinked; takers rely on that (``lookahead``).
+one is unlinked, and from its front to its back, also by ``adopt``; takers rely on that (``lookahead``).
 
 **What a crash can leave.** After every single store the chain from HEAD is valid. Slots may be filled but
 not linked, or unlinked but not freed: ``adopt`` frees whatever is not reachable. It only repeats such
@@ -98,14 +98,12 @@ class SlotKeeper:
         root = self._slots
         self._refs = [0] * (root + 1)  # each slot's reference in its present use
         self._starts = [0] * root  # position of its payload
-        self._free: list[int] = []
         self._parked: list[int] = []  # taken, but still linked: the tail
         chain = self._adopt_links()
         linked = set(chain)
-        for slot in range(root - 1, -1, -1):  # downwards, so that slot 0 is used first
-            if slot not in linked:
-                self._refs[slot] = self._make_free(slot)
-                self._free.append(slot)
+        for slot in self._front_to_back(linked):
+            self._refs[slot] = self._make_free(slot)
+        self._free = [slot for slot in range(root - 1, -1, -1) if slot not in linked]  # slot 0 is used first
         self._states = [reference >> 32 << 8 for reference in self._refs]  # its generation as in STATE
         self._sequence = self._words[self._sequence_word]
         if self._sequence >= COUNT_LIMIT:
@@ -147,6 +145,33 @@ class SlotKeeper:
             chain.append(slot)
             reference = words[word + S_NEXT]
         return chain
+
+    def _front_to_back(self, linked: set[int]) -> list[int]:
+        """All slots that are not linked, each in front of the one that its NEXT names.
+
+        Race: a taker may stand in a run that was unlinked and not freed. Were a slot freed before the one
+        that names it, that taker would find a link that its holder has not changed to a slot that is free.
+        """
+        words, first = self._words, self._first_word
+        named_by = [0] * self._slots  # how many slots of such runs name it
+        names: dict[int, int] = {}
+        for slot in range(self._slots):
+            word = first + slot * SLOT_WORDS
+            reference = words[word + S_NEXT]
+            named = (reference & MASK32) - self._first_reference
+            if slot in linked or words[word] & 0xFF == FREE or not 0 <= named < self._slots:
+                continue
+            if words[first + named * SLOT_WORDS] >> 8 == reference >> 32:  # else it names an earlier use
+                names[slot] = named
+                named_by[named] += 1
+        ordered = [slot for slot in range(self._slots) if slot not in linked and not named_by[slot]]
+        for slot in ordered:  # grows meanwhile
+            named = names.get(slot, slot)
+            named_by[named] -= 1
+            if not named_by[named] and named not in linked:
+                ordered.append(named)
+        # What names itself in a circle is damage that nobody can reach: any order will do.
+        return ordered + [slot for slot in range(self._slots) if slot not in linked and named_by[slot] > 0]
 
     def _make_free(self, slot: int) -> int:
         """Free an unreachable slot if it is not free; returns its reference for the next use."""
@@ -193,6 +218,8 @@ class SlotKeeper:
             raise MailboxCorrupt(self._where, f"more in the ring to {outlet.recipient} than it holds")
         outlet.settle(written, freed)
         outlet.reclaim_at = min(outlet.quota, len(outlet.pending) + RECLAIM_BATCH)
+        if outlet.room_word:
+            outlet.shut()
 
     def _announce_urgent(self) -> None:
         """Tell takers to look at the head. Without it their own resets (M5) find the chain, later."""
@@ -206,6 +233,10 @@ class SlotKeeper:
             MailboxBusy: the list is locked by a process that is stopped.
         """
         words, pending, states, state_word = self._words, outlet.pending, self._states, self._state_word
+        if outlet.room_word:
+            if not words[outlet.room_word]:
+                return  # its recipient was never started
+            outlet.room_word = 0
         self._interrupted = True
         done, self._parked = self._parked, []
         parked = len(done)

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 from zlib import crc32
 
 from pmdaemon.mailbox.bundle import all_done, directory_bytes, messages_in, offsets
-from pmdaemon.mailbox.errors import MailboxCorrupt
+from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.mailbox.layout import (
     BUNDLE_SHIFT,
     MASK32,
@@ -66,8 +66,8 @@ class LaneReader(Search):
         otherwise it stays and -1 is returned.
 
         Raises:
-            MailboxCorrupt: the list is damaged; or the first message's checksum is wrong, and it was
-            discarded.
+            MailboxCorrupt: the list is damaged.
+            MessageDamaged: the first message's checksum is wrong, and it was discarded.
         """
         while len(taken) < max_messages:
             room_bytes = self._rush(taken, max_messages, room_bytes, views)
@@ -229,5 +229,4 @@ class LaneReader(Search):
         self._words[found] = state - READY + TAKEN
         self._at, self._generation = found, state >> 8
         self.discarded += 1
-        sequence = self._words[found + S_SEQUENCE]
-        raise MailboxCorrupt(self._where, f"message {sequence} has a wrong checksum and was discarded")
+        raise MessageDamaged(self._where, self._words[found + S_SEQUENCE])

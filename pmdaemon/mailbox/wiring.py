@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_SLEEP, L_FRONT, L_HEAD
+from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_ROOM, C_SLEEP, L_FRONT, L_HEAD
 from pmdaemon.mailbox.message import Place
 from pmdaemon.mailbox.ring import Outlet, Ring
 from pmdaemon.mailbox.segment import Segment
@@ -45,7 +45,8 @@ def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
 
 def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> Ring:
     at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
-    segment.prefault(at_bytes, size_bytes, to_write=to_write)
+    if all(segment.has_room(segment.layout.index(end)) for end in (sender, recipient)):
+        segment.prefault(at_bytes, size_bytes, to_write=to_write)
     return Ring(segment.memory, segment.bytes, at_bytes, size_bytes, segment.layout.checksum)
 
 
@@ -55,9 +56,13 @@ def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
     outlets = []
     for route in layout.routes_of(name):
         recipient = layout.index(route.recipient)
+        control = layout.control_word(recipient)
         ring = _ring(segment, name, route.recipient, to_write=True)
-        sleep_word = layout.control_word(recipient) + C_SLEEP
-        outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, sleep_word, layout.quota(name)))
+        address, quota = index << 16 | recipient, layout.quota(name)
+        outlet = Outlet(route.recipient, address, ring, control + C_SLEEP, quota)
+        if not segment.has_room(recipient):
+            outlet.room_word = control + C_ROOM
+        outlets.append(outlet)
     return outlets
 
 

@@ -36,6 +36,7 @@ from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Peer, Sent
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.mailbox import BACKSTOP_S
+from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.hints import AnnounceAgain, Hint, Post
 from pmdaemon.net.moving import Forward, Inherited, Ownership, PassedOn, ToOutbound
@@ -192,7 +193,13 @@ class Outbound:
         self._counters["sent_bytes"] += sent_bytes
 
     def _take_mail(self) -> None:
-        for message in self._mailbox.take(MAX_MESSAGES):
+        try:
+            messages = self._mailbox.take(MAX_MESSAGES)
+        except MessageDamaged as exc:
+            self._counters["mail_discarded"] += 1
+            log.error("message-discarded", error=str(exc))
+            return
+        for message in messages:
             self._obey(message.sender, message.payload)
 
     def _welcome(self, item: ToOutbound) -> None:

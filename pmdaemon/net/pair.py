@@ -309,7 +309,9 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
             return exc.exit_status
         announce(mailbox, index, restarts, reason)
         pin(index, config.pmdaemon.most_pairs, config.pmdaemon.pinning)
+        status = EX_SOFTWARE
         try:
-            return Pair(config, index, mailbox, control).run(stop)
+            status = Pair(config, index, mailbox, control).run(stop)
         finally:
-            mailbox.close()
+            mailbox.close(release=status == 0)  # else what it has taken and not obeyed is its successor's
+        return status

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
@@ -104,7 +105,11 @@ class Bridge:
 
     def step(self) -> int:
         """Take what is there; returns the number of messages."""
-        letters = self._box.take()
+        try:
+            letters = self._box.take()
+        except MessageDamaged as exc:
+            log.error("message-discarded", error=str(exc))
+            return 1  # there may be more behind it
         for letter in letters:
             try:
                 for raw in frame.split(letter.payload):

@@ -94,7 +94,7 @@ def _show(entry: dict[str, Any]) -> None:
     click.echo(
         f"{entry['path']}: form {entry['form']}, layout {entry['layout_version']}, "
         f"{entry['total_bytes'] / (1 << 20):.1f} MiB, made by process {owner['pid']} ({running})"
-        f"{', REPAIR PENDING' if entry['repair_pending'] else ''}"
+        f"{', REPAIR PENDING' if entry['repair_pending'] else ''}{', DAMAGED' if entry['damaged'] else ''}"
     )
     console().print(build(PARTICIPANTS, entry["participants"], 0))
     if waiting := [route for route in entry["routes"] if route["messages"]]:

@@ -33,7 +33,7 @@ from sla_server.cli.errors import Refused
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.runtime_dir import prepare_runtime_dir
 from sla_server.supervisor import Supervisor
-from sla_server.topology import app_layout, main_layout
+from sla_server.topology import app_layout, later_pairs, main_layout
 
 CONFIG = click.option(
     "--config",
@@ -75,10 +75,7 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         return
     if show_config:
         click.echo(files.show(config), nl=False)
-        mebibytes = (main_layout(config.pmdaemon.max_pairs).total_bytes + app_layout().total_bytes) / (
-            1 << 20
-        )
-        click.echo(f"# mailbox segments: {mebibytes:.0f} MiB of shared memory under {config.runtime_dir}")
+        click.echo(mailbox_sizes(config))
         return
     if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
@@ -93,6 +90,17 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
     stop.install_signals()
     stop.watch_parent()
     raise SystemExit(Supervisor(config, path.absolute() if path else None, stop).run())
+
+
+def mailbox_sizes(config: configuration.ResolvedConfig) -> str:
+    """What the mailbox segments take, as a comment line."""
+    pairs = config.pmdaemon.most_pairs
+    layout, app_bytes = main_layout(pairs), app_layout().total_bytes
+    now, most = layout.reserved_bytes(later_pairs(pairs)) + app_bytes, layout.total_bytes + app_bytes
+    return (
+        f"# mailbox segments: {now / (1 << 20):.0f} MiB of shared memory under {config.runtime_dir} with one "
+        f"pair, {most / (1 << 20):.0f} MiB with {pairs}, the most; each is reserved when it is started"
+    )
 
 
 def check_addresses(config: configuration.ResolvedConfig) -> None:

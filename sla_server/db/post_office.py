@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import structlog
 
 from pmdaemon.errors import MailboxError
-from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.pressure import Problem
@@ -45,8 +45,8 @@ class Box(Protocol):
     """What is needed of a mailbox."""
 
     @property
-    def recipients(self) -> tuple[str, ...]:
-        """Names it may post to."""
+    def expected(self) -> tuple[str, ...]:
+        """Names it may post to, of processes that run or may start at any time."""
 
     def post(self, recipients: str, payload: bytes) -> None:
         """Post to one recipient; raises MailboxFull."""
@@ -100,12 +100,15 @@ class PostOffice:
         self._clock = clock or SystemClock()
         self._is_full = False
         self._full_since_us = 0
+        self._damage: Problem | None = None
         self.pauses = 0
 
     def greet(self) -> None:
         """Post WATERMARKS to every pair."""
         for number, box in enumerate(self._boxes):
-            pairs = [name for name in box.recipients if name.startswith("pair-")]
+            pairs = [
+                name for name in box.expected if name.startswith("pair-")
+            ]  # the others ask when they start
             self._send(number, self._intake.greetings(pairs))
 
     def round(self) -> bool:
@@ -143,20 +146,23 @@ class PostOffice:
             pass
 
     def problems(self) -> list[Problem]:
-        """Whether the queue is too full to take anything. Thread: the intake's."""
-        if not self._is_full:
-            return []
-        reason = "the ingest queue is full: nothing is taken from the mailboxes, agents keep their cuts"
-        return [Problem("ingest-queue", self._full_since_us, reason)]
+        """What keeps it from taking: a damaged mailbox, a full queue. Thread: the intake's."""
+        found = [] if self._damage is None else [self._damage]
+        if self._is_full:
+            reason = "the ingest queue is full: nothing is taken from the mailboxes, agents keep their cuts"
+            found.append(Problem("ingest-queue", self._full_since_us, reason))
+        return found
 
-    @staticmethod
-    def _take(box: Box) -> Sequence[Incoming]:
+    def _take(self, box: Box) -> Sequence[Incoming]:
         try:
             return box.take(TAKE_MESSAGES, TAKE_BYTES)
+        except MessageDamaged as exc:  # its cuts come again after the pair's rewind
+            log.error("message-discarded", error=str(exc))
         except MailboxCorrupt as exc:
-            # The damaged message is discarded; cuts come again after the pair's rewind.
-            log.error("mailbox-damaged", error=str(exc))
-            return ()
+            if self._damage is None:  # once: it stays so until the supervisor has made the segment anew
+                log.error("mailbox-damaged", error=str(exc))
+                self._damage = Problem("mailbox", self._clock.unix_us(), str(exc))
+        return ()
 
     def _queue_is_full(self) -> bool:
         is_full = not self._queue.has_room(ROUND_BYTES, TAKE_MESSAGES)

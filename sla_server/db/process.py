@@ -127,6 +127,8 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             name, error = failed
             text = f"its thread {name} died: {error}. It is started again"
             _tell(boxes, Problem(NAME, SystemClock().unix_us(), text))
+            for box in boxes:
+                box.close(release=False)  # what it has taken may not be in the queue: our successor takes it
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 0 if failed is None else 1
 

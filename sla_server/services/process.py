@@ -20,8 +20,8 @@ from typing import Final, Protocol
 import structlog
 
 from pmdaemon.errors import SlaError
-from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.mailbox.errors import SegmentMissing
+from pmdaemon.mailbox import BACKSTOP_S, Mailbox, attach
+from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -91,6 +91,7 @@ def run(config: ServerConfig, stop: Stop) -> int:
     threads = ThreadGroup(on_failure)
     looker = Looker(store, config.services, clock)
     documents = DocumentReader()
+    is_done = False  # else what was taken and not processed is left to our successor
     try:
         tag = uuid.uuid4().hex[:12]
         journal = Journal(main, tag, config.services.outbox_limit_bytes)
@@ -107,13 +108,14 @@ def run(config: ServerConfig, stop: Stop) -> int:
         _loop(services, looker, main, app, clock, stop)
         services.flush(clock.monotonic_ns())
         log.info("stopped", reason=stop.reason, unrecorded=journal.waiting())
+        is_done = True
     finally:
         stop.set("the main loop ended")
         looker.wake()
         threads.join(STOP_LIMIT_S)
         store.close()
-        app.close()
-        main.close()
+        app.close(release=is_done)
+        main.close(release=is_done)
     return 1 if failed else 0
 
 
@@ -167,7 +169,7 @@ def _loop(services: Services, looker: Looker, main: Mailbox, app: Mailbox, clock
             else:
                 services.flush(now_ns)
             if not any(busy) and all(box.prepare_sleep() for box in boxes):
-                selector.select(max(0.0, (due_ns - clock.monotonic_ns()) / 1e9))
+                selector.select(min(BACKSTOP_S, max(0.0, (due_ns - clock.monotonic_ns()) / 1e9)))
             for box in boxes:
                 box.awake()
 
@@ -186,7 +188,11 @@ def short_turns() -> Iterator[None]:
 def _drain(services: Services, box: Mailbox, clock: Clock) -> bool:
     """Take up to MAX_BATCHES batches; True if there may be more."""
     for _ in range(MAX_BATCHES):
-        messages = box.take()
+        try:
+            messages = box.take()
+        except MessageDamaged as exc:
+            log.error("message-discarded", error=str(exc))
+            continue
         for message in messages:
             services.on_message(message.sender, message.payload, clock.monotonic_ns(), clock.unix_us())
         if not messages:

@@ -94,23 +94,36 @@ def mortal(fate: Fate) -> None:
 class Journal:
     """Lines from a child, which are in the pipe whatever happens to it afterwards."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, replies: int) -> None:
         self._fd = fd
+        self._replies = replies
+
+    def turn(self) -> None:
+        """Let the parent act, and go on when it has."""
+        self.write("turn")
+        assert os.read(self._replies, 1) == b"."
 
     def write(self, *values: object) -> None:
         os.write(self._fd, json.dumps(values).encode() + b"\n")
 
 
 @contextmanager
-def child(action: Callable[[Fate, Journal], None], kill_at: int) -> Iterator[tuple[list[Any], bool]]:
-    """Run ``action`` in a child that dies at store ``kill_at``; yields its journal and whether it died."""
+def child(
+    action: Callable[[Fate, Journal], None], kill_at: int, on_turn: Callable[[], None] = lambda: None
+) -> Iterator[tuple[list[Any], bool]]:
+    """Run ``action`` in a child that dies at store ``kill_at``; yields its journal and whether it died.
+
+    ``on_turn`` is called while the child waits in ``Journal.turn``.
+    """
     readable, writable = os.pipe()
+    replies, answers = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             os.close(readable)
-            fate, journal = Fate(kill_at), Journal(writable)
+            os.close(answers)
+            fate, journal = Fate(kill_at), Journal(writable, replies)
             mortal(fate)
             action(fate, journal)
             journal.write("stores", fate.stores)
@@ -120,8 +133,16 @@ def child(action: Callable[[Fate, Journal], None], kill_at: int) -> Iterator[tup
         finally:
             os._exit(status)
     os.close(writable)
-    with os.fdopen(readable, "rb") as pipe:
-        lines = [json.loads(line) for line in pipe.read().splitlines()]
+    os.close(replies)
+    lines = []
+    with os.fdopen(readable, "rb") as pipe, os.fdopen(answers, "wb", buffering=0) as answering:
+        for line in pipe:
+            values = json.loads(line)
+            if values == ["turn"]:
+                on_turn()
+                answering.write(b".")
+            else:
+                lines.append(values)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     assert code in (0, -signal.SIGKILL), f"the child failed ({code}), see its traceback"

@@ -1,12 +1,15 @@
 """Death at every single store, in both forms: of senders, recipients, attach, adoption and repair.
 
 ``a`` and ``c`` (senders) and ``b`` (recipient; ``c`` takes, too) live in one child that is killed at its k-th
-store: all three die at once. ``d`` (recipient) and ``s`` (sender) live on and are never restarted.
+store: all three die at once. ``d`` (recipient) and ``s`` (sender) live on and are never restarted. ``d`` also
+takes in the middle of the child's life, so that its look-ahead stands in what the dead leave: at a slot that
+is posted, in a run that is unlinked and freed, at the tail.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.crash.killing import Fate, Journal, child
 from tests.unit.mailbox.support import abandon, audit
 
 NEVER = 1 << 60
+LAST_POST = 20  # stores of a post that reclaims a run of three, and somewhat more
 FULL = os.environ.get("SLA_CRASH_S") is not None  # ``make crash``: every pair of deaths, not one in many
 POSTERS = ("a", "c", "s")
 TAKERS = ("b", "c", "d")
@@ -66,8 +70,21 @@ class Script:
         self.journal.write("got", name, [bytes(message.payload).decode() for message in messages])
         return messages
 
+    def unlink_a_run(self, stands_at: int) -> None:
+        """Unlink three slots at once; the look-ahead of d is one of the three."""
+        for number in range(4):
+            if number == stands_at:
+                self.journal.turn()
+            self.post("a", "b", 10)
+        self.take("b", 64)
+        self.boxes["b"].release()
+        self.post("a", "b", 10)
+
     def run(self) -> None:
-        """Full rings, several recipients, urgent ones, wrap-around, batches, views, sleep, reclaim."""
+        """Runs of several slots, full rings, urgent ones, wrap-around, batches, views, sleep, reclaim."""
+        for stands_at in (1, 3):
+            self.unlink_a_run(stands_at)
+        self.journal.turn()
         self.post("a", "bcd", 20)
         self.post("c", "b", 5)
         self.post("a", "bd", 30, urgent=True)
@@ -83,6 +100,7 @@ class Script:
         self.post("a", "bcd", 90)  # b is full
         self.take("b", 64)
         self.post("c", "bd", 50, urgent=True)
+        self.journal.turn()
         self.take("b", 64, views=True)
         self.post_many("a", "b", [1, 2, 3, 4, 5])  # a bundle, released in parts
         self.take("b", 2)
@@ -93,6 +111,7 @@ class Script:
         self.post("a", "b", 150)
         self.take("c", 64)
         for _ in range(3):
+            self.journal.turn()
             self.post("a", "bc", 33)
             self.post("c", "b", 0)
             self.take("b", 64)
@@ -115,9 +134,13 @@ class World:
         self.got: dict[str, list[str]] = {name: [] for name in TAKERS}
         self.in_hand: dict[str, set[str]] = {name: set() for name in TAKERS}
 
-    def live_and_die(self, kill_at: int) -> int:
+    def live_and_die(self, kill_at: int, script: Callable[[Script], None] = Script.run) -> int:
         """One life of the child; returns its stores, or -1 if it was killed."""
-        with child(lambda _fate, journal: Script(self.path, journal).run(), kill_at) as (lines, killed):
+
+        def action(_fate: Fate, journal: Journal) -> None:
+            script(Script(self.path, journal))
+
+        with child(action, kill_at, lambda: self.drain("d", self.living["d"])) as (lines, killed):
             for what, *values in lines:
                 getattr(self, "on_" + what.replace("-", "_"))(*values)
         return -1 if killed else lines[-1][1]
@@ -141,11 +164,11 @@ class World:
     def on_stores(self, _stores: int) -> None:
         """The last line."""
 
-    def restart(self, kill_at: int) -> bool:
-        """A second child attaches all three, repairing, and is killed at a store of that."""
+    def restart(self, kill_at: int, names: str = "abc") -> bool:
+        """A second child attaches them, repairing, and is killed at a store of that."""
 
         def action(_fate: Fate, _journal: Journal) -> None:
-            for name in "abc":
+            for name in names:
                 attach(self.path, name)
 
         with child(action, kill_at) as (_, killed):
@@ -153,7 +176,7 @@ class World:
 
     def check(self) -> None:
         """Survivors first, without any restart; then the new incarnations."""
-        self.drain("d", self.living["d"])  # its look-ahead may now stand in what the dead left
+        self.drain("d", self.living["d"])  # its look-ahead stood in what the dead left
         for name in TAKERS:
             self.living["s"].post(name, b"after")
             self.acknowledged[name].append("after")
@@ -162,7 +185,7 @@ class World:
         boxes = dict(self.living)
         for name in "abc":
             boxes[name] = attach(self.path, name)
-        for name in ("b", "c"):
+        for name in TAKERS:  # d, too: of an urgent post it may learn only when its sender is back
             self.drain(name, boxes[name])
         for name in TAKERS:
             missing = set(self.acknowledged[name]) - set(self.got[name])
@@ -227,3 +250,28 @@ def test_the_repair_of_a_death_may_die_at_any_store(tmp_path: Path, form: str) -
             deaths += 1
             second += 1 if FULL else 2
     assert deaths > 100
+
+
+@pytest.mark.parametrize("form", ["lanes", "shared"])
+@pytest.mark.parametrize("stands_at", [1, 2])
+def test_a_survivor_looks_on_from_within_a_run_whose_repair_has_died(
+    tmp_path: Path, form: str, stands_at: int
+) -> None:
+    """Its first look comes when the sender has died freeing the run, and its successor going on with it."""
+
+    def script(actor: Script) -> None:
+        actor.unlink_a_run(stands_at)
+
+    stores = World(tmp_path / "count", form).live_and_die(NEVER, script)
+    for first in range(stores - LAST_POST, stores):
+        second = 0
+        while True:
+            world = World(tmp_path / f"{first}-{second}", form)
+            assert world.live_and_die(first, script) == -1
+            killed = world.restart(second, "a")
+            world.check()
+            (tmp_path / f"{first}-{second}").unlink()
+            if not killed:
+                break
+            second += 1
+    assert second >= 3

@@ -23,8 +23,10 @@ from db_samples import (
 from process_rig import Peer, Peers, Running, make_config
 from structlog.testing import capture_logs
 
+from pmdaemon.mailbox import attach
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import process
 from sla_server.db.config import DatabaseConfig
@@ -184,6 +186,18 @@ def test_a_dead_thread_ends_the_process_with_status_1_and_services_hear_why(conf
 
 
 @pytest.mark.db
+def test_what_a_dying_intake_had_taken_is_left_to_the_successor(config, peers, monkeypatch):
+    def fails(_self, _messages):
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(process.Intake, "absorb", fails)
+    message = frame.encode(Kind.RECORD, {"rows": [], "req": None, "from": "services"})
+    peers.services.box.post("dbmanager", message)
+    assert process.run(config, Stop()) == 1
+    with attach(config.runtime_dir / "main.mbx", "dbmanager") as successor:
+        assert [bytes(found.payload) for found in successor.take()] == [message]
+
+
 def test_it_waits_for_a_database_that_is_away_says_so_and_can_be_stopped(tmp_path):
     settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}", queue_bytes=16 << 20)
     config = make_config(tmp_path, settings, tmp_path)

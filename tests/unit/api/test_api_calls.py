@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pmdaemon.errors import MailboxError
+from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
@@ -138,6 +139,21 @@ def test_the_bridge_hands_on_and_survives_rubbish(box: FakeBox, clock: FakeClock
     assert [row["what"] for row in live.keeper_problems()] == ["parquet"]
     assert live.newest().snapshot["at_us"] == 5
     assert operation.done.is_set()
+    assert bridge.step() == 0
+
+
+def test_a_damaged_message_does_not_end_the_bridge(
+    box: FakeBox, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveView(clock, streams_max=1, stale_after_s=5.0)
+    bridge = Bridge(box, live, Calls(Poster(box), clock, wait_s=0.0), Stop())
+
+    def torn() -> list[Letter]:
+        raise MessageDamaged("lane of services", 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(box, "take", torn)
+        assert bridge.step() == 1  # it does not go to sleep on what stands behind
     assert bridge.step() == 0
 
 

@@ -16,7 +16,7 @@ from db_samples import (
     streams_message,
 )
 
-from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, NoRoute
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged, NoRoute
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut as cuts
@@ -193,7 +193,7 @@ def test_recovery_counts_what_lies_in_the_queue():
 
 
 class Box:
-    recipients = ("pair-0", "services")
+    expected = ("pair-0", "services")
 
     def __init__(self, batches=(), log=None):
         self.batches = list(batches)
@@ -204,8 +204,8 @@ class Box:
     def post(self, recipient, payload):
         if recipient in self.full:
             raise MailboxFull("dbmanager", (recipient,))
-        if recipient not in self.recipients:
-            raise NoRoute("dbmanager", recipient, self.recipients)
+        if recipient not in self.expected:
+            raise NoRoute("dbmanager", recipient, self.expected)
         self.log.append((recipient, Kind(frame.decode(payload).kind).name))
 
     def take(self, _max_messages, _max_bytes):
@@ -296,9 +296,23 @@ def test_nothing_is_taken_while_the_queue_has_no_room_for_a_round(room):
     assert post_office.problems() == []
 
 
-def test_a_damaged_mailbox_is_survived():
-    post_office, _, _, _ = office([MailboxCorrupt("lane", "x"), [Message(cuts_message([make_cut(1)]))]])
+def test_a_damaged_message_is_survived_and_no_trouble():
+    post_office, _, _, _ = office([MessageDamaged("lane", 1), [Message(cuts_message([make_cut(1)]))]])
     assert not post_office.round()
+    assert post_office.round()
+    assert post_office.problems() == []
+
+
+def test_a_damaged_mailbox_is_said_once_and_shown(capsys):
+    post_office, _, _, _ = office(
+        [*[MailboxCorrupt("lane", "x")] * 3, [Message(cuts_message([make_cut(1)]))]]
+    )
+    for _ in range(3):
+        assert not post_office.round()
+    assert capsys.readouterr().out.count("mailbox-damaged") == 1
+    ((what, since_us, reason),) = [(item.what, item.since_us, item.reason) for item in post_office.problems()]
+    assert (what, since_us) == ("mailbox", 7)
+    assert "lane is damaged: x" in reason
     assert post_office.round()
 
 

@@ -14,20 +14,20 @@ IN_BOTH_FORMS = (
     "test_model",
     "test_crash",
     "test_processes",
+    "test_rooms",
 )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """These modules hold for the forms `lanes` and `shared` alike."""
     if metafunc.module.__name__.rpartition(".")[2] in IN_BOTH_FORMS:
-        metafunc.fixturenames.append("form")
         metafunc.parametrize("form", ["lanes", "shared"], indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)  # else a test with parameters of its own would run without it
 def form(request: pytest.FixtureRequest) -> Iterator[str]:
-    support.FORM = request.param
-    yield request.param
+    support.FORM = getattr(request, "param", "lanes")
+    yield support.FORM
     support.FORM = "lanes"
 
 

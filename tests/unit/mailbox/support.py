@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, create_segment
@@ -175,3 +178,27 @@ def abandon(*boxes: Mailbox) -> None:
         box._bell.close()
         box._ringer.close()
         box._segment.close()
+
+
+@contextlib.contextmanager
+def interrupted_at(line: str) -> Iterator[None]:
+    """Raise KeyboardInterrupt in front of the first line of the mailbox that contains ``line``."""
+    from pmdaemon import mailbox
+
+    folder = str(Path(mailbox.__file__).parent)
+
+    def local(frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line" and line in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return local
+
+    def calls(frame: FrameType, _event: str, _argument: object) -> Any:
+        return local if frame.f_code.co_filename.startswith(folder) else None
+
+    before = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -1,5 +1,6 @@
 """At least once, views and returned messages, in both forms."""
 
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from pmdaemon.mailbox import LookAhead, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, NotInHand, PayloadInUse
-from tests.unit.mailbox.support import abandon, drain, make_mesh
+from tests.unit.mailbox.support import Crash, FailingStores, abandon, audit, drain, make_mesh
 
 
 def test_who_dies_with_a_batch_in_hand_is_given_it_again(path: Path) -> None:
@@ -34,6 +35,40 @@ def test_a_block_left_by_an_exception_keeps_the_batch_for_the_next(path: Path) -
         b.__exit__(RuntimeError, RuntimeError(), None)
         with attach(path, "b") as b:
             assert drain(b) == [b"x"]
+
+
+def test_who_leaves_with_a_batch_that_was_not_processed_keeps_it_for_the_next(path: Path) -> None:
+    make_mesh(path, "a", "b")
+    with attach(path, "a") as a:
+        b = attach(path, "b")
+        a.post("b", b"1")
+        assert len(b.take()) == 1
+        b.close(release=False)
+        with attach(path, "b") as b:
+            assert drain(b) == [b"1"]
+
+
+@pytest.mark.parametrize("stored", range(3))
+def test_a_release_that_was_interrupted_may_be_repeated(path: Path, stored: int) -> None:
+    """An exception of a signal handler comes between two stores; meanwhile the slots are used again."""
+    make_mesh(path, "a", "b", slots=8, ring_bytes=512)
+    with attach(path, "a") as a, attach(path, "b") as b:
+        for number in range(3):
+            a.post("b", b"%d" % number)
+        assert len(b.take()) == 3
+        counter = FailingStores(stored)
+        words, b._hand._words = b._hand._words, counter.wrap(b._hand._words)
+        with pytest.raises(Crash):
+            b.release()
+        b._hand._words = words
+        for number in range(20):  # into the slots that were released
+            with contextlib.suppress(MailboxFull):
+                a.post("b", b"new %d" % number)
+        b.release()
+        came = [*drain(b), *drain(b)]
+        a.post("b", b"last")
+        assert [*came, *drain(b)][-1] == b"last"
+        audit(a)
 
 
 def test_a_living_recipient_is_not_given_its_batch_again_by_a_reset(path: Path) -> None:

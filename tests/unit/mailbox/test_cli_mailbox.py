@@ -65,3 +65,13 @@ def test_a_missing_segment_is_an_error_that_says_what_to_do(
     assert "main.mbx" in result.output
     result = CliRunner().invoke(cli, ["mailbox", "dump", str(tmp_path / "none")])
     assert result.exit_code == 71
+
+
+def test_a_doorbell_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO, which nobody has open: opening it as other files would wait for ever."""
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    path = make_mesh(tmp_path / "main.mbx", "a", "b")
+    attach(path, "a").close()
+    result = CliRunner().invoke(cli, ["mailbox", "dump", f"{path}.a.bell"])
+    assert result.exit_code == 77
+    assert "no regular file" in result.output

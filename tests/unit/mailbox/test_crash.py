@@ -6,6 +6,7 @@ as a restarted process does. (Real kills: test_processes and tests/crash.)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import taking as taking_module
 from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.slots import SlotKeeper
 from tests.unit.mailbox.support import (
     Crash,
     FailingStores,
@@ -95,9 +97,9 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> int:
+def stores(form: str, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Number of crash points; the script must reach what matters."""
-    life = Life(tmp_path_factory.mktemp("count") / "main", NEVER)
+    life = Life(tmp_path_factory.mktemp(f"count-{form}") / "main", NEVER)
     stats = life.boxes["a"].stats()
     assert not life.died
     assert stats["reclaimed"] >= 8
@@ -166,3 +168,47 @@ def test_a_recipient_that_dies_before_its_mark_gets_the_message_again(
     again: Mailbox = attach(path, "b")
     assert drain(again) == [b"2", b"3", b"4"]
     abandon(a, b, again)
+
+
+@pytest.mark.parametrize("downwards", [False, True])
+@pytest.mark.parametrize("stands_at", range(5))
+def test_a_look_ahead_within_a_run_that_is_being_freed_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands_at: int, downwards: bool
+) -> None:
+    """`d` looks for the first time after the k-th slot that the successor of a dead sender frees."""
+    real, slots = SlotKeeper._make_free, 16
+    for looks_at in range(1, slots):
+        path = make_mesh(tmp_path / f"{looks_at}", "a", "b", "d", slots=slots)
+        a, b, d = (attach(path, name) for name in "abd")
+        if downwards:  # slots are then used in descending order
+            for _ in range(7):
+                a.post("b", b"")
+            drain(b)
+            a._writer._reclaim(a._outlets["b"][0])
+        for number in range(6):
+            a.post("b", b"%d" % number)
+            if number == stands_at:
+                assert d.take() == []  # the look-ahead of d: the slot just posted
+        drain(b)
+        fail_stores(a, 1)  # unlinks the run, and dies before it frees it
+        assert not run_mortal(functools.partial(a._writer._reclaim, a._outlets["b"][0]))
+        abandon(a)
+        freed: list[int] = []
+
+        def die_later(keeper: SlotKeeper, slot: int, freed: list[int] = freed, k: int = looks_at) -> int:
+            reference = real(keeper, slot)
+            freed.append(slot)
+            if len(freed) == k:
+                raise Crash
+            return reference
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotKeeper, "_make_free", die_later)
+            with contextlib.suppress(Crash):  # fewer to free than that
+                attach(path, "a")
+        assert d.take() == []
+        a = attach(path, "a")
+        a.post("d", b"for d")
+        assert drain(d) == [b"for d"]
+        audit(a)
+        abandon(a, b, d)

@@ -35,3 +35,26 @@ def test_a_mailbox_and_its_dump_tell_the_same(path: Path) -> None:
         for name, value in metrics.items():
             if "cause=" not in name:
                 assert told[name] == value
+
+
+def test_figures_may_be_asked_for_while_the_batch_in_hand_changes(path: Path) -> None:
+    """Another thread asks (of a pair: the main thread, once a second); each load lets the taker go on."""
+    make_mesh(path, "a", "b", slots=64, ring_bytes=1 << 12)
+    with attach(path, "a") as a, attach(path, "b") as b:
+        real = b._hand._words
+
+        class Turns:
+            def __getitem__(self, word: int) -> int:
+                b._hand._words = real  # the taker's own loads give no turn
+                for _ in range(5):
+                    a.post("b", b"x")
+                b.take(3)
+                b._hand._words = self  # type: ignore[assignment]
+                return real[word]
+
+        for _ in range(10):
+            a.post("b", b"x")
+        b.take()
+        b._hand._words = Turns()  # type: ignore[assignment]
+        assert b.stats()["in_hand"] == 10  # as it was when the question came
+        b._hand._words = real

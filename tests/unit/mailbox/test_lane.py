@@ -1,5 +1,6 @@
 """The sender's list: reclaim, quotas, parked tail, repair of an interrupted post."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.unit.mailbox.support import (
     fail_stores,
     linked_slots,
     make_mesh,
+    mesh,
     revive,
     run_mortal,
 )
@@ -153,7 +155,7 @@ def test_empty_payloads_between_others_are_adopted(path: Path) -> None:
 
 
 def test_a_slot_unlinked_but_not_freed_at_death_is_not_taken_for_its_former_self(path: Path) -> None:
-    make_mesh(path, "a", "b", "c", slots=7, ring_bytes=64)
+    create_segment(path, dataclasses.replace(mesh("a", "b", "c", slots=7, ring_bytes=64), form="lanes"))
     b, c = attach(path, "b"), attach(path, "c")
     a = attach(path, "a")
     a.post("c", b"0" * 50)

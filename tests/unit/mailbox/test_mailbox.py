@@ -1,5 +1,6 @@
 """The facade: posting, taking, sleeping, errors, restarts."""
 
+import dataclasses
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from pmdaemon.mailbox.errors import (
     ParticipantBusy,
     UnknownParticipant,
 )
-from tests.unit.mailbox.support import abandon, drain, forked, make_mesh
+from tests.unit.mailbox.support import abandon, drain, forked, make_mesh, mesh
 
 
 def ringing(box: object) -> bool:
@@ -111,7 +112,7 @@ def test_taking_is_limited_by_number_and_by_bytes_but_never_stuck(path: Path) ->
 
 
 def test_lanes_are_served_in_turn(path: Path) -> None:
-    make_mesh(path, "a", "b", "c", slots=64)
+    create_segment(path, dataclasses.replace(mesh("a", "b", "c"), form="lanes"))
     with attach(path, "a") as a, attach(path, "b") as b, attach(path, "c") as c:
         for _ in range(10):
             a.post("c", b"busy")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pmdaemon.mailbox import attach, create_segment, default_runtime_dir, sweep_stale
+from pmdaemon.mailbox import attach, create_segment, default_runtime_dir, describe, own, sweep_stale
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox import segment as segment_module
 from pmdaemon.mailbox.errors import (
@@ -37,7 +37,9 @@ def test_a_new_segment_is_private_reserved_and_zero_behind_its_tables(path: Path
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_size == layout.total_bytes
     assert status.st_blocks * 512 >= layout.total_bytes  # no hole that a store would have to fill
-    assert not any(path.read_bytes()[layout.control_at_bytes :])
+    words = memoryview(path.read_bytes()).cast("Q")
+    stored = [word for word in range(layout.control_at_bytes // 8, len(words)) if words[word]]
+    assert stored == [layout.control_word(index) + lay.C_ROOM for index in range(2)]
     assert [entry.name for entry in path.parent.iterdir()] == ["main"]
 
 
@@ -172,7 +174,7 @@ def test_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 def child_creates(path: Path) -> Callable[[], None]:
     def child() -> None:
         make_mesh(path, "a", "b")
-        attach(path, "a").post("b", b"left behind")
+        attach(path, "a").post("b", b"left behind")  # and ends without closing it
 
     return child
 
@@ -202,10 +204,18 @@ def test_sweep_of_a_missing_directory_is_nothing(tmp_path: Path) -> None:
     assert sweep_stale(tmp_path / "none") == []
 
 
-def test_a_participant_of_a_swept_segment_goes_on_alone(path: Path) -> None:
+def test_a_segment_in_use_is_not_swept_though_its_owner_is_gone(path: Path) -> None:
     with forked(child_creates(path)) as pid:
         assert exit_status(pid) == 0
-    box = attach(path, "b")
-    sweep_stale(path.parent)
-    assert drain(box) == [b"left behind"]
-    box.close()
+    with attach(path, "b") as box:
+        assert sweep_stale(path.parent) == []
+        assert drain(box) == [b"left behind"]
+    assert path in sweep_stale(path.parent)
+
+
+def test_a_segment_that_a_new_server_keeps_is_its_own(path: Path) -> None:
+    with forked(child_creates(path)) as pid:
+        assert exit_status(pid) == 0
+    own(path)
+    assert sweep_stale(path.parent) == []
+    assert describe(path)["owner"] == {"pid": os.getpid(), "alive": True}

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,21 +56,54 @@ def test_the_next_sender_repairs_what_a_dead_one_left_locked(path: Path) -> None
         box.close()
 
 
+@contextlib.contextmanager
+def holding(box: Mailbox) -> Iterator[None]:
+    """Another thread holds the lock of the list."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        assert box._writer._mutex.acquire()
+        held.set()
+        done.wait(60)
+        box._writer._mutex.release()
+
+    thread = threading.Thread(target=hold, name="holder")
+    thread.start()
+    try:
+        assert held.wait(60)
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def test_a_living_holder_that_does_not_go_on_makes_posts_fail(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mutex_module, "PATIENCE_S", 0.0)
     make_mesh(path, "a", "b", "c")
-    with attach(path, "a") as a, attach(path, "b") as b, attach(path, "c") as c:
-        assert a._writer._mutex.acquire()
+    with attach(path, "a") as a, attach(path, "b") as b, attach(path, "c") as c, holding(a):
         with pytest.raises(MailboxBusy, match="stopped process") as caught:
             b.post("c", b"x")
         assert caught.value.retryable
         assert c.take() == []  # takers take no lock
-        a._writer._mutex.release()
+        assert b.stats()["busy"] >= 1
+    with attach(path, "b") as b, attach(path, "c") as c:
         b.post("c", b"x")
         assert drain(c) == [b"x"]
-        assert b.stats()["busy"] >= 1
+
+
+@pytest.mark.parametrize("at", ["if self._words[self._dirty_word]:", "tail = words[tail_word]"])
+def test_an_exception_right_behind_the_lock_does_not_keep_it_for_ever(path: Path, at: str) -> None:
+    """A signal handler of the program around us may raise anywhere, also between trylock and ``try``."""
+    make_mesh(path, "a", "b", "c")
+    with attach(path, "a") as a, attach(path, "b") as b, attach(path, "c") as c:
+        with support.interrupted_at(at), pytest.raises(KeyboardInterrupt):
+            a.post("b", b"perhaps")
+        a.post("b", b"a")
+        c.post("b", b"c")
+        assert drain(b)[-2:] == [b"a", b"c"]
+        support.audit(a)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pmdaemon.cycle.schedule import Schedule
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registration import Registration
 from pmdaemon.gateways.registry import Registry
+from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.net.handover import Handover
 from pmdaemon.net.inbound import TIMED_READS, Hint, Inbound
 from pmdaemon.net.moving import ToOutbound
@@ -867,3 +868,14 @@ def test_polls_wait_for_those_due_soon_after_the_first_whatever_wakes_the_thread
         left.append(len(bench.polls(agent)))
     assert noted.waited_ms == [MAX_SLEEP_MS, 50, 40, 1, 0]
     assert left == [0, 0, 0, 0, 1]
+
+
+def test_a_damaged_message_of_the_mailbox_is_passed_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(*_limits: int) -> list[object]:
+        raise MessageDamaged("lane of dbmanager", 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.box, "take", torn)
+        bench.outbound.step()
+    bench.outbound.step()
+    assert bench.outbound._counters["mail_discarded"] == 1

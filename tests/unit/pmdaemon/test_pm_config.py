@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -28,7 +29,18 @@ def test_reads_its_own_keys_of_the_shared_file(tmp_path: Path) -> None:
     assert got.pmdaemon.interval_ns == 500_000_000
     assert got.segment_path == Path("/run/x/main.mbx")
     assert got.port_path == Path("/run/x/pmdaemon.port")
-    assert config.PmConfig().max_pairs == 1
+
+
+def test_as_many_pairs_as_processors_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(6)))
+    assert config.PmConfig().most_pairs == 6
+    assert config.PmConfig(pairs=4).most_pairs == 4
+    assert config.PmConfig(pairs=9).most_pairs == 9
+    assert config.PmConfig(pairs=2, max_pairs=4).most_pairs == 2
+    assert config.PmConfig(max_pairs=3).most_pairs == 3
+    assert config.PmConfig(pairs="unified").most_pairs == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(1000)))
+    assert config.PmConfig().most_pairs == config.MOST_PAIRS
 
 
 @pytest.mark.parametrize(
@@ -38,6 +50,7 @@ def test_reads_its_own_keys_of_the_shared_file(tmp_path: Path) -> None:
         ("interval_s = 0.05", "interval_s"),
         ("interval_s = 61", "interval_s"),
         ("max_pairs = 0", "max_pairs"),
+        ("pairs = 4\nmax_pairs = 2", "pairs = 4 is more than max_pairs = 2"),
         ('listen = "7411"', "expected \"address:port\""),
         ('listen = "127.0.0.1:99999"', "expected \"address:port\""),
         ('listen = "host:1"', "not an IP address"),

@@ -186,7 +186,7 @@ def says_all(figures: Path) -> bool:
 
 
 def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) -> None:
-    port = server.start(pairs=2, max_pairs=2, pinning="on")
+    port = server.start(pairs=2, pinning="on")
     server.greet()
     fleet = Fleet(port, GATEWAYS)
     try:
@@ -220,7 +220,7 @@ def test_sessions_move_alive_and_nothing_is_lost_or_doubled(server: TwoPairs) ->
 
 
 def test_the_same_gateway_on_another_connection_supersedes_whichever_pair_has_it(server: TwoPairs) -> None:
-    port = server.start(pairs=2, max_pairs=2)
+    port = server.start(pairs=2)
     server.greet()
     fleet = Fleet(port, GATEWAYS)
     try:
@@ -239,7 +239,7 @@ def test_the_same_gateway_on_another_connection_supersedes_whichever_pair_has_it
 
 
 def test_a_killed_pair_loses_its_shards_and_its_gateways_come_back(server: TwoPairs) -> None:
-    port = server.start(pairs=2, max_pairs=2)
+    port = server.start(pairs=2)
     server.greet()
     fleet = Fleet(port, GATEWAYS)
     try:

@@ -62,7 +62,7 @@ def shards_by_pair(server: TwoPairs) -> tuple[int, ...]:
 
 def test_each_gateway_lands_at_its_owner_and_stays(server: TwoPairs) -> None:
     site = Site(server.directory)
-    port = server.start(pairs=2, max_pairs=2, **{"tls.enabled": True, "tls.state_dir": str(site.directory)})
+    port = server.start(pairs=2, **{"tls.enabled": True, "tls.state_dir": str(site.directory)})
     server.greet()
     # One pair may report later than the other. Once the map is even, each dial goes to the owner at once.
     until(server, lambda: min(shards_by_pair(server)) > SHARDS // 3)
@@ -142,7 +142,7 @@ class Redialling:
 
 def test_a_shard_moves_by_reconnect_under_load_and_no_cut_is_lost(server: TwoPairs) -> None:
     site = Site(server.directory)
-    port = server.start(pairs=2, max_pairs=2, **{"tls.enabled": True, "tls.state_dir": str(site.directory)})
+    port = server.start(pairs=2, **{"tls.enabled": True, "tls.state_dir": str(site.directory)})
     server.greet()
     fleet = Redialling(site, port, GATEWAYS)  # all shards begin with pair-0
     try:

@@ -62,7 +62,13 @@ class Parent:
         self.clock = FakeClock()
         config = PmConfig(**({"max_pairs": 4} | settings))
         self.pipe = ParentPipe()
-        self.traffic = Traffic(config, None, self.pipe, self.clock, cpus=8)
+        self.rooms = 99
+        self.asked: list[int] = []
+        self.traffic = Traffic(config, None, self.pipe, self.clock, cpus=8, has_room=self._has_room)
+
+    def _has_room(self, index: int) -> bool:
+        self.asked.append(index)
+        return index < self.rooms
 
     @property
     def children(self) -> list[Any]:
@@ -103,6 +109,25 @@ def test_a_fixed_number_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Parent(pairs=3)
     made.seconds(1)
     assert len(made.children) == 3
+
+
+def test_a_pair_without_room_is_not_started_and_the_others_have_all_shards(parent: Parent) -> None:
+    parent.rooms = 2
+    parent.seconds(40, gateways=512)
+    assert [child.index for child in parent.children] == [0, 1]
+    assert set(parent.traffic.owners) == {0, 1}
+    assert parent.traffic.needed == 8
+    parent.seconds(100, gateways=512)
+    assert 2 <= parent.asked.count(2) <= 4  # not each second: somebody has to make room first
+    parent.rooms = 99
+    parent.seconds(100, gateways=512)
+    assert len(parent.children) == 4
+
+
+def test_the_first_pair_is_started_without_asking_twice(parent: Parent) -> None:
+    parent.rooms = 0
+    parent.seconds(1)
+    assert len(parent.children) == 1  # it waits for its room where it is started
 
 
 def test_a_pair_retires_after_its_shards_have_left(parent: Parent) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from pmdaemon.mailbox import attach, describe
+from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server.segments import APP, MAIN
 from sla_server.supervisor import (
     BACKOFF_FIRST_S,
     BACKOFF_MOST_S,
+    PARTS,
     STABLE_S,
     Part,
     Supervisor,
@@ -89,3 +98,130 @@ def test_a_message_that_is_no_frame_does_not_end_the_server(tmp_path: Path) -> N
     supervisor._record(Part("services", []))
     assert len(box.posted) == 1
     supervisor._pipe.close()
+
+
+@pytest.mark.parametrize(
+    "error", [MessageDamaged("lane of dbmanager", 5), MailboxCorrupt("lane of dbmanager", "a link")]
+)
+def test_damage_in_its_own_mailbox_does_not_end_the_server(tmp_path: Path, error: MailboxCorrupt) -> None:
+    class Box:
+        posted = 0
+
+        def take(self) -> list[Any]:
+            raise error
+
+        def post(self, _recipient: str, _message: bytes) -> None:
+            self.posted += 1
+
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor, box = Supervisor(config, None, Stop()), Box()
+    supervisor._mailbox = cast(Any, box)
+    supervisor._record(Part("services", []))
+    supervisor._look()
+    assert box.posted == 1
+    assert supervisor.discarded == (2 if isinstance(error, MessageDamaged) else 0)
+    supervisor._pipe.close()
+
+
+SLEEPER = "import os, signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); signal.pause()"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Supervisor]:
+    """Four parts that do nothing, over real segments."""
+    tmp_path.chmod(0o700)
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    supervisor._segments.prepare()
+    supervisor._mailbox = attach(supervisor._segments.path(MAIN), "supervisor")
+    for name in PARTS:
+        supervisor.parts[name] = part = Part(name, [sys.executable, "-c", SLEEPER])
+        supervisor._start(part)
+    yield supervisor
+    supervisor._stop_parts()
+    supervisor._pipe.close()
+    supervisor._mailbox.close()
+    supervisor._segments.close()
+
+
+def hurt(path: Path) -> None:
+    """dbmanager meets damage."""
+    box = attach(path, "dbmanager")
+    box.post(next(iter(box.expected)), b"x")
+    box._words[box._writer._head_word] = 777
+    box.close()
+    with contextlib.suppress(MailboxCorrupt):
+        attach(path, "dbmanager")
+
+
+@pytest.mark.parametrize(("name", "untouched"), [(MAIN, "appserver"), (APP, "pmdaemon")])
+def test_a_segment_that_is_damaged_while_parts_run_is_made_anew(
+    served: Supervisor, name: str, untouched: str
+) -> None:
+    before = {part.name: part.process for part in served.parts.values()}
+    path = served._segments.path(name)
+    created_us = describe(path)["created_unix_us"]
+    hurt(path)
+    served._look()
+    assert describe(path)["created_unix_us"] > created_us
+    attach(path, "dbmanager").close()
+    assert served._mailbox is not None
+    for part in served.parts.values():
+        is_untouched = part.name == untouched
+        assert (part.process is before[part.name]) is is_untouched
+        assert is_untouched or "segment" in part.reason
+        assert is_untouched or cast(Any, before[part.name]).returncode is not None
+    (event,) = [row for table, row in served._pending if row.get("kind") == "mailbox-damaged"]
+    assert event["subject"] == name
+    assert event["severity"] == "error"
+    deadline = time.monotonic() + 60
+    while not all(part.process for part in served.parts.values()) and time.monotonic() < deadline:
+        served._look()
+    texts = [row["text"] for table, row in served._pending if row.get("kind") == "process-restarted"]
+    assert len(texts) == 3
+    assert all("segment" in text for text in texts)
+    with attach(served._segments.path(MAIN), "dbmanager") as keeper:  # what waited is posted into the new one
+        served._drain()
+        assert keeper.take() or name == APP
+
+
+def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(tmp_path: Path) -> None:
+    for drained in (True, False):
+        folder = tmp_path / f"run-{drained}"
+        settings = configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=folder)
+        stop = Stop()
+        supervisor = Supervisor(configuration.resolve(settings), None, stop)
+        ends = SLEEPER if drained else SLEEPER.replace("_exit(0)", "_exit(1)")
+        supervisor._command = lambda _name, ends=ends: [sys.executable, "-c", ends]  # type: ignore[method-assign,misc]
+        seen: list[str] = []
+
+        def look(supervisor: Supervisor = supervisor, stop: Stop = stop, seen: list[str] = seen) -> None:
+            seen.extend(path.name for path in supervisor.config.runtime_dir.iterdir())
+            (supervisor.config.runtime_dir / "services.failed").write_text("why")
+            stop.set("enough")
+
+        supervisor._look = look  # type: ignore[method-assign]
+        start = supervisor._start
+
+        def started(part: Part, start: Any = start) -> None:
+            start(part)
+            wait_until_handled(part)  # else SIGTERM ends it, which is no orderly end either
+
+        supervisor._start = started  # type: ignore[method-assign]
+        assert supervisor.run() == 0
+        assert {MAIN, APP} <= set(seen)
+        left = {path.name for path in folder.iterdir()}
+        assert left == (set() if drained else left | {MAIN, APP})
+
+
+def wait_until_handled(part: Part) -> None:
+    """Until the process has a handler for SIGTERM (bit 14 of SigCgt, proc(5))."""
+    assert part.process is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        text = Path(f"/proc/{part.process.pid}/status").read_text()
+        caught = next(line for line in text.splitlines() if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) >> 14 & 1:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no handler")

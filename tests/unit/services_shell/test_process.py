@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import sys
 import threading
 import time
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, ensure_private_dir
+from pmdaemon.mailbox import BACKSTOP_S, Layout, Mailbox, Route, attach, create_segment, ensure_private_dir
+from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
@@ -124,6 +126,66 @@ def test_a_thread_that_dies_stops_the_process_with_a_status(world: World) -> Non
     world.thread.join(LIMIT_S)
     assert world.status == [1]
     assert "sv-looker" in world.stop.reason
+
+
+def test_what_was_taken_and_not_processed_is_left_to_the_successor(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.until(world.pair, lambda found: found.kind == Kind.LEASE)
+    ended: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: ended.append(told.exc_value))
+
+    def fail(*_values: object) -> None:
+        raise ValueError("by the test")
+
+    monkeypatch.setattr(process.Services, "on_message", fail)
+    up = frame.encode(Kind.GATEWAY, {"gw": GATEWAY, "name": "host-1", "state": "lost"})
+    world.pair.post("services", up)
+    world.thread.join(LIMIT_S)
+    assert [str(error) for error in ended] == ["by the test"]
+    with attach(world.config.runtime_dir / "main.mbx", "services") as successor:
+        assert up in [bytes(message.payload) for message in successor.take()]
+
+
+def test_it_sleeps_no_longer_than_its_mailboxes_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept_s: list[float | None] = []
+
+    class Recorder(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[Any]:
+            slept_s.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(process.selectors, "DefaultSelector", Recorder)
+    ensure_private_dir(tmp_path / "run")
+    world = World(tmp_path / "run", monkeypatch)
+    world.until(world.pair, lambda found: found.kind == Kind.LEASE)
+    world.until(world.appserver, lambda found: found.kind == Kind.SNAPSHOT)
+    world.close()
+    assert slept_s
+    assert all(limit_s is not None and limit_s <= BACKSTOP_S for limit_s in slept_s)
+
+
+class TornBox:
+    """A mailbox whose first message is damaged."""
+
+    def __init__(self) -> None:
+        letters = [SimpleNamespace(sender="a", payload=b"x")]
+        self.left: list[Any] = [MessageDamaged("lane of pair-0", 1), letters, []]
+
+    def take(self) -> list[Any]:
+        found = self.left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return list(found)
+
+
+def test_a_damaged_message_is_passed_by() -> None:
+    seen: list[bytes] = []
+    services = SimpleNamespace(on_message=lambda _sender, payload, *_times: seen.append(payload))
+    assert not process._drain(services, TornBox(), FakeClock())  # type: ignore[arg-type]
+    assert seen == [b"x"]
 
 
 class Patience(Stop):

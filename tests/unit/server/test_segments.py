@@ -1,0 +1,153 @@
+"""The server's mailbox segments: kept, made anew when damaged, removed at the end, those of others swept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pmdaemon.mailbox import attach, describe
+from pmdaemon.mailbox import segment as segment_module
+from pmdaemon.mailbox.errors import MailboxCorrupt, RoomMissing
+from sla_server import config as configuration
+from sla_server import segments as module
+from sla_server.cli.server import mailbox_sizes
+from sla_server.segments import APP, MAIN, Segments
+from sla_server.topology import SLOTS_A_ROUTE, app_layout, later_pairs, main_layout
+
+MIB = 1 << 20
+NOBODY = (1 << 22) + 1  # above the largest process number of Linux
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Segments]:
+    tmp_path.chmod(0o700)
+    made = Segments(tmp_path, 2)
+    yield made
+    made.close()
+
+
+def damage(path: Path) -> None:
+    """A stray store: the head of a lane with a message in it."""
+    with attach(path, "dbmanager") as box:
+        box.post(next(iter(box.expected)), b"x")
+        box._words[box._writer._head_word] = 777
+
+
+def test_a_segment_in_order_is_kept_with_its_messages(made: Segments) -> None:
+    assert made.prepare() == {}
+    with attach(made.path(APP), "dbmanager") as box:
+        box.post("appserver", b"wanted")
+    made.close()
+    assert made.prepare() == {}
+    with attach(made.path(APP), "appserver") as box:
+        assert [message.payload for message in box.take()] == [b"wanted"]
+
+
+@pytest.mark.parametrize("name", [MAIN, APP])
+def test_a_damaged_segment_does_not_survive_a_start(made: Segments, name: str) -> None:
+    made.prepare()
+    damage(made.path(name))
+    made.close()
+    found = made.prepare()
+    assert list(found) == [name]
+    assert "slot 776 is linked" in found[name]
+    attach(made.path(name), "dbmanager").close()
+    made.close()
+    assert made.prepare() == {}
+
+
+def test_damage_met_by_a_part_is_seen_and_cured(made: Segments) -> None:
+    made.prepare()
+    damage(made.path(MAIN))
+    assert made.damaged() == []
+    with pytest.raises(MailboxCorrupt):
+        attach(made.path(MAIN), "dbmanager")
+    assert made.damaged() == [MAIN]
+    made.renew(MAIN)
+    assert made.damaged() == []
+    attach(made.path(MAIN), "dbmanager").close()
+
+
+def test_a_segment_of_another_layout_is_made_anew(made: Segments, tmp_path: Path) -> None:
+    made.prepare()
+    made.close()
+    more = Segments(tmp_path, 3)
+    assert more.prepare() == {}
+    assert "pair-2" in {person["name"] for person in describe(more.path(MAIN))["participants"]}
+    more.close()
+
+
+def test_pairs_that_are_not_there_cost_nothing(tmp_path: Path) -> None:
+    taken = {}
+    for pairs in (1, 8):
+        folder = tmp_path / f"{pairs}"
+        folder.mkdir(mode=0o700)
+        made = Segments(folder, pairs)
+        made.prepare()
+        taken[pairs] = made.path(MAIN).stat().st_blocks * 512
+        with pytest.raises(RoomMissing if pairs > 1 else Exception):
+            attach(made.path(MAIN), f"pair-{max(1, pairs - 1)}")
+        made.remove()
+    assert taken[8] < taken[1] + 2 * MIB
+    assert main_layout(8).total_bytes > taken[8] + 7 * 50 * MIB
+
+
+def test_each_pair_has_slots_enough_however_many_there_are() -> None:
+    for pairs in (1, 2, 8, 64, 256):
+        layout = main_layout(pairs)
+        for name in ("services", "dbmanager", "pair-0"):
+            assert layout.quota(name) >= SLOTS_A_ROUTE - 1
+        assert layout.reserved_bytes(later_pairs(pairs)) < (61 + pairs) * MIB
+
+
+def test_nothing_is_left_after_the_end(made: Segments, tmp_path: Path) -> None:
+    made.prepare()
+    for name in ("supervisor", "dbmanager"):
+        attach(made.path(MAIN), name).close()
+    assert len(list(tmp_path.iterdir())) == 4
+    made.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_swept_and_a_living_ones_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(module, "default_runtime_dir", lambda: tmp_path)
+    folders = {name: tmp_path / f"server-{name}" for name in ("killed", "living", "own")}
+    for name in ("killed", "living"):
+        folders[name].mkdir(mode=0o700)
+        with monkeypatch.context() as patch:
+            if name == "killed":
+                patch.setattr(segment_module.os, "getpid", lambda: NOBODY)
+            segment_module.create_segment(folders[name] / APP, app_layout())
+    (folders["killed"] / f"{APP}.services.bell").touch()
+    folders["own"].mkdir(mode=0o700)
+    made = Segments(folders["own"], 1)
+    made.prepare()
+    made.close()
+    assert not folders["killed"].exists()
+    assert (folders["living"] / APP).exists()
+    assert made.path(MAIN).exists()
+
+
+def test_a_kept_segment_belongs_to_the_new_server(made: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_module.os, "getpid", lambda: NOBODY)
+        made.prepare()
+        made.close()
+    made.prepare()
+    assert describe(made.path(MAIN))["owner"] == {"pid": os.getpid(), "alive": True}
+
+
+def test_the_configuration_is_shown_with_what_the_segments_take_now_and_at_most(tmp_path: Path) -> None:
+    settings = configuration.ServerConfig.model_validate({"data_dir": tmp_path, "pmdaemon": {"max_pairs": 8}})
+    line = mailbox_sizes(configuration.resolve(settings))
+    assert "with one pair" in line
+    assert "with 8, the most" in line
+    now, most = (int(word) for word, unit in pairwise(line.split()) if unit == "MiB")
+    assert now < 80 < 7 * 50 < most
