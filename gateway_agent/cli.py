@@ -33,7 +33,6 @@ def cli() -> None:
 def run(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the agent in the foreground: its data planes and its link to the SLA server."""
     try:
-        logs.configure("gateway-agent")
         config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
         if show_config:
             click.echo(configuration.show(config), nl=False)
@@ -41,6 +40,7 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
             check_files(config)
             click.echo(f"{path}: valid; {len(config.plane)} data planes, {len(config.export)} volumes")
         else:
+            logs.configure("gateway-agent")
             agent.run(config)
     except SlaError as exc:
         click.echo(f"gateway-agent: {exc}", err=True)

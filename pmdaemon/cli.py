@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from pmdaemon.errors import SlaError
 from pmdaemon.net import pair as pair_process
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
-from pmdaemon.runtime.failures import noted
+from pmdaemon.runtime.failures import note, noted
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 
 log = structlog.get_logger("pmdaemon")
 _config_option = click.option(
@@ -54,6 +55,7 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
         stop.install_signals()
         stop.watch_parent()
         with noted(config.runtime_dir, "pmdaemon"):
+            watch(stop, functools.partial(note, config.runtime_dir, "pmdaemon"))
             raise_open_files(config.pmdaemon.open_files)
             status = Daemon(config, path, stop).run()
     except SlaError as exc:

@@ -33,6 +33,7 @@ from pmdaemon.net.dialler import Dialler
 from pmdaemon.net.handoff import Channel
 from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.listening import open_listener
@@ -122,6 +123,7 @@ class Daemon:
         log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:
             while not self._stop.is_set():
+                watchdog.beat()
                 self._look()
                 self._start_due()
                 self._dialler.step()

@@ -6,6 +6,7 @@ part happen only in its own process. Why it ended by itself is noted (``runtime.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -18,9 +19,9 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
-from pmdaemon.runtime.failures import noted
+from pmdaemon.runtime.failures import note, noted
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
 
 MODULES: Final = {
@@ -42,6 +43,7 @@ def _tell_config(path: Path | None, show: bool) -> None:
 
 def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
     with noted(config.runtime_dir, name):
+        watch(stop, functools.partial(note, config.runtime_dir, name))
         return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
 
 

@@ -37,7 +37,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 
 log = structlog.get_logger("link")
 
@@ -88,6 +88,7 @@ def run(config: LinkConfig) -> None:
     stop.install_signals()
     stop.watch_parent()
     set_os_thread_name("link-loop")
+    watch(stop)
     identity = Identity(config.state_dir, config.gateway_id, config.name, clock) if config.tls else None
     core, spool = build(config, clock, identity)
     restarts, reason = restarts_of_this_process()

@@ -23,9 +23,14 @@ def noted(runtime_dir: Path, name: str) -> Iterator[None]:
     try:
         yield
     except SlaError as exc:
-        with contextlib.suppress(OSError):
-            write_whole(path, f"{exc}\n")
+        note(runtime_dir, name, str(exc))
         raise
+
+
+def note(runtime_dir: Path, name: str, text: str) -> None:
+    """Keep why the part ``name`` ends until its next start."""
+    with contextlib.suppress(OSError):
+        write_whole(runtime_dir / f"{name}.failed", f"{text}\n")
 
 
 def failures(runtime_dir: Path) -> dict[str, str]:

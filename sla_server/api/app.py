@@ -18,6 +18,7 @@ from flask import Flask, Response, g, redirect, request
 from werkzeug.exceptions import HTTPException
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import watchdog
 from sla_server.api import answers, changes, lists, watching
 from sla_server.api.errors import ApiError, Unavailable
 from sla_server.api.parts import Parts
@@ -27,6 +28,7 @@ from sla_server.api.security import HEADERS, session_key, start_session
 log = structlog.get_logger("api")
 Handler = Callable[..., Response]
 STREAM: Final = "text/event-stream"
+REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
 
 
 def handler_of(route: Route) -> Handler:
@@ -92,6 +94,7 @@ def _login(parts: Parts) -> Callable[[], Any]:
 def _wrap(app: Flask, parts: Parts) -> None:
     @app.before_request
     def _before() -> None:
+        watchdog.beat(REQUEST_S)
         g.started_s = time.monotonic()
         parts.guard.check_host(request)
         answers.check_text(request)
@@ -106,6 +109,10 @@ def _wrap(app: Flask, parts: Parts) -> None:
         if response.mimetype != STREAM and "started_s" in g:
             parts.meters.seconds.observe(time.monotonic() - g.started_s)
         return response
+
+    @app.teardown_request
+    def _over(_error: BaseException | None) -> None:
+        watchdog.rest()
 
 
 def _tell_errors(app: Flask) -> None:

@@ -31,6 +31,7 @@ from sqlalchemy import Engine
 
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -52,11 +53,12 @@ from sla_server.db.post_office import PostOffice
 from sla_server.db.reads import Reader
 from sla_server.db.retention import Retention
 from sla_server.db.watermarks import HighWater
-from sla_server.db.writer import Writer
+from sla_server.db.writer import STEP_S, Writer
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
 TELL_S: Final = 2.0
+LISTING_S: Final = 600.0  # one statement of SQL; SQLite knows no limit for it
 JOIN_S: Final = 20.0  # a last transaction and a last Parquet file
 
 
@@ -117,7 +119,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             SystemClock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": office.pauses},
-            lambda: [*manager.writer.problems(), *office.problems()],
+            lambda: [*manager.writer.problems(), *office.problems(), *_slow_threads()],
             [(boxes[1], "appserver")],
         )
         office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
@@ -128,6 +130,11 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             _tell(boxes, Problem(NAME, SystemClock().unix_us(), text))
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 0 if failed is None else 1
+
+
+def _slow_threads() -> list[Problem]:
+    now_us = SystemClock().unix_us()
+    return [Problem(name, now_us - round(watchdog.SLOW_S * 1e6), text) for name, text in watchdog.slow()]
 
 
 def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
@@ -144,13 +151,15 @@ def _run_threads(
         stop.set(f"thread {name} died: {error}")
 
     intake_threads, writer_threads = ThreadGroup(on_failure), ThreadGroup(on_failure)
-    writer_threads.start("db-writer", manager.writer.run)
+    writer_threads.start("db-writer", manager.writer.run, STEP_S)
     writer_threads.start("db-files", manager.keeper.run)
     intake_threads.start("db-intake", lambda: office.run(stop))
     log.info("running", queue_bytes=manager.queue.waiting_bytes)
-    listing.refresh()
-    while not stop.wait(LOOK_S):
+    while True:
+        watchdog.beat(LISTING_S)
         listing.refresh()
+        if stop.wait(LOOK_S):
+            break
     try:
         intake_threads.join(JOIN_S)
     finally:
