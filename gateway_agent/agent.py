@@ -71,7 +71,7 @@ def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
         specs.append(Spec(plane.plane, (sys.executable, *argv)))
     link = config.link_config(gateway_id)
     path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
-    specs.append(Spec(LINK, (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))))
+    specs.append(Spec(LINK, (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path)), True))
     return specs
 
 

@@ -79,6 +79,7 @@ def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: 
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
+        watch(stop)
         status = pair_process.run(config, index, control_fd, stop, restarts, reason)
     except SlaError as exc:
         click.echo(f"pmdaemon pair {index}: {exc}", err=True)

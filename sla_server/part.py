@@ -43,7 +43,6 @@ def _tell_config(path: Path | None, show: bool) -> None:
 
 def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
     with noted(config.runtime_dir, name):
-        watch(stop, functools.partial(note, config.runtime_dir, name))
         return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
 
 
@@ -65,7 +64,9 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     stop.install_signals()
     stop.watch_parent()
     try:
-        status = _run(name, configuration.load(path), stop)
+        config = configuration.load(path)
+        watch(stop, functools.partial(note, config.runtime_dir, name))
+        status = _run(name, config, stop)
     except SlaError as exc:
         log.error("part-failed", error=str(exc))
         status = exc.exit_status

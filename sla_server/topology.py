@@ -22,6 +22,7 @@ def main_layout(pairs: int) -> Layout:
         Route("services", "dbmanager", 8 * MIB),
         Route("dbmanager", "services", MIB),
         Route("supervisor", "dbmanager", MIB // 4),
+        Route("supervisor", "services", MIB // 4),
         Route("dbmanager", "supervisor", MIB // 4),
         Route("pmdaemon", "dbmanager", MIB // 4),
     ]
@@ -47,6 +48,7 @@ def app_layout() -> Layout:
             Route("appserver", "services", 4 * MIB),
             Route("services", "appserver", 8 * MIB),
             Route("dbmanager", "appserver", MIB // 4),
+            Route("supervisor", "appserver", MIB // 4),
         ),
         slots_per_sender=1024,
     )

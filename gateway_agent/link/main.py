@@ -77,18 +77,14 @@ def publish_planes(config: LinkConfig, core: LinkCore) -> None:
         log.warning("cannot-publish", reason=str(exc))
 
 
-def run(config: LinkConfig) -> None:
-    """Serve until told to stop.
+def run(config: LinkConfig, stop: Stop) -> None:
+    """Serve until the stop.
 
     Raises:
         SlaError: this host cannot run the link; the parent starts it again with backoff.
     """
     clock = agent_clock()
-    stop = Stop()
-    stop.install_signals()
-    stop.watch_parent()
     set_os_thread_name("link-loop")
-    watch(stop)
     identity = Identity(config.state_dir, config.gateway_id, config.name, clock) if config.tls else None
     core, spool = build(config, clock, identity)
     restarts, reason = restarts_of_this_process()
@@ -123,7 +119,11 @@ def main(path: Path, show_config: bool, check_config: bool) -> None:
         if show_config or check_config:
             click.echo(show(config) if show_config else f"{path}: correct")
             return
-        run(config)
+        stop = Stop()
+        stop.install_signals()
+        stop.watch_parent()
+        watch(stop)
+        run(config, stop)
     except SlaError as exc:
         log.error("link-stopped", problem=str(exc))
         sys.exit(exc.exit_status)

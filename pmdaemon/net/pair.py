@@ -49,7 +49,7 @@ from pmdaemon.net.vigil import Patience
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import ThreadGroup, watch
+from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -174,7 +174,6 @@ class Pair:
     def run(self, stop: Stop) -> int:
         """Serve until the stop; returns the exit status."""
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
-        watch(stop)
         core = UnifiedCore(self.inbound, self.outbound) if self._is_unified else None
         by_parent = watchdog.AT_REST  # their steps are in each report: the parent is stricter with them
         if core is not None:

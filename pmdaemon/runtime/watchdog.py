@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Final
@@ -34,6 +35,14 @@ a few seconds. Statements of SQL, which may take minutes, declare more."""
 SLOW_S: Final = 60.0  # worth a word to people, although it is allowed
 START_S: Final = 10.0
 """CPython's ``Thread.start`` waits for ever for a thread that dies of want of memory before it has begun."""
+SAID_S: Final = 10
+"""Ten beats of a process missed: people hear of it. An overloaded machine delays a beat by two or three."""
+KILLED_S: Final = 60
+"""Then it is killed: its restart takes seconds, and whatever keeps a thread that only sleeps from its turn
+for a minute (SIGSTOP, a held interpreter) does not end by itself. Long work is no silence: the watchdog
+beats on."""
+FIRST_BEAT_S: Final = 180
+"""From its start to its first beat a process loads Python's modules: 20 s were seen on a loaded machine."""
 HUNG_STATUS: Final = 70  # EX_SOFTWARE of sysexits
 PULSE_FD_VARIABLE: Final = "SLA_PULSE_FD"
 AT_REST: Final = float("inf")
@@ -172,9 +181,38 @@ class Pulse:
             self.silent_s, self.has_beaten = 0, True
         return self.silent_s
 
+    @property
+    def problem(self) -> str:
+        """What to say of the child, after its name; nothing while it beats."""
+        if self.has_beaten and self.silent_s >= SAID_S:
+            return f"has made no progress for {self.silent_s} s"
+        if not self.has_beaten and self.silent_s >= KILLED_S:
+            return f"has not finished its start after {self.silent_s} s"
+        return ""
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the child must be killed to be started again."""
+        return self.silent_s >= (KILLED_S if self.has_beaten else FIRST_BEAT_S)
+
     def close(self) -> None:
         """The child has ended."""
         os.close(self.fd)
+
+
+class EachSecond:
+    """Says once a second that a second has passed; one that was suspended makes up for nothing."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + LOOK_S
+
+    def is_due(self) -> bool:
+        """Whether it is time for a look."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return False
+        self._due_s = now_s + LOOK_S
+        return True
 
 
 def pulse_fd_of_parent() -> int | None:

@@ -134,7 +134,7 @@ def problems_now(parts: Parts, database: str) -> list[dict[str, Any]]:
     age_s = parts.live.age_s()
     since_us = None if age_s is None else parts.clock.unix_us() - round(age_s * 1e6)
     silent = {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}
-    return [*mine, silent, *parts.live.keeper_problems()]
+    return [*mine, silent, *parts.live.reported_problems()]
 
 
 def _database(parts: Parts) -> str:
@@ -148,7 +148,7 @@ def _database(parts: Parts) -> str:
 
 def _keepers_database(parts: Parts) -> str:
     """Why dbmanager cannot write to the database; "" if it can, or says nothing."""
-    rows = parts.live.keeper_problems()
+    rows = parts.live.reported_problems()
     return next((str(row["reason"]) for row in rows if row["what"] == "database"), "")
 
 
