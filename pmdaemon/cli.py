@@ -11,11 +11,10 @@ import structlog
 
 from pmdaemon import config as configuration
 from pmdaemon.daemon import Daemon, raise_open_files
-from pmdaemon.errors import SlaError
 from pmdaemon.net import pair as pair_process
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
-from pmdaemon.runtime.failures import note, noted
+from pmdaemon.runtime.failures import note, noted, outermost
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 
@@ -41,7 +40,7 @@ def cli() -> None:
 @click.option("--check-config", is_flag=True, help="Check the file and stop.")
 def run(path: Path | None, show_config: bool, check_config: bool) -> None:
     """Run the daemon until SIGTERM."""
-    try:
+    with outermost("pmdaemon"):
         config = configuration.load(path)
         if show_config:
             click.echo(show(config), nl=False)
@@ -58,9 +57,6 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
             watch(stop, functools.partial(note, config.runtime_dir, "pmdaemon"))
             raise_open_files(config.pmdaemon.open_files)
             status = Daemon(config, path, stop).run()
-    except SlaError as exc:
-        click.echo(f"pmdaemon: {exc}", err=True)
-        status = exc.exit_status
     sys.exit(status)
 
 
@@ -72,7 +68,7 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
 @click.option("--reason", default="", help="How the one before it ended.")
 def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: str) -> None:
     """Run one pair; started by ``pmdaemon run``."""
-    try:
+    with outermost(f"pmdaemon pair {index}"):
         config = configuration.load(path)
         logs.configure(f"pair-{index}")
         set_os_thread_name(f"pm-pair-{index}")
@@ -81,7 +77,4 @@ def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: 
         stop.watch_parent()
         watch(stop)
         status = pair_process.run(config, index, control_fd, stop, restarts, reason)
-    except SlaError as exc:
-        click.echo(f"pmdaemon pair {index}: {exc}", err=True)
-        status = exc.exit_status
     sys.exit(status)

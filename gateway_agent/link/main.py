@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,10 +31,10 @@ from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import Source
 from gateway_agent.sources.host import HostSource
 from pmdaemon.config import parse_listen
-from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import show
+from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 
@@ -114,7 +113,7 @@ def run(config: LinkConfig, stop: Stop) -> None:
 def main(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the link process."""
     logs.configure("link")
-    try:
+    with outermost("link", lambda text: log.error("link-stopped", problem=text)):
         config = load_link(path)
         if show_config or check_config:
             click.echo(show(config) if show_config else f"{path}: correct")
@@ -124,9 +123,6 @@ def main(path: Path, show_config: bool, check_config: bool) -> None:
         stop.watch_parent()
         watch(stop)
         run(config, stop)
-    except SlaError as exc:
-        log.error("link-stopped", problem=str(exc))
-        sys.exit(exc.exit_status)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,25 @@ def configure(process: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
+    logging.basicConfig(handlers=[_Libraries()], level=max(LEVELS[name], logging.WARNING), force=True)
+
+
+class _Libraries(logging.Handler):
+    """What libraries log (waitress, alembic) as lines of ours; their tracebacks at level debug only."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``; raises nothing."""
+        log = structlog.get_logger(record.name)
+        try:
+            text = record.getMessage()
+        except Exception as exc:  # noqa: BLE001 - a message that does not fit its arguments
+            text = f"{record.msg} ({type(exc).__name__})"
+        error = record.exc_info[1] if record.exc_info else None
+        cause = {"error": f"{type(error).__name__}: {error}"} if error is not None else {}
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        getattr(log, level)("library", library=record.name, text=text, **cause)
+        if error is not None:
+            log.debug("traceback", exc_info=error)
 
 
 class _LineLogger:

@@ -8,6 +8,7 @@ and told as 500 without details.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +28,7 @@ from sla_server.api.security import HEADERS, session_key, start_session
 
 log = structlog.get_logger("api")
 Handler = Callable[..., Response]
+PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
 STREAM: Final = "text/event-stream"
 REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
 
@@ -127,6 +129,13 @@ def _tell_errors(app: Flask) -> None:
     @app.errorhandler(HTTPException)
     def _flask(error: HTTPException) -> Response:
         return answers.as_problem(answers.from_http(error))
+
+    @app.errorhandler(OSError)
+    def _no_room(error: OSError) -> Response:
+        if error.errno not in PASSING:
+            return _unforeseen(error)
+        log.warning("request-refused", path=request.path, error=error.strerror)
+        return answers.as_problem(Unavailable(f"the server is short of something: {error.strerror}"))
 
     @app.errorhandler(Exception)
     def _unforeseen(error: Exception) -> Response:

@@ -35,12 +35,12 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db import migrate
 from sla_server.db.archive import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.errors import AnotherManager, DatabaseUnavailable, FilesUnavailable
+from sla_server.db.errors import AnotherManager, DatabaseDamaged, DatabaseUnavailable, FilesUnavailable
 from sla_server.db.files.housekeeper import Housekeeper
 from sla_server.db.files.lock import storage_lock
 from sla_server.db.files.store import open_files
@@ -48,6 +48,7 @@ from sla_server.db.gateway_list import LOOK_S, GatewayListFile
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import STEP_BYTES, IngestQueue, Record
 from sla_server.db.intake import Intake
+from sla_server.db.inventory import Row, event_row
 from sla_server.db.outage import Outage
 from sla_server.db.post_office import PostOffice
 from sla_server.db.reads import Reader
@@ -192,10 +193,13 @@ def open_manager(
     archive = Archive(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     keeper = Housekeeper(engine, files, queue.queue_id, settings.files, clock)
     outage = Outage()
+    damage_event = _damage_event(queue, clock.unix_us())
     while not stop.is_set():
         try:
             migrate.upgrade(engine)
             store.prepare()
+            if damage_event is not None:
+                store.report(damage_event)
             cursors = store.cursors()
             reader = Reader(engine)
             high_water = HighWater(reader.watermarks())
@@ -206,6 +210,7 @@ def open_manager(
             outage.failed(clock.unix_us(), str(exc))
             log.warning("waiting-for-database", error=str(exc), retry_s=outage.wait_s())
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
+            what = DAMAGED if isinstance(exc, DatabaseDamaged) else what
             _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         intake = Intake(secrets.randbits(62) + 1, high_water)
@@ -216,6 +221,33 @@ def open_manager(
         writer.start(cursors)
         return Manager(intake, queue, writer, keeper, engine)
     return None
+
+
+def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
+    """An event about records that were durable and are gone; None if there are none.
+
+    Its id follows from what is damaged: the next start, which may find the same, adds no second one.
+    """
+    places, size_bytes, records = queue.damage
+    if not places:
+        return None
+    count = f"{records} records" if records else "an unknown number of records"
+    text = (
+        f"the ingest queue is damaged in {places} places ({size_bytes} bytes): {count} of cuts that were not "
+        "yet in SQL and Parquet are lost, and their time is no-data. Check the disk; the log names the places"
+    )
+    details = {"places": places, "bytes": size_bytes, "records": records}
+    identity = (queue.queue_id, queue.synced_seq, places, size_bytes)
+    return event_row(
+        identity,
+        now_us,
+        "queue-damage",
+        "critical",
+        element="server",
+        subject="ingest-queue",
+        text=text,
+        details=details,
+    )
 
 
 def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: Problem) -> None:

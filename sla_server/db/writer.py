@@ -41,7 +41,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.pressure import Problem
 from sla_server.db.archive import Archive
 from sla_server.db.batch import Batch, decode_batch
-from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.filing import Filing
 from sla_server.db.ingest import CursorMoved, IngestStore, has_rows
 from sla_server.db.ingest_queue import STEP_BYTES, DurableQueue, QueueReader, Record
@@ -171,7 +171,9 @@ class Writer:
         return [problem for problem in (self._outage.problem, self._filing.problem) if problem is not None]
 
     def _database_away(self, error: DatabaseUnavailable) -> None:
-        self._outage.failed(self._clock.unix_us(), error.reason)
+        is_damage = isinstance(error, DatabaseDamaged)
+        reason = str(error) if is_damage else error.reason
+        self._outage.failed(self._clock.unix_us(), reason, is_damage=is_damage)
         self._store.disconnect()
         log.warning(
             "database-away",
