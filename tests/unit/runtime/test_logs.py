@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -103,6 +104,21 @@ def test_a_value_that_cannot_be_rendered_does_not_raise(capfd: pytest.CaptureFix
     first, second = capfd.readouterr().err.splitlines()
     assert "event=rude" in first
     assert "event=surrogate" in second
+
+
+def test_what_libraries_log_is_a_line_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("appserver")
+    try:
+        raise OSError(24, "Too many open files")
+    except OSError:
+        logging.getLogger("waitress").warning("accept() threw %s", "something", exc_info=True)
+    logging.getLogger("waitress").warning("does not fit %d", "its argument")
+    first, second = capfd.readouterr().err.splitlines()
+    assert "process=appserver event=library" in first
+    assert 'text="accept() threw something"' in first
+    assert "Too many open files" in first
+    assert "Traceback" not in first
+    assert "does not fit" in second
 
 
 def test_threads_lose_no_line_and_count_each_lost_one() -> None:
