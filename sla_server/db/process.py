@@ -231,7 +231,7 @@ def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
     places, size_bytes, records = queue.damage
     if not places:
         return None
-    count = f"{records} records" if records else "an unknown number of records"
+    count = f"{records} record{'s' * (records > 1)}" if records else "an unknown number of records"
     text = (
         f"the ingest queue is damaged in {places} places ({size_bytes} bytes): {count} of cuts that were not "
         "yet in SQL and Parquet are lost, and their time is no-data. Check the disk; the log names the places"

@@ -215,4 +215,4 @@ def test_damage_of_the_queue_that_lost_records_is_an_event_once(config, peers, r
             peers.pair.expect(Kind.WATERMARKS)
     found = [row for row in reader.events(limit=50) if row["kind"] == "queue-damage"]
     assert [(row["severity"], row["subject"]) for row in found] == [("critical", "ingest-queue")]
-    assert "1 records of cuts that were not yet in SQL and Parquet are lost" in found[0]["text"]
+    assert "1 record of cuts that were not yet in SQL and Parquet are lost" in found[0]["text"]

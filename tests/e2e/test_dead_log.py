@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,21 +25,9 @@ class DeafStage(Stage):
 
     outputs: dict[str, int] = field(default_factory=dict)
 
-    def spawn(
-        self, name: str, *arguments: str, environment: dict[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, *arguments: str, **how: Any) -> subprocess.Popen[bytes]:
         """See ``Stage``."""
-        output = self.outputs[name]
-        process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, **(environment or {})},
-        )
-        self._processes.append((name, process))
-        return process
+        return super().spawn(name, *arguments, **{**how, "output": self.outputs[name]})
 
 
 @contextlib.contextmanager
