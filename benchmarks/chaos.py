@@ -77,6 +77,7 @@ FROZEN = (
     "link-b",
     "plane-b",
 )
+BLOCK_BYTES = 4096
 STARVED = ("dbmanager", "services")
 SETTLE_S = 120.0
 
@@ -260,7 +261,7 @@ class Chaos:
         with contextlib.suppress(OSError), ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
         with contextlib.suppress(OSError), (self._data / "server.log").open("ab", buffering=0) as log:
-            while True:  # what is left of its last block
+            for _ in range(BLOCK_BYTES):  # what is left of its last block
                 log.write(b"\n")
         threading.Timer(self._rng.uniform(1.0, 4.0), ballast.unlink, (True,)).start()
         return True
