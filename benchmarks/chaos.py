@@ -7,7 +7,10 @@ about once a second, one of:
 
     kill -9     of one process: dbmanager, services, pmdaemon, pair, appserver, supervisor, link, plane, agent
     cut, stall  of all connections, up to 8 s
-    disk        the server's data directory (a tmpfs; needs root) is full for some seconds
+    disk        the server's data directory (a tmpfs; needs root) is full for some seconds, its log with it
+    log         the reader of the server's log pipe is killed, or reads nothing for some seconds
+    freeze      one process is stopped (SIGSTOP) for up to 15 s
+    memory      dbmanager or services gets no more address space for some seconds
     clock       of agent c, stepped by up to 30 s either way
     database    PostgreSQL is stopped, or dies, and is started again (--database postgresql)
 
@@ -36,6 +39,7 @@ from pathlib import Path
 import click
 
 from benchmarks.chaos_clients import Clients
+from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
 from benchmarks.cutting_proxy import CuttingProxy
 from benchmarks.harness import HERE, machine_facts, rows_for, table
@@ -61,7 +65,20 @@ VICTIMS = {  # name: (fragment of its command line, weight)
     "plane-b": ("gateway_agent.nbd.plane --config {sockets}/b/", 1),
     "agent-b": ("-m gateway_agent run --config {folder}/b.toml", 1),
 }
-OTHERS = {"cut": 2, "stall": 2, "disk": 1, "clock": 2, "database": 1}
+OTHERS = {"cut": 2, "stall": 2, "disk": 1, "clock": 2, "database": 1, "log": 1, "freeze": 2, "memory": 1}
+FROZEN = (
+    "dbmanager",
+    "services",
+    "pmdaemon",
+    "pair",
+    "appserver",
+    "supervisor",
+    "link-a",
+    "link-b",
+    "plane-b",
+)
+BLOCK_BYTES = 4096
+STARVED = ("dbmanager", "services")
 SETTLE_S = 120.0
 
 
@@ -80,6 +97,8 @@ class Chaos:
         self._mounted = False
         self._step_file = folder / "step"
         self._link_c: subprocess.Popen[bytes] | None = None
+        self._log_reader: subprocess.Popen[bytes] | None = None
+        self._processes = ProcessFaults()
         self._agents = [
             Agent(
                 name,
@@ -109,12 +128,16 @@ class Chaos:
                 finally:
                     proxy.close()
         finally:
+            if self._log_reader is not None:
+                self._log_reader.kill()
+                self._log_reader.wait()
             self._unmount()
 
     def _run(
         self, stage: Stage, proxy: CuttingProxy, duration_s: float, most_kills: int, pause_s: float
     ) -> Proof:
-        stage.start_server()
+        self._start_server()
+        stage.wait(stage.is_answering, "the server")
         for agent in self._agents:
             (self.folder / f"{agent.name}.img").write_bytes(bytes(8 << 20))
             stage.start_agent(agent)
@@ -151,7 +174,7 @@ class Chaos:
         """Start again what no supervisor of the product's own starts: the supervisor, agent b, link c."""
         stage = self.stage
         if not stage.pids("-m sla_server start"):
-            stage.spawn("server", "sla_server", "start", "--config", str(stage.config_path))
+            self._start_server()
         if not stage.pids(f"-m gateway_agent run --config {self.folder}/b.toml"):
             stage.spawn(
                 "b", "gateway_agent", "run", "--config", str(self.folder / "b.toml"), environment=DEBUG
@@ -162,6 +185,21 @@ class Chaos:
             self._link_c = stage.spawn(
                 "c", "gateway_agent.link.main", "--config", config, environment=environment
             )
+
+    def _start_server(self) -> None:
+        """With its log in the data directory, written by itself or, as likely, by the reader of a pipe."""
+        with (self._data / "server.log").open("ab") as log:
+            if self._rng.random() < 0.5:
+                self.stage.spawn_server(log.fileno())
+                return
+            read_end, write_end = os.pipe()
+            if self._log_reader is not None:
+                self._log_reader.kill()
+                self._log_reader.wait()
+            self._log_reader = subprocess.Popen(["cat"], stdin=read_end, stdout=log, stderr=log)
+            os.close(read_end)
+            self.stage.spawn_server(write_end)
+            os.close(write_end)
 
     def _mount(self) -> None:
         """A data directory with a quota, where we may: as root."""
@@ -196,9 +234,15 @@ class Chaos:
             if kills and kills % 25 == 0:
                 self.note(f"  {kills} kills, {end_s - time.monotonic():.0f} s left")
 
+    def _pids(self, name: str) -> list[int]:
+        return self.stage.pids(VICTIMS[name][0].format(sockets=self.stage.sockets, folder=self.folder))
+
     def _kill(self, name: str) -> int:
-        fragment = VICTIMS[name][0].format(sockets=self.stage.sockets, folder=self.folder)
-        return min(1, len(self.stage.kill(fragment)))
+        pids = self._pids(name)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return min(1, len(pids))
 
     def _cut(self, proxy: CuttingProxy) -> bool:
         proxy.cut()
@@ -216,8 +260,34 @@ class Chaos:
         free = os.statvfs(self._data)
         with contextlib.suppress(OSError), ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        with contextlib.suppress(OSError), (self._data / "server.log").open("ab", buffering=0) as log:
+            for _ in range(BLOCK_BYTES):  # what is left of its last block
+                log.write(b"\n")
         threading.Timer(self._rng.uniform(1.0, 4.0), ballast.unlink, (True,)).start()
         return True
+
+    def _log(self, _proxy: CuttingProxy) -> bool:
+        reader = self._log_reader
+        if reader is None or reader.poll() is not None:
+            return False
+        if self._rng.random() < 0.5:
+            reader.kill()
+            reader.wait()
+        else:
+            self._processes.freeze(reader.pid, self._rng.uniform(0.5, 15.0))
+        return True
+
+    def _freeze(self, _proxy: CuttingProxy) -> bool:
+        pids = self._pids(self._rng.choice(FROZEN))
+        if pids:
+            self._processes.freeze(pids[0], self._rng.uniform(0.5, 15.0))
+        return bool(pids)
+
+    def _memory(self, _proxy: CuttingProxy) -> bool:
+        pids = self._pids(self._rng.choice(STARVED))
+        if pids:
+            self._processes.starve(pids[0], self._rng.uniform(1.0, 6.0))
+        return bool(pids)
 
     def _clock(self, _proxy: CuttingProxy) -> bool:
         self._step_file.write_text(str(self._rng.randrange(-30_000_000, 30_000_000)))
@@ -235,6 +305,7 @@ class Chaos:
 
     def _heal(self, proxy: CuttingProxy) -> None:
         time.sleep(4.5)  # the longest disk fault ends by itself
+        self._processes.thaw_all()
         (self._data / "ballast").unlink(missing_ok=True)
         proxy.stall(False)
         self._revive()

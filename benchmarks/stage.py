@@ -174,15 +174,19 @@ class Stage:
         return path
 
     def spawn(
-        self, name: str, *arguments: str, environment: dict[str, str] | None = None
+        self,
+        name: str,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        output: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start ``python -m arguments``; its output goes to ``<folder>/<name>.log``."""
+        """Start ``python -m arguments``; its output goes to ``output``, or to ``<folder>/<name>.log``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=log if output is None else output,
+                stderr=log if output is None else output,
                 start_new_session=True,
                 env={**os.environ, **(environment or {})},
             )
@@ -217,8 +221,11 @@ class Stage:
         """Start the server and wait until its API answers."""
         if self.tls and not (self.folder / "data" / "ca").exists():
             self.sla("ca", "init")
-        process = self.spawn("server", "sla_server", "start", "--config", str(self.config_path))
-        self.wait(self._healthy, "the server", process)
+        self.wait(self.is_answering, "the server", self.spawn_server())
+
+    def spawn_server(self, output: int | None = None) -> subprocess.Popen[bytes]:
+        """Start the server; see ``spawn``."""
+        return self.spawn("server", "sla_server", "start", "--config", str(self.config_path), output=output)
 
     def start_agent(self, agent: Agent) -> subprocess.Popen[bytes]:
         """Start one gateway agent and wait until its clients can connect."""
@@ -273,7 +280,8 @@ class Stage:
             parts.append(f"--- {path.name}\n" + "\n".join(text))
         return "\n".join(parts)
 
-    def _healthy(self) -> bool:
+    def is_answering(self) -> bool:
+        """Whether the API says that the server is well."""
         try:
             return self.client.get("/api/v1/health", timeout=2.0).status_code == 200
         except httpx.HTTPError:

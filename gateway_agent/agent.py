@@ -73,7 +73,7 @@ def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
     link = config.link_config(gateway_id)
     path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
     of_link = (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))
-    specs.append(Spec(LINK, of_link, stops_last=True))
+    specs.append(Spec(LINK, of_link, has_pulse=True, stops_last=True))
     return specs
 
 

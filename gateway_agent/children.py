@@ -6,6 +6,9 @@ A child holds one end of the parent's pipe and stops when the parent is gone, ho
 process groups of their own, so that Ctrl-C reaches the parent alone, which stops them in order. A child that
 was started again finds in its environment how often, and how its predecessor ended.
 
+A child with a pulse (the link) that makes no progress is killed and started again (``runtime.watchdog``).
+Data planes have none: they carry application I/O, and their link reports one that does not answer.
+
 Thread: the parent's only thread.
 """
 
@@ -22,6 +25,7 @@ import structlog
 
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.watchdog import KILLED_S, LOOK_S, SAID_S, EachSecond, Pulse
 
 log = structlog.get_logger("children")
 
@@ -34,10 +38,11 @@ REASON_ENV: Final = "SLA_CHILD_REASON"
 
 
 class Spec(NamedTuple):
-    """What to run: a name for people, and the command."""
+    """What to run: a name for people, the command, and whether it must show progress."""
 
     name: str
     argv: tuple[str, ...]
+    has_pulse: bool = False
     stops_last: bool = False
 
 
@@ -90,6 +95,7 @@ class Child:
         self.policy = RestartPolicy(clock.monotonic_ns())
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_fd = -1
+        self._pulse: Pulse | None = None
         self._ended = ""
 
     @property
@@ -113,6 +119,7 @@ class Child:
         try:
             self._process, self._pid_fd = self._launch()
         except OSError as exc:
+            self._drop_pulse()
             self._ended = f"it could not be started: {exc.strerror}"
             wait_s = self.policy.died(now_ns)
             log.error("child-not-started", child=self.spec.name, problem=exc.strerror, again_in_s=wait_s)
@@ -121,12 +128,14 @@ class Child:
         return True
 
     def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
+        self._pulse = pulse = Pulse() if self.spec.has_pulse else None
+        descriptors = (self._pipe.child_fd,) if pulse is None else (self._pipe.child_fd, pulse.fd)
         known = {RESTARTS_ENV: str(self.policy.restarts), REASON_ENV: self._ended}
         process = subprocess.Popen(
             self.spec.argv,
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._pipe.child_fd,),
-            env={**os.environ, **self._pipe.child_env(), **known},
+            pass_fds=descriptors,
+            env={**os.environ, **self._pipe.child_env(), **known, **(pulse.env() if pulse else {})},
             process_group=0,
         )
         try:
@@ -135,6 +144,25 @@ class Child:
             process.kill()
             process.wait()
             raise
+
+    def look(self) -> None:
+        """Once a second: kill it if it hangs."""
+        if self._pulse is None:
+            return
+        if self._pulse.look() == SAID_S and self._pulse.problem:
+            log.error(
+                "child-stalls", child=self.spec.name, problem=self._pulse.problem, killed_after_s=KILLED_S
+            )
+        if self._pulse.is_hung:
+            self.signal(signal.SIGKILL)
+
+    def _drop_pulse(self) -> str:
+        """Returns what was wrong with it."""
+        pulse, self._pulse = self._pulse, None
+        if pulse is None:
+            return ""
+        pulse.close()
+        return f"it {pulse.problem} and was killed" if pulse.is_hung else ""
 
     def reap(self) -> int:
         """The child has ended: its exit status, negative for a signal."""
@@ -147,8 +175,10 @@ class Child:
     def died(self, status: int) -> None:
         """It ended unasked: plan the restart."""
         wait_s = self.policy.died(self._clock.monotonic_ns())
-        self._ended = how_it_ended(status)
-        log.warning("child-died", child=self.spec.name, status=status, restart_in_s=wait_s)
+        self._ended = self._drop_pulse() or how_it_ended(status)
+        log.warning(
+            "child-died", child=self.spec.name, status=status, reason=self._ended, restart_in_s=wait_s
+        )
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal if it runs."""
@@ -169,6 +199,7 @@ class Children:
         self._stop = stop
         self._clock = clock
         self._on_change = on_change
+        self._second = EachSecond()
         self.all = [Child(spec, self._pipe, clock) for spec in specs]
 
     def run(self) -> None:
@@ -178,6 +209,9 @@ class Children:
             if any(started):
                 self._on_change()
             self._wait()
+            if self._second.is_due():
+                for child in self.all:
+                    child.look()
         log.info("stopping", reason=self._stop.reason)
         for is_last in (False, True):
             group = [child for child in self.all if child.spec.stops_last is is_last]
@@ -192,9 +226,9 @@ class Children:
     def _wait(self) -> None:
         running = [child for child in self.all if child.pid is not None]
         due = [child.policy.due_ns for child in self.all if child.pid is None]
-        timeout_s = max(0.0, (min(due) - self._clock.monotonic_ns()) / 1e9) if due else None
+        timeout_s = max(0.0, (min(due) - self._clock.monotonic_ns()) / 1e9) if due else LOOK_S
         by_fd = {child.fileno(): child for child in running}
-        ended, _, _ = select.select([self._stop.fileno(), *by_fd], [], [], timeout_s)
+        ended, _, _ = select.select([self._stop.fileno(), *by_fd], [], [], min(timeout_s, LOOK_S))
         for child in (by_fd[fd] for fd in ended if fd in by_fd):
             child.died(child.reap())
             self._on_change()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -13,9 +12,10 @@ from gateway_agent.config import AgentConfig
 from gateway_agent.link import state
 from gateway_agent.link.config import parse_server
 from gateway_agent.nbd.storage import Storage
-from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.failures import outermost
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,8 +32,7 @@ def cli() -> None:
 @click.option("--check-config", is_flag=True, help="Say whether the configuration is valid and exit.")
 def run(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the agent in the foreground: its data planes and its link to the SLA server."""
-    try:
-        logs.configure("gateway-agent")
+    with outermost("gateway-agent"):
         config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
         if show_config:
             click.echo(configuration.show(config), nl=False)
@@ -41,10 +40,8 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
             check_files(config)
             click.echo(f"{path}: valid; {len(config.plane)} data planes, {len(config.export)} volumes")
         else:
+            logs.configure("gateway-agent")
             agent.run(config)
-    except SlaError as exc:
-        click.echo(f"gateway-agent: {exc}", err=True)
-        sys.exit(exc.exit_status)
 
 
 @cli.command()
@@ -62,7 +59,7 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
 @click.option("--fingerprint", required=True, help="Of the server's CA, as `sla ca token` printed it.")
 def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fingerprint: str) -> None:
     """Obtain this gateway's certificate with a one-time token. Renewal is automatic from then on."""
-    try:
+    with outermost("gateway-agent"):
         if path is not None:
             config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
             state_dir = state_dir or config.state_dir
@@ -81,9 +78,6 @@ def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fi
             f"enrolled as {held.name} ({held.gateway_id}); certificate for {days:.0f} days, renewed by itself"
         )
         click.echo(f'In the agent\'s file: name = "{held.name}", server = "{server}", tls = true')
-    except SlaError as exc:
-        click.echo(f"gateway-agent: {exc}", err=True)
-        sys.exit(exc.exit_status)
 
 
 def check_files(config: AgentConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -10,13 +11,12 @@ import structlog
 
 from pmdaemon import config as configuration
 from pmdaemon.daemon import Daemon, raise_open_files
-from pmdaemon.errors import SlaError
 from pmdaemon.net import pair as pair_process
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
-from pmdaemon.runtime.failures import noted
+from pmdaemon.runtime.failures import note, noted, outermost
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 
 log = structlog.get_logger("pmdaemon")
 _config_option = click.option(
@@ -40,7 +40,7 @@ def cli() -> None:
 @click.option("--check-config", is_flag=True, help="Check the file and stop.")
 def run(path: Path | None, show_config: bool, check_config: bool) -> None:
     """Run the daemon until SIGTERM."""
-    try:
+    with outermost("pmdaemon"):
         config = configuration.load(path)
         if show_config:
             click.echo(show(config), nl=False)
@@ -54,11 +54,9 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
         stop.install_signals()
         stop.watch_parent()
         with noted(config.runtime_dir, "pmdaemon"):
+            watch(stop, functools.partial(note, config.runtime_dir, "pmdaemon"))
             raise_open_files(config.pmdaemon.open_files)
             status = Daemon(config, path, stop).run()
-    except SlaError as exc:
-        click.echo(f"pmdaemon: {exc}", err=True)
-        status = exc.exit_status
     sys.exit(status)
 
 
@@ -70,15 +68,13 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
 @click.option("--reason", default="", help="How the one before it ended.")
 def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: str) -> None:
     """Run one pair; started by ``pmdaemon run``."""
-    try:
+    with outermost(f"pmdaemon pair {index}"):
         config = configuration.load(path)
         logs.configure(f"pair-{index}")
         set_os_thread_name(f"pm-pair-{index}")
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
+        watch(stop)
         status = pair_process.run(config, index, control_fd, stop, restarts, reason)
-    except SlaError as exc:
-        click.echo(f"pmdaemon pair {index}: {exc}", err=True)
-        status = exc.exit_status
     sys.exit(status)

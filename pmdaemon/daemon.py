@@ -34,6 +34,7 @@ from pmdaemon.net.handoff import Channel
 from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
 from pmdaemon.rooms import reserve_pair
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.listening import open_listener
@@ -42,6 +43,7 @@ from pmdaemon.traffic import NO_ROOM_NS, Traffic
 
 LOOK_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
+ACCEPT_PAUSE_NS: Final = 10**9  # without descriptors: connections wait in the backlog, no loop spins
 NOFILE_MIN: Final = 256
 log = structlog.get_logger("pmdaemon")
 
@@ -106,6 +108,7 @@ class Daemon:
         self._dialler = Dialler(offer, self._clock, random.Random())  # noqa: S311 - guards nothing
         self._told = DialledFile(config.dialled_path)
         self._look_at_ns = 0
+        self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is
         self._refusals = LimitedLog("pmdaemon")
         self.refused_connections = 0
 
@@ -124,8 +127,10 @@ class Daemon:
         log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:
             while not self._stop.is_set():
+                watchdog.beat()
                 self._look()
                 self._start_due()
+                self._accept_again()
                 self._dialler.step()
                 self._ask_for_room()
                 for key, events in self._selector.select(self._timeout_s()):
@@ -153,8 +158,16 @@ class Daemon:
         waiting = [child.start_at_ns for child in self.traffic.children if not child.is_running]
         if (due_ns := self._dialler.due_ns()) is not None:
             waiting.append(due_ns)
+        if self._accept_at_ns is not None:
+            waiting.append(self._accept_at_ns)
         until_ns = min([self._look_at_ns, *waiting])
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
+
+    def _accept_again(self) -> None:
+        """End the pause after a failed accept when it is time."""
+        if self._accept_at_ns is not None and self._clock.monotonic_ns() >= self._accept_at_ns:
+            self._accept_at_ns = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_ROUND):
@@ -162,8 +175,13 @@ class Daemon:
                 sock, peer = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as exc:  # out of descriptors, or the peer is gone already
-                self._refusals.warning(self._clock.monotonic_ns(), "accept-failed", error=exc.strerror)
+            except ConnectionAbortedError:  # the peer is gone already
+                continue
+            except OSError as exc:  # out of descriptors, or of memory
+                now_ns = self._clock.monotonic_ns()
+                self._refusals.warning(now_ns, "accept-failed", error=exc.strerror, again_in_s=1)
+                self._selector.unregister(self._listener)
+                self._accept_at_ns = now_ns + ACCEPT_PAUSE_NS
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"

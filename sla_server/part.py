@@ -6,6 +6,7 @@ part happen only in its own process. Why it ended by itself is noted (``runtime.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -15,12 +16,11 @@ from typing import Final
 import click
 import structlog
 
-from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
-from pmdaemon.runtime.failures import noted
+from pmdaemon.runtime.failures import note, noted, outermost
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
 
 MODULES: Final = {
@@ -32,11 +32,8 @@ log = structlog.get_logger("part")
 
 
 def _tell_config(path: Path | None, show: bool) -> None:
-    try:
+    with outermost("sla-server"):
         config = configuration.load(path)
-    except SlaError as exc:
-        click.echo(f"sla-server: {exc}", err=True)
-        raise SystemExit(exc.exit_status) from exc
     click.echo(files.show(config) if show else "configuration is good", nl=not show)
 
 
@@ -63,10 +60,12 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     stop.install_signals()
     stop.watch_parent()
     try:
-        status = _run(name, configuration.load(path), stop)
-    except SlaError as exc:
-        log.error("part-failed", error=str(exc))
-        status = exc.exit_status
+        with outermost(f"sla-{name}", lambda text: log.error("part-failed", error=text)):
+            config = configuration.load(path)
+            watch(stop, functools.partial(note, config.runtime_dir, name))
+            status = _run(name, config, stop)
+    except SystemExit as exc:
+        status = int(exc.code or 0)
     # Daemon threads of libraries must not delay the exit: everything of ours is stopped and synced by now.
     sys.stdout.flush()
     sys.stderr.flush()

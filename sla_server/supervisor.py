@@ -5,10 +5,13 @@ State (all in ``Supervisor``, touched by its one thread only):
     parts     name -> Part: the running Popen, restarts, when it may be started again
     main box  mailbox ``supervisor``, to record process states and events with dbmanager
     pending   rows that dbmanager has not yet called durable
+    vitals    of each part: whether it makes progress (``vitals``)
 
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
-(0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. Children are
+(0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. One that makes no
+progress is reported, then killed. A dbmanager that this server's data do not fit (EX_CONFIG at the server's
+start) ends the server with the same status: trying again would change nothing. Children are
 exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
 directory forbids a second server (``data_dir``). When a part has met damage in a mailbox segment, the parts
 that use it are ended, the segment is made anew (``segments``), and they start again as after a death.
@@ -33,13 +36,23 @@ from pmdaemon.errors import MailboxError, WireError
 from pmdaemon.mailbox import Mailbox, Message, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.pressure import Problem
 from sla_server.config import ResolvedConfig
 from sla_server.data_dir import lock_data_dir
 from sla_server.runtime_dir import prepare_runtime_dir, remove_runtime_dir
-from sla_server.segments import MAIN, USERS, Segments
+from sla_server.segments import APP, MAIN, USERS, Segments
+from sla_server.vitals import (
+    REPORTED_BACKOFF_S,
+    Reports,
+    Vitals,
+    stalled,
+    stalled_event_text,
+)
 
 log = structlog.get_logger("supervisor")
 PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
@@ -48,6 +61,7 @@ BACKOFF_MOST_S: Final = 10.0
 STABLE_S: Final = 60.0
 STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own limit is 90 s
 LOOK_S: Final = 0.1
+EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 RESEND_S: Final = 5.0  # durability takes milliseconds
 MOST_PENDING: Final = 100  # rows a message; a frame header holds 64 KiB
 _NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
@@ -67,6 +81,7 @@ class Part:
     since_unix_us: int = 0
     state: str = "stopped"
     reason: str = ""
+    vitals: Vitals = field(default_factory=Vitals)
 
 
 @dataclass
@@ -83,6 +98,7 @@ class Supervisor:
     parts: dict[str, Part] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
     _mailbox: Mailbox | None = None
+    _app: Mailbox | None = None
     _clock: SystemClock = field(default_factory=SystemClock)
     _pending: list[list[Any]] = field(default_factory=list)
     _under_way: int = 0  # rows at the head of _pending that are posted and not yet answered
@@ -90,6 +106,10 @@ class Supervisor:
     _posted_s: float = 0.0
     discarded: int = 0
     """Messages to the supervisor that were damaged."""
+    _reports: Reports | None = None
+    _second: EachSecond = field(default_factory=EachSecond)
+    _has_recorded: bool = False  # a dbmanager has worked since this server's start
+    _status: int = 0
 
     def __post_init__(self) -> None:
         self._segments = Segments(self.config.runtime_dir, self.config.pmdaemon.most_pairs)
@@ -102,7 +122,7 @@ class Supervisor:
             prepare_runtime_dir(self.config.runtime_dir)
             for name, problem in self._segments.prepare().items():
                 self._segment_event(name, problem)
-            self._mailbox = attach(self._segments.path(MAIN), "supervisor")
+            self._attach()
             for name in PARTS:
                 self.parts[name] = Part(name, self._command(name))
                 self._start(self.parts[name])
@@ -114,16 +134,26 @@ class Supervisor:
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
             is_stopped = True
-            return 0
+            return self._status
         finally:
             self._pipe.close()
-            if self._mailbox is not None:
-                self._mailbox.close()
+            self._detach()
             if is_stopped and self._is_drained():
                 self._segments.remove()
                 remove_runtime_dir(self.config.runtime_dir)
             self._segments.close()
             os.close(lock)
+
+    def _attach(self) -> None:
+        self._mailbox = attach(self._segments.path(MAIN), "supervisor")
+        self._app = attach(self._segments.path(APP), "supervisor")
+        self._reports = Reports(self._mailbox, self._app)
+
+    def _detach(self) -> None:
+        for box in (self._mailbox, self._app):
+            if box is not None:
+                box.close()
+        self._mailbox = self._app = self._reports = None
 
     def _is_drained(self) -> bool:
         """Whether dbmanager has ended in order, and with everything that was posted to it."""
@@ -146,10 +176,11 @@ class Supervisor:
         part.started_s = time.monotonic()
         part.since_unix_us = self._clock.unix_us()
         try:
+            pulse = part.vitals.begin()
             part.process = subprocess.Popen(
                 part.command,
-                env=environment,
-                pass_fds=(self._pipe.child_fd,),
+                env={**environment, **pulse.env()},
+                pass_fds=(self._pipe.child_fd, pulse.fd),
                 stdin=subprocess.DEVNULL,
                 # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
                 start_new_session=True,
@@ -166,35 +197,71 @@ class Supervisor:
         now_s = time.monotonic()
         for part in self.parts.values():
             if part.process is not None and part.process.poll() is not None:
-                self._down(part, describe_status(part.process.returncode))
+                self._ended(part, part.process.returncode)
             elif part.process is None and now_s >= part.start_at_s:
                 part.restarts += 1
                 why = part.reason  # starting clears it
                 self._start(part)
                 if part.process is not None:
-                    self._event(part, why)
-        for name in self._segments.damaged():
-            self._renew(name)
+                    text = f"{part.name} was restarted: {why or 'it ended'}; restart {part.restarts}"
+                    self._event(part, "process-restarted", text)
+        if damaged := self._segments.damaged():
+            self._renew(damaged)
         self._drain()
+        if self._second.is_due():
+            self._listen()
 
-    def _renew(self, name: str) -> None:
-        """A part has met damage in this segment: end those that use it, make it anew; they start again.
+    def _ended(self, part: Part, status: int) -> None:
+        """A part has ended: what is known of why, and whether it is worth another start."""
+        if part.vitals.pulse is not None and part.vitals.pulse.is_hung:
+            self._down(part, f"it made no progress for {part.vitals.stalled_s} s and was killed")
+            return
+        said = failures(self.config.runtime_dir).get(part.name, "") if status > 0 else ""
+        self._down(part, describe_status(status) + (f": {said}" if said else ""))
+        if part.name == "dbmanager" and status == EX_CONFIG and not self._has_recorded:
+            self._status = status
+            log.error("server-cannot-start", part=part.name, problem=said or describe_status(status))
+            self.stop.set(f"dbmanager cannot work with this configuration and data: {said}")
+
+    def _listen(self) -> None:
+        """Once a second: which parts make progress; kill what hangs, report the rest."""
+        problems, now_us = [], self._clock.unix_us()
+        for part in self.parts.values():
+            if part.process is None:
+                if part.backoff_s >= REPORTED_BACKOFF_S:
+                    text = f"{part.name} has ended ({part.reason}); next try within {part.backoff_s:.0f} s"
+                    problems.append(Problem(part.name, part.since_unix_us, text))
+                continue
+            if part.vitals.pulse is None:
+                continue
+            if stalled_s := part.vitals.look(part.name):
+                self._event(part, "process-stalled", stalled_event_text(part.name, stalled_s))
+            if part.vitals.stalled_s:
+                problems.append(stalled(part.name, part.vitals, now_us))
+            if part.vitals.pulse.is_hung:
+                log.error("part-killed", part=part.name, problem=part.vitals.pulse.problem)
+                part.process.kill()
+        if self._reports is not None:
+            self._reports.tick(problems)
+
+    def _renew(self, names: Sequence[str]) -> None:
+        """Parts have met damage in segments: end those that use them, make them anew; they start again.
 
         Raises:
-            MailboxError: it cannot be made; the server ends with that error.
+            MailboxError: one cannot be made; the server ends with that error.
         """
-        log.error("segment-damaged", path=str(self._segments.path(name)), parts=list(USERS[name]))
-        if name == MAIN and self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox, self._under_way = None, 0  # what was under way is posted again
-        for part in [self.parts[user] for user in USERS[name]]:
-            if part.process is not None:
-                self._end(part)
-                self._down(part, f"its mailbox segment {name} was damaged and is made anew")
-        self._segments.renew(name)
-        if name == MAIN:
-            self._mailbox = attach(self._segments.path(MAIN), "supervisor")
-        self._segment_event(name, "a part has met damage in it; the parts that use it were restarted")
+        self._detach()
+        self._under_way = 0  # what was under way is posted again
+        for name in names:
+            log.error("segment-damaged", path=str(self._segments.path(name)), parts=list(USERS[name]))
+            for part in [self.parts[user] for user in USERS[name]]:
+                if part.process is not None:
+                    self._end(part)
+                    self._down(part, f"its mailbox segment {name} was damaged and is made anew")
+            self._segments.renew(name)
+        self._attach()
+        for name in names:
+            self._segment_event(name, "a part has met damage in it; the parts that use it were restarted")
 
     def _segment_event(self, name: str, problem: str) -> None:
         at_us = self._clock.unix_us()
@@ -216,6 +283,7 @@ class Supervisor:
         part.reason = reason
         part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
         part.process, part.state = None, "restarting"
+        part.vitals.end()
         part.start_at_s = now_s + part.backoff_s
         part.since_unix_us = self._clock.unix_us()
         log.warning("part-died", part=part.name, reason=part.reason, restart_in_s=part.backoff_s)
@@ -233,16 +301,16 @@ class Supervisor:
         self._pending.append(["processes", row])
         self._drain()
 
-    def _event(self, part: Part, why: str) -> None:
+    def _event(self, part: Part, kind: str, text: str) -> None:
         at_us = self._clock.unix_us()
         row = {
-            "event_id": str(uuid.uuid5(_NAMESPACE, f"restart/{part.name}/{at_us}")),
+            "event_id": str(uuid.uuid5(_NAMESPACE, f"{kind}/{part.name}/{at_us}")),
             "at_us": at_us,
-            "kind": "process-restarted",
+            "kind": kind,
             "severity": "warning",
             "element": "supervisor",
             "subject": part.name,
-            "text": f"{part.name} was restarted: {why or 'it ended'}; restart {part.restarts}",
+            "text": text,
             "details": {"restarts": part.restarts},
         }
         self._pending.append(["events", row])
@@ -263,6 +331,7 @@ class Supervisor:
                 log.error("message-dropped", sender=message.sender, problem=str(exc))
                 continue
             if answer.kind == Kind.RECORDED and answer.header.get("req") == self._request:
+                self._has_recorded = True
                 del self._pending[: self._under_way]
                 self._under_way = 0
         now_s = time.monotonic()

@@ -33,6 +33,7 @@ def main_layout(pairs: int) -> Layout:
         Route("services", "dbmanager", 8 * MIB),
         Route("dbmanager", "services", MIB),
         Route("supervisor", "dbmanager", MIB // 4),
+        Route("supervisor", "services", MIB // 4),
         Route("dbmanager", "supervisor", MIB // 4),
         Route("pmdaemon", "dbmanager", MIB // 4),
     ]
@@ -59,6 +60,7 @@ def app_layout() -> Layout:
             Route("appserver", "services", 4 * MIB),
             Route("services", "appserver", 8 * MIB),
             Route("dbmanager", "appserver", MIB // 4),
+            Route("supervisor", "appserver", MIB // 4),
         ),
         slots_per_sender=1024,
     )

@@ -97,6 +97,12 @@ class LinkCore:
         self._stalled: set[str] = set()
         self._collected_ns = self._heard_ns = clock.monotonic_ns()
         self.on_planes_changed: Callable[[], None] = lambda: None
+        if spool.damaged:
+            text = (
+                f"{spool.damaged} cuts in the spool were damaged and are lost; their time is no-data. "
+                "Check the disk of state_dir"
+            )
+            self._alerts.tell("spool-damaged", "critical", "spool", text, lost=spool.damaged)
 
     def restarted(self, restarts: int, reason: str) -> None:
         """Tell the server that this process replaced one that died; ``reason``: how that one ended."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,12 +31,12 @@ from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import Source
 from gateway_agent.sources.host import HostSource
 from pmdaemon.config import parse_listen
-from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import show
+from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 
 log = structlog.get_logger("link")
 
@@ -79,16 +78,13 @@ def publish_planes(config: LinkConfig, core: LinkCore) -> None:
         log.warning("cannot-publish", reason=str(exc))
 
 
-def run(config: LinkConfig) -> None:
-    """Serve until told to stop.
+def run(config: LinkConfig, stop: Stop) -> None:
+    """Serve until the stop.
 
     Raises:
         SlaError: this host cannot run the link; the parent starts it again with backoff.
     """
     clock = agent_clock()
-    stop = Stop()
-    stop.install_signals()
-    stop.watch_parent()
     set_os_thread_name("link-loop")
     identity = Identity(config.state_dir, config.gateway_id, config.name, clock) if config.tls else None
     core, spool = build(config, clock, identity)
@@ -119,15 +115,16 @@ def run(config: LinkConfig) -> None:
 def main(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the link process."""
     logs.configure("link")
-    try:
+    with outermost("link", lambda text: log.error("link-stopped", problem=text)):
         config = load_link(path)
         if show_config or check_config:
             click.echo(show(config) if show_config else f"{path}: correct")
             return
-        run(config)
-    except SlaError as exc:
-        log.error("link-stopped", problem=str(exc))
-        sys.exit(exc.exit_status)
+        stop = Stop()
+        stop.install_signals()
+        stop.watch_parent()
+        watch(stop)
+        run(config, stop)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from gateway_agent.link.doorway import Doorway
 from gateway_agent.link.errors import ServerLost
 from gateway_agent.link.identity import Identity
 from pmdaemon.net import sni
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.kinds import Kind
@@ -31,6 +32,7 @@ log = structlog.get_logger("link")
 
 PLANES_GRACE_NS: Final = 2_000_000_000
 PLANE_RETRY_S: Final = (0.05, 1.0)  # a plane on the same host is back within a second or broken
+SLEEP_S: Final = 30.0  # far below ``watchdog.LIMIT_S``, however long the interval is
 STOP_LIMIT_S: Final = 1.0  # a last collection takes 200 ms at most
 
 
@@ -118,6 +120,7 @@ class Shell:
     def run(self) -> None:
         """Until the stop is asked for; then one last cut and a goodbye."""
         while not self._stop.is_set():
+            watchdog.beat()
             self._turn()
         self._finish()
 
@@ -154,7 +157,7 @@ class Shell:
             due.append(self.doorway.due_ns)
         known = [item for item in due if item is not None]
         wait_s = (min([*known, self._core.next_due_ns()]) - self._clock.monotonic_ns()) / 1e9
-        return max(0.0, wait_s if limit_s is None else min(wait_s, limit_s))
+        return max(0.0, min(wait_s, SLEEP_S if limit_s is None else limit_s))
 
     def _finish(self) -> None:
         log.info("stopping", reason=self._stop.reason)

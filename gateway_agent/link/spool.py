@@ -128,14 +128,18 @@ class Spool:
                 str(directory), "it holds *.spool files of an earlier version; move them away"
             )
         try:
-            self._recover()
+            self.damaged = self._recover()  # cuts that damage has cost, found at this start
         except (OSError, DiskQueueError, ValueError) as exc:
             raise SpoolUnusable(str(directory), str(exc)) from exc
 
     # -- recovery
 
-    def _recover(self, confirmed: int | None = None) -> None:
-        """Open the queue and read it; of what is newer than ``confirmed`` nothing counts, a note least."""
+    def _recover(self, confirmed: int | None = None) -> int:
+        """Open the queue and read it; of what is newer than ``confirmed`` nothing counts, a note least.
+
+        Returns:
+            The cuts that are missing between others and were not counted before.
+        """
         self._queue = self._open_queue(self._settings)
         if confirmed is not None:
             unconfirmed = [number for number, _, _ in self._records() if number > confirmed]
@@ -163,12 +167,13 @@ class Spool:
         self._queue.delete_through(through)
         self._forget_places(through)
         self.marks: dict[str, int] = marks_of(self._newest_raw)
-        self._count_holes()
+        missing = self._count_holes()
         self._gaps = {key: count for key, count in self._gaps.items() if self._holds(*key)}
         while len(self._epochs) > MAX_EPOCHS:
             oldest = next(iter(self._epochs.values()))
             self._drop_through(oldest.places[-1].number)
         self._confirmed = max(number, *self._notes, 0)
+        return missing
 
     def _records(self) -> Iterator[tuple[int, int, bytes]]:
         number = 0
@@ -177,12 +182,14 @@ class Spool:
                 yield message.seq, message.kind, message.data
             number = messages[-1].seq
 
-    def _count_holes(self) -> None:
+    def _count_holes(self) -> int:
+        before_dropped = self.dropped
         for epoch, held in self._epochs.items():
             for before, seq in zip(held.seqs, held.seqs[1:], strict=False):
                 if seq - before > 1 and (epoch, seq) not in self._gaps:
                     self.dropped += seq - before - 1
                     self._gaps[epoch, seq] = seq - before - 1
+        return self.dropped - before_dropped
 
     def _reopen(self) -> None:
         """After a failed write: what is really there, without what was never confirmed."""

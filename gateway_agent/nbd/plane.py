@@ -34,10 +34,10 @@ from gateway_agent.nbd.upstream import UpstreamOpening
 from gateway_agent.nbd.volume import Context, Volume
 from gateway_agent.throttle.caps import CapsInForce
 from gateway_agent.throttle.rates import Caps
-from pmdaemon.errors import SlaError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.config import show
+from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
 
 log = structlog.get_logger("plane")
@@ -244,7 +244,7 @@ def _ignore(_exc: Exception) -> None:
 @click.option("--check-config", is_flag=True, help="Check the file and stop.")
 def main(path: Path, plane: str, show_config: bool, check_config: bool) -> None:
     """Serve volumes over NBD, count and throttle their I/O."""
-    try:
+    with outermost(plane):
         config = load_plane(path, plane)
         if show_config or check_config:
             click.echo(show(config) if show_config else f"{path}: correct")
@@ -258,9 +258,6 @@ def main(path: Path, plane: str, show_config: bool, check_config: bool) -> None:
             served.run(stop)
         finally:
             served.close()
-    except SlaError as exc:
-        click.echo(f"{plane}: {exc}", err=True)
-        raise SystemExit(exc.exit_status) from exc
 
 
 if __name__ == "__main__":

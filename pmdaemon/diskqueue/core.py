@@ -26,6 +26,7 @@ from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.span import open_data
 from pmdaemon.diskqueue.state import State
 from pmdaemon.diskqueue.storage import FileStorage, Storage
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.threads import ThreadGroup
 
@@ -170,7 +171,9 @@ class Core(State):
         """Thread dq-sync."""
         due_ns = self._clock.monotonic_ns() + round(self.settings.index_sync_s * 1e9)
         while not self._stopping and self._poison is None:
+            watchdog.rest()
             self._work.wait(max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
+            watchdog.beat()
             self._work.clear()
             while self._commit.lead_pending():
                 pass

@@ -34,6 +34,7 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, REVOKED, SERVER
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
@@ -106,6 +107,7 @@ class Clerk:
         for source in (stop, self._questions):
             sleeper.register(source.fileno(), select.POLLIN)
         while not stop.is_set():
+            watchdog.beat()
             if not sleeper.poll(LOOK_MS):
                 self.look()
             self.serve()
@@ -113,6 +115,7 @@ class Clerk:
     def serve(self) -> None:
         """Answer everything asked so far."""
         for question in self._questions.drain():
+            watchdog.beat()
             self._hints.put(self._answer(question))
 
     def _answer(self, question: Question) -> Answered | Refused:

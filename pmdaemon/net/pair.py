@@ -46,6 +46,7 @@ from pmdaemon.net.outbound import Outbound
 from pmdaemon.net.pinning import pin
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.net.vigil import Patience
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -174,12 +175,13 @@ class Pair:
         """Serve until the stop; returns the exit status."""
         threads = ThreadGroup(on_failure=lambda name, exc: stop.set(f"thread {name} died: {exc}"))
         core = UnifiedCore(self.inbound, self.outbound) if self._is_unified else None
+        by_parent = watchdog.AT_REST  # their steps are in each report: the parent is stricter with them
         if core is not None:
-            threads.start(f"pm-core-{self.index}", lambda: core.run(stop))
-            threads.start(f"pm-in-{self.index}", lambda: core.run_inbound(stop))
+            threads.start(f"pm-core-{self.index}", lambda: core.run(stop), by_parent)
+            threads.start(f"pm-in-{self.index}", lambda: core.run_inbound(stop), by_parent)
         else:
-            threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop))
-            threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop))
+            threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop), by_parent)
+            threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop), by_parent)
         if (clerk := self._clerk) is not None:
             threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
         seconds = 0

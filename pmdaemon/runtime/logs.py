@@ -1,23 +1,128 @@
 """Logging: one line an event, ``key=value``, on stderr, with the process named; times in UTC.
 
 Operators read these lines with ordinary tools; ``SLA_LOG_LEVEL`` (debug, info, warning, error) sets how many.
+
+A log line is never worth a process. What cannot be written (a full disk, a pipe without a reader or one that
+is not read) is dropped and counted, and the next line that can be written comes after ``log-lines-lost``.
+Nothing here raises, and nothing waits for a reader: pipes and terminals are opened again for this process
+alone, without blocking, and sockets are sent to without blocking. ``sys.stderr`` becomes the same sink, so
+that prints, warnings and the interpreter's own words take the same way.
+
+State: ``LineSink``; its lock guards all of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
+import select
+import socket
+import stat
 import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import structlog
 
 from pmdaemon.errors import ConfigError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+STDERR: Final = 2
+
+
+class LineSink:
+    """Writes whole lines, or counts them.
+
+    Args:
+        process: named in the line that reports the lost ones.
+        write: as ``os.write`` to one descriptor; returns the bytes taken, raises OSError.
+
+    Thread: any.
+    """
+
+    def __init__(self, process: str, write: Callable[[bytes], int]) -> None:
+        self._process = process
+        self._write = write
+        self._lock = threading.Lock()
+        self._lost = 0
+        self._since = ""
+        self._reason = ""
+        self._is_torn = False  # the last write ended within a line
+
+    def line(self, text: str) -> None:
+        """Write one line; the end of line is added."""
+        data = (text + "\n").encode(errors="backslashreplace")
+        with self._lock:
+            if (self._lost == 0 or self._put(self._report())) and self._put(data):
+                self._lost = 0
+            else:
+                self._since = self._since if self._lost else _now()
+                self._lost += 1
+
+    def _put(self, data: bytes) -> bool:
+        data = b"\n" + data if self._is_torn else data
+        try:
+            taken = self._write(data)
+        except OSError as exc:
+            self._reason = exc.strerror or str(exc)
+            return False
+        if taken:
+            self._is_torn = taken < len(data)
+        return taken == len(data)
+
+    def _report(self) -> bytes:
+        return (
+            f"timestamp={_now()} level=warning process={self._process} event=log-lines-lost "
+            f'lines={self._lost} since={self._since} reason="{self._reason or "no room"}"\n'
+        ).encode()
+
+
+class _Stderr(io.TextIOBase):
+    """``sys.stderr`` as a sink: complete lines are passed on, ``flush`` passes on the rest.
+
+    Lock ``_lock`` guards ``_begun``.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, sink: LineSink) -> None:
+        super().__init__()
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._begun = ""
+
+    def writable(self) -> bool:
+        """See ``io.IOBase``."""
+        return True
+
+    def fileno(self) -> int:
+        """For those who hand it to a child process."""
+        return STDERR
+
+    def write(self, text: str) -> int:
+        """See ``io.TextIOBase``."""
+        with self._lock:
+            complete, end, begun = (self._begun + text).rpartition("\n")
+            self._begun = begun
+        if end:
+            self._sink.line(complete)
+        return len(text)
+
+    def flush(self) -> None:
+        """See ``io.IOBase``."""
+        with self._lock:
+            begun, self._begun = self._begun, ""
+        if begun:
+            self._sink.line(begun)
 
 
 def configure(process: str) -> None:
-    """Set up structlog for this process.
+    """Set up structlog and ``sys.stderr`` for this process.
 
     Raises:
         ConfigError: ``SLA_LOG_LEVEL`` is not one of the four levels.
@@ -25,34 +130,99 @@ def configure(process: str) -> None:
     name = os.environ.get("SLA_LOG_LEVEL", "info").lower()
     if name not in LEVELS:
         raise ConfigError("SLA_LOG_LEVEL", f"{name!r} is not a level", f"Use one of {', '.join(LEVELS)}")
+    sink = LineSink(process, _writer())
+    sys.stderr = _Stderr(sink)
     structlog.configure(
-        processors=[
+        # Bound for the whole process: contextvars of threads started later begin empty.
+        processors=[_Renderer(process)],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]),
+        logger_factory=lambda *_: _LineLogger(sink),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    logging.basicConfig(handlers=[_Libraries()], level=max(LEVELS[name], logging.WARNING), force=True)
+
+
+class _Libraries(logging.Handler):
+    """What libraries log (waitress, alembic) as lines of ours; their tracebacks at level debug only."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``; raises nothing."""
+        log = structlog.get_logger(record.name)
+        try:
+            text = record.getMessage()
+        except Exception as exc:  # noqa: BLE001 - a message that does not fit its arguments
+            text = f"{record.msg} ({type(exc).__name__})"
+        error = record.exc_info[1] if record.exc_info else None
+        cause = {"error": f"{type(error).__name__}: {error}"} if error is not None else {}
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        getattr(log, level)("library", library=record.name, text=text, **cause)
+        if error is not None:
+            log.debug("traceback", exc_info=error)
+
+
+class _LineLogger:
+    """What structlog calls with the rendered line; every level is the same to it."""
+
+    def __init__(self, sink: LineSink) -> None:
+        self.debug = self.info = self.warning = self.error = self.critical = sink.line
+
+
+class _Renderer:
+    """An event to a line, whatever its values do."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._steps: tuple[Callable[..., Any], ...] = (
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "process", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]),
-        # One write a line: processes share one stderr, and print() would write the line's end apart.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    structlog.contextvars.clear_contextvars()
-    # Bound for the whole process: contextvars of threads started later begin empty, so bind globally.
-    structlog.configure(
-        processors=[_NameAdder(process), *structlog.get_config()["processors"]],
-    )
+        )
 
-
-class _NameAdder:
-    """Adds ``process=`` to every line of this process, in whichever thread it is written."""
-
-    def __init__(self, process: str) -> None:
-        self._process = process
-
-    def __call__(
-        self, _logger: object, _method: str, event: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
+    def __call__(self, logger: object, method: str, event: structlog.typing.EventDict) -> str:
+        name = event.get("event")
         event.setdefault("process", self._process)
-        return event
+        try:
+            line: Any = event
+            for step in self._steps:
+                line = step(logger, method, line)
+            return str(line)
+        except Exception as exc:  # noqa: BLE001 - a log line must not raise, not even for want of memory
+            return (
+                f"timestamp={_now()} level={method} process={self._process} event={name} "
+                f"unprintable={type(exc).__name__}"
+            )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _writer() -> Callable[[bytes], int]:
+    """How bytes get to this process's stderr without waiting for a reader."""
+    for standard in (0, 1, STDERR):  # one that is closed must not become some file of ours
+        try:
+            os.fstat(standard)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    if sys.__stderr__ is None:  # it was closed at the start: its number may belong to a file by now
+        return len
+    mode = os.fstat(STDERR).st_mode
+    if stat.S_ISSOCK(mode):
+        stream = socket.socket(fileno=os.dup(STDERR))
+        return lambda data: stream.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # it belongs to another user: ask before each write
+            own = os.open(f"/proc/self/fd/{STDERR}", flags)
+            return lambda data: os.write(own, data)
+        return _write_if_ready
+    return lambda data: os.write(STDERR, data)
+
+
+def _write_if_ready(data: bytes) -> int:
+    poll = select.poll()
+    poll.register(STDERR, select.POLLOUT)
+    return os.write(STDERR, data) if poll.poll(0) else 0

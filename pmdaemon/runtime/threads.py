@@ -2,7 +2,8 @@
 
 A thread has a name of at most 15 characters (so that ``top -H`` shows it), an owner (its ``ThreadGroup``)
 and a stop path with a deadline. A thread whose target raises is logged and reported through ``failed``;
-the owner decides by its stated policy (all our processes stop, and the supervisor restarts them).
+the owner decides by its stated policy (all our processes stop, and the supervisor restarts them). Each is
+watched for progress from its start to its end (``watchdog``), in processes that call ``watch``.
 
 Lock ``_lock`` guards ``_threads`` and ``_failure``.
 """
@@ -11,15 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import signal
 import threading
 from collections.abc import Callable
 
 import structlog
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.stop import Stop
 
 log = structlog.get_logger("threads")
+_LAST_WORDS_S = 5  # for the log line and the note of a process that hangs
 _PR_SET_NAME = 15
 
 
@@ -57,13 +63,19 @@ class ThreadGroup:
         with self._lock:
             return self._failure
 
-    def start(self, name: str, target: Callable[[], None]) -> threading.Thread:
-        """Start ``target`` as a thread called ``name`` (15 characters at most)."""
+    def start(
+        self, name: str, target: Callable[[], None], limit_s: float = watchdog.LIMIT_S
+    ) -> threading.Thread:
+        """Start ``target`` as a thread called ``name`` (15 characters at most).
+
+        ``limit_s`` is how long its first step may take, as for ``watchdog.beat``.
+        """
         if len(name) > 15:
             raise ValueError(f"thread name {name!r} is longer than 15 characters")
 
         def outermost() -> None:
             set_os_thread_name(name)
+            watchdog.enter(name, limit_s)
             try:
                 target()
             except BaseException as exc:
@@ -72,11 +84,14 @@ class ThreadGroup:
                     self._failure = self._failure or (name, exc)
                 if self._on_failure is not None:
                     self._on_failure(name, exc)
+            finally:
+                watchdog.leave()
 
         thread = threading.Thread(target=outermost, name=name, daemon=True)
         with self._lock:
             self._threads.append(thread)
-        thread.start()
+        with watchdog.within(watchdog.START_S, f"started the thread {name}"):
+            thread.start()
         return thread
 
     def join(self, limit_s: float = 5.0) -> None:
@@ -93,3 +108,33 @@ class ThreadGroup:
         late = [thread.name for thread in threads if thread.is_alive()]
         if late:
             raise ThreadDidNotStop(late, limit_s)
+
+
+def watch(stop: Stop, note: Callable[[str], None] = lambda _text: None) -> None:
+    """Start the thread ``watchdog`` of this process, which ends it when a thread hangs, until the stop.
+
+    From the stop on deadlines of its own hold. A look that fails for want of memory is made again.
+
+    Args:
+        stop: of the process.
+        note: keeps the reason for those who ask why the process ended (``failures.note``).
+    """
+    pulse_fd = watchdog.pulse_fd_of_parent()
+
+    def run() -> None:
+        while not stop.wait(watchdog.LOOK_S):
+            with contextlib.suppress(MemoryError, OSError):
+                watchdog.beat()
+                if pulse_fd is not None:
+                    os.eventfd_write(pulse_fd, 1)
+                if text := watchdog.look():
+                    _end_hung(text, note)
+
+    ThreadGroup().start("watchdog", run)
+
+
+def _end_hung(text: str, note: Callable[[str], None]) -> None:
+    signal.alarm(_LAST_WORDS_S)  # ends the process all the same if what hangs is the log
+    log.critical("thread-hangs", problem=text, exit_status=watchdog.HUNG_STATUS)
+    note(text)
+    os._exit(watchdog.HUNG_STATUS)

@@ -15,6 +15,7 @@ from pmdaemon.wire.kinds import Kind
 
 PERIOD_NS: Final = 2_000_000_000
 MOST_PROBLEMS: Final = 16
+DAMAGED: Final = "database-damaged"  # a Problem.what that does not end by itself: the server is down
 REASON_CHARS: Final = 400  # a header holds 64 KiB, and a person reads one sentence
 
 
@@ -22,7 +23,8 @@ class Problem(NamedTuple):
     """What a process cannot use just now, while it goes on with everything else.
 
     Attributes:
-        what: ``database``, ``parquet``, ``ingest-queue``, or the process's own name when it dies of it.
+        what: ``database``, ``database-damaged``, ``parquet``,
+            ``ingest-queue``, or the process's own name when it dies of it.
         since_us: wall clock.
         reason: a sentence for people.
     """

@@ -8,6 +8,7 @@ and told as 500 without details.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,7 @@ from flask import Flask, Response, g, redirect, request
 from werkzeug.exceptions import HTTPException
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import watchdog
 from sla_server.api import answers, changes, lists, watching
 from sla_server.api.errors import ApiError, Unavailable
 from sla_server.api.parts import Parts
@@ -26,7 +28,9 @@ from sla_server.api.security import HEADERS, session_key, start_session
 
 log = structlog.get_logger("api")
 Handler = Callable[..., Response]
+PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
 STREAM: Final = "text/event-stream"
+REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
 
 
 def handler_of(route: Route) -> Handler:
@@ -92,6 +96,7 @@ def _login(parts: Parts) -> Callable[[], Any]:
 def _wrap(app: Flask, parts: Parts) -> None:
     @app.before_request
     def _before() -> None:
+        watchdog.beat(REQUEST_S)
         g.started_s = time.monotonic()
         parts.guard.check_host(request)
         answers.check_text(request)
@@ -107,6 +112,10 @@ def _wrap(app: Flask, parts: Parts) -> None:
             parts.meters.seconds.observe(time.monotonic() - g.started_s)
         return response
 
+    @app.teardown_request
+    def _over(_error: BaseException | None) -> None:
+        watchdog.rest()
+
 
 def _tell_errors(app: Flask) -> None:
     @app.errorhandler(SlaError)
@@ -120,6 +129,13 @@ def _tell_errors(app: Flask) -> None:
     @app.errorhandler(HTTPException)
     def _flask(error: HTTPException) -> Response:
         return answers.as_problem(answers.from_http(error))
+
+    @app.errorhandler(OSError)
+    def _no_room(error: OSError) -> Response:
+        if error.errno not in PASSING:
+            return _unforeseen(error)
+        log.warning("request-refused", path=request.path, error=error.strerror)
+        return answers.as_problem(Unavailable(f"the server is short of something: {error.strerror}"))
 
     @app.errorhandler(Exception)
     def _unforeseen(error: Exception) -> Response:

@@ -19,6 +19,7 @@ import structlog
 
 from pmdaemon.errors import WireError
 from pmdaemon.mailbox.errors import MessageDamaged
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
@@ -100,6 +101,7 @@ class Bridge:
     def run(self) -> None:
         """Take and hand on until the stop."""
         while not self._stop.is_set():
+            watchdog.beat()
             if self.step() == 0:
                 self._sleep()
 

@@ -4,8 +4,8 @@
 or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
-(one small point a snapshot, 15 minutes), ``_keeper`` (dbmanager's newest report, for when ``services`` are
-silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in
+(one small point a snapshot, 15 minutes), ``_reports`` (the newest of dbmanager and of the supervisor, for
+when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in
 this process only; a stream says so with its first event, so a restart confuses nobody. Nothing survives a
 restart and nothing needs to: the next snapshot comes within a second.
 
@@ -70,7 +70,7 @@ class LiveView:
         self._changed = threading.Condition()  # guards everything below
         self._newest = Newest(0, 0, dict(EMPTY), json.dumps(EMPTY))
         self._trend: deque[tuple[int, dict[str, tuple[Any, Any, bool]]]] = deque(maxlen=TREND_POINTS)
-        self._keeper: Pressure | None = None
+        self._reports: dict[str, Pressure] = {}
         self._streams = 0
         self._closed = False
 
@@ -94,17 +94,21 @@ class LiveView:
             self._changed.notify_all()
 
     def put_report(self, report: Pressure) -> None:
-        """Take a report of dbmanager."""
+        """Take a report of dbmanager or of the supervisor."""
         with self._changed:
-            self._keeper = report
+            self._reports[report.name] = report
 
-    def keeper_problems(self) -> list[dict[str, Any]]:
-        """What dbmanager cannot use, by its own word; nothing when that is old: it may have waited here."""
+    def reported_problems(self) -> list[dict[str, Any]]:
+        """What dbmanager cannot use and which parts hang, by those reports that are not old."""
         with self._changed:
-            report = self._keeper
-        if report is None or self._clock.unix_us() - report.at_us > REPORT_FRESH_US:
-            return []
-        return [{"process": report.name, **problem._asdict()} for problem in report.problems]
+            reports = [self._reports.get(name) for name in ("supervisor", "dbmanager")]
+        now_us = self._clock.unix_us()
+        return [
+            {"process": problem.what if report.name == "supervisor" else report.name, **problem._asdict()}
+            for report in reports
+            if report is not None and now_us - report.at_us <= REPORT_FRESH_US  # it may have waited here
+            for problem in report.problems
+        ]
 
     def newest(self) -> Newest:
         """The newest snapshot (number 0 and empty lists before the first)."""

@@ -53,7 +53,7 @@ class ProblemCollector(Collector):
         """One family."""
         family = Metric("sla_problem", "1 for what is in trouble just now, see /api/v1/health.", "gauge")
         if self._live.is_stale():
-            rows = [{"process": "services", "what": "services"}, *self._live.keeper_problems()]
+            rows = [{"process": "services", "what": "services"}, *self._live.reported_problems()]
         else:
             rows = self._live.newest().snapshot["problems"]
         for process, what in sorted({(str(row.get("process")), str(row.get("what"))) for row in rows}):

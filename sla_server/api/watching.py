@@ -16,6 +16,7 @@ from typing import Any, Final
 from flask import Request, Response
 
 from pmdaemon.errors import SlaError
+from pmdaemon.wire.pressure import DAMAGED
 from sla_server.api import answers
 from sla_server.api.errors import TooManyStreams
 from sla_server.api.live import LiveView, Newest, Place
@@ -107,13 +108,14 @@ def health(parts: Parts, _request: Request) -> Response:
     """How the whole server is.
 
     200 ``ok``; 200 ``degraded``: something is in trouble, but nothing is lost and everything is answered; 503
-    ``down``: the database cannot be read, or ``services``, and with it control, is silent.
+    ``down``: the database cannot be read or is damaged, or ``services``, and with it control, is silent.
     """
     database = _database(parts)
     stale = parts.live.is_stale()
     problems = problems_now(parts, database)
+    is_damaged = any(row["what"] == DAMAGED for row in problems)
     told: dict[str, Any] = {
-        "status": "down" if database or stale else "degraded" if problems else "ok",
+        "status": "down" if database or stale or is_damaged else "degraded" if problems else "ok",
         "database": database or "ok",
         "services": SILENT if stale else "ok",
         "problems": problems,
@@ -134,7 +136,7 @@ def problems_now(parts: Parts, database: str) -> list[dict[str, Any]]:
     age_s = parts.live.age_s()
     since_us = None if age_s is None else parts.clock.unix_us() - round(age_s * 1e6)
     silent = {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}
-    return [*mine, silent, *parts.live.keeper_problems()]
+    return [*mine, silent, *parts.live.reported_problems()]
 
 
 def _database(parts: Parts) -> str:
@@ -148,8 +150,8 @@ def _database(parts: Parts) -> str:
 
 def _keepers_database(parts: Parts) -> str:
     """Why dbmanager cannot write to the database; "" if it can, or says nothing."""
-    rows = parts.live.keeper_problems()
-    return next((str(row["reason"]) for row in rows if row["what"] == "database"), "")
+    rows = parts.live.reported_problems()
+    return next((str(row["reason"]) for row in rows if row["what"] in ("database", DAMAGED)), "")
 
 
 def _fullness(parts: Parts) -> dict[str, float]:

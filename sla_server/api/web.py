@@ -21,7 +21,7 @@ from flask import Flask
 from waitress import wasyncore
 
 import dashboard
-from pmdaemon.runtime import listening
+from pmdaemon.runtime import listening, watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
@@ -96,6 +96,7 @@ class WebServer:
         )
         try:
             while not self.stop.is_set():
+                watchdog.beat()
                 wasyncore.loop(timeout=LOOP_S, use_poll=True, map=channels, count=1)
         finally:
             log.info("page-stopping", reason=self.stop.reason)

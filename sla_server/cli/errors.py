@@ -8,7 +8,6 @@ SlaError (pmdaemon.errors)
     ├── Refused           1  the server refused; carries its problem document
     ├── Pending          75  the server took the change but has not answered yet
     ├── JobFailed         1  the policy job ended with an error
-    ├── FileTrouble      74  the operating system refused a file or directory
     └── BadUsage          2  the command line itself
 """
 
@@ -88,18 +87,6 @@ class JobFailed(CliError):
     def __init__(self, status: int) -> None:
         self.exit_status = status if 0 < status < 126 else 1
         super().__init__(f"the policy job ended with status {status}; the policy in force stays as it was")
-
-
-class FileTrouble(CliError):
-    """The operating system refused a file or directory."""
-
-    exit_status = 74  # EX_IOERR
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(
-            f"{error.filename}: {error.strerror}. Check the path, the room on its disk, "
-            "and that this user may use it"
-        )
 
 
 class BadUsage(CliError):

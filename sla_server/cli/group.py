@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import click
 
-from pmdaemon.errors import SlaError
-from sla_server.cli.errors import FileTrouble
+from pmdaemon.runtime.failures import outermost
 
 
 class Group(click.Group):
@@ -20,17 +19,9 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """See ``click.Group``."""
-        try:
-            return super().invoke(ctx)
-        except SlaError as exc:
-            self._tell(exc)
-        except OSError as exc:
-            if exc.filename is None:  # no file's fault: a bug, or a closed pipe, which click knows
-                raise
-            self._tell(FileTrouble(exc))
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None  # 128 + SIGINT, as shells say it
-
-    def _tell(self, error: SlaError) -> None:
-        click.echo(f"{self.program}: {error}", err=True)
-        raise SystemExit(error.exit_status) from error
+        with outermost(self.program):
+            try:
+                return super().invoke(ctx)
+            except BrokenPipeError as exc:  # the reader of our output has seen enough
+                ended = exc
+        raise ended  # click knows what to do

@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 
 CONNECT_TIMEOUT_S = 5
 
@@ -120,6 +120,7 @@ def translated(engine: Engine) -> Iterator[None]:
 
     Raises:
         DatabaseRefused: DataError or IntegrityError.
+        DatabaseDamaged: SQLite's file is damaged.
         DatabaseUnavailable: anything else.
     """
     try:
@@ -127,7 +128,15 @@ def translated(engine: Engine) -> Iterator[None]:
     except (DataError, IntegrityError) as exc:
         raise DatabaseRefused(_first_line(exc)) from exc
     except SQLAlchemyError as exc:
-        raise DatabaseUnavailable(where(engine), _first_line(exc)) from exc
+        kind = DatabaseDamaged if _is_damage(exc) else DatabaseUnavailable
+        raise kind(where(engine), _first_line(exc)) from exc
+
+
+def _is_damage(error: SQLAlchemyError) -> bool:
+    """Whether SQLite says that its file is not what it wrote."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    code = getattr(cause, "sqlite_errorcode", 0)  # only errors of SQLite itself have one
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _first_line(error: SQLAlchemyError) -> str:

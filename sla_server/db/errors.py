@@ -3,6 +3,7 @@
     SlaError
     └── DbError                    root
         ├── DatabaseUnavailable    cannot be reached or used just now; the writer retries, readers may too
+        │   └── DatabaseDamaged    its file is damaged: trying again cannot help, a backup does
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
@@ -45,6 +46,18 @@ class DatabaseUnavailable(DbError):
         super().__init__(
             f"the database {where} cannot be used: {reason}. "
             "Check that it runs, that it accepts this user, and that [database] url names it"
+        )
+
+
+class DatabaseDamaged(DatabaseUnavailable):
+    """The database's own file is damaged; the queue holds what comes in until it is restored."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+        self.args = (
+            f"the database {where} is damaged: {reason}. It does not heal by itself: stop the server, move "
+            "the damaged file away, and bring back the newest backup with `sla storage restore`. What comes "
+            "in meanwhile waits in the ingest queue",
         )
 
 

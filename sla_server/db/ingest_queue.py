@@ -159,6 +159,12 @@ class IngestQueue:
         return self._queue.queue_id
 
     @property
+    def damage(self) -> tuple[int, int, int]:
+        """What the start found damaged: places, bytes, and records as far as they are known (0 of each)."""
+        extents = self._queue.report.extents
+        return len(extents), sum(item.size_bytes for item in extents), sum(item.records for item in extents)
+
+    @property
     def synced_seq(self) -> int:
         """Newest durable record, 0 for none ever."""
         return self._queue.durable_seq

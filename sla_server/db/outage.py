@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db.inventory import event_row
 
 BACKOFF_FIRST_S: Final = 0.5
@@ -36,13 +36,14 @@ class Outage:
         """Whether the database is away."""
         return self.tries > 0
 
-    def failed(self, now_us: int, reason: str) -> None:
-        """A transaction failed."""
+    def failed(self, now_us: int, reason: str, *, is_damage: bool = False) -> None:
+        """A transaction failed; ``is_damage``: and will go on to fail, ``reason`` says what to do."""
         self.since_us = self.since_us or now_us
         self.reason = reason
         self.tries += 1
         text = f"the database cannot be used: {reason}. The ingest queue holds what arrives"
-        self.problem = Problem("database", self.since_us, text)
+        damage = Problem(DAMAGED, self.since_us, reason)
+        self.problem = damage if is_damage else Problem("database", self.since_us, text)
 
     def wait_s(self) -> float:
         """How long to wait before the next try: doubled each time, 15 s at most."""

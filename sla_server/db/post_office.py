@@ -23,6 +23,7 @@ import structlog
 
 from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.pressure import Problem
@@ -138,6 +139,7 @@ class PostOffice:
         """Rounds until ``stop``, then until the mailboxes are empty (2 s at most)."""
         self.greet()
         while not stop.is_set():
+            watchdog.beat()
             self._tick()
             if not self.round():
                 self._sleep(stop)

@@ -31,16 +31,17 @@ from sqlalchemy import Engine
 
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db import migrate
 from sla_server.db.archive import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.errors import AnotherManager, DatabaseUnavailable, FilesUnavailable
+from sla_server.db.errors import AnotherManager, DatabaseDamaged, DatabaseUnavailable, FilesUnavailable
 from sla_server.db.files.housekeeper import Housekeeper
 from sla_server.db.files.lock import storage_lock
 from sla_server.db.files.store import open_files
@@ -48,16 +49,18 @@ from sla_server.db.gateway_list import LOOK_S, GatewayListFile
 from sla_server.db.ingest import IngestStore
 from sla_server.db.ingest_queue import STEP_BYTES, IngestQueue, Record
 from sla_server.db.intake import Intake
+from sla_server.db.inventory import Row, event_row
 from sla_server.db.outage import Outage
 from sla_server.db.post_office import PostOffice
 from sla_server.db.reads import Reader
 from sla_server.db.retention import Retention
 from sla_server.db.watermarks import HighWater
-from sla_server.db.writer import Writer
+from sla_server.db.writer import STEP_S, Writer
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
 TELL_S: Final = 2.0
+LISTING_S: Final = 600.0  # one statement of SQL; SQLite knows no limit for it
 JOIN_S: Final = 20.0  # a last transaction and a last Parquet file
 
 
@@ -118,7 +121,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             SystemClock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": office.pauses},
-            lambda: [*manager.writer.problems(), *office.problems()],
+            lambda: [*manager.writer.problems(), *office.problems(), *_slow_threads()],
             [(boxes[1], "appserver")],
         )
         office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
@@ -131,6 +134,11 @@ def run(config: ManagerConfig, stop: Stop) -> int:
                 box.close(release=False)  # what it has taken may not be in the queue: our successor takes it
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 0 if failed is None else 1
+
+
+def _slow_threads() -> list[Problem]:
+    now_us = SystemClock().unix_us()
+    return [Problem(name, now_us - round(watchdog.SLOW_S * 1e6), text) for name, text in watchdog.slow()]
 
 
 def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
@@ -147,13 +155,15 @@ def _run_threads(
         stop.set(f"thread {name} died: {error}")
 
     intake_threads, writer_threads = ThreadGroup(on_failure), ThreadGroup(on_failure)
-    writer_threads.start("db-writer", manager.writer.run)
+    writer_threads.start("db-writer", manager.writer.run, STEP_S)
     writer_threads.start("db-files", manager.keeper.run)
     intake_threads.start("db-intake", lambda: office.run(stop))
     log.info("running", queue_bytes=manager.queue.waiting_bytes)
-    listing.refresh()
-    while not stop.wait(LOOK_S):
+    while True:
+        watchdog.beat(LISTING_S)
         listing.refresh()
+        if stop.wait(LOOK_S):
+            break
     try:
         intake_threads.join(JOIN_S)
     finally:
@@ -186,10 +196,13 @@ def open_manager(
     archive = Archive(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     keeper = Housekeeper(engine, files, queue.queue_id, settings.files, clock)
     outage = Outage()
+    damage_event = _damage_event(queue, clock.unix_us())
     while not stop.is_set():
         try:
             migrate.upgrade(engine)
             store.prepare()
+            if damage_event is not None:
+                store.report(damage_event)
             cursors = store.cursors()
             reader = Reader(engine)
             high_water = HighWater(reader.watermarks())
@@ -200,6 +213,7 @@ def open_manager(
             outage.failed(clock.unix_us(), str(exc))
             log.warning("waiting-for-database", error=str(exc), retry_s=outage.wait_s())
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
+            what = DAMAGED if isinstance(exc, DatabaseDamaged) else what
             _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         queue.go_on_behind(store.newest_cursor)
@@ -211,6 +225,33 @@ def open_manager(
         writer.start(cursors)
         return Manager(intake, queue, writer, keeper, engine)
     return None
+
+
+def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
+    """An event about records that were durable and are gone; None if there are none.
+
+    Its id follows from what is damaged: the next start, which may find the same, adds no second one.
+    """
+    places, size_bytes, records = queue.damage
+    if not places:
+        return None
+    count = f"{records} record{'s' * (records > 1)}" if records else "an unknown number of records"
+    text = (
+        f"the ingest queue is damaged in {places} places ({size_bytes} bytes): {count} of cuts that were not "
+        "yet in SQL and Parquet are lost, and their time is no-data. Check the disk; the log names the places"
+    )
+    details = {"places": places, "bytes": size_bytes, "records": records}
+    identity = (queue.queue_id, queue.synced_seq, places, size_bytes)
+    return event_row(
+        identity,
+        now_us,
+        "queue-damage",
+        "critical",
+        element="server",
+        subject="ingest-queue",
+        text=text,
+        details=details,
+    )
 
 
 def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: Problem) -> None:

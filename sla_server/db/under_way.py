@@ -78,7 +78,7 @@ class UnderWay:
 
     def _begin(self) -> None:
         self._ended, self._error, self._was_told = False, None, False
-        self._threads.start("db-commit", self._run)
+        self._threads.start("db-commit", self._run, COMMIT_S)
 
     def _run(self) -> None:
         """Thread: ``db-commit``."""

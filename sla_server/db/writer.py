@@ -36,23 +36,25 @@ from typing import Final
 
 import structlog
 
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.pressure import Problem
 from sla_server.db.archive import Archive
 from sla_server.db.batch import Batch, decode_batch
-from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.filing import Filing
 from sla_server.db.ingest import CursorMoved, IngestStore, has_rows
 from sla_server.db.ingest_queue import STEP_BYTES, DurableQueue, QueueReader, Record
 from sla_server.db.outage import Outage
 from sla_server.db.refused import put_aside
 from sla_server.db.retention import Retention
-from sla_server.db.under_way import UnderWay
+from sla_server.db.under_way import COMMIT_S, UnderWay
 
 log = structlog.get_logger("db-writer")
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
+STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
@@ -130,6 +132,7 @@ class Writer:
     def run(self) -> None:
         """Step until told to finish; never ends because the database is away."""
         while True:
+            watchdog.beat(STEP_S)
             finishing = self._finish.is_set()
             is_late = finishing and self._is_late()
             try:
@@ -168,7 +171,9 @@ class Writer:
         return [problem for problem in (self._outage.problem, self._filing.problem) if problem is not None]
 
     def _database_away(self, error: DatabaseUnavailable) -> None:
-        self._outage.failed(self._clock.unix_us(), error.reason)
+        is_damage = isinstance(error, DatabaseDamaged)
+        reason = str(error) if is_damage else error.reason
+        self._outage.failed(self._clock.unix_us(), reason, is_damage=is_damage)
         self._store.disconnect()
         log.warning(
             "database-away",
@@ -317,6 +322,7 @@ class Writer:
         try:
             while self._sql_seq < last_seq:
                 for record in reader.read(STEP_BYTES):
+                    watchdog.beat(STEP_S)
                     try:
                         self._store.apply([record], self._sql_seq, self._queue.oldest_seq)
                     except DatabaseRefused as exc:

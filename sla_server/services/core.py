@@ -306,7 +306,11 @@ class Services:
     def _note(self, *rows: tuple[str, Row]) -> None:
         """Record rows; events among them are shown at once."""
         self._rows += rows
-        self._shown.add(row for table, row in rows if table == "events")
+        events = [row for table, row in rows if table == "events"]
+        for row in events:
+            if row["severity"] == "critical":
+                log.warning("critical-event", kind=row["kind"], subject=row["subject"], text=row["text"])
+        self._shown.add(events)
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._miss_gateways(now_ns, now_us)

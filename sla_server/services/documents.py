@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.stop import Stop
 from sla_server.agreements.errors import AgreementsRefused, Problem
 from sla_server.agreements.load import Loaded, load_documents
@@ -64,6 +65,7 @@ class DocumentReader:
     def run(self, stop: Stop) -> None:
         """The thread ``sv-documents``."""
         while not stop.is_set():
+            watchdog.beat()
             self.step(WAKE_S)
 
 

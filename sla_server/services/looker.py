@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.services.catalog import Catalog
@@ -27,6 +28,7 @@ from sla_server.services.store import Row, Store
 
 log = structlog.get_logger("looker")
 SHOWN_EVENTS: Final = 20
+LOOK_LIMIT_S: Final = 600.0  # between two breaths: a few statements of SQL, for which SQLite has no limit
 MORE_S: Final = 0.1
 """In which others get the processor, and dbmanager what was judged."""
 WAY_S: Final = 0.1
@@ -112,11 +114,13 @@ class Looker:
             self._way_is_free.set()
 
     def _breathe(self) -> None:
+        watchdog.beat(LOOK_LIMIT_S)
         self._way_is_free.wait(WAY_S)
 
     def run(self, stop: Stop) -> None:
         """The thread ``sv-looker``; ``wake`` ends its sleep early."""
         while not stop.is_set():
+            watchdog.beat(LOOK_LIMIT_S)
             self.look()
             self._wake.wait(self.pause_s)
             self._wake.clear()

@@ -1,10 +1,12 @@
 """What the server or its agents cannot do just now, since when and why: the list of the page and of /health.
 
-Three sources, none of which knows of the others:
+Four sources:
 
     PRESSURE of a process      what it says about itself; gone with its next report without it
     no PRESSURE of dbmanager   it reports every 2 s: silent for SILENT_NS, it is away or hangs. What it said
                                last (a thread dies of a poisoned queue) stays, because it tells why
+    PRESSURE of supervisor     which parts make no progress, or end again and again; said of the part. Silent
+                               itself, once it has been heard: it hangs, and what dies is not started again
     ALERT spool-overflow       an agent drops cuts, told at most every 10 s while it lasts; over after CALM_NS
 
 Pure; belongs to the main loop. Not in here: a database that cannot be read, which each reader sees itself.
@@ -18,10 +20,17 @@ from pmdaemon.wire.pressure import Pressure
 from sla_server.services.rows import Row
 
 KEEPER: Final = "dbmanager"
+SUPERVISOR: Final = "supervisor"
 SILENT_NS: Final = 10_000_000_000  # five reports missed
 CALM_NS: Final = 30_000_000_000  # two repeats of an alert missed, and a reconnect between them
 SPOOL_ALERT: Final = "spool-overflow"
 MOST_AGENTS: Final = 10  # named one by one; of the others only the number
+
+
+MISSED: Final = {
+    KEEPER: "it does not run, or hangs; the log says more. Agents keep their cuts meanwhile",
+    SUPERVISOR: "it hangs or is stopped. All else goes on, but what dies is not started again",
+}
 
 
 class _Heard(NamedTuple):
@@ -38,6 +47,11 @@ class _Overflow(NamedTuple):
     since_us: int
     newest_ns: int
     text: str
+
+
+def supervised(report: Pressure) -> list[Row]:
+    """What the supervisor says of its parts, as rows of those parts."""
+    return [{"process": problem.what, **problem._asdict()} for problem in report.problems]
 
 
 class Problems:
@@ -73,16 +87,16 @@ class Problems:
         rows = []
         for name, heard in list(self._heard.items()):
             is_silent = now_ns - heard.at_ns > SILENT_NS
-            if is_silent and name != KEEPER:  # pairs come and go; a lost gateway is told of by itself
+            if is_silent and name not in MISSED:  # pairs come and go; a lost gateway is reported by itself
                 del self._heard[name]
                 continue
-            rows += [{"process": name, **problem._asdict()} for problem in heard.report.problems]
+            if name == SUPERVISOR:
+                rows += supervised(heard.report) if not is_silent else []
+            else:
+                rows += [{"process": name, **problem._asdict()} for problem in heard.report.problems]
             if is_silent:
                 silent_s = (now_ns - heard.at_ns) // 1_000_000_000
-                reason = (
-                    f"{name} has not reported for {silent_s} s: it is being restarted, or cannot start; "
-                    "its log says more. Agents keep their cuts meanwhile"
-                )
+                reason = f"{name} has not reported for {silent_s} s: {MISSED[name]}"
                 rows.append({"process": name, "what": name, "since_us": heard.at_us, "reason": reason})
         return rows + self._of_agents(now_ns)
 

@@ -22,6 +22,7 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.mailbox import BACKSTOP_S, Mailbox, attach
 from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -32,7 +33,7 @@ from sla_server.services.config import ServicesConfig
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
 from sla_server.services.journal import Journal
-from sla_server.services.looker import Looker
+from sla_server.services.looker import LOOK_LIMIT_S, Looker
 from sla_server.services.outbox import Outbox
 from sla_server.services.sqlstore import open_store
 from sla_server.services.startup import Start, marker_event, read_start
@@ -102,7 +103,7 @@ def run(config: ServerConfig, stop: Stop) -> int:
             outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
             brain = Brain(config.services.control)
             services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
-        threads.start("sv-looker", lambda: looker.run(stop))
+        threads.start("sv-looker", lambda: looker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
         _loop(services, looker, main, app, clock, stop)
@@ -159,6 +160,7 @@ def _loop(services: Services, looker: Looker, main: Mailbox, app: Mailbox, clock
         due_ns = 0
         collector = Collector()
         while not stop.is_set():
+            watchdog.beat()
             busy = [_drain(services, box, clock) for box in boxes]
             looker.give_way(to_mail=any(busy))
             now_ns = clock.monotonic_ns()

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
-from sla_server.db.errors import DatabaseRefused, DatabaseUnavailable
+from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 
 
 @pytest.fixture
@@ -93,3 +93,23 @@ def test_postgresql_sessions(postgres):
         with begin(engine) as connection:
             assert [connection.execute(text(f"SHOW {name}")).scalar() for name in names] == expected
         engine.dispose()
+
+
+def test_a_damaged_file_of_sqlite_is_said_to_be_one(tmp_path):
+    engine = make_engine(DatabaseConfig(), tmp_path)
+    run(
+        engine,
+        "CREATE TABLE t (x text)",
+        *("INSERT INTO t VALUES (hex(randomblob(4000)))" for _ in range(20)),
+    )
+    with begin(engine) as connection:
+        [path] = [row[2] for row in connection.execute(text("PRAGMA database_list"))]
+    engine.dispose()  # the last connection moves the log into the file
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096 * 4)
+    engine = make_engine(DatabaseConfig(), tmp_path)
+    with pytest.raises(DatabaseDamaged, match="sla storage restore") as caught, begin(engine) as connection:
+        connection.execute(text("SELECT count(x), max(x) FROM t")).all()
+    assert isinstance(caught.value, DatabaseUnavailable), "who waits for a database that is away waits for it"
+    engine.dispose()

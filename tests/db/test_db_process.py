@@ -31,6 +31,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.db import process
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import AnotherManager, SchemaTooNew
+from sla_server.db.ingest_queue import IngestQueue
 from sla_server.db.reads import open_reader
 
 
@@ -233,3 +234,22 @@ def test_intake_goes_on_while_the_database_is_away(postgres, config, peers, read
             peers.pair.box.wait(0.05)
         peers.services.expect(Kind.PRESSURE, lambda header: not header["problems"])
     assert_database_holds(reader, [make_cut(seq) for seq in range(1, 12)])
+
+
+def test_damage_of_the_queue_that_lost_records_is_an_event_once(config, peers, reader):
+    directory = config.database.resolved_queue_dir(config.data_dir)
+    payloads = [cuts_message([make_cut(seq)]) for seq in (1, 2, 3)]
+    queue = IngestQueue(directory, config.database.queue_bytes)
+    for payload in payloads:
+        queue.append_many([payload])
+    queue.close()
+    content = (directory / "ingest").read_bytes()
+    with (directory / "ingest").open("r+b") as file:
+        file.seek(content.index(payloads[1]) + 40)
+        file.write(b"\xff" * 8)
+    for _ in range(2):
+        with Running(config):
+            peers.pair.expect(Kind.WATERMARKS)
+    found = [row for row in reader.events(limit=50) if row["kind"] == "queue-damage"]
+    assert [(row["severity"], row["subject"]) for row in found] == [("critical", "ingest-queue")]
+    assert "1 record of cuts that were not yet in SQL and Parquet are lost" in found[0]["text"]

@@ -28,6 +28,7 @@ from typing import Final
 import structlog
 from sqlalchemy import Engine
 
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from sla_server.db import schema
 from sla_server.db.engine import begin
@@ -43,6 +44,7 @@ from sla_server.db.inventory import event_row
 from sla_server.db.upserts import upsert
 
 log = structlog.get_logger("files")
+STEP_S: Final = 3600.0  # merges of a day of files, perhaps over a network
 ORPHAN_PAUSE_NS: Final = 3_600_000_000_000
 HOUR_US: Final = 3_600_000_000
 
@@ -96,11 +98,16 @@ class Housekeeper:
 
     def run(self) -> None:
         """A pass each interval until told to finish; what fails is tried again."""
-        while not self._finish.wait(self._config.interval_s):
+        while not self._rested():
+            watchdog.beat(STEP_S)
             try:
                 self.step()
             except (DbError, OSError) as exc:
                 log.warning("files-not-looked-after", error=str(exc), retry_s=self._config.interval_s)
+
+    def _rested(self) -> bool:
+        watchdog.rest()
+        return self._finish.wait(self._config.interval_s)
 
     def finish(self) -> None:
         """Let ``run`` return after the step it is in. Thread: any."""

@@ -113,7 +113,7 @@ class FileWriter:
                 self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         if self._pending:
             table = pa.concat_tables(self._pending)
-            self._encoder.start("db-encode", lambda: self._encode(table))
+            self._encoder.start("db-encode", lambda: self._encode(table), ENCODE_S)
         self._pending, self._pending_rows = [], 0
 
     def _encode(self, table: pa.Table) -> None:

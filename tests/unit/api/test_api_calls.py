@@ -136,7 +136,7 @@ def test_the_bridge_hands_on_and_survives_rubbish(box: FakeBox, clock: FakeClock
     box.arrive(Kind.PRESSURE, {"name": "dbmanager"})
     box.arrive(Kind.RESPONSE, {"req": operation.req, "ok": True, "code": 200, "body": {}})
     assert bridge.step() == 7
-    assert [row["what"] for row in live.keeper_problems()] == ["parquet"]
+    assert [row["what"] for row in live.reported_problems()] == ["parquet"]
     assert live.newest().snapshot["at_us"] == 5
     assert operation.done.is_set()
     assert bridge.step() == 0

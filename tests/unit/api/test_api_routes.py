@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import Any
 
 import pytest
@@ -309,6 +311,33 @@ def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: Parts) 
         for row in answer.json["problems"]:
             assert set(row) == set(wanted["properties"]["problems"]["items"]["required"])
         parts.live.put(snapshot())
+
+
+def test_a_damaged_database_is_down_because_it_does_not_heal(web: FlaskClient, parts: Parts) -> None:
+    damaged = {"process": "dbmanager", "what": "database-damaged", "since_us": 7, "reason": "restore it"}
+    parts.live.put({**snapshot(), "problems": [damaged]})
+    assert health(web) == (503, "down", [("dbmanager", "database-damaged")])
+
+
+def test_what_the_supervisor_says_is_shown_while_services_are_silent(
+    web: FlaskClient, parts: Parts, clock: FakeClock
+) -> None:
+    hangs = Problem("services", 7, "services has made no progress for 12 s")
+    parts.live.put_report(Pressure("supervisor", clock.unix_us(), {}, {}, (hangs,)))
+    parts.live.put_report(Pressure("dbmanager", clock.unix_us(), {}, {}))
+    answer = web.get("/api/v1/health").json
+    assert ("services", hangs.reason) in [(row["process"], row["reason"]) for row in answer["problems"]]
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.EMFILE, 503), (errno.ENOMEM, 503), (errno.EIO, 500)])
+def test_a_server_short_of_descriptors_asks_to_come_again(
+    web: FlaskClient, source: fakes.FakeSource, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    def processes() -> list[dict[str, Any]]:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(source, "processes", processes)
+    assert web.get("/api/v1/health").status_code == status
 
 
 def test_while_services_wait_dbmanager_says_itself_what_for(

@@ -5,6 +5,7 @@ import pytest
 from gateway_agent.link import state
 from gateway_agent.link.errors import PlaneLost, ServerLost
 from gateway_agent.link.session import State
+from gateway_agent.link.spool import Spool
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -381,3 +382,13 @@ def test_a_plane_that_stops_is_collected_until_it_has_nothing_more_and_its_end_i
     bench.poll(start=(EPOCH, 2))
     assert bench.server.reads() == 5
     assert Kind.ALERT not in bench.server.kinds
+
+
+def test_a_spool_whose_damage_cost_cuts_is_an_alert(tmp_path, monkeypatch):
+    monkeypatch.setattr(Spool, "_count_holes", lambda _spool: 2)
+    bench = Bench(tmp_path)
+    bench.connect_server()
+    bench.poll()
+    [alert] = bench.server.headers[Kind.ALERT]
+    assert (alert["kind"], alert["severity"], alert["details"]["lost"]) == ("spool-damaged", "critical", 2)
+    assert "2 cuts in the spool were damaged" in alert["text"]

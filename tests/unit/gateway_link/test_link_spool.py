@@ -186,7 +186,10 @@ def test_a_damaged_record_is_lost_alone_and_counted(tmp_path):
         file.write(bytes([byte[0] ^ 0xFF]))
     again = Spool(tmp_path, BIG)
     assert keys(again) == [(7, 1), (7, 3)]
-    assert (again.dropped, gaps(again)) == (1, {(7, 3): 1})
+    assert (again.dropped, again.damaged, gaps(again)) == (1, 1, {(7, 3): 1})
+    put(again, 7, 4)
+    again.close()
+    assert Spool(tmp_path, BIG).damaged == 0, "it was counted once"
 
 
 def test_a_cut_that_rots_while_it_waits_is_not_sent(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import resource
+import selectors
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pmdaemon import config as configuration
 from pmdaemon import daemon
+from pmdaemon.daemon import Daemon
 from pmdaemon.errors import ConfigError, FrameTooLarge, MalformedFrame, WireError
 from pmdaemon.gateways import registration
 from pmdaemon.net.children import BACKOFF_MAX_S, BACKOFF_S, HEALTHY_S, next_backoff_s
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut, frame, names
 from tests.unit.pmdaemon import pm_agent
 from tests.unit.pmdaemon.pm_agent import GATEWAY
@@ -174,3 +180,35 @@ def test_any_header_is_accepted_or_a_wire_error(header: dict[str, Any]) -> None:
             parse(header)
         except WireError:
             continue
+
+
+def test_without_descriptors_nothing_is_accepted_for_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    config = configuration.PmFile(runtime_dir=tmp_path, data_dir=tmp_path)
+    config.pmdaemon.listen = "127.0.0.1:0"
+    parent = Daemon(config, None, Stop(), clock)
+    tries: list[int] = []
+
+    class Listener:
+        def accept(self) -> object:
+            tries.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def fileno(self) -> int:
+            return real.fileno()
+
+    real = parent._listener
+    monkeypatch.setattr(parent, "_listener", Listener())
+    parent._selector.register(parent._listener, selectors.EVENT_READ)
+    parent._accept()
+    assert (len(tries), list(parent._selector.get_map())) == (1, [])
+    parent._look_at_ns = clock.monotonic_ns() + 60 * 10**9
+    assert parent._timeout_s() == 1.0
+    parent._accept_again()
+    assert not parent._selector.get_map()
+    clock.advance(1.0)
+    parent._accept_again()
+    assert len(parent._selector.get_map()) == 1
+    real.close()

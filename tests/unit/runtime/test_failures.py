@@ -1,13 +1,17 @@
-"""Notes of why parts ended."""
+"""How programs end: one line, one status, and notes of why parts ended."""
 
 from __future__ import annotations
 
+import io
+import sys
+import tempfile
 from pathlib import Path
 
+import click
 import pytest
 
-from pmdaemon.errors import SlaError
-from pmdaemon.runtime.failures import failures, noted
+from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.runtime.failures import MOST_FAULTS, failures, noted, outermost
 
 
 def test_a_note_stands_from_the_end_by_an_error_until_the_next_start(tmp_path: Path) -> None:
@@ -24,3 +28,64 @@ def test_the_error_comes_through_where_no_note_can_be_written(tmp_path: Path) ->
     with pytest.raises(SlaError, match="the reason"), noted(tmp_path / "missing", "services"):
         raise SlaError("the reason")
     assert failures(tmp_path / "missing") == {}
+
+
+def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit status and stderr of a program that ends by ``error``."""
+    with pytest.raises(SystemExit) as caught, outermost("a program"):
+        raise error
+    return int(caught.value.code or 0), capsys.readouterr().err
+
+
+def test_an_error_of_ours_is_one_line_and_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ConfigError("data_dir", "it is a file", "Name a directory")
+    assert ended(error, capsys) == (78, "a program: data_dir: it is a file. Name a directory\n")
+
+
+def test_a_full_disk_is_one_line_with_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = ended(OSError(28, "No space left on device", "/dev/shm/x/api.port"), capsys)
+    assert status == 74
+    assert text.startswith("a program: /dev/shm/x/api.port: No space left on device. Check ")
+    assert text.count("\n") == 1
+
+
+def test_a_mistake_of_ours_is_one_line_and_its_traceback_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(MOST_FAULTS + 3):
+        status, text = ended(ZeroDivisionError("by nothing"), capsys)
+        assert status == 70
+        assert text.count("\n") == 1
+        assert "ZeroDivisionError: by nothing. This is a fault of the program; please report it with" in text
+    files = list(tmp_path.iterdir())
+    assert len(files) == MOST_FAULTS
+    assert "Traceback" in files[0].read_text()
+
+
+def test_an_interrupt_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(KeyboardInterrupt(), capsys) == (130, "")
+
+
+def test_errors_of_the_command_line_pass() -> None:
+    with pytest.raises(click.UsageError), outermost("a program"):
+        raise click.UsageError("no such option")
+
+
+class Refusing(io.StringIO):
+    """A stderr on a full disk."""
+
+    tried = 0
+
+    def write(self, _text: str) -> int:
+        self.tried += 1
+        raise OSError(28, "No space left on device")
+
+
+def test_a_line_that_cannot_be_written_changes_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Refusing()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with pytest.raises(SystemExit) as caught, outermost("a program"):
+        raise SlaError("whatever")
+    assert caught.value.code == 1
+    assert stream.tried

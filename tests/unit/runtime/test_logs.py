@@ -1,7 +1,13 @@
+"""Log lines: one write each, and no trouble for the process that writes them, whatever stderr is."""
+
 from __future__ import annotations
 
-import io
+import logging
+import os
+import re
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,38 +15,183 @@ import structlog
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.logs import LineSink
 
-
-class Pieces(io.StringIO):
-    """Notes each write, as several processes on one stderr would interleave them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-
-    def write(self, text: str) -> int:
-        self.pieces.append(text)
-        return super().write(text)
+LIMIT_S = 60
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # configure() replaces it
     yield
     structlog.reset_defaults()
 
 
-def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = Pieces()
-    monkeypatch.setattr(sys, "stderr", stderr)
+class Device:
+    """Takes what is written, or fails, as the test says; ``most_bytes`` of each write."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.error: OSError | None = None
+        self.most_bytes = 1 << 20
+
+    def __call__(self, data: bytes) -> int:
+        if self.error is not None:
+            raise self.error
+        self.pieces.append(data[: self.most_bytes])
+        return len(self.pieces[-1])
+
+
+def test_a_line_is_one_write_and_names_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("pair-0")
     structlog.get_logger("x").info("gateway-up", gateway="a")
-    assert len(stderr.pieces) == 1
-    line = stderr.pieces[0]
+    line = capfd.readouterr().err
     assert line.endswith("event=gateway-up gateway=a\n")
     assert "level=info process=pair-0" in line
+    device = Device()
+    LineSink("pair-0", device).line("a line")
+    assert device.pieces == [b"a line\n"]
 
 
 def test_unknown_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLA_LOG_LEVEL", "loud")
     with pytest.raises(ConfigError, match="debug, info, warning, error"):
         logs.configure("x")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")]
+)
+def test_lines_that_cannot_be_written_are_counted_and_reported_later(error: OSError) -> None:
+    device = Device()
+    sink = LineSink("link", device)
+    sink.line("before")
+    device.error = error
+    for _ in range(3):
+        sink.line("lost")
+    device.error = None
+    sink.line("after")
+    sink.line("later")
+    before, note, after, later = device.pieces
+    assert (before, after, later) == (b"before\n", b"after\n", b"later\n")
+    assert b"process=link event=log-lines-lost lines=3" in note
+    assert str(error.strerror).encode() in note
+
+
+def test_a_torn_line_does_not_spoil_the_next_one() -> None:
+    device = Device()
+    sink = LineSink("x", device)
+    device.most_bytes = 4  # the disk became full within the line
+    sink.line("torn line")
+    device.most_bytes = 1 << 20
+    sink.line("whole line")
+    lines = b"".join(device.pieces).decode().splitlines()
+    assert lines[0] == "torn"
+    assert "lines=1" in lines[1]
+    assert lines[2] == "whole line"
+
+
+def test_a_value_that_cannot_be_rendered_does_not_raise(capfd: pytest.CaptureFixture[str]) -> None:
+    class Rude:
+        def __str__(self) -> str:
+            raise RuntimeError("no text of me")
+
+        __repr__ = __str__
+
+    logs.configure("x")
+    structlog.get_logger("x").warning("rude", value=Rude(), **{"a key": "with a space"})
+    structlog.get_logger("x").warning("surrogate", value="\udc80")
+    first, second = capfd.readouterr().err.splitlines()
+    assert "event=rude" in first
+    assert "event=surrogate" in second
+
+
+def test_what_libraries_log_is_a_line_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("appserver")
+    try:
+        raise OSError(24, "Too many open files")
+    except OSError:
+        logging.getLogger("waitress").warning("accept() threw %s", "something", exc_info=True)
+    logging.getLogger("waitress").warning("does not fit %d", "its argument")
+    first, second = capfd.readouterr().err.splitlines()
+    assert "process=appserver event=library" in first
+    assert 'text="accept() threw something"' in first
+    assert "Too many open files" in first
+    assert "Traceback" not in first
+    assert "does not fit" in second
+
+
+def test_threads_lose_no_line_and_count_each_lost_one() -> None:
+    device = Device()
+    sink = LineSink("x", device)
+    device.error = OSError(28, "No space left on device")
+    threads = [threading.Thread(target=lambda: [sink.line("x") for _ in range(100)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    device.error = None
+    sink.line("end")
+    assert b"lines=400" in device.pieces[0]
+
+
+WRITER = """
+import sys, warnings
+from pmdaemon.runtime import logs
+import structlog, click
+logs.configure("writer")
+log = structlog.get_logger("w")
+for number in range(2000):
+    log.warning("line", number=number, filler="x" * 100)
+print("bare print", file=sys.stderr)
+sys.stderr.write("without an end of line")
+warnings.warn("a warning")
+click.echo("an echo", err=True)
+sys.stdout.write("went on")
+sys.stdout.flush()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def run_writer(stderr: int, status: int = 7) -> tuple[int, bytes]:
+    """Run the program above with that stderr; its exit status and stdout."""
+    command = [sys.executable, "-c", WRITER, str(status)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, timeout=LIMIT_S, check=False)
+    return done.returncode, done.stdout
+
+
+def test_a_process_lives_with_a_full_disk() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert run_writer(full) == (7, b"went on")
+    os.close(full)
+
+
+def test_a_process_lives_with_a_pipe_without_reader() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    assert run_writer(write_end) == (7, b"went on")
+    os.close(write_end)
+
+
+def test_a_process_does_not_wait_for_a_pipe_that_is_not_read() -> None:
+    read_end, write_end = os.pipe()
+    assert run_writer(write_end) == (7, b"went on")  # 200 KB into a pipe of 64 KiB
+    assert os.get_blocking(write_end), "others share this pipe, and expect it as it was"
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        numbers = [int(number) for number in re.findall(rb"number=(\d+)", pipe.read())]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_a_process_does_not_wait_for_a_socket_that_is_not_read() -> None:
+    import socket
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert run_writer(theirs.fileno()) == (7, b"went on")
+
+
+def test_a_process_without_stderr_writes_its_lines_nowhere() -> None:
+    script = f'exec "{sys.executable}" -c "$0" 3 2>&-'
+    done = subprocess.run(["sh", "-c", script, WRITER], stdout=subprocess.PIPE, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout) == (3, b"went on")

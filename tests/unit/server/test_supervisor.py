@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ import pytest
 
 from pmdaemon.mailbox import attach, describe
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
+from pmdaemon.runtime.failures import note
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, SAID_S
+from pmdaemon.wire.pressure import Problem
 from sla_server import config as configuration
 from sla_server.segments import APP, MAIN
 from sla_server.supervisor import (
@@ -133,14 +137,14 @@ def served(tmp_path: Path) -> Iterator[Supervisor]:
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
     supervisor._segments.prepare()
-    supervisor._mailbox = attach(supervisor._segments.path(MAIN), "supervisor")
+    supervisor._attach()
     for name in PARTS:
         supervisor.parts[name] = part = Part(name, [sys.executable, "-c", SLEEPER])
         supervisor._start(part)
     yield supervisor
     supervisor._stop_parts()
     supervisor._pipe.close()
-    supervisor._mailbox.close()
+    supervisor._detach()
     supervisor._segments.close()
 
 
@@ -152,6 +156,15 @@ def hurt(path: Path) -> None:
     box.close()
     with contextlib.suppress(MailboxCorrupt):
         attach(path, "dbmanager")
+
+
+def test_both_segments_may_be_damaged_at_once(served: Supervisor) -> None:
+    for name in (MAIN, APP):
+        hurt(served._segments.path(name))
+    served._look()
+    for name in (MAIN, APP):
+        attach(served._segments.path(name), "dbmanager").close()
+    assert all("segment" in part.reason for part in served.parts.values())
 
 
 @pytest.mark.parametrize(("name", "untouched"), [(MAIN, "appserver"), (APP, "pmdaemon")])
@@ -225,3 +238,107 @@ def wait_until_handled(part: Part) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("no handler")
+
+
+def running(tmp_path: Path, script: str) -> tuple[Supervisor, Part]:
+    """A supervisor with one part, which has just been started."""
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    part = supervisor.parts["dbmanager"] = Part("dbmanager", [sys.executable, "-c", script])
+    supervisor._start(part)
+    return supervisor, part
+
+
+def ended(supervisor: Supervisor, part: Part) -> None:
+    """Let the supervisor see that its part has ended."""
+    assert part.process is not None
+    part.process.wait(60)
+    supervisor._look()
+
+
+def events(supervisor: Supervisor) -> list[tuple[str, str]]:
+    return [(row["kind"], row["text"]) for table, row in supervisor._pending if table == "events"]
+
+
+def test_a_part_that_makes_no_progress_is_reported_then_killed_and_started_again(tmp_path: Path) -> None:
+    supervisor, part = running(tmp_path, "import time\ntime.sleep(600)")
+    assert part.process is not None
+    assert part.vitals.pulse is not None
+    os.eventfd_write(part.vitals.pulse.fd, 1)
+    reports: list[list[Problem]] = []
+    supervisor._reports = cast(Any, SimpleNamespace(tick=reports.append))
+    for _ in range(1 + SAID_S):
+        supervisor._listen()
+    assert reports[SAID_S - 1] == []
+    [problem] = reports[SAID_S]
+    assert problem.what == "dbmanager"
+    assert problem.reason.startswith("dbmanager has made no progress for 10 s; it is killed")
+    for _ in range(KILLED_S - SAID_S):
+        assert part.process.poll() is None
+        supervisor._listen()
+    ended(supervisor, part)
+    assert part.reason == "it made no progress for 60 s and was killed"
+    part.start_at_s = 0.0
+    supervisor._look()
+    text = "dbmanager was restarted: it made no progress for 60 s and was killed; restart 1"
+    assert events(supervisor) == [("process-restarted", text)]
+    part.process.kill()
+    part.process.wait(60)
+    supervisor._pipe.close()
+
+
+def test_a_part_that_goes_on_by_itself_is_worth_an_event(tmp_path: Path) -> None:
+    supervisor, part = running(tmp_path, "import time\ntime.sleep(600)")
+    assert part.process is not None
+    assert part.vitals.pulse is not None
+    for silent in (0, 40):
+        for _ in range(silent):
+            supervisor._listen()
+        os.eventfd_write(part.vitals.pulse.fd, 1)
+        supervisor._listen()
+    assert events(supervisor) == [("process-stalled", "dbmanager made no progress for 40 s, and goes on")]
+    supervisor._listen()
+    assert len(events(supervisor)) == 1
+    part.process.kill()
+    part.process.wait(60)
+    supervisor._pipe.close()
+
+
+def test_a_part_that_is_slow_to_start_has_more_time(tmp_path: Path) -> None:
+    supervisor, part = running(tmp_path, "import time\ntime.sleep(600)")
+    assert part.process is not None
+    assert part.vitals.pulse is not None
+    for _ in range(FIRST_BEAT_S - 1):
+        supervisor._listen()
+    assert not part.vitals.pulse.is_hung
+    supervisor._listen()
+    ended(supervisor, part)
+    assert "made no progress" in part.reason
+    supervisor._pipe.close()
+
+
+def test_what_a_part_said_of_its_end_is_in_the_event(tmp_path: Path) -> None:
+    supervisor, part = running(tmp_path, "raise SystemExit(70)")
+    note(tmp_path, "dbmanager", "its thread db-writer has made no progress for 1200 s")
+    ended(supervisor, part)
+    assert part.reason == "exit status 70: its thread db-writer has made no progress for 1200 s"
+    supervisor._pipe.close()
+
+
+def test_data_that_do_not_fit_this_release_end_the_start(tmp_path: Path) -> None:
+    supervisor, part = running(tmp_path, "raise SystemExit(78)")
+    note(tmp_path, "dbmanager", "the schema is of a newer release")
+    ended(supervisor, part)
+    assert supervisor.stop.is_set()
+    assert "the schema is of a newer release" in supervisor.stop.reason
+    assert supervisor._status == 78
+    supervisor._pipe.close()
+
+
+def test_the_same_status_of_a_server_that_has_worked_is_tried_again(tmp_path: Path) -> None:
+    supervisor, part = running(tmp_path, "raise SystemExit(78)")
+    supervisor._has_recorded = True
+    ended(supervisor, part)
+    assert not supervisor.stop.is_set()
+    assert part.state == "restarting"
+    supervisor._pipe.close()

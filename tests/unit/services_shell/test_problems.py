@@ -40,6 +40,31 @@ def test_a_pair_that_is_silent_has_gone_and_takes_its_problems_with_it() -> None
     assert problems.now(SILENT_NS + 1) == []
 
 
+def test_what_the_supervisor_says_of_a_part_is_shown_as_that_part() -> None:
+    problems = Problems(0, 5)
+    hangs = Problem("pmdaemon", 7, "pmdaemon has made no progress for 12 s; it is killed")
+    problems.report(ALIVE, 1, 9)
+    problems.report(Pressure("supervisor", 9, {}, {}, (hangs,)), 1, 9)
+    [row] = problems.now(2)
+    assert (row["process"], row["what"], row["reason"]) == ("pmdaemon", "pmdaemon", hangs.reason)
+
+
+def test_a_supervisor_that_was_heard_and_is_silent_is_a_problem() -> None:
+    problems = Problems(0, 5)
+    hangs = Problem("pmdaemon", 7, "pmdaemon has made no progress for 12 s; it is killed")
+    problems.report(Pressure("supervisor", 9, {}, {}, (hangs,)), 0, 9)
+    problems.report(ALIVE, SILENT_NS, 9)
+    [row] = problems.now(SILENT_NS + 1)
+    assert (row["process"], row["since_us"]) == ("supervisor", 9)
+    assert "what dies is not started again" in row["reason"]
+
+
+def test_parts_that_run_without_a_supervisor_do_not_miss_it() -> None:
+    problems = Problems(0, 5)
+    problems.report(ALIVE, 2 * SILENT_NS, 9)
+    assert problems.now(2 * SILENT_NS) == []
+
+
 def test_an_agent_that_drops_cuts_is_named_from_its_first_alert_until_it_is_calm() -> None:
     problems = Problems(0, 5)
     problems.name("gw-1", "rack-a")

@@ -1,0 +1,226 @@
+"""Progress: a thread that makes none ends its process, a process that makes none is noticed by its parent.
+
+    thread ── beat() at each turn of its loop ──► ``Progress`` ◄── a look a second ── thread ``watchdog``
+    process ── the watchdog adds 1 to an eventfd a second ──► ``Pulse`` ◄── a look a second ── parent
+
+Being alive is no progress: a thread that waits for a lock for ever is alive. Each thread says itself how long
+its next step may take (``LIMIT_S`` unless it says otherwise), and that it has nothing to do (``rest``). Work
+that is known to be long declares a longer limit (``within``). A thread that is over its limit does not come
+back by waiting, so the process ends with ``HUNG_STATUS`` and a text that names the thread; its parent starts
+it again, and all state that counts is on disk.
+
+Looks are counted, not seconds: after a suspension of the process, or of the machine, nothing has been looked
+at and no thread is blamed.
+
+A data plane of the gateway has no watchdog: it carries application I/O, is watched by its link (collections)
+and never ended by any of this.
+
+Thread: ``beat``, ``rest`` and ``within`` speak of the calling thread. Lock ``_lock`` guards ``_all``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Final
+
+LOOK_S: Final = 1.0
+LIMIT_S: Final = 120.0
+"""Far above what a turn of any of our loops takes on an overloaded machine with a slow disk: milliseconds to
+a few seconds. Statements of SQL, which may take minutes, declare more."""
+SLOW_S: Final = 60.0  # worth a word to people, although it is allowed
+START_S: Final = 10.0
+"""CPython's ``Thread.start`` waits for ever for a thread that dies of want of memory before it has begun."""
+SAID_S: Final = 10
+"""Ten beats of a process missed: people hear of it. An overloaded machine delays a beat by two or three."""
+KILLED_S: Final = 60
+"""Then it is killed: its restart takes seconds, and whatever keeps a thread that only sleeps from its turn
+for a minute (SIGSTOP, a held interpreter) does not end by itself. Long work is no silence: the watchdog
+beats on."""
+FIRST_BEAT_S: Final = 180
+"""From its start to its first beat a process loads Python's modules: 20 s were seen on a loaded machine."""
+HUNG_STATUS: Final = 70  # EX_SOFTWARE of sysexits
+PULSE_FD_VARIABLE: Final = "SLA_PULSE_FD"
+AT_REST: Final = float("inf")
+
+
+class Progress:
+    """Of one thread, which alone writes it.
+
+    Attributes:
+        steps: turns made.
+        idle: looks since the newest of them; written by the watchdog.
+        limit_s: how long the step it is in may take.
+        doing: what is known of that step, for people.
+    """
+
+    __slots__ = ("__weakref__", "doing", "idle", "limit_s", "name", "seen", "steps")
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        self.name = name
+        self.limit_s = limit_s
+        self.steps = 0
+        self.doing = ""
+        self.seen = -1
+        self.idle = 0
+
+    def __str__(self) -> str:
+        doing = f" while it {self.doing}" if self.doing else ""
+        return f"its thread {self.name} has made no progress for {self.idle * LOOK_S:.0f} s{doing}"
+
+
+_lock = threading.Lock()
+_all: weakref.WeakSet[Progress] = weakref.WeakSet()
+_own = threading.local()  # holds the only lasting reference: that of a thread of a library ends with it
+
+
+def enter(name: str, limit_s: float) -> Progress:
+    """Watch the calling thread from now on, under that name."""
+    _own.progress = progress = Progress(name, limit_s)
+    with _lock:
+        _all.add(progress)
+    return progress
+
+
+def leave() -> None:
+    """The calling thread ends."""
+    with _lock:
+        _all.discard(_mine())
+
+
+def _mine() -> Progress:
+    try:
+        found: Progress = _own.progress
+    except AttributeError:
+        name = threading.current_thread().name
+        found = enter("main" if name == "MainThread" else name, AT_REST)
+    return found
+
+
+def beat(limit_s: float = LIMIT_S) -> None:
+    """The calling thread has made a step; the next is made within ``limit_s``, or it hangs."""
+    progress = _mine()
+    progress.steps += 1
+    progress.limit_s = limit_s
+
+
+def rest() -> None:
+    """The calling thread has nothing to do, for however long."""
+    beat(AT_REST)
+
+
+@contextlib.contextmanager
+def within(limit_s: float, doing: str) -> Iterator[None]:
+    """What follows takes at most ``limit_s``; ``doing`` says what it is, after "while it"."""
+    progress = _mine()
+    before = progress.limit_s, progress.doing
+    progress.doing = doing
+    beat(limit_s)
+    try:
+        yield
+    finally:
+        progress.steps += 1
+        progress.limit_s, progress.doing = before
+
+
+def look() -> str:
+    """One look at all threads that have ever said anything, a second after the one before.
+
+    Returns the thread that hangs, in words, or nothing. Thread: the watchdog.
+    """
+    for progress in _watched():
+        progress.idle = progress.idle + 1 if progress.seen == progress.steps else 0
+        progress.seen = progress.steps
+        if progress.idle >= progress.limit_s / LOOK_S:
+            return str(progress)
+    return ""
+
+
+def slow() -> list[tuple[str, str]]:
+    """Threads whose step has taken longer than ``SLOW_S``: name, and words about it. Thread: any."""
+    found = [item for item in _watched() if item.limit_s < AT_REST and item.idle * LOOK_S >= SLOW_S]
+    return sorted((item.name, f"{item}; the limit is {item.limit_s:.0f} s") for item in found)
+
+
+def _watched() -> list[Progress]:
+    with _lock:
+        return list(_all)
+
+
+class Pulse:
+    """A child process as its parent hears it. Pass ``fd`` and ``env`` to the child.
+
+    Attributes:
+        silent_s: looks since the newest beat, which are a second apart.
+        has_beaten: whether the child has come so far as to start its watchdog.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.silent_s = 0
+        self.has_beaten = False
+
+    def env(self) -> dict[str, str]:
+        """What to add to the child's environment."""
+        return {PULSE_FD_VARIABLE: str(self.fd)}
+
+    def look(self) -> int:
+        """One look, a second after the one before; returns ``silent_s``."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            self.silent_s += 1
+        else:
+            self.silent_s, self.has_beaten = 0, True
+        return self.silent_s
+
+    @property
+    def problem(self) -> str:
+        """What to say of the child, after its name; nothing while it beats."""
+        if self.has_beaten and self.silent_s >= SAID_S:
+            return f"has made no progress for {self.silent_s} s"
+        if not self.has_beaten and self.silent_s >= KILLED_S:
+            return f"has not finished its start after {self.silent_s} s"
+        return ""
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the child must be killed to be started again."""
+        return self.silent_s >= (KILLED_S if self.has_beaten else FIRST_BEAT_S)
+
+    def close(self) -> None:
+        """The child has ended."""
+        os.close(self.fd)
+
+
+class EachSecond:
+    """Says once a second that a second has passed; one that was suspended makes up for nothing."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + LOOK_S
+
+    def is_due(self) -> bool:
+        """Whether it is time for a look."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return False
+        self._due_s = now_s + LOOK_S
+        return True
+
+
+def pulse_fd_of_parent() -> int | None:
+    """In a child: the eventfd that its parent listens to; taken out of the environment."""
+    value = os.environ.pop(PULSE_FD_VARIABLE, "")
+    if not value.isdigit():
+        return None
+    with contextlib.suppress(OSError):
+        os.set_inheritable(int(value), False)
+        return int(value)
+    return None

@@ -1,0 +1,130 @@
+"""Progress of threads and processes: what is blamed, what is not, and how a process ends that hangs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.runtime.watchdog import HUNG_STATUS, Pulse, beat, rest, within
+
+LIMIT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _only_ours() -> Iterator[None]:
+    """The main thread says nothing after a test."""
+    yield
+    rest()
+
+
+def looks(count: int) -> list[str]:
+    """What ``count`` further looks found, without those that found nothing."""
+    return [found for _ in range(count) if (found := watchdog.look())]
+
+
+def test_a_thread_without_a_step_for_its_limit_is_named() -> None:
+    beat(limit_s=5)
+    assert looks(5) == []
+    assert watchdog.look() == "its thread main has made no progress for 5 s"
+
+
+def test_a_step_in_time_is_enough() -> None:
+    for _ in range(10):
+        beat(limit_s=5)
+        assert looks(5) == []
+
+
+def test_a_thread_at_rest_is_not_blamed() -> None:
+    rest()
+    assert looks(10_000) == []
+
+
+def test_long_work_declares_a_longer_limit_and_then_the_shorter_one_holds_again() -> None:
+    beat(limit_s=5)
+    with within(100, "merged files"):
+        assert looks(100) == []
+        assert watchdog.look() == "its thread main has made no progress for 100 s while it merged files"
+    watchdog.look()
+    assert looks(4) == []
+    assert watchdog.look() == "its thread main has made no progress for 5 s"
+
+
+def test_a_slow_step_is_worth_a_word_long_before_its_limit() -> None:
+    beat(limit_s=1000)
+    looks(60)
+    assert watchdog.slow() == []
+    watchdog.look()
+    words = "its thread main has made no progress for 60 s; the limit is 1000 s"
+    assert watchdog.slow() == [("main", words)]
+    beat()
+    looks(1)
+    assert watchdog.slow() == []
+
+
+def test_a_thread_is_watched_from_its_start_to_its_end() -> None:
+    group, runs, release = ThreadGroup(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        runs.set()
+        release.wait(LIMIT_S)
+
+    group.start("waits", wait, limit_s=3)
+    assert runs.wait(LIMIT_S)
+    assert looks(4) == ["its thread waits has made no progress for 3 s"]
+    release.set()
+    group.join(LIMIT_S)
+    assert looks(10) == []
+
+
+def test_a_start_that_does_not_return_is_blamed_on_the_thread_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As CPython does when the new thread dies of want of memory before it has begun."""
+    found: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda _self: found.extend(looks(11)))
+    ThreadGroup().start("db-commit", lambda: None)
+    assert found == ["its thread main has made no progress for 10 s while it started the thread db-commit"]
+
+
+HANGS = """
+import sys, threading
+from pmdaemon.runtime import logs, watchdog
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadGroup, watch
+logs.configure("hangs")
+watchdog.LOOK_S = 0.01
+watch(Stop(), lambda text: print(text, flush=True))
+ThreadGroup().start("stuck", threading.Lock().__enter__)  # fine, and over
+lock = threading.Lock()
+lock.acquire()
+ThreadGroup().start("stuck", lock.acquire, limit_s=0.05)
+watchdog.rest()
+threading.Event().wait()
+"""
+
+
+def test_a_process_whose_thread_hangs_ends_with_a_status_and_says_which() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == HUNG_STATUS
+    assert "its thread stuck has made no progress" in done.stdout
+    assert "event=thread-hangs" in done.stderr
+
+
+def test_a_parent_hears_a_child_until_it_is_silent() -> None:
+    pulse = Pulse()
+    assert (pulse.look(), pulse.has_beaten) == (1, False)
+    os.eventfd_write(pulse.fd, 1)
+    os.eventfd_write(pulse.fd, 1)
+    assert (pulse.look(), pulse.has_beaten) == (0, True)
+    assert [pulse.look() for _ in range(3)] == [1, 2, 3]
+    assert pulse.env() == {watchdog.PULSE_FD_VARIABLE: str(pulse.fd)}
+    pulse.close()
