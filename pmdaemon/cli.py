@@ -19,6 +19,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
 
 log = structlog.get_logger("pmdaemon")
+EX_IOERR = 74
 _config_option = click.option(
     "--config",
     "path",
@@ -59,6 +60,9 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
     except SlaError as exc:
         click.echo(f"pmdaemon: {exc}", err=True)
         status = exc.exit_status
+    except OSError as exc:  # of a file: no room in the runtime directory, no right
+        click.echo(f"pmdaemon: {exc.filename or 'pmdaemon'}: {exc.strerror or exc}", err=True)
+        status = EX_IOERR
     sys.exit(status)
 
 

@@ -11,7 +11,19 @@ import time
 from pathlib import Path
 
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.files import close_directory
 from sla_server.errors import ServerRunning
+
+
+def prepare_data_dir(data_dir: Path) -> None:
+    """Make the data directory (mode 0700), or see that the one that is there is closed to others.
+
+    Raises:
+        ConfigError: it is open to others, and is not known to be a data directory.
+        OSError: it cannot be made or looked at.
+    """
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    close_directory(data_dir, "data_dir", is_ours=(data_dir / "lock").exists())
 
 
 def lock_data_dir(data_dir: Path) -> int:
@@ -19,9 +31,10 @@ def lock_data_dir(data_dir: Path) -> int:
 
     Raises:
         ServerRunning: another process holds it; names its pid.
+        ConfigError: it is open to others.
         OSError: it cannot be made or written.
     """
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    prepare_data_dir(data_dir)
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

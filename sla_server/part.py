@@ -18,6 +18,7 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.entry import PRIVATE_UMASK
 from pmdaemon.runtime.failures import noted
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name
@@ -28,6 +29,7 @@ MODULES: Final = {
     "dbmanager": "sla_server.db.process",
     "appserver": "sla_server.api.process",
 }
+EX_IOERR: Final = 74
 log = structlog.get_logger("part")
 
 
@@ -57,6 +59,7 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     if show_config or check_config:
         _tell_config(path, show_config)
         return
+    os.umask(PRIVATE_UMASK)
     logs.configure(name)
     set_os_thread_name(f"sla-{name}")
     stop = Stop()
@@ -67,6 +70,9 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     except SlaError as exc:
         log.error("part-failed", error=str(exc))
         status = exc.exit_status
+    except OSError as exc:  # of a file: no room in the runtime directory, no right
+        log.error("part-failed", error=f"{exc.filename or name}: {exc.strerror or exc}")
+        status = EX_IOERR
     # Daemon threads of libraries must not delay the exit: everything of ours is stopped and synced by now.
     sys.stdout.flush()
     sys.stderr.flush()

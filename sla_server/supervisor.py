@@ -8,9 +8,10 @@ State (all in ``Supervisor``, touched by its one thread only):
 
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
-(0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. Children are
-exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
-directory forbids a second server (``data_dir``).
+(0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. A part whose
+first start ends with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the server.
+Children are exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock
+on the data directory forbids a second server (``data_dir``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import structlog
 from pmdaemon.errors import MailboxError, WireError
 from pmdaemon.mailbox import Layout, Mailbox, Segment, attach, create_segment
 from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -43,6 +45,7 @@ PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MOST_S: Final = 10.0
 STABLE_S: Final = 60.0
+EX_CONFIG: Final = 78
 STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own limit is 90 s
 LOOK_S: Final = 0.1
 RESEND_S: Final = 5.0  # durability takes milliseconds
@@ -85,6 +88,7 @@ class Supervisor:
     _under_way: int = 0  # rows at the head of _pending that are posted and not yet answered
     _request: str = ""
     _posted_s: float = 0.0
+    _status: int = 0
 
     def run(self) -> int:
         """Supervise until the stop is asked for; returns the exit status."""
@@ -102,7 +106,7 @@ class Supervisor:
                 self._look()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
-            return 0
+            return self._status
         finally:
             self._pipe.close()
             if self._mailbox is not None:
@@ -154,7 +158,10 @@ class Supervisor:
         now_s = time.monotonic()
         for part in self.parts.values():
             if part.process is not None and part.process.poll() is not None:
-                self._down(part, describe_status(part.process.returncode))
+                status = part.process.returncode
+                self._down(part, describe_status(status))
+                if status == EX_CONFIG and part.restarts == 0:
+                    self._give_up(part.name, status)
             elif part.process is None and now_s >= part.start_at_s:
                 part.restarts += 1
                 why = part.reason  # starting clears it
@@ -173,6 +180,12 @@ class Supervisor:
         part.since_unix_us = self._clock.unix_us()
         log.warning("part-died", part=part.name, reason=part.reason, restart_in_s=part.backoff_s)
         self._record(part)
+
+    def _give_up(self, name: str, status: int) -> None:
+        """A part does not fit its configuration or data at its first start: trying again would not help."""
+        self._status = status
+        reason = failures(self.config.runtime_dir).get(name, "its log lines say why")
+        self.stop.set(f"{name} cannot start: {reason}")
 
     def _record(self, part: Part) -> None:
         row = {

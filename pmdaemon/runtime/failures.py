@@ -16,13 +16,13 @@ from pmdaemon.runtime.files import write_whole
 
 @contextlib.contextmanager
 def noted(runtime_dir: Path, name: str) -> Iterator[None]:
-    """Run the part ``name``: forget how it ended before, and note the ``SlaError`` it ends by."""
+    """Run the part ``name``: forget how it ended before, and note the SlaError or OSError it ends by."""
     path = runtime_dir / f"{name}.failed"
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
     try:
         yield
-    except SlaError as exc:
+    except (SlaError, OSError) as exc:
         with contextlib.suppress(OSError):
             write_whole(path, f"{exc}\n")
         raise

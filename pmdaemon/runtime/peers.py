@@ -51,7 +51,9 @@ def _address(text: str) -> tuple[str, int]:
 def listener_uids(host: str, port: int) -> set[int]:
     """Users that listen where a connection to ``host`` and ``port`` can end; empty: no process listens."""
     wanted = {str(ipaddress.ip_address(host)), "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
-    return {row.uid for row in sockets() if row.is_listening and row.local[1] == port and row.local[0] in wanted}
+    return {
+        row.uid for row in sockets() if row.is_listening and row.local[1] == port and row.local[0] in wanted
+    }
 
 
 def client_uids(port: int) -> dict[tuple[str, int], int]:

@@ -55,7 +55,7 @@ def create_app(parts: Parts) -> Flask:
     app = Flask("sla_server.api", static_folder=None)
     app.config.update(
         SECRET_KEY=session_key(parts.token),
-        SESSION_COOKIE_NAME=f"sla_session_{urlsplit(parts.address).port}",  # cookies are shared by all ports of a host
+        SESSION_COOKIE_NAME=f"sla_session_{urlsplit(parts.address).port}",  # a host's ports share cookies
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
         PERMANENT_SESSION_LIFETIME=timedelta(hours=parts.config.session_hours),

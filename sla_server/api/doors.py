@@ -14,7 +14,7 @@ At each door a connection that does not become a request gives way:
 When all places are taken, connections that ask or idle give way at once: of the user with the most of them,
 the one that has waited longest. So one user's connections cannot keep another user out.
 
-State: ``Door._waits``, phase and since when of each connection. Thread: ``serve`` is the only one to touch it.
+State: ``Door._waits``, phase and since when of each connection. Thread: only ``serve`` touches it.
 """
 
 from __future__ import annotations

@@ -154,7 +154,13 @@ ROUTES: Final = (
         "/policies/{version}/caps",
         "policy_caps",
         "Caps of one policy version.",
-        (Query("hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168.", least=0, most=167), LONG, AFTER),
+        (
+            Query(
+                "hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168.", least=0, most=167
+            ),
+            LONG,
+            AFTER,
+        ),
     ),
     Route("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     Route("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),

@@ -35,7 +35,9 @@ from sla_server.api.security import Guard, Logins, load_or_make_token
 from sla_server.api.source import Source
 
 log = structlog.get_logger("appserver")
-LOCAL_THREADS: Final = 4  # for the command line; each call takes one for some milliseconds, a change for 5 s at most
+LOCAL_THREADS: Final = (
+    4  # for the command line; each call takes one for some milliseconds, a change for 5 s at most
+)
 LOCAL_PLACES: Final = 64
 
 
@@ -86,9 +88,7 @@ class WebServer:
             )
             threads.start("api-local", lambda: local.serve(self.stop, self.parts.live.close))
         workers = WORKER_THREADS + self.config.live_streams_max
-        door = Door(
-            self.app, self.listener, threads=workers, places=4 * workers, max_body_bytes=body_bytes
-        )
+        door = Door(self.app, self.listener, threads=workers, places=4 * workers, max_body_bytes=body_bytes)
         try:
             door.serve(self.stop, self.parts.live.close)
         finally:
@@ -98,7 +98,9 @@ class WebServer:
         return 1 if threads.failed else 0
 
 
-def make_parts(config: ApiConfig, data_dir: Path, source: Source, box: Box, clock: Clock, address: str) -> Parts:
+def make_parts(
+    config: ApiConfig, data_dir: Path, source: Source, box: Box, clock: Clock, address: str
+) -> Parts:
     """Everything the handlers work with.
 
     Raises:

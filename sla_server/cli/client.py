@@ -1,13 +1,13 @@
 """Where the server is, who we are, and one call.
 
-Server: ``--server`` or ``SLA_SERVER``; else the Unix socket in the data directory of the configuration named by
-``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api] listen`` of that configuration,
-else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``, ``--token-file``, else ``api.token``
-in that data directory.
+Server: ``--server`` or ``SLA_SERVER``; else the Unix socket in the data directory of the configuration named
+by ``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api] listen`` of that
+configuration, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``, ``--token-file``,
+else ``api.token`` in that data directory.
 
 The token goes to the server alone. It is never sent in clear over a network: plain http is for loopback
-addresses. There, and on the Unix socket, the kernel says which user listens: it must be ourselves, root or the
-owner of the token's file, because any user may take the port while the server is down.
+addresses. There, and on the Unix socket, the kernel says which user listens: it must be ourselves, root or
+the owner of the token's file, because any user may take the port while the server is down.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ class Client:
         if strange := uids - trusted:
             name = user_name(min(strange))
             raise NoToken(
-                f"{self.local or self.server} is served by user {name}, which is neither you nor the owner of "
-                "the token: the token was not sent.\n  If that user runs your SLA server, run this as that user "
-                f"(sudo -u {name} sla ...); if not, find out who took the address"
+                f"{self.local or self.server} is served by user {name}, which is neither you nor the owner "
+                "of the token: the token was not sent.\n  If that user runs your SLA server, run this as "
+                f"that user (sudo -u {name} sla ...); if not, find out who took the address"
             )
 
     def _call(self, method: str, path: str, **how: Any) -> Any:
@@ -179,10 +179,11 @@ class Client:
     def _connection(self) -> httpx.Client:
         server, transport = self.server, self.transport
         if self.local is not None:
-            # Through the directory's descriptor, open as long as this process: a socket's address has 107 bytes.
+            # Through the directory's descriptor, kept open: a socket's address has 107 bytes.
             folder = os.open(self.local.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            server, transport = "http://localhost", httpx.HTTPTransport(
-                uds=f"/proc/self/fd/{folder}/{self.local.name}"
+            server, transport = (
+                "http://localhost",
+                httpx.HTTPTransport(uds=f"/proc/self/fd/{folder}/{self.local.name}"),
             )
         return httpx.Client(base_url=server, timeout=TIMEOUT_S, transport=transport, trust_env=False)
 

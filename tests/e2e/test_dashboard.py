@@ -30,6 +30,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.api import process
 from sla_server.api.config import WORKER_THREADS, ApiConfig
 from sla_server.api.web import WebServer, open_listener
+from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
 from tests.e2e.browser import browser, console_errors, settle, take_screenshot, text_of, wait_for

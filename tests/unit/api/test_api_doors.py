@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
 from sla_server.api import doors, web
 from sla_server.api.config import ApiConfig
@@ -104,9 +101,7 @@ def test_the_local_socket_is_for_its_owner_and_its_path_may_be_long(tmp_path: Pa
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[float]]]:
     now_s = [0.0]
     listener = open_listener("127.0.0.1:0")
-    door = Door(
-        lambda *_: [], listener, threads=1, places=3, max_body_bytes=1000, now_s=lambda: now_s[0]
-    )
+    door = Door(lambda *_: [], listener, threads=1, places=3, max_body_bytes=1000, now_s=lambda: now_s[0])
     yield door, now_s
     stop = Stop()
     stop.set()
