@@ -57,9 +57,9 @@ class Client:
         Raises:
             ConfigError: the configuration file is named but cannot be read.
         """
+        tree = read_toml(config)
         if server:
             return cls(server.rstrip("/"), token_file, config)
-        tree = read_toml(config)
         listen = str(_api_table(tree).get("listen", ""))
         server = f"http://{listen}" if listen and not listen.endswith(":0") else DEFAULT_SERVER
         local = data_dir_of(tree) / SOCKET_NAME

@@ -41,7 +41,7 @@ def run(client: Client, config: Path | None) -> None:
         job_command(config or client.config),
         check=False,
         start_new_session=True,
-        preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
+        preexec_fn=end_with_parent,
     ).returncode
     if status:
         raise JobFailed(status)

@@ -9,7 +9,7 @@ import pytest
 
 from sla_server.cli import tables, words
 from sla_server.cli.tables import KINDS, build, by_objective, what_of
-from tests.unit.api.fakes import NOW_US
+from tests.unit.api.fakes import NOW_US, FakeSource
 from tests.unit.cli.conftest import Terminal
 
 
@@ -165,3 +165,12 @@ def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
     assert words.skew(offset_us) == shown
     assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
     assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
+
+
+@pytest.mark.parametrize("kind", ["volumes", "slas"])
+def test_limit_holds_for_lists_that_come_whole(sla: Terminal, kind: str) -> None:
+    sla.source.__dict__["agreements"] = lambda *_: [{**FakeSource._agreement(name)} for name in ("a", "b")]
+    everything = json.loads(sla("get", kind, "-o", "json").output)
+    assert len(everything) > 1
+    assert json.loads(sla("get", kind, "--limit", "1", "-o", "json").output) == everything[:1]
+    assert f"and {len(everything) - 1} more" in sla("get", kind, "--limit", "1").output
