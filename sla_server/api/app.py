@@ -61,6 +61,7 @@ def create_app(parts: Parts) -> Flask:
         PERMANENT_SESSION_LIFETIME=timedelta(hours=parts.config.session_hours),
         MAX_CONTENT_LENGTH=parts.config.max_body_bytes,
     )
+    app.url_map.merge_slashes = False  # a path is what it says: 404, not a redirect
     app.json.sort_keys = False  # type: ignore[attr-defined]
     for route in ROUTES:
         app.add_url_rule(

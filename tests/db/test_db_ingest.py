@@ -377,7 +377,7 @@ def test_a_second_gateway_does_not_move_a_volume_that_is_used(rig):
 
 def test_a_volume_moves_with_its_gateway_or_when_that_is_lost(rig):
     rig.feed(on("disk-1"), streams_message((1,)))
-    rig.feed(on("disk-2", ep=EPOCH + "0"))
+    rig.feed(on("disk-2", ep=EPOCH + 1))
     assert backend_of(rig) == "disk-2"
     rig.feed(on("disk-1"), gateway_message("lost"), on("disk-3", gw=gateway(2), name="gw-2"))
     assert backend_of(rig) == "disk-3"

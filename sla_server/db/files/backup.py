@@ -128,8 +128,6 @@ def _checked(head: Backup) -> Backup:
     for name, kind in (("database", str), ("sql_sha256", str), ("made_us", int), ("state", list)):
         if type(getattr(head, name)) is not kind:
             raise ValueError(f"{name} {str(getattr(head, name))[:60]!r} is not {kind.__name__}")
-    if head.database not in dump.NAMES:
-        raise ValueError(f"database {head.database[:60]!r} is none of {', '.join(dump.NAMES)}")
     for name in head.state:
         if not isinstance(name, str) or not _STATE_NAME.fullmatch(name) or name in _NOT_STATE:
             raise ValueError(f"state {str(name)[:60]!r} is not the name of a state file")

@@ -41,7 +41,6 @@ def test_a_good_head(tmp_path: Path) -> None:
         {"state": ["lock"]},
         {"state": [7]},
         {"state": "api.token"},
-        {"database": "oracle"},
         {"database": ["sqlite"]},
         {"sql_sha256": None},
         {"made_us": "now"},

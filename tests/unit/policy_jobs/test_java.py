@@ -129,7 +129,7 @@ def test_nothing_is_left_when_the_command_ends(tmp_path: Path, number: signal.Si
             stdout=output,
             stderr=output,
         )
-        until(lambda: (tmp_path / "pid").exists(), log)
+        until((tmp_path / "pid").exists, log)
         pid = int((tmp_path / "pid").read_text())
         assert Path(f"/proc/{pid}/exe").exists()
         command.send_signal(number)
