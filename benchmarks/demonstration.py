@@ -102,9 +102,7 @@ class Demo:
         stage.start_agent(Agent("gateway-b", {"batch": disk.format("batch")}))
         stage.wait(stage.gateways_up, "both gateways in the server's view")
         stage.sla("apply", "-f", str(stage.folder / "agreements.yaml"))
-        login = stage.sockets / "run" / "login.url"
-        page = login.read_text().strip() if login.exists() else f"http://127.0.0.1:{stage.api_port}/"
-        print(f"\n  the page: {page}\n", flush=True)
+        print(f"\n  the page: {stage.sla('login').stdout.strip()}\n", flush=True)
 
     async def _released(self, limit_s: float) -> None:
         end_s = time.monotonic() + limit_s

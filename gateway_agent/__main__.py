@@ -1,7 +1,12 @@
 """``python -m gateway_agent``: the same command as ``gateway-agent``."""
 
-from __future__ import annotations
+from pmdaemon.runtime import entry
 
-from gateway_agent.cli import cli
 
-cli()
+def main() -> None:
+    """Run the command."""
+    entry.run("gateway_agent.cli", "gateway-agent")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,12 @@
-"""``python -m pmdaemon``."""
+"""``python -m pmdaemon``: the same command as ``pmdaemon``."""
 
-from pmdaemon.cli import cli
+from pmdaemon.runtime import entry
+
+
+def main() -> None:
+    """Run the command."""
+    entry.run("pmdaemon.cli", "pmdaemon")
+
 
 if __name__ == "__main__":
-    cli(prog_name="pmdaemon")
+    main()

@@ -1,6 +1,12 @@
-"""``python -m sla_server`` is ``sla-server``."""
+"""``python -m sla_server``: the same command as ``sla-server``."""
 
-from sla_server.cli.server import cli
+from pmdaemon.runtime import entry
+
+
+def main() -> None:
+    """Run the command."""
+    entry.run("sla_server.cli.server", "sla-server")
+
 
 if __name__ == "__main__":
-    cli()
+    main()

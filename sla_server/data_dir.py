@@ -11,8 +11,19 @@ import time
 from pathlib import Path
 
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.files import make_directory
+from pmdaemon.runtime.files import close_directory, make_directory
 from sla_server.errors import ServerRunning
+
+
+def prepare_data_dir(data_dir: Path) -> None:
+    """Make the data directory (mode 0700), or see that the one that is there is closed to others.
+
+    Raises:
+        ConfigError: it is open to others, and is not known to be a data directory.
+        OSError: it cannot be made or looked at.
+    """
+    make_directory(data_dir, 0o700)
+    close_directory(data_dir, "data_dir", is_ours=(data_dir / "lock").exists())
 
 
 def lock_data_dir(data_dir: Path) -> int:
@@ -20,9 +31,10 @@ def lock_data_dir(data_dir: Path) -> int:
 
     Raises:
         ServerRunning: another process holds it; names its pid.
+        ConfigError: it is open to others.
         OSError: it cannot be made or written.
     """
-    make_directory(data_dir, 0o700)
+    prepare_data_dir(data_dir)
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

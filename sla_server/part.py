@@ -18,6 +18,7 @@ import structlog
 
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.entry import PRIVATE_UMASK
 from pmdaemon.runtime.failures import note, noted, outermost
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
@@ -54,6 +55,7 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     if show_config or check_config:
         _tell_config(path, show_config)
         return
+    os.umask(PRIVATE_UMASK)
     logs.configure(name)
     set_os_thread_name(f"sla-{name}")
     stop = Stop()

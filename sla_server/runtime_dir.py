@@ -66,3 +66,11 @@ def close_home(home: Path) -> None:
         )
     if status.st_mode & 0o077:
         home.chmod(0o700)
+
+
+def leave_runtime_dir(runtime_dir: Path) -> None:
+    """After a start that failed: remove the directory, and that of the user around it, if they are empty."""
+    with contextlib.suppress(OSError):
+        runtime_dir.rmdir()
+        if runtime_dir.parent == default_runtime_dir():
+            runtime_dir.parent.rmdir()

@@ -10,9 +10,9 @@ State (all in ``Supervisor``, touched by its one thread only):
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
 (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. One that makes no
-progress is reported, then killed. A dbmanager that this server's data do not fit (EX_CONFIG at the server's
-start) ends the server with the same status: trying again would change nothing. Children are
-exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
+progress is reported, then killed. A part whose first start ends with EX_CONFIG (a schema of a newer release,
+a setting that cannot be) ends the server with the same status: trying again would change nothing. Children
+are exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
 directory forbids a second server (``data_dir``). When a part has met damage in a mailbox segment, the parts
 that use it are ended, the segment is made anew (``segments``), and they start again as after a death.
 """
@@ -218,10 +218,9 @@ class Supervisor:
             return
         said = failures(self.config.runtime_dir).get(part.name, "") if status > 0 else ""
         self._down(part, describe_status(status) + (f": {said}" if said else ""))
-        if part.name == "dbmanager" and status == EX_CONFIG and not self._has_recorded:
-            self._status = status
-            log.error("server-cannot-start", part=part.name, problem=said or describe_status(status))
-            self.stop.set(f"dbmanager cannot work with this configuration and data: {said}")
+        is_first = part.restarts == 0 or (part.name == "dbmanager" and not self._has_recorded)
+        if status == EX_CONFIG and is_first:
+            self._give_up(part.name, status)
 
     def _listen(self) -> None:
         """Once a second: which parts make progress; kill what hangs, report the rest."""
@@ -288,6 +287,12 @@ class Supervisor:
         part.since_unix_us = self._clock.unix_us()
         log.warning("part-died", part=part.name, reason=part.reason, restart_in_s=part.backoff_s)
         self._record(part)
+
+    def _give_up(self, name: str, status: int) -> None:
+        """A part does not fit its configuration or data at its first start: trying again would not help."""
+        self._status = status
+        reason = failures(self.config.runtime_dir).get(name, "its log lines say why")
+        self.stop.set(f"{name} cannot start: {reason}")
 
     def _record(self, part: Part) -> None:
         row = {

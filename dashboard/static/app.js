@@ -3,7 +3,7 @@
 import {call, read} from "./api.js";
 import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
-import {clock, duration, latency, sentence, stateOf} from "./format.js";
+import {clock, duration, latency, sentence, stateWords} from "./format.js";
 import {startFeed} from "./feed.js";
 import * as views from "./views.js";
 
@@ -37,7 +37,7 @@ function chart() {
   if ($("chart").hidden) return;
   const [startMs, endMs] = spanMs(page.selected);
   const title = `${row.name}, p${row.percentile} of the last ${duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
-    + `${latency(row.latency_us)} of ${latency(row.threshold_us)}, ${stateOf(row.state)[1].slice(1).trim() || row.state}.`;
+    + `${latency(row.latency_us)} of ${latency(row.threshold_us)}, ${stateWords(row.state)}.`;
   if ($("chart-title").dataset.shown !== title) {
     $("chart-title").dataset.shown = title;
     $("chart-title").replaceChildren(title, element("span", {class: "key"}), "a neighbour is throttled for it");

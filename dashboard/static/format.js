@@ -70,6 +70,9 @@ export const SLA_STATES = {
 };
 export const stateOf = (state) => SLA_STATES[state] || ["", state || "unknown", ""];
 
+// The same in a sentence, without the badge's symbol; some states have none.
+export const stateWords = (state) => stateOf(state)[1].replace(/^[^\p{L}]+/u, "");
+
 export const SEVERITIES = {critical: "bad", error: "bad", warning: "warn"};
 
 const SOURCES = {manual: "set by hand", control: "by the control loop", policy: "by the policy"};

@@ -21,8 +21,19 @@ from pmdaemon.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 ENV_PREFIX = "SLA__"
 AGENT_ENV_PREFIX = "SLA_AGENT__"
-_PASSWORD: Final = re.compile(r"(://[^:/@\s]*):\S*@")
-"""``secret`` in ``scheme://user:secret@host``: what is told about a URL lands in logs and tickets."""
+_USERINFO: Final = re.compile(r"(://[^:/@\s]*):\S*@")
+_PARAMETER: Final = re.compile(
+    r"(?i)([?&;][^=&;?#\s]*(?:pass|pwd|secret|token|key|cred|sig)[^=&;?#\s]*=)[^&;#\s\"']*"
+)
+
+
+def masked(text: str) -> str:
+    """The text with the secrets of every URL in it replaced by ``***``.
+
+    Those are ``secret`` in ``scheme://user:secret@host`` and the values of parameters whose names say so
+    (password, token, secret_key, ...). What is said about a URL lands in logs, tickets and open answers.
+    """
+    return _PARAMETER.sub(r"\1***", _USERINFO.sub(r"\1:***@", text)) if "://" in text else text
 
 
 class StrictModel(BaseModel):
@@ -110,7 +121,7 @@ def describe(error: ValidationError) -> str:
             message = item["msg"].removeprefix("Value error, ").removeprefix("(whole file): ")
             # A whole table as "value" would bury the message; the message names what is wrong in it.
             whole = isinstance(item["input"], dict | list | BaseModel)
-            shown = "" if whole else _PASSWORD.sub(r"\1:***@", f" (value: {item['input']!r})")
+            shown = "" if whole else masked(f" (value: {item['input']!r})")
             parts.append(f"{key}: {message}{shown}")
     return "; ".join(parts)
 
@@ -124,12 +135,12 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    text = masked(str(value)).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
 
 def show(model: BaseModel) -> str:
-    """The values in force as TOML, secrets masked (keys that end in password, secret or token)."""
+    """The values in force as TOML, secrets masked (keys that end in password, secret or token, and URLs)."""
     lines: list[str] = []
 
     def table(prefix: str, values: dict[str, Any]) -> None:

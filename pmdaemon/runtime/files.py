@@ -13,6 +13,8 @@ import os
 import shutil
 from pathlib import Path
 
+from pmdaemon.errors import ConfigError
+
 
 def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> None:
     """Replace ``path`` (mode 0600).
@@ -103,3 +105,28 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def close_directory(path: Path, what: str, *, is_ours: bool = False) -> None:
+    """See that no other user can enter a directory that exists.
+
+    One that is ours and empty (made by hand or by another program for us), or one that the caller knows as
+    its own, is closed; any other may be a home directory and is left alone.
+
+    Args:
+        path: the directory.
+        what: the setting or option that names it, for the error.
+        is_ours: whether it holds what only this product puts there.
+
+    Raises:
+        ConfigError: it stays open to others; says what to do.
+        OSError: it cannot be looked at.
+    """
+    status = path.stat()
+    mode = status.st_mode & 0o777
+    if not mode & 0o077:
+        return
+    if status.st_uid == os.geteuid() and (is_ours or not any(path.iterdir())):
+        path.chmod(0o700)
+        return
+    raise ConfigError(what, f"{path} can be entered by others (mode {mode:04o})", f"Run: chmod 700 {path}")

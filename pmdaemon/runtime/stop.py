@@ -8,6 +8,7 @@ the pipe becomes readable when the parent is gone, however it died. ``Stop`` is 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Final
 
 PARENT_FD_VARIABLE: Final = "SLA_PARENT_FD"
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Stop:
@@ -76,6 +78,15 @@ class Stop:
         thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
         thread.start()
         return thread
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process (SIGTERM) when the thread that started it is gone. Linux only.
+
+    For ``Popen(preexec_fn=...)`` in a process of one thread, where the child is a program that cannot watch a
+    pipe. The request is kept by exec, and not inherited by the child's own children.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class ParentPipe:

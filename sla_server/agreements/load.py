@@ -7,18 +7,20 @@ expand to is counted.
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
 
 from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.explain import explain
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.objectives import METRICS
@@ -39,7 +41,7 @@ _NOT_YAML: Final = (
     TypeError,
     OverflowError,
 )
-MAX_SHOWN: Final = 80  # characters of a wrong value that a problem repeats
+_BLANK_LINES: Final = re.compile(r"\A(?:[ \t]*\r?\n)+")  # not the indentation of the first line
 _UNION_TAGS: Final = frozenset((*METRICS, "calendar", "rolling"))
 
 
@@ -96,7 +98,8 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
     try:
         for event in YAML(typ="rt", pure=True).parse(text):
             if isinstance(event, DocumentStartEvent):
-                start = event.start_mark.index
+                # The whole line: where a document is indented, the first line's indentation belongs to it.
+                start = event.start_mark.index - event.start_mark.column
             elif isinstance(event, DocumentEndEvent):
                 spans.append((start, event.end_mark.index))
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
@@ -120,6 +123,9 @@ def _syntax(error: Exception, offset: int) -> Problem:
         return Problem(0, "", "the YAML is nested too deeply")
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
     line = mark.line + 1 + offset if mark is not None else 0
+    if isinstance(error, DuplicateKeyError):
+        key = str(error.problem).partition('"')[2].partition('"')[0]
+        return Problem(line, "", f"the key {key} is there twice", "Keep one of the two")
     reason = (error.problem if isinstance(error, MarkedYAMLError) else "") or _first_line(error)
     return Problem(
         line, "", f"this is not YAML: {reason}", "Check indentation, colons and quotes on this line"
@@ -159,7 +165,7 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
         )
     if problems:
         raise AgreementsRefused(problems)
-    return Loaded(agreement, text.strip() + "\n", line)
+    return Loaded(agreement, _BLANK_LINES.sub("", text).rstrip() + "\n", line)
 
 
 def _plain(value: Any, left: list[int]) -> Any:
@@ -187,47 +193,9 @@ def _describe(error: ValidationError, tree: Any, offset: int, name: str) -> list
     problems = []
     for item in error.errors(include_url=False):
         path = _without_tags(item["loc"])
-        problem, fix = _words(item, tree, path)
+        problem, fix = explain(item, path)
         problems.append(Problem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
     return sorted(problems, key=lambda entry: entry.line)
-
-
-def _words(item: Any, tree: Any, path: Sequence[int | str]) -> tuple[str, str]:
-    """Problem and fix for one pydantic error."""
-    kind, context = item["type"], item.get("ctx", {})
-    if kind == "agreement":
-        return context["problem"], context["fix"]
-    if kind == "missing":
-        return "is required", f"Add the key {path[-1]}"
-    if kind == "extra_forbidden":
-        return "there is no such key", _spelling(
-            str(path[-1])
-        ) or "Remove it, or see docs/formats/agreement.md"
-    if kind in ("literal_error", "enum", "union_tag_invalid"):
-        expected = context.get("expected") or context.get("expected_tags")
-        return f"{_shown(item['input'])} is not possible here", f"Use one of {expected}"
-    if kind == "union_tag_not_found":
-        return "the key 'type' is required", "Add type: calendar or type: rolling"
-    return f"{item['msg'].removeprefix('Input ')} (the value is {_shown(item['input'])})", ""
-
-
-def _shown(value: Any) -> str:
-    """The value as Python writes it, cut short."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number of thousands of digits is not written out
-        return "a very long number"
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
-
-
-def _spelling(key: str) -> str:
-    close = difflib.get_close_matches(key, _known_keys(Agreement.model_json_schema()), n=1)
-    return f"Did you mean {close[0]}?" if close else ""
-
-
-def _known_keys(schema: dict[str, Any]) -> list[str]:
-    models = [schema, *schema.get("$defs", {}).values()]
-    return sorted({key for model in models for key in model.get("properties", {})})
 
 
 def _without_tags(location: Sequence[int | str]) -> tuple[int | str, ...]:

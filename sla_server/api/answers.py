@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from flask import Request, Response
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from sla_server.api.errors import ApiError, BadInput
+from sla_server.api.routes import LIMIT_MAX, LONG_LIMIT_MAX, MAX_US
 
 LIMIT_DEFAULT: Final = 100
-LIMIT_MAX: Final = 1000
 LONG_LIMIT_DEFAULT: Final = 2000  # a day of slices of a minute is one page
-LONG_LIMIT_MAX: Final = 5000
-MAX_US: Final = 1 << 62
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _CURSOR: Final = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
 
 
@@ -38,6 +37,8 @@ def as_list(rows: Sequence[Any], next_cursor: str | None = None, **more: Any) ->
 def as_problem(error: ApiError) -> Response:
     """An error as ``application/problem+json``."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    if error.allow:
+        headers["Allow"] = ", ".join(sorted(error.allow))
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="storage-sla"'
     response = as_json(error.problem(), error.status, headers)
@@ -53,6 +54,8 @@ def from_http(error: HTTPException) -> ApiError:
     told.status = error.code or 500
     told.title = error.name
     told.slug = error.name.lower().replace(" ", "-")
+    if isinstance(error, MethodNotAllowed):
+        told.allow = tuple(error.valid_methods or ())
     return told
 
 
@@ -74,10 +77,9 @@ def number(request: Request, name: str, default: int, *, least: int = 0, most: i
     text = request.args.get(name, "")
     if not text:
         return default
-    try:
-        value = int(text)
-    except ValueError as exc:
-        raise BadInput(name, f"{text!r} is not an integer") from exc
+    if not _INTEGER.fullmatch(text):  # int() would also take "1_0", " 1" and digits of other scripts
+        raise BadInput(name, f"{text[:40]!r} is not an integer")
+    value = int(text)
     if not least <= value <= most:
         raise BadInput(name, f"{value} is not within {least} to {most}")
     return value
@@ -94,6 +96,20 @@ def check_text(request: Request) -> None:
     for name, value in request.args.items():
         if "\0" in value:
             raise BadInput(name, "holds a NUL character")
+
+
+def check_parameters(request: Request, known: Collection[str]) -> None:
+    """Every parameter is one of ``known``, and has a value: a filter that is ignored answers wrongly.
+
+    Raises:
+        BadInput: names the first that is not.
+    """
+    for name, value in request.args.items():
+        if name not in known:
+            fix = f"Use {', '.join(sorted(known))}" if known else "Leave it out: there are no parameters here"
+            raise BadInput(name[:40], "there is no such parameter", fix)
+        if not value:
+            raise BadInput(name, "has no value", "Give one, or leave the parameter out")
 
 
 def cursor(request: Request) -> str | None:

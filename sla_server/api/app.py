@@ -9,10 +9,12 @@ and told as 500 without details.
 from __future__ import annotations
 
 import errno
+import html
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import structlog
 from flask import Flask, Response, g, redirect, request
@@ -31,6 +33,14 @@ Handler = Callable[..., Response]
 PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
 STREAM: Final = "text/event-stream"
 REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
+LOGIN_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Storage SLA: sign in</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/page.css"></head>
+<body><main><h1>Storage SLA</h1><p>This address signs one browser in, once.</p>
+<form method="post" action="/login"><input type="hidden" name="code" value="{code}">
+<button type="submit" class="primary" id="sign-in">Sign in</button></form></main></body></html>
+"""
 
 
 def handler_of(route: Route) -> Handler:
@@ -49,12 +59,13 @@ def create_app(parts: Parts) -> Flask:
     app = Flask("sla_server.api", static_folder=None)
     app.config.update(
         SECRET_KEY=session_key(parts.token),
-        SESSION_COOKIE_NAME=f"sla_session_{parts.port}",  # cookies are shared by all ports of a host
+        SESSION_COOKIE_NAME=f"sla_session_{urlsplit(parts.address).port}",  # a host's ports share cookies
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
         PERMANENT_SESSION_LIFETIME=timedelta(hours=parts.config.session_hours),
         MAX_CONTENT_LENGTH=parts.config.max_body_bytes,
     )
+    app.url_map.merge_slashes = False  # a path is what it says: 404, not a redirect
     app.json.sort_keys = False  # type: ignore[attr-defined]
     for route in ROUTES:
         app.add_url_rule(
@@ -64,7 +75,7 @@ def create_app(parts: Parts) -> Flask:
             methods=[route.method],
             provide_automatic_options=False,
         )
-    app.add_url_rule("/login", "login", _login(parts), methods=["GET"])
+    app.add_url_rule("/login", "login", _login(parts), methods=["GET", "POST"])
     _wrap(app, parts)
     _tell_errors(app)
     return app
@@ -72,8 +83,10 @@ def create_app(parts: Parts) -> Flask:
 
 def _bound(route: Route, parts: Parts) -> Callable[..., Response]:
     handler = handler_of(route)
+    known = {query.name for query in route.query}
 
     def answer(**path: Any) -> Response:
+        answers.check_parameters(request, known)
         if route.changes:
             g.who = parts.guard.require_change(request)
         return handler(parts, request, **path)
@@ -83,8 +96,12 @@ def _bound(route: Route, parts: Parts) -> Callable[..., Response]:
 
 def _login(parts: Parts) -> Callable[[], Any]:
     def login() -> Any:
-        """Burn a one-time code and sign the browser in."""
-        if not parts.logins.burn(request.args.get("code", "")):
+        """Ask before a one-time code is spent; then burn it and sign the browser in."""
+        if request.method != "POST":
+            page = LOGIN_PAGE.format(code=html.escape(request.args.get("code", "")))
+            return Response(page, mimetype="text/html", headers={"Cache-Control": "no-store"})
+        parts.guard.check_origin(request, required=False)
+        if not parts.logins.burn(request.form.get("code", "")):
             text = "This address was used already or is too old.\nRun 'sla login' for a new one.\n"
             return Response(text, 403, mimetype="text/plain")
         start_session()

@@ -112,10 +112,10 @@ def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
 
 def new_login(parts: Parts, request: Request) -> Response:
     """Make a one-time address."""
-    code = parts.logins.issue()
-    return answers.as_json(
-        {"address": f"{request.host_url}login?code={code}"}, headers={"Cache-Control": "no-store"}
-    )
+    # Behind a tunnel the browser needs the address the caller used; the Unix socket has no such address.
+    is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
+    address = f"{request.host_url if is_tcp else parts.address}login?code={parts.logins.issue()}"
+    return answers.as_json({"address": address}, headers={"Cache-Control": "no-store"})
 
 
 def sign_out(_parts: Parts, _request: Request) -> Response:

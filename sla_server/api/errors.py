@@ -27,6 +27,8 @@ class ApiError(SlaError):
     slug = "error"
     title = "Something went wrong"
     retry_after_s: int | None = None
+    allow: tuple[str, ...] = ()
+    """Methods of the path, where another one was asked for."""
 
     def __init__(self, detail: str, fix: str = "") -> None:
         self.detail = detail

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any, Final
 
-from sla_server.api.routes import PREFIX, ROUTES, Route
+from sla_server.api.routes import PREFIX, ROUTES, Query, Route
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
@@ -119,7 +119,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "in": "query",
             "required": query.required,
             "description": query.about,
-            "schema": {"type": query.kind},
+            "schema": _value(query),
         }
         for query in route.query
     ]
@@ -132,6 +132,10 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     for status in route.also:
         told["responses"][str(status)] = {"description": "Not well; the body is the same", "content": done}
+    if route.empty:
+        told["responses"]["204"] = {"description": "Nothing newer"}
+    if route.method == "GET" and route.answer == "application/json":
+        told["responses"]["304"] = {"description": "As the ETag in If-None-Match says"}
     if route.body:
         told["requestBody"] = {
             "required": True,
@@ -141,6 +145,19 @@ def _operation(route: Route) -> dict[str, Any]:
         told["security"] = [{"token": []}, {"session": []}]
         told["responses"]["202"] = _ACCEPTED
     return told
+
+
+def _value(query: Query) -> dict[str, Any]:
+    if query.kind == "boolean":
+        return {"type": "string", "enum": ["0", "1", "false", "true"]}
+    schema: dict[str, Any] = {"type": query.kind}
+    if query.kind == "string":
+        schema["minLength"] = 1
+    if query.least is not None:
+        schema["minimum"] = query.least
+    if query.most is not None:
+        schema["maximum"] = query.most
+    return schema
 
 
 def _schema(name: str) -> dict[str, Any]:

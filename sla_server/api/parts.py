@@ -26,4 +26,5 @@ class Parts:
     logins: Logins
     meters: Meters
     clock: Clock
-    port: int
+    address: str
+    """Of the page, as a browser on this machine names it; ends with a slash."""

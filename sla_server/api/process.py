@@ -1,8 +1,7 @@
 """The application server as a process: configuration in, exit status out.
 
-Files in the runtime directory, each written whole: ``login.url`` (mode 0600, a one-time address), then
-``api.port``, which says that everything answers. Nothing here needs recovery: the next snapshot comes within
-a second.
+``RUNTIME_DIR/api.port`` (the port of the page) says that everything answers; ``DATA_DIR/api.sock`` is the
+Unix socket of the command line. Nothing here needs recovery: the next snapshot comes within a second.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Protocol
 from pmdaemon.mailbox import attach
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.config import ApiConfig
+from sla_server.api.doors import SOCKET_NAME, open_local
 from sla_server.api.source import open_source
 from sla_server.api.web import WebServer, open_listener
 from sla_server.db.config import DatabaseConfig
@@ -47,13 +47,18 @@ def run(config: AppServerConfig, stop: Stop) -> int:
     """
     listener = open_listener(config.api.listen)
     box = attach(config.runtime_dir / "app.mbx", "appserver")
+    local_path = config.data_dir / SOCKET_NAME
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    local = open_local(local_path)
     try:
         source = open_source(config.database, config.data_dir)
-        server = WebServer(config.api, config.data_dir, source, box, listener, stop)
+        server = WebServer(config.api, config.data_dir, source, box, listener, stop, local=local)
         server.announce(config.runtime_dir)
         return server.serve()
     finally:
         (config.runtime_dir / "api.port").unlink(missing_ok=True)
-        (config.runtime_dir / "login.url").unlink(missing_ok=True)
+        if local is not None:
+            local_path.unlink(missing_ok=True)
+            local.close()
         box.close()
         listener.close()

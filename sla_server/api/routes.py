@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 PREFIX: Final = "/api/v1"
+LIMIT_MAX: Final = 1000
+LONG_LIMIT_MAX: Final = 5000
+MAX_US: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,10 @@ class Query:
     """integer, string or boolean."""
     about: str
     required: bool = False
+    least: int | None = None
+    """Smallest integer."""
+    most: int | None = None
+    """Largest integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class Route:
     """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any."""
     also: tuple[int, ...] = ()
     """Statuses besides 200 that come with the same answer, not with a problem."""
+    empty: bool = False
+    """Whether 204 is an answer."""
     changes: bool = False
 
     @property
@@ -53,15 +62,17 @@ class Route:
         return [part.partition("}")[0] for part in self.path.split("{")[1:]]
 
 
-LIMIT = Query("limit", "integer", "Rows a page, 1 to 1000; default 100.")
+LIMIT = Query("limit", "integer", "Rows a page; default 100.", least=1, most=LIMIT_MAX)
 BEFORE = Query("before", "string", "The `next` of the page before.")
 FROM = Query(
     "from_us",
     "integer",
     "Start, microseconds UTC; default: one hour (slices: one day) before to_us. Slices: or a page's `next`.",
+    least=0,
+    most=MAX_US,
 )
-TO = Query("to_us", "integer", "End, microseconds UTC; default: now.")
-LONG = Query("limit", "integer", "Rows a page, 1 to 5000; default 2000.")
+TO = Query("to_us", "integer", "End, microseconds UTC; default: now.", least=0, most=MAX_US)
+LONG = Query("limit", "integer", "Rows a page; default 2000.", least=1, most=LONG_LIMIT_MAX)
 AFTER = Query("after", "string", "The `next` of the page before.")
 OBJECTIVE = Query("objective", "string", "Which objective of the agreement; default: its first.")
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
@@ -143,7 +154,13 @@ ROUTES: Final = (
         "/policies/{version}/caps",
         "policy_caps",
         "Caps of one policy version.",
-        (Query("hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168."), LONG, AFTER),
+        (
+            Query(
+                "hour", "integer", "Hour of the week, 0 = Monday 00 UTC; default: all 168.", least=0, most=167
+            ),
+            LONG,
+            AFTER,
+        ),
     ),
     Route("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     Route("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
@@ -153,7 +170,8 @@ ROUTES: Final = (
         "/live",
         "live",
         "The newest snapshot; 204 when none is newer than `since`.",
-        (Query("since", "integer", "The at_us of the snapshot you have."),),
+        (Query("since", "integer", "The at_us of the snapshot you have.", least=-1, most=MAX_US),),
+        empty=True,
     ),
     Route("GET", "/live/trend", "trend", "Latency against promise, the last 15 minutes."),
     Route(

@@ -3,7 +3,8 @@
 Reading is open, because this release binds to loopback only. A change needs
 
 * ``Authorization: Bearer TOKEN`` (the command line; file of mode 0600), or
-* a session: a signed cookie (HttpOnly, SameSite=Strict) got by opening a one-time address; a change with a
+* a session: a signed cookie (HttpOnly, SameSite=Strict) got by opening a one-time address and confirming
+  there (a POST: what only looks at an address, such as a link preview, does not spend it); a change with a
   session must also carry an Origin header that names this server, so that no other web site can ride on the
   cookie.
 
@@ -87,12 +88,12 @@ class Logins:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._codes: dict[bytes, int | None] = {}  # digest -> monotonic end, None: until used or replaced
+        self._codes: dict[bytes, int] = {}  # digest -> monotonic end
 
-    def issue(self, *, life_s: float | None = CODE_LIFE_S) -> str:
-        """A new code, valid once, for ``life_s`` (None: as long as this process lives)."""
+    def issue(self) -> str:
+        """A new code, valid once, for ``CODE_LIFE_S``."""
         code = secrets.token_urlsafe(24)
-        end_ns = None if life_s is None else self._clock.monotonic_ns() + round(life_s * 1e9)
+        end_ns = self._clock.monotonic_ns() + round(CODE_LIFE_S * 1e9)
         with self._lock:
             self._forget_old()
             while len(self._codes) >= CODES_MAX:
@@ -108,7 +109,7 @@ class Logins:
 
     def _forget_old(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        for digest in [key for key, end_ns in self._codes.items() if end_ns is not None and end_ns <= now_ns]:
+        for digest in [key for key, end_ns in self._codes.items() if end_ns <= now_ns]:
             del self._codes[digest]
 
 

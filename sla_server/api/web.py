@@ -1,11 +1,11 @@
-"""The web server: waitress around the app, the mailbox thread beside it, start and stop.
+"""The web server: the app behind its doors, the mailbox thread beside it, start and stop.
 
-Threads: the caller's runs the socket loop; ``api-mailbox`` takes messages; waitress has one for each live
-stream and 16 more. On the stop: live streams end, the loop ends, waitress' threads and ``api-mailbox`` are
-joined with a deadline.
+Threads: the caller's runs the loop of TCP, ``api-local`` that of the Unix socket; ``api-mailbox`` takes
+messages; waitress has one for each live stream and 16 more, and 4 behind the Unix socket. On the stop: live
+streams end, the loops end, all threads are joined with a deadline.
 
-Downside accepted: a browser that stops reading without closing holds its place and thread until its
-connection breaks, with at most 1 MiB of output.
+Downside accepted: a browser that stops reading without closing holds its place and thread for two minutes
+(``doors.ANSWER_LIMIT_S``), with at most 1 MiB of output.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
-import waitress
 from flask import Flask
-from waitress import wasyncore
 
 import dashboard
-from pmdaemon.runtime import listening, watchdog
+from pmdaemon.runtime import listening
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
@@ -29,6 +27,7 @@ from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.api.bridge import Box, Bridge, Poster
 from sla_server.api.calls import Calls
 from sla_server.api.config import WORKER_THREADS, ApiConfig, split_address
+from sla_server.api.doors import STOP_LIMIT_S, Door
 from sla_server.api.live import LiveView
 from sla_server.api.meters import MailboxCollector, Meters
 from sla_server.api.parts import Parts
@@ -36,9 +35,10 @@ from sla_server.api.security import Guard, Logins, load_or_make_token
 from sla_server.api.source import Source
 
 log = structlog.get_logger("appserver")
-LOOP_S: Final = 0.25  # how late the socket loop notices the stop
-STOP_LIMIT_S: Final = 5.0
-OUTPUT_MAX_BYTES: Final = 1 << 20  # of one connection, before its thread waits for the browser
+LOCAL_THREADS: Final = (
+    4  # for the command line; each call takes one for some milliseconds, a change for 5 s at most
+)
+LOCAL_PLACES: Final = 64
 
 
 def open_listener(address: str) -> socket.socket:
@@ -61,54 +61,46 @@ class WebServer:
     listener: socket.socket
     stop: Stop
     clock: Clock = SystemClock()  # noqa: RUF009 - stateless
+    local: socket.socket | None = None
+    """The Unix socket, listening; None: TCP only."""
 
     def __post_init__(self) -> None:
         host, self.port = self.listener.getsockname()[:2]
         self.address = f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
-        self.parts = make_parts(self.config, self.data_dir, self.source, self.box, self.clock, self.port)
+        self.parts = make_parts(self.config, self.data_dir, self.source, self.box, self.clock, self.address)
         self.app: Flask = dashboard.create_app(self.parts)
 
     def announce(self, runtime_dir: Path) -> None:
-        """Make a one-time login address and write both files; clients may come from now on."""
-        url = f"{self.address}login?code={self.parts.logins.issue(life_s=None)}"
+        """Write the port file; clients may come from now on. Sign-in addresses are made when asked for."""
         self.parts.meters.folder = runtime_dir / "metrics"
-        write_whole(runtime_dir / "login.url", url + "\n")
         write_whole(runtime_dir / "api.port", f"{self.port}\n")
-        log.info("page-ready", address=self.address, sign_in_once=url)
+        log.info("page-ready", address=self.address, sign_in="sla login")
 
     def serve(self) -> int:
-        """Serve until the stop; 1 if the mailbox thread died, else 0."""
+        """Serve until the stop; 1 if a thread died, else 0."""
         threads = ThreadGroup(lambda name, exc: self.stop.set(f"thread {name} died: {exc}"))
         bridge = Bridge(self.box, self.parts.live, self.parts.calls, self.stop)
         threads.start("api-mailbox", bridge.run)
-        channels: dict[int, Any] = {}
-        server = waitress.create_server(
-            self.app,
-            map=channels,
-            sockets=[self.listener],
-            threads=WORKER_THREADS + self.config.live_streams_max,
-            connection_limit=4 * (WORKER_THREADS + self.config.live_streams_max),
-            max_request_body_size=self.config.max_body_bytes,
-            outbuf_high_watermark=OUTPUT_MAX_BYTES,
-            outbuf_overflow=OUTPUT_MAX_BYTES,
-            asyncore_use_poll=True,
-            ident=None,
-        )
+        body_bytes = self.config.max_body_bytes
+        if self.local is not None:
+            local = Door(
+                self.app, self.local, threads=LOCAL_THREADS, places=LOCAL_PLACES, max_body_bytes=body_bytes
+            )
+            threads.start("api-local", lambda: local.serve(self.stop, self.parts.live.close))
+        workers = WORKER_THREADS + self.config.live_streams_max
+        door = Door(self.app, self.listener, threads=workers, places=4 * workers, max_body_bytes=body_bytes)
         try:
-            while not self.stop.is_set():
-                watchdog.beat()
-                wasyncore.loop(timeout=LOOP_S, use_poll=True, map=channels, count=1)
+            door.serve(self.stop, self.parts.live.close)
         finally:
             log.info("page-stopping", reason=self.stop.reason)
-            self.parts.live.close()
-            server.task_dispatcher.shutdown(cancel_pending=True, timeout=STOP_LIMIT_S)
-            wasyncore.close_all(map=channels, ignore_all=True)
             self.stop.set("the page stopped")
-            threads.join(STOP_LIMIT_S)
+            threads.join(2 * STOP_LIMIT_S)
         return 1 if threads.failed else 0
 
 
-def make_parts(config: ApiConfig, data_dir: Path, source: Source, box: Box, clock: Clock, port: int) -> Parts:
+def make_parts(
+    config: ApiConfig, data_dir: Path, source: Source, box: Box, clock: Clock, address: str
+) -> Parts:
     """Everything the handlers work with.
 
     Raises:
@@ -127,5 +119,5 @@ def make_parts(config: ApiConfig, data_dir: Path, source: Source, box: Box, cloc
         logins=Logins(clock),
         meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
         clock=clock,
-        port=port,
+        address=address,
     )

@@ -25,10 +25,17 @@ from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
     """Put agreements in force, or new versions of them."""
     parts = cut(read_documents(path))
-    if len(parts) > 1:
-        answer = _apply_parts(client, parts, dry_run=dry_run)
-    else:
-        answer = _apply(client, parts[0].text, dry_run=dry_run)
+    try:
+        if len(parts) > 1:
+            answer = _apply_parts(client, parts, dry_run=dry_run)
+        else:
+            answer = _apply(client, parts[0].text, dry_run=dry_run)
+    except Refused as exc:
+        if not exc.problem.get("errors") or exc.problem.get("fix"):
+            raise
+        where = "standard input" if path == "-" else path
+        problem = {**exc.problem, "fix": f"Nothing of {where} was applied: it is all of it or none"}
+        raise Refused(exc.status, problem) from exc
     if output == "json":
         print_json(answer)
         return
@@ -160,7 +167,11 @@ def throttle_set(
     if output == "json":
         print_json(answer)
         return
-    until = f"for {lasting}" if lasting else f"until 'sla throttle release {volume}'"
+    until = (
+        f"for {lasting}{'s' if lasting.isdecimal() else ''}"
+        if lasting
+        else f"until 'sla throttle release {volume}'"
+    )
     click.echo(f"{volume}: throttled {until} (throttle {answer.get('throttle_id')})")
 
 

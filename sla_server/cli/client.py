@@ -1,9 +1,13 @@
 """Where the server is, who we are, and one call.
 
-Server: ``--server``, ``SLA_SERVER``, the ``[api] listen`` of the configuration named by ``--config`` or
-``SLA_CONFIG``, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``, ``--token-file``,
-else ``api.token`` in the data directory of that configuration. The token is never sent in clear over a
-network: plain http is for loopback addresses.
+Server: ``--server`` or ``SLA_SERVER``; else the Unix socket in the data directory of the configuration named
+by ``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api] listen`` of that
+configuration, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``, ``--token-file``,
+else ``api.token`` in that data directory.
+
+The token goes to the server alone. It is never sent in clear over a network: plain http is for loopback
+addresses. There, and on the Unix socket, the kernel says which user listens: it must be ourselves, root or
+the owner of the token's file, because any user may take the port while the server is down.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import os
+import pwd
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +24,12 @@ from typing import Any, Final
 
 import httpx
 
+from pmdaemon.runtime import peers
 from pmdaemon.runtime.config import read_toml
 from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, Refused, ServerDown
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
+SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.doors, which a command line has no need to import
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this
 PENDING_LOOK_S: Final = 0.5
@@ -38,6 +46,8 @@ class Client:
     token_file: Path | None = None
     config: Path | None = None
     transport: httpx.BaseTransport | None = None
+    local: Path | None = None
+    """The server's Unix socket, if calls go there."""
     _http: httpx.Client | None = None
 
     @classmethod
@@ -47,10 +57,14 @@ class Client:
         Raises:
             ConfigError: the configuration file is named but cannot be read.
         """
-        if not server:
-            listen = str(_api_table(read_toml(config)).get("listen", "")) if config else ""
-            server = f"http://{listen}" if listen and not listen.endswith(":0") else DEFAULT_SERVER
-        return cls(server.rstrip("/"), token_file, config)
+        tree = read_toml(config)
+        if server:
+            return cls(server.rstrip("/"), token_file, config)
+        listen = str(_api_table(tree).get("listen", ""))
+        server = f"http://{listen}" if listen and not listen.endswith(":0") else DEFAULT_SERVER
+        local = data_dir_of(tree) / SOCKET_NAME
+        is_there = local_uid(local) is not None
+        return cls(server, token_file, config, local=local if is_there else None)
 
     def get(self, path: str, **query: Any) -> Any:
         """JSON of ``GET /api/v1/path``; None for 204."""
@@ -60,11 +74,13 @@ class Client:
         """A change, with the token; waits for a pending operation to end.
 
         Raises:
-            NoToken: none was found, or the server does not know it.
+            NoToken: none was found, the server does not know it, or another user's process would get it.
             Refused: the server said no.
             Pending: it has still not answered.
         """
-        own = {"Authorization": f"Bearer {self.token()}", "Sla-User": _user()}
+        token = self.token()
+        self._check_peer()
+        own = {"Authorization": f"Bearer {token}", "Sla-User": _user()}
         headers = {**(how.pop("headers", None) or {}), **own}
         return self._call(method, path, headers=headers, **how)
 
@@ -101,8 +117,36 @@ class Client:
         tree = read_toml(self.config)
         if named := _api_table(tree).get("token_file"):
             return Path(str(named))
-        data_dir = os.environ.get("SLA__DATA_DIR") or tree.get("data_dir") or "sla-data"
-        return Path(str(data_dir)).expanduser() / "api.token"
+        return data_dir_of(tree) / "api.token"
+
+    def _check_peer(self) -> None:
+        """See that the process that would get the token may have it.
+
+        Raises:
+            NoToken: it belongs to another user.
+            ServerDown: no process listens there.
+        """
+        if self.transport is not None:  # a test's: there is no process behind it
+            return
+        if self.local is not None:
+            found = local_uid(self.local)
+            uids = set() if found is None else {found}
+        elif (target := _loopback(self.server)) is not None:
+            uids = peers.listener_uids(*target)
+        else:
+            return  # https to another machine: its certificate is checked
+        if not uids:
+            raise ServerDown(str(self.local or self.server), "no process listens there")
+        trusted = {os.geteuid(), 0}
+        if not os.environ.get("SLA_TOKEN", "").strip():
+            trusted.add(self.token_path().stat().st_uid)
+        if strange := uids - trusted:
+            name = user_name(min(strange))
+            raise NoToken(
+                f"{self.local or self.server} is served by user {name}, which is neither you nor the owner "
+                "of the token: the token was not sent.\n  If that user runs your SLA server, run this as "
+                f"that user (sudo -u {name} sla ...); if not, find out who took the address"
+            )
 
     def _call(self, method: str, path: str, **how: Any) -> Any:
         response = self._send(method, f"/api/v1{path}", **how)
@@ -124,15 +168,24 @@ class Client:
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
         if self._http is None:
-            self._http = httpx.Client(
-                base_url=self.server, timeout=TIMEOUT_S, transport=self.transport, trust_env=False
-            )
+            self._http = self._connection()
         try:
             return self._http.request(method, path, **how)
         except httpx.InvalidURL as exc:
             raise ServerDown(self.server, f"not an address: {exc}") from exc
         except httpx.HTTPError as exc:
-            raise ServerDown(self.server, str(exc) or type(exc).__name__) from exc
+            raise ServerDown(str(self.local or self.server), str(exc) or type(exc).__name__) from exc
+
+    def _connection(self) -> httpx.Client:
+        server, transport = self.server, self.transport
+        if self.local is not None:
+            # Through the directory's descriptor, kept open: a socket's address has 107 bytes.
+            folder = os.open(self.local.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            server, transport = (
+                "http://localhost",
+                httpx.HTTPTransport(uds=f"/proc/self/fd/{folder}/{self.local.name}"),
+            )
+        return httpx.Client(base_url=server, timeout=TIMEOUT_S, transport=transport, trust_env=False)
 
     def close(self) -> None:
         """Close the connection."""
@@ -167,6 +220,46 @@ def _is_private(server: str) -> bool:
         return url.scheme == "https" or url.host == "localhost" or ipaddress.ip_address(url.host).is_loopback
     except (ValueError, httpx.InvalidURL):
         return False
+
+
+def _loopback(server: str) -> tuple[str, int] | None:
+    """Address and port of a plain http server of this machine; None for any other."""
+    url = httpx.URL(server)
+    if url.scheme != "http":
+        return None
+    host = "127.0.0.1" if url.host == "localhost" else url.host
+    return host, url.port or 80
+
+
+def local_uid(path: Path) -> int | None:
+    """The user whose process listens on this Unix socket; None: no process does, or it is not for us."""
+    try:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+            return peers.unix_peer_uid(connection)
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def data_dir_of(tree: dict[str, Any]) -> Path:
+    """The data directory of a configuration; the environment first, as for the server."""
+    named = os.environ.get("SLA__DATA_DIR") or tree.get("data_dir") or "sla-data"
+    return Path(str(named)).expanduser()
 
 
 def _api_table(tree: dict[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,78 @@
-"""``sla``: the command line of those who make agreements and keep an eye on them."""
+"""``sla``: the command line of those who make agreements and keep an eye on them.
+
+A command's module is imported when the command is run, not before: ``sla get`` needs neither the database nor
+cryptography, and completion and ``--help`` need no command at all. Hence the table with one line for each.
+"""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
-from sla_server.cli.ca import ca
-from sla_server.cli.change import apply, delete, login, mode, throttle
-from sla_server.cli.client import Client
-from sla_server.cli.gateways import gateways
-from sla_server.cli.get import get
-from sla_server.cli.mailbox import mailbox
-from sla_server.cli.policy import policy
-from sla_server.cli.queue import queue
-from sla_server.cli.shared import Group, keep_logs_apart
-from sla_server.cli.storage import storage
-from sla_server.cli.top import top
+from sla_server.cli import group
+
+COMMANDS: Final = {
+    "apply": ("change", "Put agreements in force, or new versions of them."),
+    "get": ("get", "List gateways, volumes, slas, throttles, events or policies."),
+    "delete": ("change", "End something."),
+    "throttle": ("change", "Set and release throttles by hand."),
+    "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
+    "gateways": ("gateways", "Gateways that the server dials, because their hosts may not dial out."),
+    "policy": ("policy", "Compute policies from what was stored, and list them."),
+    "queue": ("queue", "Look into a disk queue: its figures, its records, what recovery would do."),
+    "storage": ("storage", "Look after the Parquet files: what there is, merge now, is all of it there."),
+    "mailbox": ("mailbox", "Look into the mailboxes between the server's processes."),
+    "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
+    "top": ("top", "Watch agreements, volumes and throttles live; q ends it."),
+    "login": ("change", "Print an address that signs one browser in; good once, for 15 minutes."),
+}
+"""Command -> (module in this package, its line in the help)."""
+
+
+class Group(group.Group):
+    """Imports commands when they are run, and closes the client whatever happens."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """See ``click.Group``."""
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See ``click.Group``."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"sla_server.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See ``click.Group``."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_module, about) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """See ``click.Group``."""
+        found = [
+            CompletionItem(name, help=about)
+            for name, (_module, about) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See ``click.Group``."""
+        try:
+            return super().invoke(ctx)
+        finally:
+            if ctx.obj is not None:
+                ctx.obj.close()
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--server", envvar="SLA_SERVER", metavar="URL", help="The SLA server [http://127.0.0.1:8411].")
+@click.option("--server", envvar="SLA_SERVER", metavar="URL", help="The SLA server [the local one].")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Token for changes [DATA_DIR/api.token].")
 @click.option(
     "--config",
@@ -36,26 +88,14 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
 
     First steps: sla top (watch), sla apply -f agreement.yaml (promise), sla mode enforce (keep it).
     """
+    from sla_server.cli.client import Client
+    from sla_server.cli.shared import keep_logs_apart
+
     keep_logs_apart()
     context.obj = context.obj or Client.find(server, token_file, config)
 
 
-for command in (
-    apply,
-    get,
-    delete,
-    throttle,
-    mode,
-    gateways,
-    policy,
-    queue,
-    storage,
-    mailbox,
-    ca,
-    top,
-    login,
-):
-    cli.add_command(command)
-
 if __name__ == "__main__":
-    cli()
+    from pmdaemon.runtime import entry
+
+    entry.run("sla_server.cli.main", "sla")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from pmdaemon.runtime.stop import end_with_parent
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, JobFailed
 from sla_server.cli.get import get
@@ -35,7 +36,13 @@ def job_command(config: Path | None) -> list[str]:
 def run(client: Client, config: Path | None) -> None:
     """Run the policy job and have its result put in force."""
     click.echo("policy job: starting Spark; this takes a minute at most on small data", err=True)
-    status = subprocess.run(job_command(config or client.config), check=False).returncode
+    # A session of its own: Ctrl-C reaches this command alone, and the job ends with it, however it ends.
+    status = subprocess.run(
+        job_command(config or client.config),
+        check=False,
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    ).returncode
     if status:
         raise JobFailed(status)
     try:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from pmdaemon.config import parse_listen
-from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.errors import ConfigError
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.failures import failures
-from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import data_dir
 from sla_server.api.config import split_address
-from sla_server.cli import group, words
-from sla_server.cli.client import Client
-from sla_server.cli.errors import Refused
+from sla_server.cli import group
+from sla_server.cli.condition import client_of, look, page_of
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.runtime_dir import prepare_runtime_dir
+from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
 from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, later_pairs, main_layout
 
@@ -42,7 +38,8 @@ CONFIG = click.option(
     envvar="SLA_CONFIG",
     help="The server's TOML file (default: built-in values, data in ./sla-data).",
 )
-READY_LIMIT_S = 30.0
+READY_LIMIT_S = 60.0
+EX_TEMPFAIL = 75
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 
 
@@ -61,7 +58,7 @@ def cli() -> None:
 @cli.command()
 @CONFIG
 @click.option(
-    "--background", is_flag=True, help="Return when the server answers; log to DATA_DIR/server.log."
+    "--background", is_flag=True, help="Return when all parts are ready; log to DATA_DIR/server.log."
 )
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
@@ -80,16 +77,23 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
     if (pid := data_dir.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
     prepare_runtime_dir(config.runtime_dir)
-    check_addresses(config)
-    _check_room(config)
-    if background:
-        _start_in_background(config, path)
-        return
-    logs.configure("supervisor")
-    stop = Stop()
-    stop.install_signals()
-    stop.watch_parent()
-    raise SystemExit(Supervisor(config, path.absolute() if path else None, stop).run())
+    try:
+        check_addresses(config)
+        _check_room(config)
+        data_dir.prepare_data_dir(config.data_dir)
+        for note in config.runtime_dir.glob("*.failed"):  # of a former run
+            note.unlink()
+        if background:
+            _start_in_background(config, path)
+            return
+        logs.configure("supervisor")
+        stop = Stop()
+        stop.install_signals()
+        stop.watch_parent()
+        status = Supervisor(config, path.absolute() if path else None, stop).run()
+    finally:
+        leave_runtime_dir(config.runtime_dir)
+    raise SystemExit(status)
 
 
 def mailbox_sizes(config: configuration.ResolvedConfig) -> str:
@@ -128,15 +132,14 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
 
 
 def _check_room(config: configuration.ResolvedConfig) -> None:
-    from sla_server.db.ingest_queue import check_room
+    from sla_server.db.ingest_queue import check_room  # numpy and the queue, for this one look
 
     check_room(config.database.resolved_queue_dir(config.data_dir), config.database.queue_bytes)
 
 
 def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
-    make_directory(config.data_dir, 0o700)
-    port_file = config.runtime_dir / "api.port"
-    port_file.unlink(missing_ok=True)
+    """Start the server as a process of its own and wait until all of it is ready."""
+    (config.runtime_dir / "api.port").unlink(missing_ok=True)
     command = [sys.executable, "-m", "sla_server", "start"]
     if path:
         command += ["--config", str(path.absolute())]
@@ -146,31 +149,25 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
         )
     deadline = Deadline(READY_LIMIT_S)
-    while not port_file.exists():
-        has_ended = process.poll() is not None
-        if has_ended or deadline.passed:
+    while True:
+        client = client_of(config, path)
+        found = look(config, client, process.pid)
+        if found.is_ready:
+            break
+        ended = process.poll()
+        if ended is not None or deadline.passed:
             what = (
                 "did not start"
-                if has_ended
-                else f"has not answered within {READY_LIMIT_S:g} s and goes on trying (pid {process.pid}); "
+                if ended is not None
+                else f"is not ready after {READY_LIMIT_S:g} s and goes on trying (pid {process.pid}); "
                 "'sla-server status' says more"
             )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
-            click.echo(f"sla-server: {what}; the end of {log_path}:\n{tail}", err=True)
-            raise SystemExit(1 if has_ended else 75)  # EX_TEMPFAIL
-        time.sleep(0.05)
-    click.echo(f"server started (pid {process.pid}), page: {_page(config)}")
-
-
-def _page(config: configuration.ResolvedConfig) -> str:
-    """The one-time login address if there is one, else the plain address of the page."""
-    login = config.runtime_dir / "login.url"
-    if login.exists():
-        return login.read_text().strip()
-    port_file = config.runtime_dir / "api.port"
-    return (
-        f"http://127.0.0.1:{port_file.read_text().strip()}/" if port_file.exists() else "(not listening yet)"
-    )
+            reasons = "".join(f"{line}\n" for line in found.troubles())
+            click.echo(f"sla-server: {what}\n{reasons}the end of {log_path}:\n{tail}", err=True)
+            raise SystemExit(EX_TEMPFAIL if ended is None else max(ended, 1))
+        time.sleep(0.1)
+    click.echo(f"server started (pid {process.pid}), page: {page_of(config, client)}")
 
 
 @cli.command()
@@ -179,48 +176,22 @@ def _page(config: configuration.ResolvedConfig) -> str:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
 def status(path: Path | None, output: str) -> None:
-    """Say whether the server runs, its processes, its page, and what is in trouble."""
-    from sla_server.db.reads import open_reader
+    """Say whether the server runs, its processes, its page, and what is in trouble.
 
+    Ends with status 0 if all is well, 1 if something is in trouble, 69 if no server runs.
+    """
     config = configuration.load(path)
     pid = data_dir.running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir)
-    processes: list[dict[str, Any]] = []
-    trouble = ""
-    try:
-        with contextlib.closing(open_reader(config.database, config.data_dir)) as reader:
-            processes = reader.processes()
-    except SlaError as exc:  # the server does run: that is the first thing to say
-        trouble = str(exc)
-    problems, failed = _problems(config), failures(config.runtime_dir)
+    client = client_of(config, path)
+    found, page = look(config, client, pid), page_of(config, client)
     if output == "json":
-        told = {"pid": pid, "page": _page(config), "processes": processes, "trouble": trouble}
-        click.echo(json.dumps({**told, "problems": problems, "failures": failed}))
-        return
-    click.echo(f"running, pid {pid}, page {_page(config)}")
-    if trouble:
-        click.echo(f"  states of the processes are unknown: {trouble}")
-    for row in processes:
-        line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
-        click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))
-    for name, reason in failed.items():
-        click.echo(f"  {name} failed at its last start: {reason}")
-    for row in problems:
-        since = f", since {words.when(row['since_us'])}" if row["since_us"] else ""
-        click.echo(f"  in trouble: {row['process']}{since}: {words.sentence(row['reason'])}")
-
-
-def _problems(config: configuration.ResolvedConfig) -> list[dict[str, Any]]:
-    """What ``/api/v1/health`` names; empty when nobody answers there."""
-    try:
-        port = (config.runtime_dir / "api.port").read_text().strip()
-        told: dict[str, Any] = Client(f"http://127.0.0.1:{port}").get("/health")
-    except Refused as exc:  # 503: down, and its body says why
-        told = exc.problem
-    except (OSError, SlaError):
-        return []
-    return list(told.get("problems", []))
+        click.echo(json.dumps({"pid": pid, "page": page, "is_well": found.is_well, **asdict(found)}))
+    else:
+        click.echo("\n".join([f"running, pid {pid}, page {page}", *found.lines()]))
+    if not found.is_well:
+        raise SystemExit(1)
 
 
 @cli.command()
@@ -244,7 +215,3 @@ def stop(path: Path | None, limit_s: float) -> None:
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")
-
-
-if __name__ == "__main__":
-    cli()

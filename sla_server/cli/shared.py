@@ -1,4 +1,4 @@
-"""What the commands share: the group that tells errors, options, durations, printing.
+"""What the commands share: options, durations, printing.
 
 Every table fits 80 columns; in a wider terminal it takes the room. Without a terminal it is 80 wide.
 """
@@ -16,8 +16,6 @@ import click
 import structlog
 from rich.console import Console
 
-from sla_server.cli import group
-from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 
 CONFIG = click.option(
@@ -40,18 +38,6 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 MOST_S: Final = 100 * 366 * 86_400.0
 WIDTH: Final = 80
 pass_client = click.pass_obj
-
-
-class Group(group.Group):
-    """Closes the client whatever happens."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """See ``click.Group``."""
-        try:
-            return super().invoke(ctx)
-        finally:
-            if isinstance(ctx.obj, Client):
-                ctx.obj.close()
 
 
 def keep_logs_apart() -> None:

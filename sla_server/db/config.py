@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -106,11 +106,6 @@ class DatabaseConfig(StrictModel):
         if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
             raise ValueError("an SQLite database needs a file: sqlite:////path/sla.db")
         return value
-
-    @field_serializer("url", "reader_url", "policy_url", when_used="json")
-    def _masked(self, value: str) -> str:
-        """``--show-config`` prints this form: no password."""
-        return make_url(value).render_as_string(hide_password=True) if value else value
 
     @model_validator(mode="after")
     def _rollup_divides_minute(self) -> DatabaseConfig:

@@ -89,10 +89,11 @@ def _run(engine: Engine, program: str, *options: str) -> None:
     if path is None:
         raise BackupFailed(f"{program} is missing: apt-get install postgresql-client")
     # `set` cannot remove a password, but it can build a URL that never had one.
-    url = engine.url.set(drivername="postgresql", password="").render_as_string(hide_password=False)
+    bare = engine.url.set(drivername="postgresql", password="").difference_update_query(["password"])
+    url = bare.render_as_string(hide_password=False)
     environment = dict(os.environ)
-    if engine.url.password:
-        environment["PGPASSWORD"] = str(engine.url.password)
+    if password := engine.url.query.get("password") or engine.url.password:
+        environment["PGPASSWORD"] = str(password)
     done = subprocess.run(
         [path, f"--dbname={url.replace(':@', '@', 1)}", *options],
         capture_output=True,

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from pmdaemon.runtime.config import masked
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 
@@ -45,8 +46,8 @@ def make_engine(config: DatabaseConfig, data_dir: Path, *, read_only: bool = Fal
 
 
 def where(engine: Engine) -> str:
-    """The database's address for people, without its password."""
-    return engine.url.render_as_string(hide_password=True)
+    """The database's address for people, without its secrets."""
+    return masked(engine.url.render_as_string(hide_password=True))
 
 
 def _sqlite_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:

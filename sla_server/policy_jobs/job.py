@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -119,6 +120,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         store.check_may_publish()
         read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
         log_path = job_dir / "spark.log"
+        shutil.rmtree(job_dir / "scratch", ignore_errors=True)
         click.echo(
             f"read {read.slots.num_rows} rollups and {read.hours.num_rows} hours; "
             f"{read.rollups - read.slots.num_rows} rollups in {len(read.slot_files)} files; starting Spark, "

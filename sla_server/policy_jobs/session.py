@@ -39,6 +39,7 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     if master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
+    os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())  # Java ends with this process, see java_process
     builder = builder.master(master)
     for key, value in settings(master, work_dir, driver_memory).items():
         builder = builder.config(key, value)
@@ -66,6 +67,8 @@ def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
     }
     if is_local(master):  # nobody else may call the driver; executors of a cluster must
         found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        # Not /tmp: what a job that was killed left there is removed by the next one.
+        found["spark.local.dir"] = str(work_dir / "scratch")
     return found
 
 

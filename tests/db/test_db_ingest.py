@@ -349,3 +349,38 @@ def test_many_new_volumes_are_one_event(rig):
     assert event["details"]["count"] == 300
     assert len(event["details"]["new"]) == 100
     assert len(rig.reader.volumes()) == 300
+
+
+def on(backend, **header):
+    export = {"volume": "vol-1", "backend": backend, "size_bytes": 1 << 30, "read_only": False}
+    return gateway_message(exports=[export], **header)
+
+
+def backend_of(rig):
+    [row] = [row for row in rig.reader.volumes() if row["volume"] == "vol-1"]
+    return row["backend"]
+
+
+def test_a_second_gateway_does_not_move_a_volume_that_is_used(rig):
+    rig.feed(on("disk-1"), streams_message((1,)))
+    other = {"gw": gateway(2), "name": "gw-2"}
+    for _registered in range(2):
+        rig.feed(on("other-pool", **other), on("disk-1"))
+        assert backend_of(rig) == "disk-1"
+    [event] = [row for row in rig.reader.events() if row["kind"] == "volume-conflict"]
+    assert event["severity"] == "warning"
+    assert event["text"].startswith(
+        "gateway gw-2 exports volume vol-1 on backend other-pool, but gw-1 uses it on disk-1, which is kept"
+    )
+    assert not [row for row in rig.reader.events() if row["kind"] == "volume-moved"]
+
+
+def test_a_volume_moves_with_its_gateway_or_when_that_is_lost(rig):
+    rig.feed(on("disk-1"), streams_message((1,)))
+    rig.feed(on("disk-2", ep=EPOCH + 1))
+    assert backend_of(rig) == "disk-2"
+    rig.feed(on("disk-1"), gateway_message("lost"), on("disk-3", gw=gateway(2), name="gw-2"))
+    assert backend_of(rig) == "disk-3"
+    texts = {row["text"] for row in rig.reader.events() if row["kind"] == "volume-moved"}
+    assert "volume vol-1 has moved from backend disk-1 to disk-2, says gateway gw-1" in texts
+    assert "volume vol-1 has moved from backend disk-1 to disk-3, says gateway gw-2" in texts

@@ -236,3 +236,35 @@ def test_a_missing_program_is_named(site, tmp_path, monkeypatch):
     done = site.sla("backup", tmp_path / "saved")
     assert done.exit_code == 1
     assert "apt-get install postgresql-client" in done.stderr
+
+
+def test_a_forged_head_writes_nothing_outside(site, empty_site, tmp_path):
+    fill(site)
+    target = tmp_path / "backup"
+    site.do("backup", target)
+    head = json.loads((target / "backup.json").read_text())
+    (target / "backup.json").write_text(json.dumps({**head, "state": ["../OWNED"]}))
+    (target / "OWNED").write_text("bad")
+    refused = empty_site.sla("restore", target)
+    assert refused.exit_code != 0
+    assert "'../OWNED' is not the name of a state file" in refused.stderr
+    assert list(tmp_path.rglob("OWNED")) == [target / "OWNED"]
+
+
+def test_a_state_file_that_is_a_link_is_not_followed(site, empty_site, tmp_path):
+    fill(site)
+    (site.database.data_dir / "api.token").write_text("t" * 43)
+    target = tmp_path / "backup"
+    site.do("backup", target)
+    (target / "state" / "api.token").unlink()
+    (target / "state" / "api.token").symlink_to("/etc/passwd")
+    assert empty_site.sla("restore", target).exit_code != 0
+    assert not (empty_site.database.data_dir / "api.token").exists()
+
+
+def test_a_backup_is_closed_to_others(site, tmp_path):
+    fill(site)
+    target = tmp_path / "backup"
+    target.mkdir(0o755)
+    site.do("backup", target)
+    assert target.stat().st_mode & 0o777 == 0o700

@@ -30,6 +30,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.api import process
 from sla_server.api.config import WORKER_THREADS, ApiConfig
 from sla_server.api.web import WebServer, open_listener
+from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
 from tests.e2e.browser import browser, console_errors, settle, take_screenshot, text_of, wait_for
@@ -100,6 +101,7 @@ def text(driver: Chrome, css: str) -> str:
 
 def sign_in(driver: Chrome, site: Site) -> None:
     driver.get(f"{site.url}login?code={site.server.parts.logins.issue()}")
+    driver.find_element(By.ID, "sign-in").click()
     wait_for(driver, "[data-throttle]")
 
 
@@ -349,18 +351,18 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
     services = attach(config.runtime_dir / "app.mbx", "services")
     thread = threading.Thread(target=lambda: status.append(process.run(config, stop)), daemon=True)
     thread.start()
-    port_file, login_file = config.runtime_dir / "api.port", config.runtime_dir / "login.url"
+    port_file, local = config.runtime_dir / "api.port", config.data_dir / "api.sock"
     end_s = time.monotonic() + 60
     while not port_file.exists():
         assert time.monotonic() < end_s
         time.sleep(0.02)
-    assert login_file.stat().st_mode & 0o777 == 0o600
+    assert local.stat().st_mode & 0o777 == 0o600
     headers = {"Authorization": f"Bearer {fakes.TOKEN}"}
     try:
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers
         ) as client:
-            assert client.get(login_file.read_text().strip()).status_code == 303
+            assert Client("", config=None, local=local).get("/session") == {"signed_in": False}
             services.post("appserver", frame.encode(Kind.SNAPSHOT, fakes.snapshot()))
             while client.get("/api/v1/live").json()["mode"] is None:
                 assert time.monotonic() < end_s
@@ -385,7 +387,7 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
         services.close()
     assert status == [0]
     assert not port_file.exists()
-    assert not login_file.exists()
+    assert not local.exists()
 
 
 def test_an_address_in_use_is_a_configuration_error(site: Site) -> None:

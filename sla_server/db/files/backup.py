@@ -19,6 +19,7 @@ newer than the backup are applied again at the next start, exactly once (the cur
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -29,7 +30,13 @@ from typing import Any, Final
 from sqlalchemy import Engine
 
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.files import copy_durably, make_directory, sync_directory, write_whole
+from pmdaemon.runtime.files import (
+    close_directory,
+    copy_durably,
+    make_directory,
+    sync_directory,
+    write_whole,
+)
 from sla_server.db import dump
 from sla_server.db.errors import BackupFailed, FileDamaged
 from sla_server.db.files.manifest import FileRow
@@ -40,6 +47,7 @@ from sla_server.db.migrate import newest_revision
 HEAD: Final = "backup.json"
 FORMAT: Final = 1
 _NOT_STATE: Final = frozenset(("lock", "dbmanager.lock", "storage.lock", "server.log"))
+_STATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -70,6 +78,7 @@ def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: 
     if target.exists() and any(target.iterdir()):
         raise BackupFailed(f"{target} is not empty. Give a new directory for each backup")
     make_directory(target, 0o700)
+    close_directory(target, "the backup's directory")
     made_us = clock.unix_us()
     revision, rows = dump.dump(engine, target)
     copies = LocalFiles(target / "parquet")
@@ -105,12 +114,27 @@ def read_head(source: Path) -> Backup:
     try:
         head: dict[str, Any] = dict(json.loads((source / HEAD).read_text()))
         if head["format"] == FORMAT and str(head["revision"]) <= newest_revision():
-            return Backup(**head)
-    except (OSError, ValueError, LookupError, TypeError) as exc:
+            return _checked(Backup(**head))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as exc:
         raise BackupFailed(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
     raise BackupFailed(
         f"{source} was made by release {head.get('software')}, which is newer. Install that release"
     )
+
+
+def _checked(head: Backup) -> Backup:
+    """See that every field is what ``make`` writes: names become paths, and a backup may be another's work.
+
+    Raises:
+        ValueError: names the field and its value.
+    """
+    for name, kind in (("database", str), ("sql_sha256", str), ("made_us", int), ("state", list)):
+        if type(getattr(head, name)) is not kind:
+            raise ValueError(f"{name} {str(getattr(head, name))[:60]!r} is not {kind.__name__}")
+    for name in head.state:
+        if not isinstance(name, str) or not _STATE_NAME.fullmatch(name) or name in _NOT_STATE:
+            raise ValueError(f"state {str(name)[:60]!r} is not the name of a state file")
+    return head
 
 
 def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:
@@ -137,8 +161,11 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
         _bring_back(copies, files, name)
     make_directory(data_dir, 0o700)
     for name in head.state:
+        kept = source / "state" / name
+        if kept.is_symlink() or not kept.is_file():
+            raise BackupFailed(f"{kept} is missing or no plain file. Take another backup")
         if not (data_dir / name).exists():
-            copy_durably(source / "state" / name, data_dir / name)
+            copy_durably(kept, data_dir / name)
     dump.restore(engine, source)
     return head
 
@@ -188,5 +215,10 @@ def _state_files(engine: Engine, data_dir: Path) -> Iterator[Path]:
     database = Path(engine.url.database or "").name if engine.dialect.name == "sqlite" else None
     for path in data_dir.glob("*"):
         is_database = database is not None and path.name.startswith(database)
-        if path.is_file() and path.name not in _NOT_STATE and not is_database:
+        if (
+            path.is_file()
+            and _STATE_NAME.fullmatch(path.name)
+            and path.name not in _NOT_STATE
+            and not is_database
+        ):
             yield path

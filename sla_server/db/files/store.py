@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
+from pmdaemon.runtime.config import masked
 from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
@@ -167,7 +168,7 @@ class UrlFiles:
     @property
     def address(self) -> str:
         """See ``FileStore``."""
-        return self._url
+        return masked(self._url)
 
     @property
     def lock_dir(self) -> Path:

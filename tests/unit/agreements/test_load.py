@@ -285,3 +285,43 @@ def test_a_rule_that_ends_before_it_happens_is_refused() -> None:
     rule = "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;UNTIL=20270601T000000"
     (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
     assert "never happens" in found.problem
+
+
+@pytest.mark.parametrize("indent", ["   ", " "])
+@pytest.mark.parametrize("before", ["", "\n\n", "# a comment\n"])
+def test_an_indented_document_is_the_same_document(indent: str, before: str) -> None:
+    text = before + "".join(f"{indent}{line}\n" for line in simple("one").splitlines())
+    (loaded,) = load_documents(text, 60)
+    assert loaded.agreement == agreement(simple("one"))
+    assert agreement(loaded.text) == loaded.agreement, "the stored text can be applied again"
+    assert loaded.line == before.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fix"),
+    [
+        ("target: 0.995", "target: 99.5", "Write 0.995 for 99.5 %"),
+        ("target: 0.995", 'target: "99.5 %"', "Write 0.995 for 99.5 %"),
+        ("target: 0.995", "target: 1", "Write 0.999 for 99.9 %: a target of 1 leaves no error budget"),
+        ("percentile: 95", "percentile: 0.95", "Write 95: percentiles are in percent"),
+        ("value_ms: 5}", "value_ms: 5ms}", "Write 5: the unit is part of the key's name"),
+        ("volumes: [vol-17]", "volumes: vol-17", "Write it in brackets: [vol-17]"),
+        ("volumes: [vol-17]", "volumes: []", "Name at least one"),
+        ("metric: latency", "metric: latencies", "Use one of latency, mean_latency, iops,"),
+        ("priority: gold", "priorty: gold", "Did you mean priority?"),
+        ("priority: gold", "priority: gold\n  percentile: 5", "percentile belongs elsewhere in the document"),
+        ("priority: gold", "priority: gold\n  priority: silver", "Keep one of the two"),
+    ],
+)
+def test_a_usual_mistake_is_met_by_what_was_meant(old: str, new: str, fix: str) -> None:
+    problems = problems_of(FULL.replace(old, new, 1))
+    assert any(found.fix.startswith(fix) for found in problems), problems
+    for found in problems:
+        key = found.field.rpartition(".")[2]
+        assert f"Did you mean {key}?" not in found.fix
+
+
+def test_the_refused_key_itself_is_never_suggested() -> None:
+    text = FULL.replace("metric: latency, percentile: 95", "metric: iops")
+    found = {item.field: item.fix for item in problems_of(text)}
+    assert found["spec.objectives[0].demand_curve"].startswith("demand_curve belongs elsewhere")

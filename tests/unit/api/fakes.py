@@ -376,7 +376,7 @@ def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None,
         logins=Logins(used),
         meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
         clock=used,
-        port=8411,
+        address="http://127.0.0.1:8411/",
     )
 
 

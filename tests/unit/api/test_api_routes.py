@@ -377,3 +377,29 @@ def test_a_fault_of_ours_tells_no_details(web: FlaskClient, source: fakes.FakeSo
     answer = web.get("/api/v1/totals")
     assert answer.status_code == 500
     assert "division" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["events?severity=critical", "slas?limit=5", "volumes/erp-db?x=", "mode?mode"]
+)
+def test_a_parameter_that_is_not_known_is_refused(web: FlaskClient, path: str) -> None:
+    answer = web.get(f"/api/v1/{path}")
+    assert answer.status_code == 400
+    assert "there is no such parameter" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("query", ["limit=", "before=", "limit=%20", "limit=1_0", "limit=%D9%A1"])
+def test_a_parameter_without_a_value_or_with_half_a_number_is_refused(web: FlaskClient, query: str) -> None:
+    assert web.get(f"/api/v1/events?{query}").status_code == 400
+
+
+def test_a_wrong_method_names_those_that_are_allowed(web: FlaskClient) -> None:
+    answer = web.post("/api/v1/mode")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD, PUT")
+
+
+def test_the_limits_of_parameters_are_in_the_document(web: FlaskClient) -> None:
+    paths = web.get("/api/v1/openapi.json").json["paths"]
+    limit = next(item for item in paths["/api/v1/events"]["get"]["parameters"] if item["name"] == "limit")
+    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000}
+    assert "204" in paths["/api/v1/live"]["get"]["responses"]

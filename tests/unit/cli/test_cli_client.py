@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import httpx
 import pytest
 from click.testing import CliRunner
 
+from pmdaemon.runtime import peers
 from sla_server.cli.client import DEFAULT_SERVER, Client
-from sla_server.cli.errors import NoToken
-from sla_server.cli.main import cli
+from sla_server.cli.errors import NoToken, ServerDown
+from sla_server.cli.main import COMMANDS, cli
 from tests.unit.cli.conftest import Terminal
 
 
@@ -151,3 +158,125 @@ def test_rates_and_times_that_are_no_numbers(sla: Terminal, rate: tuple[str, ...
     told = sla("throttle", "set", "batch", "--reason", "x", *rate)
     assert told.exit_code == 2
     assert "is not a" in told.output
+
+
+class Listener:
+    """A process of some user that waits for tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.server = f"http://127.0.0.1:{self.tcp.getsockname()[1]}"
+        self.path = folder / "api.sock"
+        self.unix = socket.socket(socket.AF_UNIX)
+        self.unix.bind(str(self.path))
+        self.unix.listen()
+
+    def close(self) -> None:
+        self.tcp.close()
+        self.unix.close()
+
+
+@pytest.fixture
+def squatter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    """It belongs to a user that is neither we, root nor the token's owner."""
+    monkeypatch.setattr(peers, "listener_uids", lambda *_: {4242})
+    monkeypatch.setattr(peers, "unix_peer_uid", lambda _connection: 4242)
+    made = Listener(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("door", ["tcp", "unix"])
+@pytest.mark.parametrize("source", ["SLA_TOKEN", "file"])
+def test_another_users_process_is_sent_no_token(
+    squatter: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str, source: str
+) -> None:
+    monkeypatch.delenv("SLA_TOKEN", raising=False)
+    if source == "SLA_TOKEN":
+        monkeypatch.setenv("SLA_TOKEN", "secret")
+    (tmp_path / "api.token").write_text("secret")
+    local = squatter.path if door == "unix" else None
+    client = Client(squatter.server, token_file=tmp_path / "api.token", local=local)
+    with pytest.raises(NoToken, match="user 4242, which is neither you"):
+        client.change("PUT", "/mode", json={"mode": "observe"})
+    squatter.tcp.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        squatter.tcp.accept()
+
+
+def test_the_owner_of_the_tokens_file_may_have_it(
+    squatter: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLA_TOKEN", raising=False)
+    token = tmp_path / "api.token"
+    token.write_text("secret")
+    monkeypatch.setattr(peers, "listener_uids", lambda *_: {token.stat().st_uid})
+    Client(squatter.server, token_file=token)._check_peer()
+    monkeypatch.setattr(peers, "listener_uids", lambda *_: set())
+    with pytest.raises(ServerDown, match="no process listens"):
+        Client(squatter.server, token_file=token)._check_peer()
+
+
+def test_the_socket_in_the_data_directory_is_preferred(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLA__DATA_DIR", raising=False)
+    assert Client.find(None, None, config).local is None
+    listener = Listener(tmp_path)
+    try:
+        assert Client.find(None, None, config).local == tmp_path / "api.sock"
+        assert Client.find("http://127.0.0.1:1", None, config).local is None, "an address was given"
+    finally:
+        listener.close()
+    assert Client.find(None, None, config).local is None, "the server that made it is gone"
+
+
+HEAVY = ("sqlalchemy", "numpy", "cryptography", "pyarrow", "flask", "alembic", "psycopg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["get", "volumes"], {}),
+        (["apply", "-f", "-"], {}),
+        (["mode"], {}),
+        (["top", "--once"], {}),
+        (["throttle", "release", "x"], {}),
+        (["--help"], {}),
+        ([], {"_SLA_COMPLETE": "bash_complete", "COMP_WORDS": "sla ", "COMP_CWORD": "1"}),
+        ([], {"_SLA_COMPLETE": "bash_complete", "COMP_WORDS": "sla get ", "COMP_CWORD": "2"}),
+    ],
+)
+def test_everyday_commands_import_nothing_heavy(
+    arguments: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    code = (
+        "import sys, atexit\n"
+        f"heavy = lambda: [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "atexit.register(lambda: print('heavy:', heavy(), file=sys.stderr))\n"
+        f"sys.argv = ['sla', *{arguments!r}]\n"
+        "from sla_server.cli.__main__ import main\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SLA_SERVER": "http://127.0.0.1:9", "SLA_TOKEN": "x", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "heavy: []" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    if environment or arguments == ["--help"]:
+        assert (
+            "volumes" in done.stdout if "get " in environment.get("COMP_WORDS", "") else "get" in done.stdout
+        )
+
+
+def test_the_table_of_commands_says_what_they_say_themselves() -> None:
+    context = click.Context(cli)
+    for name, (_module, about) in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert (command.help or "").split("\n")[0] == about

@@ -9,7 +9,7 @@ import pytest
 
 from sla_server.cli import tables, words
 from sla_server.cli.tables import KINDS, build, by_objective, what_of
-from tests.unit.api.fakes import NOW_US
+from tests.unit.api.fakes import NOW_US, FakeSource
 from tests.unit.cli.conftest import Terminal
 
 
@@ -179,3 +179,12 @@ def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
         {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
     )
     assert "7 (\u2264 6.0s)" in sla("get", "throttles").output
+
+
+@pytest.mark.parametrize("kind", ["volumes", "slas"])
+def test_limit_holds_for_lists_that_come_whole(sla: Terminal, kind: str) -> None:
+    sla.source.__dict__["agreements"] = lambda *_: [{**FakeSource._agreement(name)} for name in ("a", "b")]
+    everything = json.loads(sla("get", kind, "-o", "json").output)
+    assert len(everything) > 1
+    assert json.loads(sla("get", kind, "--limit", "1", "-o", "json").output) == everything[:1]
+    assert f"and {len(everything) - 1} more" in sla("get", kind, "--limit", "1").output

@@ -18,7 +18,7 @@ class Job:
         self.status = status
         monkeypatch.setattr(policy.subprocess, "run", self.run)
 
-    def run(self, command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str], check: bool, **_how: object) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
         return subprocess.CompletedProcess(command, self.status)
 

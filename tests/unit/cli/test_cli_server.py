@@ -1,66 +1,134 @@
-"""``sla-server status`` when the database is away: the server runs, and that is said first."""
+"""``sla-server start`` and ``status``: what they say and end with when something is wrong."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
 
+from pmdaemon.errors import ConfigError, SlaError
 from sla_server.cli.client import Client
+from sla_server.cli.condition import is_below
 from sla_server.cli.errors import Refused
 from sla_server.cli.server import cli
-from sla_server.data_dir import lock_data_dir
-from sla_server.db import migrate
-from sla_server.db.config import DatabaseConfig
-from sla_server.db.engine import make_engine
+from sla_server.data_dir import lock_data_dir, prepare_data_dir
+
+ROWS = [
+    {"name": name, "state": "running", "pid": os.getpid(), "restarts": 0, "reason": ""}
+    for name in ("appserver", "dbmanager", "pmdaemon", "services")
+]
 
 
-def test_status_without_its_database(tmp_path: Path) -> None:
-    path = tmp_path / "server.toml"
-    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
-    held = lock_data_dir(tmp_path / "data")  # a server that has not made its database yet
-    try:
-        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
-        as_json = CliRunner().invoke(cli, ["status", "--config", str(path), "-o", "json"])
-    finally:
-        os.close(held)
-    assert told.exit_code == 0, told.output
-    first, second = told.output.splitlines()[:2]
-    assert first.startswith(f"running, pid {os.getpid()}")
+class Server:
+    """A data directory that is locked by us, as by a supervisor, with an API of our own words."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = folder / "server.toml"
+        self.path.write_text(f'data_dir = "{folder}/data"\nruntime_dir = "{folder}/run"\n')
+        self.run = folder / "run"
+        self.run.mkdir()
+        (self.run / "api.port").write_text("8411\n")
+        self.answers: dict[str, Any] = {
+            "/health": {"status": "ok", "problems": []},
+            "/processes": {"items": ROWS},
+        }
+        monkeypatch.setattr(Client, "get", self._get)
+        monkeypatch.setattr(Client, "change", self._change)
+        self.held = lock_data_dir(folder / "data")
+
+    def _get(self, path: str) -> Any:
+        answer = self.answers[path]
+        if isinstance(answer, SlaError):
+            raise answer
+        return answer
+
+    def _change(self, _method: str, path: str) -> Any:
+        assert path == "/logins"
+        return {"address": "http://127.0.0.1:8411/login?code=fresh"}
+
+    def status(self) -> tuple[int, str, dict[str, Any]]:
+        told = CliRunner().invoke(cli, ["status", "--config", str(self.path)])
+        as_json = CliRunner().invoke(cli, ["status", "--config", str(self.path), "-o", "json"])
+        assert told.exit_code == as_json.exit_code, told.output
+        return told.exit_code, told.output, json.loads(as_json.output)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server(tmp_path, monkeypatch)
+    yield made
+    os.close(made.held)
+
+
+def test_status_of_a_server_that_is_well(server: Server) -> None:
+    status, text, told = server.status()
+    assert status == 0
+    assert text.startswith(f"running, pid {os.getpid()}, page http://127.0.0.1:8411/login?code=fresh\n")
+    assert told["is_well"]
+    assert len(text.splitlines()) == 5
+
+
+def test_status_without_an_answer_of_the_api(server: Server) -> None:
+    (server.run / "api.port").unlink()
+    status, text, told = server.status()
+    assert status == 1
+    first, second = text.splitlines()[:2]
+    assert first == f"running, pid {os.getpid()}, page (not listening yet)"
     assert "states of the processes are unknown" in second
-    assert json.loads(as_json.output)["trouble"]
+    assert "application server does not answer" in told["trouble"]
 
 
-def test_status_says_what_is_in_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "server.toml"
-    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "api.port").write_text("8411\n")
+def test_status_says_what_is_in_trouble(server: Server) -> None:
     full = {"process": "dbmanager", "what": "database", "since_us": 7_000_000, "reason": "no space left"}
     silent = {"process": "services", "what": "services", "since_us": None, "reason": "silent"}
-
-    def down(client: Client, path: str) -> None:
-        assert (client.server, path) == ("http://127.0.0.1:8411", "/health")
-        raise Refused(503, {"status": "down", "problems": [full, silent]})
-
-    monkeypatch.setattr(Client, "get", down)
-    held = lock_data_dir(tmp_path / "data")
-    try:
-        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
-        as_json = CliRunner().invoke(cli, ["status", "--config", str(path), "-o", "json"])
-    finally:
-        os.close(held)
-    first, second = told.output.splitlines()[-2:]
+    server.answers["/health"] = Refused(503, {"status": "down", "problems": [full, silent]})
+    status, text, told = server.status()
+    assert status == 1
+    first, second = text.splitlines()[-2:]
     assert first.startswith("  in trouble: dbmanager, since ")
     assert first.endswith(": No space left.")
     assert second == "  in trouble: services: Silent."
-    assert json.loads(as_json.output)["problems"] == [full, silent]
+    assert told["problems"] == [full, silent]
+
+
+def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait(30)
+    stale = [{**row, "pid": ended.pid} if row["name"] == "dbmanager" else row for row in ROWS]
+    elsewhere = [{**row, "pid": 1} if row["name"] == "services" else row for row in stale]
+    server.answers["/processes"] = {"items": elsewhere}
+    status, text, told = server.status()
+    assert status == 1
+    assert [row["name"] for row in told["processes"] if row["state"] == "dead"] == ["dbmanager", "services"]
+    assert "  dbmanager does not run\n  services does not run\n" in text
+
+
+def test_a_process_below_the_supervisor_is_ours() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; read x; kill $!"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert is_below(grandchild, os.getpid())
+        assert is_below(child.pid, os.getpid())
+        assert not is_below(child.pid, grandchild)
+        child.communicate(b"\n")
+    assert not is_below(child.pid, os.getpid())
+
+
+def test_status_says_why_a_part_does_not_start(server: Server) -> None:
+    (server.run / "dbmanager.failed").write_text("disk queue q: cannot reserve 7 bytes\n")
+    status, text, told = server.status()
+    assert status == 1
+    assert "  dbmanager failed at its last start: disk queue q: cannot reserve 7 bytes\n" in text
+    assert "unknown" not in text
+    assert list(told["failures"]) == ["dbmanager"]
 
 
 @pytest.mark.parametrize("table", ["api", "pmdaemon"])
@@ -78,6 +146,7 @@ def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: st
     assert told.exit_code == 78, told.output
     assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in told.output
     assert not (tmp_path / "data").exists()  # nothing was started
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
@@ -111,38 +180,6 @@ def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
     assert not (tmp_path / "data").exists()
 
 
-def test_status_says_why_the_database_manager_does_not_start(tmp_path: Path) -> None:
-    path = tmp_path / "server.toml"
-    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "dbmanager.failed").write_text("disk queue q: cannot reserve 7 bytes\n")
-    held = lock_data_dir(tmp_path / "data")
-    try:
-        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
-        as_json = CliRunner().invoke(cli, ["status", "--config", str(path), "-o", "json"])
-    finally:
-        os.close(held)
-    assert "  dbmanager failed at its last start: disk queue q: cannot reserve 7 bytes\n" in told.output
-    assert list(json.loads(as_json.output)["failures"]) == ["dbmanager"]
-
-
-def test_status_says_why_a_part_does_not_start_while_the_database_works(tmp_path: Path) -> None:
-    path = tmp_path / "server.toml"
-    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "pmdaemon.failed").write_text("pmdaemon.listen: cannot listen on 127.0.0.1:7411\n")
-    held = lock_data_dir(tmp_path / "data")
-    engine = make_engine(DatabaseConfig(), tmp_path / "data")
-    try:
-        migrate.upgrade(engine)
-        told = CliRunner().invoke(cli, ["status", "--config", str(path)])
-    finally:
-        engine.dispose()
-        os.close(held)
-    assert "unknown" not in told.output
-    assert "  pmdaemon failed at its last start: pmdaemon.listen: cannot listen on 127" in told.output
-
-
 @pytest.mark.parametrize("option", ["--check-config", "--background"])
 def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -> None:
     path = tmp_path / "server.toml"
@@ -174,7 +211,8 @@ def test_help_has_its_short_form(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "status", "words"), [(1, 1, "did not start;"), (None, 75, "goes on trying (pid 77)")]
+    ("ended", "status", "words"),
+    [(1, 1, "did not start\n"), (78, 78, "did not start\n"), (None, 75, "goes on trying (pid 77)")],
 )
 def test_a_start_in_the_background_says_whether_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int | None, status: int, words: str
@@ -188,6 +226,7 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
 
     def launched(*_args: object, stdout: IO[bytes], **_how: object) -> SimpleNamespace:
         stdout.write(b"the newest line of the log\n")
+        (tmp_path / "run" / "dbmanager.failed").write_text("the schema is too new\n")
         return SimpleNamespace(pid=77, poll=lambda: ended)
 
     monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
@@ -195,4 +234,23 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
     told = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
     assert told.exit_code == status, told.output
     assert words in told.stderr
+    assert "  dbmanager failed at its last start: the schema is too new\n" in told.stderr
     assert told.stderr.endswith("the newest line of the log\n")
+
+
+def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir(0o755)
+    prepare_data_dir(tmp_path / "empty")
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700, "nothing of others can be in it"
+    known = tmp_path / "known"
+    os.close(lock_data_dir(known))
+    known.chmod(0o755)
+    os.close(lock_data_dir(known))
+    assert known.stat().st_mode & 0o777 == 0o700
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "letters").touch()
+    home.chmod(0o750)
+    with pytest.raises(ConfigError, match=f"mode 0750.*Run: chmod 700 {home}"):
+        prepare_data_dir(home)
+    assert home.stat().st_mode & 0o777 == 0o750

@@ -9,6 +9,9 @@ import pytest
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import load, show
 from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine, where
+from sla_server.db.errors import DatabaseUnavailable, FilesUnavailable, SchemaTooNew
+from sla_server.db.files.store import UrlFiles
 
 
 def test_everything_defaults_under_the_data_directory():
@@ -41,3 +44,20 @@ def test_shown_configuration_hides_the_password():
     assert "hunter2" not in show(config)
     assert "sla:***@db.example" in show(config)
     assert config.resolved_url(Path()) == url
+
+
+def test_no_secret_of_a_url_is_shown_anywhere():
+    url = "postgresql+psycopg://sla@db.example/sla?password=hunter2&connect_timeout=3"
+    config = DatabaseConfig(url=url, reader_url=url, files={"url": "ftp://sla:hunter2@host/x?token=hunter2"})
+    assert "hunter2" not in show(config)
+    assert show(config).count("connect_timeout=3") == 2
+    engine = make_engine(config, Path())
+    assert "hunter2" not in where(engine)
+    files = UrlFiles("memory://x?secret_key=hunter2", Path())
+    for error in (
+        DatabaseUnavailable(url, f'connection to "{url}" failed'),
+        SchemaTooNew(url, "9", "5"),
+        FilesUnavailable(files.address, f"OSError: {url}"),
+    ):
+        assert "hunter2" not in str(error)
+        assert "hunter2" not in files.address

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pmdaemon.runtime.clock import Deadline
 from sla_server.policy_jobs import java
 from sla_server.policy_jobs.errors import NoJava
 
@@ -25,16 +30,23 @@ def fake_java(folder: Path, version: str, modules: str) -> Path:
     return folder
 
 
+def version_of(home: Path) -> int | None:
+    told = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
+    return java.major_version(told.stderr)
+
+
 def test_the_operators_java_home_comes_first(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "21.0.1", "java.base jdk.incubator.vector")
     path = fake_java(tmp_path / "other", "17.0.1", "java.base jdk.incubator.vector") / "bin"
-    assert java.java_home(tmp_path, {"JAVA_HOME": str(home), "PATH": f"{path}:/bin"}) == home
+    assert (
+        java.java_home(tmp_path, {"JAVA_HOME": str(home), "PATH": f"{path}:/bin"}) == tmp_path / "java-home"
+    )
+    assert version_of(tmp_path / "java-home") == 21
 
 
 def test_java_on_path_is_next(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "17.0.1", "java.base jdk.incubator.vector")
-    found = java.java_home(tmp_path, {"PATH": f"{home}/bin:/bin"})
-    assert found == home
+    assert version_of(java.java_home(tmp_path, {"PATH": f"{home}/bin:/bin"})) == 17
 
 
 @pytest.mark.parametrize(
@@ -60,7 +72,7 @@ def test_the_stand_in_drops_only_the_one_option(tmp_path: Path) -> None:
     program = real / "bin" / "java"
     program.write_text('#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
     program.chmod(0o700)
-    home = java.write_shim(real, tmp_path)
+    home = java.write_shim(real, tmp_path, "--add-modules=jdk.incubator.vector")
     done = subprocess.run(
         [home / "bin" / "java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "--add-modules=other"],
         capture_output=True,
@@ -81,3 +93,77 @@ def test_without_any_java_the_wheel_stands_in(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"]},
     )
     assert (java.major_version(done.stderr) or 0) >= java.OLDEST
+
+
+SLA = """
+import sys
+from sla_server.cli import policy
+job = sys.argv.pop()
+policy.job_command = lambda _config: [sys.executable, "-c", job]
+from sla_server.cli.__main__ import main
+main()
+"""
+JOB = """
+import os, subprocess
+os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())
+subprocess.run(["bash", "-c", 'exec "$0" "$@"', "{java}", "-Xmx1g"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_command_ends(tmp_path: Path, number: signal.Signals) -> None:
+    real = tmp_path / "real"
+    (real / "bin").mkdir(parents=True)
+    program = real / "bin" / "java"
+    program.write_text(
+        "#!/bin/sh\ntrap '' INT TERM\n"
+        f"echo $$ >{tmp_path}/aside\nmv {tmp_path}/aside {tmp_path}/pid\nread x\n"
+    )
+    program.chmod(0o700)
+    home = java.write_shim(real, tmp_path)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        command = subprocess.Popen(
+            [sys.executable, "-c", SLA, "policy", "run", JOB.format(java=home / "bin" / "java")],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+        )
+        until((tmp_path / "pid").exists, log)
+        pid = int((tmp_path / "pid").read_text())
+        assert Path(f"/proc/{pid}/exe").exists()
+        command.send_signal(number)
+        status = command.wait(60)
+        until(lambda: not is_alive(pid), log)
+        assert command.stdin is not None
+        command.stdin.close()
+    assert status == (130 if number == signal.SIGINT else -number)
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_driver_that_is_gone_starts_no_java(tmp_path: Path) -> None:
+    real = fake_java(tmp_path / "jdk", "21.0.1", "java.base")
+    home = java.write_shim(real, tmp_path)
+    gone = subprocess.Popen(["true"])
+    gone.wait(30)
+    done = subprocess.run(
+        [home / "bin" / "java", "-version"],
+        env={**os.environ, "SLA_SPARK_DRIVER": str(gone.pid)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def until(condition: Callable[[], bool], log: Path) -> None:
+    deadline = Deadline(60)
+    while not condition():
+        assert not deadline.passed, log.read_text()
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

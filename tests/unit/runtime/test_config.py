@@ -100,6 +100,9 @@ def test_a_wrong_table_is_told_without_repeating_the_table() -> None:
         ("mysql://u:se/cr:et@h/db", "mysql://u:***@h/db"),
         ("mysql://u:se@cret@h/db", "mysql://u:***@h/db"),
         ("mysql://u@h:5432/db", "mysql://u@h:5432/db"),
+        ("pg://u@h/db?password=secret&x=1", "pg://u@h/db?password=***&x=1"),
+        ("s3://b/p?a=1&aws_secret_access_key=secret", "s3://b/p?a=1&aws_secret_access_key=***"),
+        ("pg://u:secret@h/db?sslPassword=secret#end", "pg://u:***@h/db?sslPassword=***#end"),
     ],
 )
 def test_a_password_in_a_wrong_url_is_not_told(url: str, told: str) -> None:

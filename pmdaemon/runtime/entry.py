@@ -1,0 +1,32 @@
+"""The begin and end of every command: ``sla``, ``sla-server``, ``pmdaemon`` and ``gateway-agent``.
+
+Ctrl-C ends a command without a traceback at any moment, also during its imports, which take most of a short
+command's time: until the command itself runs, the signal has its plain effect. Everything a command makes is
+closed to other users (umask 077); what is meant for others is opened explicitly.
+
+Imports nothing of ours at its top, so that it acts first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+
+PRIVATE_UMASK = 0o077
+
+
+def run(module: str, program: str) -> None:
+    """Run ``cli`` of the named module as the command ``program``; does not return."""
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # nohup, or a job in the background
+    if not is_ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(PRIVATE_UMASK)
+    command = importlib.import_module(module).cli
+    if not is_ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command(prog_name=program)
+    finally:
+        if not is_ignored:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,68 @@
+"""The user behind a local TCP connection or listener, from ``/proc/net/tcp`` and ``/proc/net/tcp6``.
+
+TCP on the loopback interface says nothing about its other end; the kernel's tables do: each socket of this
+machine is listed with its two addresses, its state and the number of the user that made it. Linux only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTEN: Final = "0A"
+
+
+class Socket(NamedTuple):
+    """One row: both addresses in their shortest form (IPv4 also where the socket is of IPv6)."""
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    is_listening: bool
+    uid: int
+
+
+def sockets() -> Iterator[Socket]:
+    """Every TCP socket of this network namespace; a table that cannot be read lists none."""
+    for table in TABLES:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            yield Socket(_address(fields[1]), _address(fields[2]), fields[3] == _LISTEN, int(fields[7]))
+
+
+def _address(text: str) -> tuple[str, int]:
+    """``0100007F:20DB`` -> (127.0.0.1, 8411): 32-bit words in the machine's byte order."""
+    digits, _, port = text.partition(":")
+    words = [int(digits[index : index + 8], 16) for index in range(0, len(digits), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    address = ipaddress.ip_address(packed)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address), int(port, 16)
+
+
+def listener_uids(host: str, port: int) -> set[int]:
+    """Users that listen where a connection to ``host`` and ``port`` can end; empty: no process listens."""
+    wanted = {str(ipaddress.ip_address(host)), "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+    return {
+        row.uid for row in sockets() if row.is_listening and row.local[1] == port and row.local[0] in wanted
+    }
+
+
+def client_uids(port: int) -> dict[tuple[str, int], int]:
+    """Address of each local client of our port -> its user; clients of other machines are not in it."""
+    return {row.local: row.uid for row in sockets() if row.remote[1] == port and not row.is_listening}
+
+
+def unix_peer_uid(connection: socket.socket) -> int:
+    """The user of the process at the other end of a connected Unix socket (the one that called listen)."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _pid, uid, _gid = struct.unpack("3i", packed)
+    return int(uid)
