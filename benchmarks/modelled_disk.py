@@ -1,16 +1,18 @@
 """A MODELLED disk: an NBD server with one FIFO queue shared by all connections, a fixed time a request.
 
 This is the only part of the demonstration that is not real. It stands for a storage subsystem that volumes
-share: request k finishes at ``max(finish of k - 1, arrival of k) + service time``, so that latency rises with
-the load of everybody. The bytes are real (kept in memory); only the time is modelled.
+share, an array of some disks: it works on so many requests at once, each for the same time, and the next in
+the queue begins when one of them ends. So latency rises with the load of everybody. The bytes are real (kept
+in memory); only the time is modelled.
 
-Usage: ``python -m benchmarks.modelled_disk SOCKET [--service-ms 2] [--size-mib 64]``
+Usage: ``python -m benchmarks.modelled_disk SOCKET [--service-ms 20] [--at-once 8] [--size-mib 64]``
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import os
 import sys
 from collections.abc import Callable
@@ -25,11 +27,11 @@ from benchmarks import nbd
 class Disk:
     """The queue, shared by all, and the bytes of each export. One event loop, no lock needed."""
 
-    def __init__(self, size_bytes: int, service_s: float) -> None:
+    def __init__(self, size_bytes: int, service_s: float, at_once: int) -> None:
         self._size_bytes = size_bytes
         self._exports: dict[str, bytearray] = {}
         self._service_s = service_s
-        self._last_finish_s = 0.0
+        self._free_at_s = [0.0] * at_once  # a heap: when each of the requests under way will have ended
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it disconnects."""
@@ -53,10 +55,14 @@ class Disk:
             if kind == nbd.DISC:
                 return
             payload = await reader.readexactly(length) if kind == nbd.WRITE else b""
-            now_s = loop.time()
-            self._last_finish_s = max(self._last_finish_s, now_s) + self._service_s
             answer = partial(_finish, data, kind, offset, length, payload)
-            loop.call_at(self._last_finish_s, _send, writer, cookie, answer)
+            loop.call_at(self.finish_s(loop.time()), _send, writer, cookie, answer)
+
+    def finish_s(self, now_s: float) -> float:
+        """When a request that arrives at ``now_s`` ends; it takes its place in the queue."""
+        end_s = max(self._free_at_s[0], now_s) + self._service_s
+        heapq.heapreplace(self._free_at_s, end_s)
+        return end_s
 
 
 def _finish(data: bytearray, kind: int, offset: int, length: int, payload: bytes) -> tuple[int, bytes]:
@@ -78,8 +84,7 @@ def _send(writer: asyncio.StreamWriter, cookie: int, answer: Callable[[], tuple[
         writer.write(nbd.SIMPLE.pack(nbd.SIMPLE_MAGIC, error, cookie) + data)
 
 
-async def _serve(path: Path, size_bytes: int, service_s: float) -> None:
-    disk = Disk(size_bytes, service_s)
+async def _serve(path: Path, disk: Disk) -> None:
     server = await asyncio.start_unix_server(disk.serve, path=str(path))
     # Ends with its parent: the demonstration holds our standard input open.
     ended = asyncio.Event()
@@ -91,12 +96,13 @@ async def _serve(path: Path, size_bytes: int, service_s: float) -> None:
 
 @click.command()
 @click.argument("socket_path", type=click.Path(path_type=Path))
-@click.option("--service-ms", default=2.0, show_default=True, help="Time of one request.")
+@click.option("--service-ms", default=20.0, show_default=True, help="Time of one request.")
+@click.option("--at-once", default=8, show_default=True, help="Requests that it works on at the same time.")
 @click.option("--size-mib", default=64, show_default=True, help="Size of the export.")
-def main(socket_path: Path, service_ms: float, size_mib: int) -> None:
+def main(socket_path: Path, service_ms: float, at_once: int, size_mib: int) -> None:
     """Serve a modelled disk on a Unix socket until standard input closes."""
     socket_path.unlink(missing_ok=True)
-    asyncio.run(_serve(socket_path, size_mib << 20, service_ms / 1000))
+    asyncio.run(_serve(socket_path, Disk(size_mib << 20, service_ms / 1000, at_once)))
 
 
 if __name__ == "__main__":

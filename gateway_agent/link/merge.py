@@ -100,6 +100,8 @@ def make_cut(group: Sequence[Sample], book: StreamBook, identity: CutIdentity) -
         counters=counters,
         hist=hist,
         missed=missed,
+        # Of which plane it was is lost: an I/O of another may be excused, too, never one of this one accused.
+        starved_us=max(sample.starved_us for sample in group),
         extra=extra,
     )
 

@@ -17,6 +17,7 @@ Sans-IO: time comes as an argument. Holds: the streams of this plane, the kept c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -118,10 +119,14 @@ class CutMaker:
         table: the streams.
         now_ns: start of the first cut, monotonic.
         now_unix_us: the same moment on the wall clock.
+        starved_us: how long the plane has waited for a processor since its start (``starvation``).
     """
 
-    def __init__(self, table: StreamTable, now_ns: int, now_unix_us: int) -> None:
+    def __init__(
+        self, table: StreamTable, now_ns: int, now_unix_us: int, starved_us: Callable[[], int] = lambda: 0
+    ) -> None:
         self.table = table
+        self._starved_us = starved_us
         self.thresholds = ThresholdSet()
         self.volumes: list[Throttled] = []  # they add themselves
         self._next_id = now_unix_us
@@ -134,6 +139,7 @@ class CutMaker:
         self._start_ns, self._start_unix_us = now_ns, now_unix_us
         self._held_generation = self._generation
         self._version = self.thresholds.version
+        self._start_starved_us = self._starved_us()
 
     def set_generation(self, generation: int) -> None:
         """Caps of another generation are in force from now on."""
@@ -190,6 +196,7 @@ class CutMaker:
             "m": missed_len,
             "streams": [row.stream.descriptor for row in rows],
             "more": more,
+            "st": max(self._starved_us() - self._start_starved_us, 0),
         }
         late = {each.export.volume: found for each in self.volumes if (found := each.take_late(now_ns))}
         if late:

@@ -29,6 +29,7 @@ from gateway_agent.nbd.loop import IN, Loop
 from gateway_agent.nbd.negotiation import Negotiation
 from gateway_agent.nbd.protocol import Cmd, ExportFacts, request
 from gateway_agent.nbd.sockets import bound_address, listen_at, prepare, unlink_own
+from gateway_agent.nbd.starvation import RunDelay
 from gateway_agent.nbd.thresholds import parse_thresholds
 from gateway_agent.nbd.upstream import UpstreamOpening
 from gateway_agent.nbd.volume import Context, Volume
@@ -62,7 +63,10 @@ class Plane:
         self._config = config
         self._clock = clock or SystemClock()
         self._loop = Loop(self._clock)
-        cuts = CutMaker(StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us())
+        self._run_delay = RunDelay()
+        cuts = CutMaker(
+            StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us(), self._run_delay.total_us
+        )
         scratch, memory = memoryview(bytearray(SCRATCH_BYTES)), (Buffers(self._loop), Buffers(self._loop))
         context = Context(self._loop, self._clock, cuts, scratch, *memory)
         self._cuts = cuts
@@ -217,6 +221,7 @@ class Plane:
         unlink_own(self._control_address)
         self._exports.close()
         self._loop.close()
+        self._run_delay.close()
 
     def _end_clients(self) -> None:
         for listener, address in zip(self._listeners, self.listening, strict=False):

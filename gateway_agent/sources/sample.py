@@ -47,6 +47,7 @@ class Sample:
         mark: the plane's id of this DP_CUT; 0 for sources that have none.
         more: the source holds another finished sample behind this one.
         late: volumes whose caps held I/Os for too long.
+        starved_us: while the source wanted to run and its host kept it waiting; 0 if it does not say.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Sample:
     mark: int = 0
     more: bool = False
     late: Late = field(default_factory=dict)
+    starved_us: int = 0
 
 
 def no_hist() -> npt.NDArray[Any]:
@@ -122,4 +124,5 @@ def from_dp_cut(source: str, received: frame.Frame) -> Sample:
         mark=header["id"],
         more=header.get("more") is True,
         late=parse(header.get("late")),
+        starved_us=columns.starved_us,
     )

@@ -12,6 +12,7 @@ Header keys:
     t    start, wall clock of the agent, us   tg  throttle_gen held during the *whole* cut, -1 if it changed
     d    duration, monotonic, us              ts  version of the threshold set in force
     gap  cuts dropped directly before this one (spool overflow)
+    st   us of the cut in which the gateway's data plane wanted to run and got no processor; only if above 0
 
 Blob, little-endian:
 
@@ -83,6 +84,7 @@ class Cut:
         counters: int64, shape (len(COLUMNS), n).
         hist: HIST_DTYPE, shape (h,).
         missed: MISSED_DTYPE, shape (m,).
+        starved_us: while the data plane waited for the processor of its host; no more than the duration.
     """
 
     gateway_id: str
@@ -96,6 +98,7 @@ class Cut:
     hist: npt.NDArray[Any]
     missed: npt.NDArray[Any]
     gap: int = 0
+    starved_us: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -149,6 +152,7 @@ def encode(cut: Cut) -> bytes:
         "h": len(cut.hist),
         "m": len(cut.missed),
         "sch": SCHEMA_ID,
+        **({"st": cut.starved_us} if cut.starved_us else {}),
         **cut.extra,
     }
     blob = b"".join(
@@ -162,7 +166,7 @@ def encode(cut: Cut) -> bytes:
 
 
 _KEYS: Final = ("t", "d", "n", "h", "m")
-_OPTIONAL: Final = {"tg": -1, "ts": 0, "gap": 0}
+_OPTIONAL: Final = {"tg": -1, "ts": 0, "gap": 0, "st": 0}
 _KNOWN: Final = frozenset((*_KEYS, *_OPTIONAL, "gw", "ep", "seq", "sch"))
 _ROW_BYTES: Final = len(COLUMNS) * 8
 _HIST_BYTES: Final = HIST_DTYPE.itemsize
@@ -205,7 +209,8 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or not 0 < seq < 1 << 63:
         raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
     get = header.get
-    values = (get("t"), get("d"), get("n"), get("h"), get("m"), get("tg", 0), get("ts", 0), get("gap", 0))
+    needed: tuple[Any, ...] = (get("t"), get("d"), get("n"), get("h"), get("m"))
+    values = (*needed, get("tg", 0), get("ts", 0), get("gap", 0), get("st", 0))
     # One look at all of them (the usual cut), and one by one only to say which is wrong.
     if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
         _check_one_by_one(header)
@@ -306,6 +311,7 @@ def view(source: frame.Frame | memoryview | bytes) -> Cut:
         hist=hist,
         missed=missed,
         gap=max(header.get("gap", 0), 0),
+        starved_us=min(max(header.get("st", 0), 0), header["d"]),
         extra={key: value for key, value in header.items() if key not in _KNOWN},
     )
 

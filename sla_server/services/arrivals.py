@@ -96,10 +96,17 @@ class Arrivals:
             for control in awaiting.values():
                 control.confirm(gateway_id, each.cut.throttle_gen)
             plan = self._scopes.plan(table, each.cut.column("stream_id"))
-            self._taken.append(Taken(each.cut, table, plan, each.now_ns))
+            self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
             self._received.append(each.recv_us)
             self._shut.append(frozenset(b for b, c in awaiting.items() if not c.gate_open))
         self._enter()
+
+    def _excused(self, starved_ratio: float) -> float:
+        """Share of a cut's I/Os that its gateway's own host may have made late; see ``windows``."""
+        s = self._settings
+        if starved_ratio < s.starved_least_ratio:
+            return 0.0
+        return min(s.starved_weight * starved_ratio, s.starved_most_ratio)
 
     def _enter(self) -> None:
         if not self._taken:

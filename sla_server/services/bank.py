@@ -47,7 +47,7 @@ class Pieces:
     """Pieces of one batch, one a line (``batch``); see ``windows.Piece`` for what the columns mean.
 
     Attributes:
-        now_ns, covered_us, offered, done, waiting, latency_us, inexact: shape (pieces,).
+        now_ns, covered_us, offered, done, waiting, latency_us, inexact, excused: shape (pieces,).
         missed: shape (pieces, steps).
         hist: shape (pieces, 99).
     """
@@ -61,6 +61,7 @@ class Pieces:
     hist: Counts
     inexact: Bools
     latency_us: Floats
+    excused: Floats
 
 
 def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
@@ -103,12 +104,13 @@ class WindowBank:
         self.o_offered, self.o_done = np.zeros(rows), np.zeros(rows)
         self.o_missed = np.zeros((rows, self.steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)
-        self.o_inexact = np.zeros(rows, np.bool_)
+        self.o_inexact, self.o_excused = np.zeros(rows, np.bool_), np.zeros(rows)
         self.w_iops, self.w_latency = np.zeros(rows * depth), np.zeros(rows * depth)
         self.w_done = np.ones(rows * depth)
         self.w_missed = np.zeros((rows * depth, self.steps))
         self.w_hist = np.zeros((rows * depth, BUCKETS), np.int32)
-        self.w_inexact = np.zeros(rows * depth, np.bool_)
+        self.w_inexact, self.w_excused = np.zeros(rows * depth, np.bool_), np.zeros(rows * depth)
+        self.w_sure = np.zeros(rows * depth)  # as w_latency, without the I/Os excused
         self.allowed, self.percentile, self.r_on = np.ones(rows), np.zeros(rows), np.zeros(rows)
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
@@ -189,7 +191,7 @@ class WindowBank:
         self.note(rows, pick, pieces)
         covered, offered, done = pieces.covered_us[pick], pieces.offered[pick], pieces.done[pick]
         missed, hist, inexact = pieces.missed[pick], pieces.hist[pick], pieces.inexact[pick]
-        latency = pieces.latency_us[pick]
+        latency, excused = pieces.latency_us[pick], pieces.excused[pick]
         merged = np.flatnonzero(self.o_covered[rows])
         if len(merged):
             into = rows[merged]
@@ -199,6 +201,7 @@ class WindowBank:
             missed[merged] += self.o_missed[into]
             hist[merged] += self.o_hist[into]
             inexact[merged] |= self.o_inexact[into]
+            excused[merged] += self.o_excused[into]
             latency[merged] = percentiles_us(hist[merged], self.percentile[into])
         closes = (done >= self.settings.window_min_ios) | (covered >= self.settings.window_max_s * 1e6)
         if not closes.all():
@@ -207,16 +210,23 @@ class WindowBank:
             self.o_covered[into], self.o_offered[into] = covered[stay], offered[stay]
             self.o_done[into], self.o_inexact[into] = done[stay], inexact[stay]
             self.o_missed[into], self.o_hist[into] = missed[stay], hist[stay]
+            self.o_excused[into] = excused[stay]
         if len(merged):
             self.o_covered[rows[merged[closes[merged]]]] = 0
         push = closes & (done > 0)
         if not push.all():
             rows, covered, offered, done = rows[push], covered[push], offered[push], done[push]
             missed, hist, inexact, latency = missed[push], hist[push], inexact[push], latency[push]
+            excused = excused[push]
         slot = rows * self.depth + self.pos[rows]
         self.w_iops[slot], self.w_done[slot] = offered * 1e6 / covered, done
         self.w_missed[slot], self.w_hist[slot] = missed, hist
         self.w_inexact[slot], self.w_latency[slot] = inexact, latency
+        self.w_excused[slot], self.w_sure[slot] = excused, latency
+        some = np.flatnonzero(excused)
+        if len(some):
+            percentile = self.percentile[rows[some]] * (1 - excused[some] / done[some])
+            self.w_sure[slot[some]] = percentiles_us(hist[some], percentile)
         self.pos[rows] = (self.pos[rows] + 1) % self.depth
         self.count[rows] = np.minimum(self.count[rows] + 1, self.depth)
         self.version[rows] += 1
@@ -278,7 +288,7 @@ class WindowBank:
         r = self.w_latency[slots] / threshold[:, None]
         risky = (((u >= s.at_risk_u) | (r >= self.r_on[rows][:, None])) & valid).sum(axis=1)
         over = ((u > 1) & valid).sum(axis=1)
-        self.at_risk[rows] = known & inside & ~idle & (risky >= s.at_risk_windows)
+        self.at_risk[rows] = known & inside & ~idle & self._evidence(rows, missed, threshold, valid)
         self.outside[rows] = known & ~inside & ~idle
         self.u[rows] = (missed * valid).sum(axis=1) / np.maximum((done * valid).sum(axis=1), 1) / allowed
         code = np.where(risky >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
@@ -289,6 +299,18 @@ class WindowBank:
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
         code[idle] = IDLE
         return code
+
+    def _evidence(self, rows: Ints, missed: Floats, threshold: Floats, valid: Bools) -> Bools:
+        """``Signal.at_risk``, shape (rows,); see ``windows.work_out``."""
+        s, slots = self.settings, rows[:, None] * self.depth + np.arange(self.depth)
+        u = np.maximum(missed - self.w_excused[slots], 0.0) / self.w_done[slots] / self.allowed[rows][:, None]
+        r = self.w_sure[slots] / threshold[:, None]
+        risky = ((u >= s.at_risk_u) | (r >= self.r_on[rows][:, None])) & valid
+        every, newest = np.arange(len(rows)), (self.pos[rows] - 1) % self.depth
+        before = (newest - 1) % self.depth
+        falls = (r[every, newest] <= s.falling_ratio * r[every, before]) & (self.count[rows] > 1)
+        found: Bools = (risky.sum(axis=1) >= s.at_risk_windows) & risky[every, newest] & ~falls
+        return found
 
     def _step(self, rows: Ints, count: Ints) -> tuple[Ints, Bools]:
         """Step of the curve at the mean offered rate, and whether there is one, each of shape (rows,)."""

@@ -22,6 +22,7 @@ class ClosedWindow:
     missed: dict[int, int]
     hist: npt.NDArray[Any]
     inexact: bool
+    excused: float
 
 
 class BankTracker:
@@ -84,6 +85,7 @@ class BankTracker:
                     missed,
                     bank.w_hist[slot].astype(np.int64),
                     bool(bank.w_inexact[slot]),
+                    float(bank.w_excused[slot]),
                 )
             )
         return found
@@ -103,6 +105,7 @@ class BankTracker:
                 missed=_by_threshold(self.promise, bank.o_missed[row]),
                 hist=bank.o_hist[row].astype(np.int64),
                 inexact=bool(bank.o_inexact[row]),
+                excused=float(bank.o_excused[row]),
             )
         bank.free(row)
         return tracker
@@ -119,6 +122,7 @@ def piece_at(pieces: Pieces, index: int, gateway_id: str, promise: Promise) -> P
         pieces.hist[index].astype(np.int64),
         int(pieces.waiting[index]),
         bool(pieces.inexact[index]),
+        float(pieces.excused[index]),
     )
 
 

@@ -61,12 +61,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One accepted cut and its gateway's plan."""
+    """One accepted cut and its gateway's plan; ``excused_ratio``: see ``windows``."""
 
     cut: Cut
     table: GatewayTable
     plan: Plan
     now_ns: int
+    excused_ratio: float = 0.0
 
 
 class Batch:
@@ -137,6 +138,7 @@ class Batch:
             hist=hist,
             inexact=inexact,
             latency_us=percentiles_us(hist, _joined([plan.percentile for plan in self.plans])),
+            excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
 
     def _hist(self, finder: _Lines, io: Ints, total: int) -> npt.NDArray[np.int32]:

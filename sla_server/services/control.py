@@ -245,7 +245,7 @@ class BackendControl:
             )
         if self.active and (failed := self._ineffective(lead, now_ns)):
             return failed
-        factor = min(max(1 / max(lead.signal.r, 1e-9), s.decrease_min), s.decrease_max)
+        factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
         floors = sum(floor_for(lead.priority, n) for n in self.managed.values())
         wanted = max(floors, self.allowed * factor)
         self.ceiling = min(self.ceiling, self.allowed)
@@ -253,7 +253,7 @@ class BackendControl:
             return self._at_floor(lead, now_ns)
         self.helpless_since_ns = None
         if not self.active or not self.decreases:
-            self.r_before = lead.signal.r
+            self.r_before = lead.signal.r_step
         self.decreases += 1
         self.lead = lead
         self.victims.add(lead.key)
@@ -289,16 +289,17 @@ class BackendControl:
         s = self.settings
         if self.decreases < s.effective_decreases:
             return None
-        if lead.signal.r < self.r_before * (1 - s.effective_ratio):
-            self.decreases, self.r_before = 0, lead.signal.r  # it helped: measure the next ones anew
+        if lead.signal.r_step < self.r_before * (1 - s.effective_ratio):
+            self.decreases, self.r_before = 0, lead.signal.r_step  # it helped: measure the next ones anew
             return None
         return self._restore(lead, now_ns)
 
     def _restore(self, lead: Victim, now_ns: int) -> Step:
         text = (
             f"{_figures(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
-            f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} to "
-            f"{lead.signal.r:.2f} only: the cause is elsewhere. Restored for {self.settings.backoff_s:g} s"
+            f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
+            f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
+            f"Restored for {self.settings.backoff_s:g} s"
         )
         self.reset()
         self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
@@ -311,7 +312,7 @@ class BackendControl:
             self.reset()  # nothing was in force: the managed set was only looked at
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
-        if self.decreases and lead.signal.r >= self.r_before * (1 - self.settings.effective_ratio):
+        if self.decreases and lead.signal.r_step >= self.r_before * (1 - self.settings.effective_ratio):
             return self._restore(lead, now_ns)
         return self._tell("infeasible", now_ns, lead, "its neighbours are at their floors already")
 
@@ -397,4 +398,8 @@ def _rank(victim: Victim) -> tuple[int, float, float]:
 def _figures(victim: Victim) -> str:
     signal = victim.signal
     limit_ms = (signal.threshold_us or 0) / 1000
-    return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed (u {signal.u:.2f})"
+    figures = f"u {signal.u:.2f}"
+    if signal.excused_ratio:
+        # Its gateway wanted to run and was kept waiting: see ``windows``.
+        figures += f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
+    return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed ({figures})"

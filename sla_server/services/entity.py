@@ -187,6 +187,7 @@ class GatewayTable:
     """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend.
 
     ``only_seen``: volumes that it counts beside the I/O path, and cannot throttle.
+    ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
 
     gateway_id: str
@@ -212,6 +213,7 @@ class GatewayTable:
     use: dict[str, Use] = field(default_factory=dict)
     ignored: int = 0
     dropped_cuts: int = 0
+    starved_ratio: float = 0.0
     unknown_rows: int = 0
 
     def add_streams(self, streams: list[Stream]) -> list[int]:
@@ -269,6 +271,7 @@ class GatewayTable:
             self.old_epochs.add(self.epoch)
         self.epoch, self.seq, self.end_unix_us = cut.epoch, cut.seq, end_us
         self.last_cut_ns, self.offset_us, self.throttle_gen = now_ns, offset_us, cut.throttle_gen
+        self.starved_ratio = cut.starved_us / cut.duration_us
         return True
 
     def rows_of(self, stream_ids: Ints) -> Ints:

@@ -97,6 +97,7 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
             "exports": len(t.exports),
             "streams": len(t.streams),
             "dropped_cuts": t.dropped_cuts,
+            "starved_ratio": round(t.starved_ratio, 3),
         }
         for t in tables
     ]
@@ -138,6 +139,7 @@ def _slas(live: Iterable[LiveState]) -> list[dict[str, Any]]:
             "u": round(state.signal.u, 4),
             "offered_iops": round(state.signal.offered_iops, 1),
             "inexact": state.signal.inexact,
+            "excused_ratio": round(state.signal.excused_ratio, 3),
         }
         for state in live
     ]

@@ -30,6 +30,15 @@ class ControlSettings(StrictModel):
     """Windows looked at; ceph and blk-iolatency act on 3 to 5 samples."""
     at_risk_windows: int = Field(default=2, ge=1)
     """Of them must be at risk: one bad second is noise, two are a fact."""
+    falling_ratio: float = Field(default=0.7, ge=0, lt=1)
+    """With r at most this much of that of the window before, a queue drains by itself: wait for the next."""
+    starved_weight: float = Field(default=2.0, ge=0)
+    """I/Os excused for each that arrived while the gateway was kept waiting: what was under way then is late,
+    too, and what waited reaches the backend at once. See ADR 0016."""
+    starved_least_ratio: float = Field(default=0.01, ge=0, le=1)
+    """A gateway kept waiting for less of a cut is not starved: every process waits a little."""
+    starved_most_ratio: float = Field(default=0.5, ge=0, lt=1)
+    """At most this share of a cut's I/Os is excused, however starved its gateway: control is never blind."""
     at_risk_u: float = Field(default=0.7, gt=0)
     """70 % of the allowed misses used: acting only at 1 would always be late by a window."""
     r_on: float = Field(default=0.95, gt=0)
@@ -45,7 +54,7 @@ class ControlSettings(StrictModel):
     hold_down_min_s: float = Field(default=1.0, ge=0)
     """Never two decreases within a second, however fast the polls are."""
     drain_s: float = Field(default=0.25, ge=0)
-    """A backend's queue of 32 at 2 ms empties in 64 ms; four times that."""
+    """A backend's queue of 32 at 2 ms empties in 64 ms; four times that. For longer ones: falling_ratio."""
     hold_up_s: float = Field(default=5.0, ge=0)
     """How long the victim must be clear before a step up: giving back is less urgent than protecting."""
     hold_up_max_s: float = Field(default=60.0, ge=0)

@@ -5,10 +5,10 @@
                    `------------------- lag -------------------> Brain.add_cut, tick every 250 ms
                    <------------------- lag ------------------- SetCaps
 
-Deterministic: one seeded generator, events in order of (time, number). Modelled, and therefore only as good
-as the model: one FIFO server with constant service time, no CPU limits, no clock skew; throttle wake-ups are
-rounded up to 1 ms as epoll rounds them. It is used by tests and for tuning; it is never part of a running
-server.
+Deterministic: seeded generators, events in order of (time, number). Modelled, and therefore only as good
+as the model: one FIFO server with constant service time, no clock skew; throttle wake-ups are rounded up to
+1 ms as epoll rounds them. A gateway may be given a ``Host`` on which it has to wait for the processor. It is
+used by tests and for tuning; it is never part of a running server.
 
 Times are seconds inside, nanoseconds and microseconds at the brain's border.
 """
@@ -93,6 +93,45 @@ class SimBackend:
         self.world.at(self._free_at, done)
 
 
+class Host:
+    """A processor that others want, too: while ``noisy(now)``, a process runs and is kept waiting by turns.
+
+    Both take exponentially distributed times. A process that has nothing to do while it would be kept waiting
+    notices nothing, as with the kernel's run delay.
+
+    Args:
+        seed: of this host's own generator.
+        noisy: whether others want the processor at that second.
+        runs_s: mean time until the process is kept waiting.
+        waits_s: mean time that it is kept waiting.
+    """
+
+    def __init__(self, seed: int, noisy: Callable[[float], bool], runs_s: float, waits_s: float) -> None:
+        self.random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
+        self.noisy, self.runs_s, self.waits_s = noisy, runs_s, waits_s
+        self._start = self._end = self._noticed = 0.0
+        self.starved = 0.0
+        """Seconds in which it wanted to run and was kept waiting, since the last ``take``."""
+
+    def runs_at(self, now: float) -> float:
+        """When a process that is woken ``now`` runs; times never go back between two calls."""
+        while self._end <= now:
+            self._start = self._end + self.random.expovariate(1 / self.runs_s)
+            length = self.random.expovariate(1 / self.waits_s) if self.noisy(self._start) else 0.0
+            self._end = self._start + length
+        if now < self._start:
+            return now
+        since = max(now, self._noticed)
+        self.starved += self._end - since
+        self._noticed = self._end
+        return self._end
+
+    def take(self) -> float:
+        """Seconds starved since the last call."""
+        taken, self.starved = self.starved, 0.0
+        return taken
+
+
 @dataclass(slots=True)
 class _Account:
     """Counters of one volume at one gateway since the last cut, and for ever (``cum``)."""
@@ -123,6 +162,7 @@ class SimGateway:
     Attributes:
         deaf: takes caps without enforcing them, as a broken enforcer would.
         lost: no session; I/O and caps go on, as the data plane's do.
+        host: where it has to wait for the processor; None: never.
     """
 
     def __init__(
@@ -132,6 +172,7 @@ class SimGateway:
         self.gateway_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         self.phase_s = phase_s
         self.deaf = self.lost = False
+        self.host: Host | None = None
         self.thresholds: dict[str, list[int]] = {}
         self.accounts = {volume: _Account() for volume in volumes}
         self.held: dict[str, deque[Io]] = {volume: deque() for volume in volumes}
@@ -156,6 +197,13 @@ class SimGateway:
 
     def submit(self, io: Io) -> None:
         """A client's request arrives."""
+        if self.host is not None and (runs := self.host.runs_at(self.world.now)) > self.world.now:
+            self.world.at(runs, lambda: self._take(io))
+        else:
+            self._take(io)
+
+    def _take(self, io: Io) -> None:
+        io.arrived = self.world.now  # a gateway knows of a request from when it reads it
         self.accounts[io.volume].arrived += 1
         self.held[io.volume].append(io)
         self._admit(io.volume)
@@ -180,7 +228,13 @@ class SimGateway:
     def _send(self, io: Io) -> None:
         io.sent = self.world.now
         self.inflight[io.volume] += 1
-        self.backend.submit(lambda: self._complete(io))
+        self.backend.submit(lambda: self._answered(io))
+
+    def _answered(self, io: Io) -> None:
+        if self.host is not None and (runs := self.host.runs_at(self.world.now)) > self.world.now:
+            self.world.at(runs, lambda: self._complete(io))
+        else:
+            self._complete(io)
 
     def _complete(self, io: Io) -> None:
         now, account = self.world.now, self.accounts[io.volume]
@@ -254,6 +308,7 @@ class SimGateway:
             counters=counters,
             hist=np.array(hist, dtype=HIST_DTYPE),
             missed=np.array(missed, dtype=MISSED_DTYPE),
+            starved_us=round(self.host.take() * 1e6) if self.host is not None else 0,
         )
 
 
@@ -336,10 +391,15 @@ class Simulation:
         self._tick()
 
     def gateway(
-        self, name: str, volumes: list[str], thresholds: dict[str, list[int]] | None = None
+        self,
+        name: str,
+        volumes: list[str],
+        thresholds: dict[str, list[int]] | None = None,
+        phase_s: float | None = None,
     ) -> SimGateway:
-        """Add a gateway; its polls are out of phase with those before it."""
-        phase_s = (0.37 * len(self.gateways)) % 1 * self._interval_s
+        """Add a gateway; its polls are out of phase with those before it unless ``phase_s`` says when."""
+        if phase_s is None:
+            phase_s = (0.37 * len(self.gateways)) % 1 * self._interval_s
         gateway = SimGateway(self.world, name, self.backend, volumes, phase_s)
         gateway.thresholds = thresholds or {}
         self.gateways[gateway.gateway_id] = gateway

@@ -153,7 +153,7 @@ class Surroundings:
             return Need.UNKNOWN
         if signal.threshold_us is None:
             return Need.OUT_OF_CURVE
-        if signal.risky >= s.at_risk_windows:
+        if signal.at_risk:
             return Need.AT_RISK
         if signal.windows < s.at_risk_windows:
             return Need.UNKNOWN

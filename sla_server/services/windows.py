@@ -8,6 +8,11 @@ cuts that began under them, so that what it says is always about the caps in for
 Misses are exact where the cut counted them for the threshold; where it did not (a threshold set of another
 version) they are taken from histogram edges, pessimistically, and the window is ``inexact``.
 
+What people see (u, r, ``over``, ``risky``) counts every I/O. Whether neighbours must give way (``at_risk``,
+``r_step``) leaves out the I/Os that the gateway's own host may have made late (``excused``): if its data
+plane wanted to run and was kept waiting for a tenth of a cut, the slowest fifth of the cut's I/Os and as many
+of its misses are no evidence against a neighbour. The rest is: under contention nearly all I/Os are late.
+
 Pure: no clock; times are the caller's monotonic nanoseconds.
 """
 
@@ -48,6 +53,8 @@ class Piece:
     hist: Hist
     waiting: int
     inexact: bool
+    excused: float = 0.0
+    """I/Os that may be late because the gateway had to wait for the processor of its host."""
 
 
 @dataclass(slots=True)
@@ -60,6 +67,7 @@ class Window:
     missed: dict[int, int] = field(default_factory=dict)
     hist: Hist = field(default_factory=lambda: np.zeros(BUCKETS, dtype=np.int64))
     inexact: bool = False
+    excused: float = 0.0
 
     def add(self, piece: Piece) -> None:
         """Merge one piece."""
@@ -70,6 +78,7 @@ class Window:
             self.missed[threshold_us] = self.missed.get(threshold_us, 0) + count
         self.hist = self.hist + piece.hist
         self.inexact |= piece.inexact
+        self.excused += piece.excused
 
     @property
     def offered_iops(self) -> float:
@@ -99,6 +108,10 @@ class Signal:
         latency_us: that percentile, interpolated.
         risky: windows at risk; over: windows with u > 1.
         of_over: u, that percentile and the offered rate of the windows with u > 1 alone; zeros without one.
+        at_risk: the neighbours must give way: enough windows are at risk, the newest too, also without what
+            is excused, and r does not fall by itself.
+        r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
+        excused_ratio: share of the I/Os that is excused.
     """
 
     windows: int
@@ -111,6 +124,9 @@ class Signal:
     over: int
     inexact: bool
     of_over: Figures = NO_FIGURES
+    at_risk: bool = False
+    r_step: float = 0.0
+    excused_ratio: float = 0.0
 
 
 NOTHING = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -138,6 +154,10 @@ class Closed(Protocol):
     @property
     def inexact(self) -> bool:
         """Whether misses are from histogram edges."""
+
+    @property
+    def excused(self) -> float:
+        """I/Os that the gateway's host may have made late."""
 
 
 class Tracker(Protocol):
@@ -196,7 +216,26 @@ def work_out(windows: Sequence[Closed], promise: Promise, settings: ControlSetti
         len(over),
         any(w.inexact for w in windows),
         _figures(over, promise, threshold_us) if over else NO_FIGURES,
+        *_evidence(windows, promise, threshold_us, settings, r_on),
+        sum(w.excused for w in windows) / sum(w.done for w in windows),
     )
+
+
+def _evidence(
+    windows: Sequence[Closed], promise: Promise, threshold_us: int, settings: ControlSettings, r_on: float
+) -> tuple[bool, float]:
+    """``at_risk`` and ``r_step`` of a signal."""
+    ratios, risky = [], []
+    for window in windows:
+        u = max(window.missed[threshold_us] - window.excused, 0.0) / window.done / promise.allowed_miss_ratio
+        percentile = promise.percentile * (1 - window.excused / window.done)
+        ratios.append((percentile_us(np.asarray(window.hist), percentile) or 0.0) / threshold_us)
+        risky.append(u >= settings.at_risk_u or ratios[-1] >= r_on)
+    enough = settings.at_risk_windows
+    if len(windows) < enough:
+        return False, 0.0
+    falls = len(windows) > 1 and ratios[-1] <= settings.falling_ratio * ratios[-2]
+    return sum(risky) >= enough and risky[-1] and not falls, sorted(ratios)[-enough]
 
 
 def _offered(windows: Sequence[Closed]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Stage
+from benchmarks.stage import GOLD_IOPS, GREEDY_DEPTH, Stage
 from tests.e2e.conftest import Driver
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +25,10 @@ def events(stage: Stage) -> list[dict[str, Any]]:
 
 def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
     gold_agent, greedy_agent = stage.agents
-    gold = driver.start(gold_agent.socket(stage), "erp-db", rate_iops=80)
+    gold = driver.start(gold_agent.socket(stage), "erp-db", rate_iops=GOLD_IOPS)
     stage.wait(lambda: gold_state(stage) == "ok", "gold in order while alone")
 
-    greedy = driver.start(greedy_agent.socket(stage), "batch", depth=32)
+    greedy = driver.start(greedy_agent.socket(stage), "batch", depth=GREEDY_DEPTH)
     stage.wait(lambda: gold_state(stage) == "violating", "the promise broken by the neighbour")
     assert not [row for row in stage.live()["throttles"] if row["state"] != "observed"], (
         "observe only observes"

@@ -65,6 +65,11 @@ def test_interval_runs_from_the_earliest_start_to_the_earliest_end():
     assert (one.start_unix_us, one.duration_us) == (1_000, 1_000_000)
 
 
+def test_a_cut_is_as_starved_as_the_most_starved_of_its_planes():
+    group = (sample(starved_us=3_000), sample("nbd-1", starved_us=90_000), sample("host"))
+    assert cut.decode(cut.encode(merged(*group))).starved_us == 90_000
+
+
 def test_identity_marks_and_version_are_taken_over():
     one = merged(sample(), marks={"nbd-0": 12, "nbd-1": 3})
     assert (one.gateway_id, one.epoch, one.seq) == (GATEWAY, 9, 4)

@@ -6,6 +6,7 @@ from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.account import KIND_READ, word_of
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import MAX_KEPT_CUTS, MAX_STREAMS, MIXED, CutMaker, StreamTable
+from gateway_agent.nbd.starvation import RunDelay
 from gateway_agent.nbd.thresholds import Entry, ThresholdSet
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.histogram import SERVICE
@@ -49,6 +50,31 @@ def as_cut(raw):
     header = {"gw": uuid.UUID(int=1).bytes, "ep": 1, "seq": 1, "t": 1, "d": 1}
     header |= {key: parsed.header[key] for key in ("n", "h", "m", "tg", "ts")}
     return cut.decode(frame.encode(Kind.CUT, header, parsed.blob))
+
+
+def test_each_cut_says_how_long_the_plane_waited_for_a_processor_within_it():
+    total_us = [700]
+    made = CutMaker(StreamTable(), 0, START_US, lambda: total_us[0])
+    starved_us, got = [], 0
+    for waited_us in (0, 250_000, 0, -100):
+        total_us[0] += waited_us
+        header = frame.decode(made.collect(got, 10**9, START_US + 10**6)).header
+        starved_us.append(header["st"])
+        got = header["id"]
+    assert starved_us == [0, 250_000, 0, 0]
+
+
+def test_the_kernel_says_how_long_the_main_thread_waited(tmp_path):
+    path = tmp_path / "schedstat"
+    path.write_text("153559 2132635 2\n")
+    delay = RunDelay(str(path))
+    assert delay.total_us() == 2132
+    path.write_text("\n")
+    assert delay.total_us() == 0, "a kernel that says nothing"
+    delay.close()
+    assert delay.total_us() == 0
+    assert RunDelay(str(tmp_path / "nothing")).total_us() == 0, "a kernel without it"
+    assert RunDelay().total_us() >= 0
 
 
 def test_a_cut_is_readable_by_the_wire_and_names_its_rows():

@@ -47,6 +47,7 @@ def pieces_of(
         hist=hist,
         inexact=np.array([rng.random() < 0.1 for _ in range(count)]),
         latency_us=percentiles_us(hist, percentile),
+        excused=np.array([rng.choice((0.0, 0.0, 0.1, 0.5)) for _ in range(count)]) * done,
     )
 
 

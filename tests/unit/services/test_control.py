@@ -15,7 +15,8 @@ S = 1_000_000_000
 
 
 def victim(need=Need.AT_RISK, r=2.0, u=5.0, priority=Priority.GOLD, g=0.0, name="gold") -> Victim:
-    signal = NOTHING if need is Need.UNKNOWN else Signal(3, 80.0, 12_000, u, r, r * 12_000, 3, 3, False)
+    signal = Signal(3, 80.0, 12_000, u, r, r * 12_000, 3, 3, False, at_risk=need is Need.AT_RISK, r_step=r)
+    signal = NOTHING if need is Need.UNKNOWN else signal
     return Victim((name, "latency"), priority, g, need, signal, frozenset((name,)))
 
 

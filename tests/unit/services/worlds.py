@@ -82,6 +82,7 @@ def cut(
     end_s: float | None = None,
     duration_s: float = 1.0,
     held: int = 0,
+    starved_us: int = 0,
 ) -> Cut:
     """``ios``: volume to (I/Os completed, latency of each in ms). It ends at second ``seq`` unless told."""
     counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
@@ -107,6 +108,7 @@ def cut(
         counters,
         np.array(hist, dtype=HIST_DTYPE),
         np.array(missed, dtype=MISSED_DTYPE),
+        starved_us=starved_us,
     )
 
 

@@ -65,6 +65,7 @@ def cuts(draw: st.DrawFn) -> Cut:
         hist=np.array(hist, dtype=HIST_DTYPE),
         missed=np.array(missed, dtype=MISSED_DTYPE),
         gap=draw(st.integers(0, 1000)),
+        starved_us=draw(st.integers(0, 1000)),
         extra=draw(st.dictionaries(st.sampled_from(["dp", "x", "later"]), st.integers(0, 9))),
     )
 
@@ -84,6 +85,7 @@ def test_round_trip(made: Cut) -> None:
         "extra",
     ):
         assert getattr(got, name) == getattr(made, name)
+    assert got.starved_us == min(made.starved_us, made.duration_us), "no longer than the cut"
     assert got.threshold_version == made.threshold_version
     assert (got.counters == made.counters).all()
     assert (got.hist == made.hist).all()
