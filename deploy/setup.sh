@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test|bench
 #   demo  .venv with the product
-#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, Chromium (through apt when root)
+#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, qemu-nbd, Chromium (through apt when root)
 #   bench the same as test with the libraries that benchmarks compare with
 # Does nothing, quickly, when everything is already there.
 set -eu
@@ -31,6 +31,7 @@ if [ "$what" != demo ]; then
     need fio fio
     need nbdkit nbdkit
     need nbdinfo libnbd-bin
+    need qemu-nbd qemu-utils
     need chromium chromium
     need chromedriver chromium-driver
 fi

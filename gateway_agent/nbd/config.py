@@ -177,8 +177,9 @@ class PlaneConfig(StrictModel):
             is_local = address.host == "localhost"
         if not is_local:
             raise ValueError(
-                f"{address} would serve plain NBD to other hosts; which needs TLS and "
-                "enrolment, and this release has neither; listen on 127.0.0.1 or a Unix socket"
+                f"{address} would serve other hosts, and NBD is served without TLS here: anyone who reaches "
+                "the port could read and write. Listen on 127.0.0.1 or a Unix socket, and run the agent on "
+                "the host of its clients"
             )
 
 

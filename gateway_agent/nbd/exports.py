@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -164,7 +165,7 @@ class ExportTable:
         flags = facts.flags & p.TX_PASSED_ON | p.TX_HAS_FLAGS
         if volume.export.read_only:
             flags |= p.TX_READ_ONLY
-        seen = p.ExportFacts(facts.size_bytes, flags)
+        seen = replace(facts, flags=flags)
         is_news = volume.facts is None or volume.facts.size_bytes != seen.size_bytes
         volume.facts = seen
         if is_news:

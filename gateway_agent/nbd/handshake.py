@@ -11,9 +11,12 @@ meanwhile wait.
                      └──┼──────────refused (GO, INFO)──────┘
                         └──ABORT, or refused EXPORT_NAME (it has no error reply)──► CLOSED
 
-Client side. GO, and EXPORT_NAME as the fallback for servers that do not know GO.
+Client side. GO, or INFO when only the facts are wanted: a ``qemu-nbd`` without ``-t`` ends after its first
+client in transmission. EXPORT_NAME is the fallback for servers that know neither. Block sizes are asked for
+when our own client asks, because a server may be stricter with clients that ask, and when the server insists.
 
     GREETING ──greeting──► GO ──ACK──► READY
+                           ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
                            └──ERR_UNSUP──► NAME ──size, flags──► READY
 
 A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolError``.
@@ -22,7 +25,7 @@ A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolE
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -40,7 +43,7 @@ class State(Enum):
     TRANSMISSION = "in transmission"
     CLOSED = "closed"
     GREETING = "waiting for the server's greeting"
-    GO = "waiting for the answer to GO"
+    GO = "waiting for the answer to GO or INFO"
     NAME = "waiting for the answer to EXPORT_NAME"
     READY = "ready"
 
@@ -59,6 +62,7 @@ class Event(Enum):
     GREETED = "greeting"
     INFO = "information reply"
     ACK = "acknowledgement"
+    SIZES_REQUIRED = "block sizes must be asked for"
     UNSUPPORTED = "GO is not supported"
     SIZE = "size and flags"
 
@@ -78,6 +82,7 @@ CLIENT_TABLE: Final[dict[tuple[State, Event], State]] = {
     (State.GREETING, Event.GREETED): State.GO,
     (State.GO, Event.INFO): State.GO,
     (State.GO, Event.ACK): State.READY,
+    (State.GO, Event.SIZES_REQUIRED): State.GO,
     (State.GO, Event.UNSUPPORTED): State.NAME,
     (State.NAME, Event.SIZE): State.READY,
 }
@@ -143,6 +148,9 @@ class ServerHandshake(_Machine):
     Args:
         exports: names to list.
         peer: for error texts.
+
+    Attributes:
+        wants_block_size: whether the client asked for the block sizes of the backend that ``Open`` names.
     """
 
     def __init__(self, exports: list[str], peer: str) -> None:
@@ -150,7 +158,7 @@ class ServerHandshake(_Machine):
         self._exports = exports
         self._no_zeroes = False
         self._option = 0
-        self._wants_block_size = False
+        self.wants_block_size = False
 
     def greeting(self) -> bytes:
         """First bytes to the client."""
@@ -225,7 +233,7 @@ class ServerHandshake(_Machine):
 
     def _open(self, opt: int, name: str, wants_block_size: bool) -> list[Action]:
         self._move(Event.OPEN)
-        self._option, self._wants_block_size = opt, wants_block_size
+        self._option, self.wants_block_size = opt, wants_block_size
         return [Open(name)]
 
     @property
@@ -250,8 +258,8 @@ class ServerHandshake(_Machine):
 
     def _export_reply(self, facts: ExportFacts) -> bytes:
         reply = p.option_reply(self._option, Rep.INFO, p.info_export(facts))
-        if self._wants_block_size:
-            reply += p.option_reply(self._option, Rep.INFO, p.info_block_size())
+        if self.wants_block_size:
+            reply += p.option_reply(self._option, Rep.INFO, p.info_block_size(facts.blocks))
         return reply + p.option_reply(self._option, Rep.ACK)
 
     def refused(self, code: int, text: str) -> list[Action]:
@@ -269,14 +277,26 @@ class ClientHandshake(_Machine):
     Args:
         export: name to ask for.
         upstream: for error texts.
+        will_transmit: else only the facts are wanted.
+        wants_block_size: see the module docstring.
     """
 
-    def __init__(self, export: str, upstream: str) -> None:
+    def __init__(
+        self, export: str, upstream: str, *, will_transmit: bool = True, wants_block_size: bool = False
+    ) -> None:
         super().__init__(CLIENT_TABLE, State.GREETING, f"upstream {upstream}")
         self._export = export
         self._upstream = upstream
         self._no_zeroes = False
+        self._option = Opt.GO if will_transmit else Opt.INFO
+        self._infos = (p.Info.BLOCK_SIZE,) if wants_block_size else ()
+        self._blocks = p.BlockSizes()
         self.facts: ExportFacts | None = None
+
+    @property
+    def farewell(self) -> bytes:
+        """What ends a READY connection politely."""
+        return p.option(Opt.ABORT) if self._option == Opt.INFO else p.request(p.Cmd.DISC, 0, 0, 0)
 
     @property
     def left_over(self) -> bytes:
@@ -311,15 +331,19 @@ class ClientHandshake(_Machine):
         self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
         self._move(Event.GREETED)
         answer = flags & (p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
-        return p.CLIENT_FLAGS.pack(answer) + p.option(Opt.GO, p.go_data(self._export))
+        return p.CLIENT_FLAGS.pack(answer) + self._question()
+
+    def _question(self) -> bytes:
+        return p.option(self._option, p.go_data(self._export, self._infos))
 
     def _on_go_reply(self) -> bytes | None:
         if len(self._input) < p.OPTION_REPLY.size:
             return None
         magic, opt, kind, length = p.OPTION_REPLY.unpack_from(self._input)
-        if magic != p.OPTION_REPLY_MAGIC or opt != Opt.GO or length > p.MAX_OPTION_BYTES:
+        if magic != p.OPTION_REPLY_MAGIC or opt != self._option or length > p.MAX_OPTION_BYTES:
             raise NbdProtocolError(
-                self.peer, f"answer to GO with magic {magic:#x}, option {opt}, {length} bytes"
+                self.peer,
+                f"answer to option {self._option} with magic {magic:#x}, option {opt}, {length} bytes",
             )
         raw = self._take(p.OPTION_REPLY.size + length)
         return None if raw is None else self._on_go_kind(kind, raw[p.OPTION_REPLY.size :])
@@ -327,20 +351,34 @@ class ClientHandshake(_Machine):
     def _on_go_kind(self, kind: int, data: bytes) -> bytes:
         if kind == Rep.INFO:
             self._move(Event.INFO)
-            if len(data) == p.EXPORT_INFO.size and int.from_bytes(data[:2], "big") == p.Info.EXPORT:
-                _, size_bytes, flags = p.EXPORT_INFO.unpack(data)
-                self.facts = ExportFacts(size_bytes, flags)
+            self._on_info(data)
             return b""
         if kind == Rep.ACK and self.facts is not None:
             self._move(Event.ACK)
+            self.facts = replace(self.facts, blocks=self._blocks)
             return b""
+        if kind == Rep.ERR_BLOCK_SIZE_REQD and not self._infos:
+            self._move(Event.SIZES_REQUIRED)
+            self._infos = (p.Info.BLOCK_SIZE,)
+            return self._question()
         if kind == Rep.ERR_UNSUP:
             self._move(Event.UNSUPPORTED)
+            self._option = Opt.EXPORT_NAME
             return p.option(Opt.EXPORT_NAME, self._export.encode())
         if kind & p.REP_ERROR_BIT:
             reason = data.decode("utf-8", "replace") or f"error {kind & ~p.REP_ERROR_BIT}"
             raise UpstreamError(self._upstream, f"refused export {self._export!r}: {reason}")
-        raise NbdProtocolError(self.peer, f"reply type {kind} to GO")
+        raise NbdProtocolError(self.peer, f"reply type {kind} to option {self._option}")
+
+    def _on_info(self, data: bytes) -> None:
+        about = int.from_bytes(data[:2], "big")
+        if about == p.Info.EXPORT and len(data) == p.EXPORT_INFO.size:
+            self.facts = ExportFacts(*p.EXPORT_INFO.unpack(data)[1:])
+        elif about == p.Info.BLOCK_SIZE:
+            try:
+                self._blocks = p.parse_block_size(data)
+            except p.BadOption as exc:
+                raise NbdProtocolError(self.peer, str(exc)) from exc
 
     def _on_name_reply(self) -> bytes | None:
         padding = 0 if self._no_zeroes else len(p.NAME_PADDING)

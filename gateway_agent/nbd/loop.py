@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from gateway_agent.errors import GatewayError
+from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 
@@ -40,10 +41,14 @@ class Loop:
     """See the module docstring.
 
     Descriptors are watched until ``forget``; a timer is identified by its key and fires once.
+
+    Attributes:
+        warnings: about single connections; limited, because anyone can make bad ones as fast as a processor.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.warnings = LimitedLog("connections")
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}
         self._timers: dict[object, tuple[int, Callable[[int], None]]] = {}
@@ -106,7 +111,7 @@ class Loop:
         try:
             watched.handler(events)
         except GatewayError as exc:
-            log.warning("connection-failed", error=str(exc))
+            self.warnings.warning(self.clock.monotonic_ns(), "connection-failed", error=str(exc))
             watched.on_failure(exc)
         except Exception as exc:  # outermost loop: logged, and only this connection is closed
             log.exception("handler-failed")

@@ -6,7 +6,6 @@ It names the client, opens the volume's storage and hands the socket to a sessio
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -113,7 +112,14 @@ class Negotiation:
             self._ready(None, facts)
         else:
             self._loop.want(self._sock.fileno(), 0)  # one thing at a time; the client waits for its answer
-            self._opening = UpstreamOpening(self._loop, uri, self._ready, self._on_upstream_failed)
+            self._opening = UpstreamOpening(
+                self._loop,
+                uri,
+                self._ready,
+                self._on_upstream_failed,
+                will_transmit=self._handshake.keeps_backend,
+                wants_block_size=self._handshake.wants_block_size,
+            )
 
     def _claim(self, stream: Stream | None) -> None:
         """Be a connection of ``stream``, so that it is not forgotten before its session begins."""
@@ -128,13 +134,16 @@ class Negotiation:
         return 0, 0
 
     def _on_upstream_failed(self, error: GatewayError) -> None:
-        log.warning("upstream-not-there", peer=self._address_name, error=str(error))
+        assert self._volume is not None  # set by _open
+        now_ns = self._loop.clock.monotonic_ns()
+        self._volume.warnings.warning(now_ns, "upstream-not-there", peer=self._address_name, error=str(error))
         self._opening = None
         self._loop.want(self._sock.fileno(), IN)
         self._refuse(p.Rep.ERR_UNKNOWN, f"the storage behind this export is not available: {error}")
 
     def _refuse(self, code: int, text: str) -> None:
-        log.info("client-refused", peer=self._address_name, reason=text)
+        now_ns = self._loop.clock.monotonic_ns()
+        self._loop.warnings.warning(now_ns, "client-refused", peer=self._address_name, reason=text)
         self._do(self._handshake.refused(code, text))
 
     def _ready(self, upstream: socket.socket | None, facts: p.ExportFacts) -> None:
@@ -142,10 +151,6 @@ class Negotiation:
         self._opening = None
         facts = self._exports.learn(self._volume, facts)
         if self._stream is None:  # INFO: the client wanted to know, not to use
-            if upstream is not None:
-                with contextlib.suppress(OSError):
-                    upstream.send(p.request(p.Cmd.DISC, 0, 0, 0))
-                upstream.close()
             self._loop.want(self._sock.fileno(), IN)
             self._do(self._handshake.opened(facts))
             return

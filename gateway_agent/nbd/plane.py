@@ -27,7 +27,7 @@ from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import IN, Loop
 from gateway_agent.nbd.negotiation import Negotiation
-from gateway_agent.nbd.protocol import Cmd, ExportFacts, request
+from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.sockets import bound_address, listen_at, prepare, unlink_own
 from gateway_agent.nbd.starvation import RunDelay
 from gateway_agent.nbd.thresholds import parse_thresholds
@@ -146,15 +146,13 @@ class Plane:
         if uri is None:
             return
 
-        def on_ready(sock: socket.socket, facts: ExportFacts) -> None:
-            with sock:
-                sock.send(request(Cmd.DISC, 0, 0, 0))
+        def on_ready(_sock: socket.socket | None, facts: ExportFacts) -> None:
             self._exports.learn(volume, facts)
 
         def on_failed(error: GatewayError) -> None:
             log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
 
-        UpstreamOpening(self._loop, uri, on_ready, on_failed)
+        UpstreamOpening(self._loop, uri, on_ready, on_failed, will_transmit=False, wants_block_size=True)
 
     def _on_learned(self) -> None:
         self._control.say_hello()

@@ -35,6 +35,7 @@ REQUEST: Final = struct.Struct(">IHHQQI")
 SIMPLE_REPLY: Final = struct.Struct(">IIQ")
 EXPORT_INFO: Final = struct.Struct(">HQH")
 EXPORT_NAME_REPLY: Final = struct.Struct(">QH")
+BLOCK_SIZE_INFO: Final = struct.Struct(">HIII")
 
 SIMPLE_REPLY_BYTES: Final = SIMPLE_REPLY.size
 
@@ -65,6 +66,7 @@ class Rep(IntEnum):
     ERR_INVALID = 0x80000003
     ERR_UNKNOWN = 0x80000006
     ERR_SHUTDOWN = 0x80000007
+    ERR_BLOCK_SIZE_REQD = 0x80000008
     ERR_TOO_BIG = 0x80000009
 
 
@@ -135,7 +137,7 @@ MAX_NAME_BYTES: Final = 4_096  # the protocol's own limit on strings
 MAX_PAYLOAD_BYTES: Final = (
     32 << 20
 )  # what the protocol says a server must expect when nothing else was agreed
-PREFERRED_BLOCK_BYTES: Final = 4_096
+MAX_MINIMUM_BLOCK_BYTES: Final = 65_536  # the protocol's own limit
 NAME_PADDING: Final = bytes(124)
 
 
@@ -144,11 +146,27 @@ class BadOption(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """What requests of an export must keep to, bytes; the defaults hold when nothing was agreed.
+
+    Attributes:
+        minimum: a power of two; every offset and length is a multiple of it.
+        preferred: a power of two; requests below it may be slow.
+        maximum: of a read's or write's data; never above ``MAX_PAYLOAD_BYTES``.
+    """
+
+    minimum: int = 1
+    preferred: int = 4_096
+    maximum: int = MAX_PAYLOAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
 class ExportFacts:
-    """What negotiation tells about an export: its size and its transmission flags."""
+    """What negotiation says about an export: its size, its transmission flags and its block sizes."""
 
     size_bytes: int
     flags: int
+    blocks: BlockSizes = BlockSizes()
 
 
 def wire_error(errno: int) -> int:
@@ -213,9 +231,27 @@ def info_export(facts: ExportFacts) -> bytes:
     return EXPORT_INFO.pack(Info.EXPORT, facts.size_bytes, facts.flags)
 
 
-def info_block_size() -> bytes:
-    """Data of the INFO reply about block sizes: any byte, better 4 KiB, at most 32 MiB."""
-    return struct.pack(">HIII", Info.BLOCK_SIZE, 1, PREFERRED_BLOCK_BYTES, MAX_PAYLOAD_BYTES)
+def info_block_size(blocks: BlockSizes) -> bytes:
+    """Data of the INFO reply about block sizes."""
+    return BLOCK_SIZE_INFO.pack(Info.BLOCK_SIZE, blocks.minimum, blocks.preferred, blocks.maximum)
+
+
+def parse_block_size(data: bytes) -> BlockSizes:
+    """Block sizes in an INFO reply, the larger two brought down to what this side can carry.
+
+    Raises:
+        BadOption: not of the form or not in the relations that the protocol prescribes.
+    """
+    if len(data) != BLOCK_SIZE_INFO.size:
+        raise BadOption(f"block sizes of {len(data)} bytes, not {BLOCK_SIZE_INFO.size}")
+    _, minimum, preferred, maximum = BLOCK_SIZE_INFO.unpack(data)
+    are_powers = all(size and not size & (size - 1) for size in (minimum, preferred))
+    if not are_powers or minimum > min(preferred, maximum, MAX_MINIMUM_BLOCK_BYTES):
+        raise BadOption(
+            f"impossible block sizes: minimum {minimum}, preferred {preferred}, maximum {maximum}"
+        )
+    maximum = min(maximum, MAX_PAYLOAD_BYTES)
+    return BlockSizes(minimum, min(preferred, MAX_PAYLOAD_BYTES), maximum - maximum % minimum)
 
 
 def server_entry(name: str) -> bytes:

@@ -7,7 +7,7 @@ Ways this ends:
     the client says DISC, everything is answered   DISC to the upstream, both closed
     the client goes away                           both closed; requests under way are forgotten
     the upstream goes away                         between replies: each request under way or held is answered
-                                                   EIO, then the client is closed; within a reply: closed at
+                                                   EIO, then the connection is ended; within a reply: ended at
                                                    once (its rest would be garbage). Counted as errors;
                                                    the next connection finds it back, or is refused
 Nothing is retried here: a write that the dead upstream may have done is the client's to repeat.
@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import socket
 
-import structlog
-
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.account import Stream
@@ -28,7 +26,6 @@ from gateway_agent.nbd.replies import Finished, ReplyReader
 from gateway_agent.nbd.session import Session
 from gateway_agent.nbd.volume import Context, Volume
 
-log = structlog.get_logger("proxy")
 _HEADER_ROOM = p.SIMPLE_REPLY_BYTES  # kept free before received bytes for the start of a cut-off header
 _NO_COOKIE = -1  # cookies are unsigned
 
@@ -114,15 +111,18 @@ class ProxySession(Session):
         now_ns = self._context.clock.monotonic_ns()
         usable, finished = self._reader.feed(view, self._out.queued_pos, self.inflight, now_ns)
         self._cut_off = bytes(view[usable:])
-        if self._local:
-            boundary = self._reader.boundary
+        boundary = self._reader.boundary
+        if self._local and boundary is not None:
             local, shift = self._take_local(self._out.queued_pos + boundary)
             self._reply(b"".join((view[:boundary], local, view[boundary:usable])), finished + shift)
         elif usable:
             self._reply(view[:usable], finished)
         if not self.is_closed and not self._out.is_empty:
             self._want_upstream(OUT if self.intake.outgoing() else 0)
-        self._settle()
+        if self._blocked and not self.is_closed:
+            self._serve_on()  # a cookie may be free again
+        else:
+            self._settle()
 
     def _take_local(self, position: int) -> tuple[bytes, list[Finished]]:
         """Our own replies as bytes, and what they finish when they begin at ``position``."""
@@ -143,11 +143,19 @@ class ProxySession(Session):
             self.close("disconnected")
             return
         error = UpstreamError(self._volume.export.upstream or "", problem)
-        log.warning("upstream-gone", peer=self.peer, inflight=len(self.inflight), error=str(error))
+        self._volume.warnings.warning(
+            self._context.clock.monotonic_ns(),
+            "upstream-gone",
+            peer=self.peer,
+            inflight=len(self.inflight),
+            error=str(error),
+        )
         self._want_upstream(0)
+        self._up.close()
         within = self._reader.in_progress
         if within is not None:
             self.inflight[_NO_COOKIE] = (*within, 0)  # to be counted; it cannot be answered any more
+            self._record(self._take_local(0)[1])  # nor can what waits for its end
         self._fail_all(p.EIO, can_reply=within is None)
 
     def _has_said_goodbye(self) -> bool:

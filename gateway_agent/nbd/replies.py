@@ -24,13 +24,14 @@ class ReplyReader:
 
     Attributes:
         payload_left: bytes of the reply in progress that have not arrived; 0 at a boundary between replies.
-        boundary: offset, in the view last fed, behind the last whole reply.
+        boundary: offset, in the view last fed, behind the last whole reply; None when all of that view lies
+            within one payload. Only there may bytes of our own be inserted.
     """
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self.payload_left = 0
-        self.boundary = 0
+        self.boundary: int | None = None
         self._current = _NOTHING
 
     @property
@@ -45,7 +46,8 @@ class ReplyReader:
         """Parse received bytes.
 
         Args:
-            view: bytes that begin where the last call stopped.
+            view: bytes that begin where the last call stopped. An error number that the protocol does not
+                know is replaced by EIO, in place.
             position: where ``view`` begins in the client's stream.
             inflight: answered requests are taken out of it.
             now_ns: when these bytes were received.
@@ -59,7 +61,7 @@ class ReplyReader:
         """
         finished: list[Finished] = []
         size, offset = len(view), 0
-        self.boundary = 0
+        self.boundary = None
         if self.payload_left:
             offset = min(self.payload_left, size)
             self.payload_left -= offset
@@ -79,6 +81,8 @@ class ReplyReader:
             offset += 16
             if error:
                 word |= FAILED_BIT
+                if error not in p.WIRE_ERRORS:
+                    p.SIMPLE_REPLY.pack_into(view, offset - 16, magic, p.EIO, cookie)
             elif payload_bytes:
                 offset += payload_bytes
                 if offset > size:

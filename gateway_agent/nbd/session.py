@@ -20,7 +20,6 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.account import (
     FAILED_BIT,
@@ -40,6 +39,7 @@ from gateway_agent.nbd.volume import Context, Volume
 
 log = structlog.get_logger("session")
 
+LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its storage has gone
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
 TRIM_SHARE: Final = 16  # a sixteenth of a trim's length is charged: 10 GB/s count like writes at 600 MB/s
 _KINDS: Final[dict[int, int]] = {
@@ -50,7 +50,14 @@ _KINDS: Final[dict[int, int]] = {
     p.Cmd.FLUSH: KIND_FLUSH,
 }
 _CHANGING: Final[frozenset[int]] = frozenset((p.Cmd.WRITE, p.Cmd.TRIM, p.Cmd.WRITE_ZEROES))
-_FLAGS: Final = p.CMD_FLAG_FUA | p.CMD_FLAG_NO_HOLE | p.CMD_FLAG_FAST_ZERO
+_OFFERED_BY: Final[dict[int, int]] = {
+    p.Cmd.READ: 0,
+    p.Cmd.WRITE: 0,
+    p.Cmd.TRIM: p.TX_SEND_TRIM,
+    p.Cmd.WRITE_ZEROES: p.TX_SEND_WRITE_ZEROES,
+    p.Cmd.FLUSH: p.TX_SEND_FLUSH,
+}
+"""The transmission flag without which a client must not send a command."""
 
 
 def charged_bytes(command: int, length: int) -> int:
@@ -65,17 +72,30 @@ def charged_bytes(command: int, length: int) -> int:
 
 
 def refusal(request: Request, facts: p.ExportFacts) -> int:
-    """Error number for a request that no storage needs to see, else 0."""
+    """Error number for a request that no storage may see, else 0. Source: the protocol's "Request types"."""
     _, _, command, length, offset, flags, _ = request
-    if command not in _KINDS or flags & ~_FLAGS:
+    needed, blocks = _OFFERED_BY.get(command), facts.blocks
+    if needed is None:
         return p.EINVAL
     if command in _CHANGING and facts.flags & p.TX_READ_ONLY:
         return p.EPERM
-    if command == p.Cmd.READ and length > p.MAX_PAYLOAD_BYTES:
-        return p.EOVERFLOW
-    if command != p.Cmd.FLUSH and offset + length > facts.size_bytes:
+    if needed & ~facts.flags or (flags and flags & ~_command_flags(command, facts.flags)):
+        return p.EINVAL
+    if command == p.Cmd.FLUSH:
+        return 0
+    if (offset | length) & (blocks.minimum - 1) or (command <= p.Cmd.WRITE and length > blocks.maximum):
+        return p.EINVAL
+    if offset + length > facts.size_bytes:
         return p.ENOSPC if command in _CHANGING else p.EINVAL
     return 0
+
+
+def _command_flags(command: int, offered: int) -> int:
+    """Command flags that a client may set, by the transmission flags it was offered."""
+    allowed = p.CMD_FLAG_FUA if offered & p.TX_SEND_FUA else 0
+    if command == p.Cmd.WRITE_ZEROES:
+        allowed |= p.CMD_FLAG_NO_HOLE | (p.CMD_FLAG_FAST_ZERO if offered & p.TX_SEND_FAST_ZERO else 0)
+    return allowed
 
 
 class Session(ABC):
@@ -126,6 +146,9 @@ class Session(ABC):
     def _on_client(self, events: int) -> None:
         if events & OUT:
             self._on_writable()
+        if self._ending and not self.is_closed:
+            self._discard()
+            return
         room = self.intake.room() if events & IN and not self._ending and not self.is_closed else None
         if room:
             self._receive(room)
@@ -144,6 +167,17 @@ class Session(ABC):
             self.close("the client closed the connection")
             return
         self._received(count)
+
+    def _discard(self) -> None:
+        """Take what the client still sends, until it closes: see ``_settle``."""
+        try:
+            count = self._sock.recv_into(self._context.scratch)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self.close("ended")
 
     def _received(self, count: int) -> None:
         now_ns = self._context.clock.monotonic_ns()
@@ -180,7 +214,7 @@ class Session(ABC):
         """See ``volume.Holder``."""
         request = self.intake.queue[0]
         command, length, export = request[2], request[3], self._volume.export
-        if refusal(request, self._facts):
+        if request[1] in self.inflight or refusal(request, self._facts):
             return None
         base = export.cost_read if command == p.Cmd.READ else export.cost_write
         return charged_bytes(command, length), base
@@ -188,13 +222,13 @@ class Session(ABC):
     def admit_head(self, now_ns: int) -> None:
         """See ``volume.Holder``."""
         request = self.intake.queue[0]
+        _, cookie, command, length, _, _, end_pos = request
+        if cookie in self.inflight:
+            self._blocked = True  # answers are told apart by their cookies: wait for the first one
+            return
         error = refusal(request, self._facts)
         if error:
             self._refuse(request, error, now_ns)
-            return
-        _, cookie, command, length, _, _, end_pos = request
-        if cookie in self.inflight:
-            self._close_for_double_cookie(cookie)
             return
         self.intake.queue.popleft()
         word = word_of(_KINDS[command], charged_bytes(command, length), failed=False)
@@ -206,33 +240,30 @@ class Session(ABC):
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.Holder``. The common case is inlined: this is the hot path without caps."""
         intake, inflight, admitted = self.intake, self.inflight, self.admitted
-        queue, size_bytes = intake.queue, self._facts.size_bytes
-        last_plain = 0 if self._facts.flags & p.TX_READ_ONLY else 1
+        facts, queue = self._facts, intake.queue
+        size_bytes, limit, fraction = facts.size_bytes, facts.blocks.maximum, facts.blocks.minimum - 1
+        last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
+        last_flag = 1 if facts.flags & p.TX_SEND_FUA else 0
         while queue and not self._blocked and not self.is_closed:
             request = queue[0]
             arrived_ns, cookie, command, length, offset, flags, end_pos = request
             if (
                 command > last_plain
-                or flags > 1
+                or flags > last_flag
                 or offset + length > size_bytes
-                or length > p.MAX_PAYLOAD_BYTES
+                or length > limit
+                or (offset | length) & fraction
             ):
                 self.admit_head(now_ns)
                 continue
             if cookie in inflight:
-                self._close_for_double_cookie(cookie)
+                self._blocked = True
                 return
             queue.popleft()
             inflight[cookie] = (arrived_ns, now_ns, length << 3 | command, 0 if command else length)
             intake.admit_pos = end_pos
             if admitted is not None:
                 admitted.append(request)
-
-    def _close_for_double_cookie(self, cookie: int) -> None:
-        # Not raised: the volume may be serving this session during another one's event.
-        problem = NbdProtocolError(self.peer, f"cookie {cookie:#x} is used twice at the same time")
-        log.warning("connection-failed", error=str(problem))
-        self.close(str(problem))
 
     def _refuse(self, request: Request, error: int, now_ns: int) -> None:
         if not self.intake.is_drained:
@@ -247,6 +278,8 @@ class Session(ABC):
     def unblock(self) -> bool:
         """See ``volume.Holder``."""
         if not self._blocked or self.is_closed or not self.intake.is_drained:
+            return False
+        if self.intake.queue[0][1] in self.inflight:
             return False
         self._blocked = False
         return True
@@ -290,15 +323,24 @@ class Session(ABC):
             self._stream.fold()
 
     def _settle(self) -> None:
-        """Watch for what is wanted now; end the session when its client said DISC and all is answered."""
+        """Watch for what is wanted now; end the session when its client said DISC and all is answered.
+
+        Without storage the client is told the end behind its last answer, and closes. Closing here with
+        bytes unread would reset the connection, and the reset overtakes the answers.
+        """
         if self.is_closed:
             return
         out_is_empty = self._out.is_empty
-        if out_is_empty and (self._ending or self._has_said_goodbye()):
-            self.close("ended" if self._ending else "disconnected")
+        if out_is_empty and not self._ending and self._has_said_goodbye():
+            self.close("disconnected")
             return
         mask = 0 if out_is_empty else OUT
-        if not self._ending and self._may_receive and self.intake.wants_input:
+        if self._ending:
+            mask |= IN
+            if out_is_empty:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+        elif self._may_receive and self.intake.wants_input:
             mask |= IN
         self._context.loop.want(self._fd, mask)
 
@@ -323,6 +365,7 @@ class Session(ABC):
         self.inflight.clear()
         self.intake.queue.clear()
         self._ending = True
+        self._context.loop.at(self, now_ns + LINGER_NS, lambda _now: self.close("it does not end"))
         data, finished = bytearray(), []
         for cookie, arrived_ns, sent_ns, word in failed:
             data += p.simple_reply(cookie, error) if can_reply else b""
@@ -347,6 +390,7 @@ class Session(ABC):
         log.debug("session-closed", peer=self.peer, reason=reason)
         self._stream.sessions.remove(self)
         self._volume.forget(self)
+        self._context.loop.cancel(self)
         self._context.loop.forget(self._fd)
         with contextlib.suppress(OSError):
             self._sock.close()

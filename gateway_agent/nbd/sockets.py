@@ -13,7 +13,7 @@ from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd.config import Address
 from pmdaemon.errors import ConfigError
 
-_BACKLOG = 128
+_BACKLOG = 4096  # a host that starts connects all its disks at once; the kernel may allow less
 _BUFFER_BYTES = 1 << 20  # a batch of 64 replies of 4 KiB in one send; the kernel may allow less
 _UCRED = struct.Struct("3i")
 

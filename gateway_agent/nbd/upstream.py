@@ -29,16 +29,21 @@ class UpstreamOpening:
     Args:
         loop: what watches it.
         uri: the export's ``upstream``.
-        on_ready: gets the socket and the facts.
+        on_ready: gets the socket and the facts; no socket when only the facts were wanted.
         on_failed: gets the reason.
+        will_transmit: else only the facts are wanted, and the connection is ended.
+        wants_block_size: see ``handshake``.
     """
 
     def __init__(
         self,
         loop: Loop,
         uri: str,
-        on_ready: Callable[[socket.socket, ExportFacts], None],
+        on_ready: Callable[[socket.socket | None, ExportFacts], None],
         on_failed: Callable[[GatewayError], None],
+        *,
+        will_transmit: bool,
+        wants_block_size: bool,
     ) -> None:
         self._loop = loop
         self._uri = uri
@@ -46,7 +51,10 @@ class UpstreamOpening:
         self._on_failed = on_failed
         self._sock: socket.socket | None = None
         self._address, export = parse_upstream(uri)
-        self._handshake = ClientHandshake(export, uri)
+        self._will_transmit = will_transmit
+        self._handshake = ClientHandshake(
+            export, uri, will_transmit=will_transmit, wants_block_size=wants_block_size
+        )
         self._is_over = False
         loop.at(self, loop.clock.monotonic_ns(), self._begin)
 
@@ -98,6 +106,11 @@ class UpstreamOpening:
         assert sock is not None  # READY only after receiving
         assert facts is not None  # READY only with facts
         self._end()
+        if not self._will_transmit:
+            with contextlib.suppress(OSError):
+                sock.send(handshake.farewell)
+            sock.close()
+            sock = None
         self._on_ready(sock, facts)
 
     def _on_late(self, _now_ns: int) -> None:

@@ -20,6 +20,7 @@ from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import Loop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.throttle.rates import Caps, RateSet
+from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.runtime.clock import Clock
 
 
@@ -67,6 +68,7 @@ class Volume:
 
     Attributes:
         facts: size and flags once known (at start for files, after the first connection for upstreams).
+        warnings: about its upstream; limited, because one death is seen by every client.
 
     ``_late`` and ``_longest_ns`` count the I/Os of this cut that were held for too long.
     """
@@ -75,6 +77,7 @@ class Volume:
         self.export = export
         self.rates = rates
         self.facts: ExportFacts | None = None
+        self.warnings = LimitedLog("upstream")
         self._context = context
         self._max_hold_ns = max_hold_ns
         self._waiting: deque[Holder] = deque()

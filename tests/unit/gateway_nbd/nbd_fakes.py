@@ -14,10 +14,12 @@ from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import Context, Volume
 from gateway_agent.throttle.rates import Caps, RateSet
+from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.runtime.clock import FakeClock
 
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20
+ALL_FLAGS = p.TX_PASSED_ON & ~(p.TX_READ_ONLY | p.TX_SEND_FAST_ZERO)
 
 
 class FakeLoop:
@@ -25,6 +27,7 @@ class FakeLoop:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
+        self.warnings = LimitedLog("test")
         self.masks: dict[int, int] = {}
         self.handlers: dict[int, Any] = {}
         self.failures: dict[int, Any] = {}
@@ -86,6 +89,7 @@ class FakeSocket:
         self.window = window
         self.is_closed = False
         self.is_ended = False
+        self.is_shut = False
 
     def fileno(self):
         return self._fd
@@ -117,7 +121,7 @@ class FakeSocket:
         return ("10.0.0.7", 4711)
 
     def send(self, data):
-        if self.is_closed:
+        if self.is_closed or self.is_shut:
             raise OSError(9, "Bad file descriptor")
         taken = min(len(data), self.window)
         if not taken and len(data):
@@ -126,6 +130,10 @@ class FakeSocket:
         self.sent += bytes(data[:taken])
         return taken
 
+    def shutdown(self, how):
+        assert how == socket.SHUT_WR
+        self.is_shut = True
+
     def close(self):
         self.is_closed = True
 
@@ -133,7 +141,13 @@ class FakeSocket:
 class Rig:
     """One volume, its loop and clock, and sessions made on demand."""
 
-    def __init__(self, size_bytes: int = MIB, flags: int = p.TX_HAS_FLAGS, caps: Caps | None = None) -> None:
+    def __init__(
+        self,
+        size_bytes: int = MIB,
+        flags: int = ALL_FLAGS,
+        caps: Caps | None = None,
+        blocks: p.BlockSizes | None = None,
+    ) -> None:
         self.clock = FakeClock()
         self.loop = FakeLoop(self.clock)
         self.cuts = CutMaker(StreamTable(), self.clock.monotonic_ns(), self.clock.unix_us())
@@ -143,7 +157,7 @@ class Rig:
         self.export = ExportConfig(volume="vol-1", backend="disk", upstream="nbd://127.0.0.1/x")
         self.rates = RateSet(20_000_000)
         self.volume = Volume(self.export, self.rates, self.context, HOLD_NS)
-        self.facts = p.ExportFacts(size_bytes, flags)
+        self.facts = p.ExportFacts(size_bytes, flags, blocks or p.BlockSizes())
         if caps is not None:
             self.volume.set_caps(caps, self.clock.monotonic_ns())
 

@@ -74,7 +74,7 @@ EXPORT = {"volume": "v", "backend": "b"}
         ({"exports": [EXPORT | {"file": "f", "cost_read": 0}]}, "greater than 0"),
         ({"static_caps": {"other": {"ops_per_s": 1}}}, "not exported"),
         ({"static_caps": {"vol-1": {"ops_per_s": -1}}}, "greater than 0"),
-        ({"listen": ["tcp:0.0.0.0:1"]}, "enrolment"),
+        ({"listen": ["tcp:0.0.0.0:1"]}, "without TLS"),
         ({"client_rule": "magic"}, "export-suffix"),
         ({"speed": 9}, "no such key"),
     ],

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_go_opens_the_backend_and_ends_in_transmission():
     actions = machine.opened(FACTS)
     assert option_replies(sent(actions)) == [
         (p.Opt.GO, p.Rep.INFO, p.info_export(FACTS)),
-        (p.Opt.GO, p.Rep.INFO, p.info_block_size()),
+        (p.Opt.GO, p.Rep.INFO, p.info_block_size(FACTS.blocks)),
         (p.Opt.GO, p.Rep.ACK, b""),
     ]
     assert actions[-1] == Transmit(b"")
@@ -193,6 +194,50 @@ def test_an_upstream_without_go_is_asked_by_export_name():
     assert near.state is State.READY
 
 
+def test_only_the_facts_are_asked_for_by_info_which_is_ended_by_abort():
+    near = ClientHandshake("vol-1", "up", will_transmit=False)
+    asked = near.feed(p.greeting())
+    assert asked.endswith(p.option(p.Opt.INFO, p.go_data("vol-1")))
+    near.feed(
+        p.option_reply(p.Opt.INFO, p.Rep.INFO, p.info_export(FACTS)) + p.option_reply(p.Opt.INFO, p.Rep.ACK)
+    )
+    assert (near.state, near.facts, near.farewell) == (State.READY, FACTS, p.option(p.Opt.ABORT))
+    near = ClientHandshake("vol-1", "up", will_transmit=False)
+    near.feed(p.greeting() + p.option_reply(p.Opt.INFO, p.Rep.ERR_UNSUP))
+    near.feed(p.EXPORT_NAME_REPLY.pack(4096, 1))
+    assert (near.state, near.farewell) == (State.READY, p.request(p.Cmd.DISC, 0, 0, 0))
+
+
+def test_an_upstream_that_insists_on_its_block_sizes_is_asked_for_them():
+    near = ClientHandshake("vol-1", "up")
+    near.feed(p.greeting())
+    insists = p.option_reply(p.Opt.GO, p.Rep.ERR_BLOCK_SIZE_REQD, b"ask me")
+    assert near.feed(insists) == p.option(p.Opt.GO, p.go_data("vol-1", (p.Info.BLOCK_SIZE,)))
+    sizes = p.BlockSizes(4096, 65536, 1 << 20)
+    for info in (p.info_block_size(sizes), p.info_export(FACTS), b"\0\1name", b""):
+        near.feed(p.option_reply(p.Opt.GO, p.Rep.INFO, info))
+    near.feed(p.option_reply(p.Opt.GO, p.Rep.ACK))
+    assert near.facts == replace(FACTS, blocks=sizes)
+    near = ClientHandshake("vol-1", "up", wants_block_size=True)
+    near.feed(p.greeting())
+    with pytest.raises(UpstreamError, match="ask me"):
+        near.feed(insists)
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ((1, 1, 0xFFFFFFFF), (1, 1, 32 << 20)),
+        ((512, 4096, 1 << 20), (512, 4096, 1 << 20)),
+        ((65536, 64 << 20, 64 << 20), (65536, 32 << 20, 32 << 20)),
+        ((4096, 4096, 10_000), (4096, 4096, 8192)),
+        ((512, 1 << 20, 4096), (512, 1 << 20, 4096)),  # allowed for an export below what is preferred
+    ],
+)
+def test_block_sizes_are_merged_with_our_own_limit(told, kept):
+    assert p.parse_block_size(p.info_block_size(p.BlockSizes(*told))) == p.BlockSizes(*kept)
+
+
 def test_an_upstream_that_refuses_says_why():
     near = ClientHandshake("vol-9", "up")
     near.feed(p.greeting())
@@ -209,6 +254,11 @@ def test_an_upstream_that_refuses_says_why():
         p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ACK),
         p.greeting() + p.option_reply(p.Opt.GO, 99),
         p.greeting() + p.OPTION_REPLY.pack(p.OPTION_REPLY_MAGIC, p.Opt.GO, p.Rep.INFO, 1 << 20),
+        p.greeting() + p.option_reply(p.Opt.GO, p.Rep.INFO, b"\0\3" + bytes(11)),
+        *(
+            p.greeting() + p.option_reply(p.Opt.GO, p.Rep.INFO, p.info_block_size(p.BlockSizes(*sizes)))
+            for sizes in ((0, 1, 1), (1, 0, 1), (3, 4, 8), (2, 6, 8), (8, 4, 16), (8, 8, 4), (1 << 17,) * 3)
+        ),
     ],
 )
 def test_an_upstream_that_breaks_the_protocol_is_refused(said):

@@ -1,6 +1,7 @@
 import os
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd.jobs import WorkerPool
@@ -55,6 +56,29 @@ def test_a_handler_that_raises_costs_its_own_connection_only(pipe, error):
     assert failures == [error]
     loop.forget(read_fd)
     loop.forget(read_fd)
+    loop.close()
+
+
+def test_a_crowd_of_bad_connections_writes_few_lines_and_they_are_counted(pipe):
+    read_fd, write_fd = pipe
+    clock = FakeClock()
+    loop = Loop(clock)
+
+    def handler(_events):
+        raise NbdProtocolError("client", "magic")
+
+    loop.watch(read_fd, IN, handler, lambda _exc: None)
+    os.write(write_fd, b"x")
+    with capture_logs() as lines:
+        for _ in range(1000):
+            loop.step()
+        clock.advance(1)
+        loop.step()
+    assert [line["event"] for line in lines] == ["connection-failed"] * 10 + [
+        "more-like-these",
+        "connection-failed",
+    ]
+    assert lines[10]["left_out"] == 990
     loop.close()
 
 

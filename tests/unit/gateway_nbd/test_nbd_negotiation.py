@@ -60,12 +60,12 @@ class Gateway:
             raw = raw[20 + length :]
         return found, raw
 
-    def upstream_answers(self):
+    def upstream_answers(self, opt=p.Opt.GO, *more):
         self.rig.loop.fire(0)  # the attempt begins
         self.rig.loop.handlers[self.far.fileno()](OUT)
-        facts = p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS))
-        said = p.option_reply(p.Opt.GO, p.Rep.INFO, facts) + p.option_reply(p.Opt.GO, p.Rep.ACK)
-        self.rig.deliver(self.far, p.greeting() + said)
+        infos = (p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)), *more)
+        said = b"".join(p.option_reply(opt, p.Rep.INFO, info) for info in infos)
+        self.rig.deliver(self.far, p.greeting() + said + p.option_reply(opt, p.Rep.ACK))
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def gateway(tmp_path, monkeypatch):
     made.exports.close()
 
 
-def go(name, opt=p.Opt.GO):
-    return p.option(opt, p.go_data(name))
+def go(name, opt=p.Opt.GO, infos=()):
+    return p.option(opt, p.go_data(name, infos))
 
 
 def test_a_file_is_served_at_once(gateway):
@@ -117,10 +117,37 @@ def test_an_upstream_is_asked_first_and_its_facts_are_passed_on_as_far_as_we_can
     assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.READ, 1, 0, 4))
 
 
+@pytest.mark.parametrize("opt", [p.Opt.GO, p.Opt.INFO])
+def test_block_sizes_of_the_upstream_are_asked_for_and_told_to_a_client_that_asks(gateway, opt):
+    gateway.say(FLAGS, go("up", opt, (p.Info.BLOCK_SIZE,)))
+    gateway.upstream_answers(opt, p.info_block_size(p.BlockSizes(512, 8192, 1 << 30)))
+    assert go("far", opt, (p.Info.BLOCK_SIZE,)) in bytes(gateway.far.sent)
+    found, _ = gateway.heard()
+    assert found[1] == (opt, p.Rep.INFO, p.info_block_size(p.BlockSizes(512, 8192, 32 << 20)))
+
+
+def test_an_upstream_that_insists_on_its_block_sizes_is_usable_by_a_client_that_knows_none(gateway):
+    gateway.say(FLAGS, p.option(p.Opt.EXPORT_NAME, b"up"))
+    gateway.rig.loop.fire(0)
+    gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
+    gateway.rig.deliver(gateway.far, p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ERR_BLOCK_SIZE_REQD))
+    infos = (
+        p.info_block_size(p.BlockSizes(4096, 4096, MIB)),
+        p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)),
+    )
+    said = b"".join(p.option_reply(p.Opt.GO, p.Rep.INFO, info) for info in infos)
+    gateway.rig.deliver(gateway.far, said + p.option_reply(p.Opt.GO, p.Rep.ACK))
+    gateway.heard()
+    gateway.say(p.request(p.Cmd.READ, 1, 0, 512), p.request(p.Cmd.READ, 2, 0, 4096))
+    assert replies(gateway.heard()[1]) == [(1, p.EINVAL, b"")]
+    assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.READ, 2, 0, 4096))
+
+
 def test_information_does_not_keep_the_upstream_nor_make_a_stream(gateway):
     gateway.say(FLAGS, go("up", p.Opt.INFO))
-    gateway.upstream_answers()
+    gateway.upstream_answers(p.Opt.INFO)
     assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
+    assert bytes(gateway.far.sent).endswith(p.option(p.Opt.ABORT)), "a client in transmission ends a qemu-nbd"
     assert gateway.far.is_closed
     assert gateway.rig.cuts.table.streams == []
     gateway.say(p.option(p.Opt.LIST))

@@ -1,11 +1,14 @@
+from collections import deque
+
 import pytest
 
 from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd import session
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.proxy import ProxySession
 from gateway_agent.throttle.rates import Caps
 from pmdaemon.wire.cut import COL
-from tests.unit.gateway_nbd.nbd_fakes import MIB, FakeSocket, Rig, replies
+from tests.unit.gateway_nbd.nbd_fakes import ALL_FLAGS, MIB, FakeSocket, Rig, replies
 
 READ_ONLY = p.TX_HAS_FLAGS | p.TX_READ_ONLY
 
@@ -91,6 +94,8 @@ def test_an_upstream_that_dies_between_replies_gives_eio_for_all_then_the_end(pa
     assert held
     pair.end(pair.far)
     assert sorted(item[:2] for item in replies(pair.near.sent)) == [(n, p.EIO) for n in range(10)]
+    assert (pair.near.is_shut, pair.far.is_closed) == (True, True)
+    pair.end(pair.near)
     assert pair.session.is_closed
     row = pair.row()
     assert (row["arrived"], row["reads"], row["errors"], row["read_bytes"]) == (10, 10, 10, 0)
@@ -100,9 +105,42 @@ def test_an_upstream_that_dies_within_a_reply_ends_the_client_and_counts(pair):
     pair.say(read(1, 64), read(2))
     pair.answer(p.simple_reply(1), b"a" * 10)
     pair.end(pair.far)
-    assert pair.session.is_closed
+    assert pair.near.is_shut
     assert len(pair.near.sent) == 26, "nothing may follow a torn reply"
     assert pair.row()["errors"] == 2
+
+
+def test_answers_at_an_upstreams_death_are_not_overtaken_by_a_reset(pair):
+    pair.near.window = 0
+    pair.say(read(1), write(2, b"w" * 100)[:50])
+    pair.end(pair.far)
+    pair.say(b"w" * 78)  # the client is in the middle of sending: it must be able to end that, to read
+    assert not pair.near.incoming
+    assert not pair.session.is_closed
+    pair.rig.open_window(pair.near)
+    assert sorted(item[:2] for item in replies(pair.near.sent)) == [(1, p.EIO), (2, p.EIO)]
+    assert pair.near.is_shut
+    assert not pair.near.is_closed
+    pair.say(read(3))
+    pair.end(pair.near)
+    assert pair.session.is_closed
+    assert pair.rig.loop.timers == {}
+
+
+def test_a_client_that_does_not_leave_after_an_upstreams_death_is_closed_in_time(pair):
+    pair.end(pair.far)
+    pair.rig.loop.fire(session.LINGER_NS / 1e9)
+    assert pair.session.is_closed
+    assert pair.near.is_closed
+
+
+def test_a_refusal_that_waits_behind_a_torn_reply_is_counted(pair):
+    pair.say(read(1, 64))
+    pair.answer(p.simple_reply(1), b"a" * 10)
+    pair.say(read(2, 512, MIB))
+    pair.end(pair.far)
+    row = pair.row()
+    assert (row["arrived"], row["reads"], row["errors"]) == (2, 2, 2)
 
 
 def test_a_reply_that_nobody_asked_for_ends_the_client(pair):
@@ -153,14 +191,14 @@ def test_an_upstream_that_hangs_up_while_its_replies_are_not_wanted_does_not_spi
     pair.rig.open_window(pair.near)
     pair.end(pair.far)
     assert bytes(pair.near.sent) == p.simple_reply(1) + b"abcd"
-    assert pair.session.is_closed
+    assert pair.near.is_shut
 
 
 @pytest.mark.parametrize(
     ("request_bytes", "error"),
     [
         (read(5, 512, MIB - 511), p.EINVAL),
-        (read(5, (32 << 20) + 1), p.EOVERFLOW),
+        (read(5, (32 << 20) + 1), p.EINVAL),
         (p.request(p.Cmd.WRITE, 5, MIB - 1, 2) + b"xx", p.ENOSPC),
         (p.request(p.Cmd.WRITE_ZEROES, 5, MIB, 1), p.ENOSPC),
         (p.request(p.Cmd.BLOCK_STATUS, 5, 0, 512), p.EINVAL),
@@ -171,6 +209,65 @@ def test_impossible_requests_are_answered_here_and_their_neighbours_are_served(p
     pair.say(read(1), request_bytes, read(2))
     assert bytes(pair.far.sent) == read(1) + read(2)
     assert replies(pair.near.sent) == [(5, error, b"")]
+
+
+FUA, NO_HOLE, DF, FAST_ZERO = p.CMD_FLAG_FUA, p.CMD_FLAG_NO_HOLE, 1 << 2, p.CMD_FLAG_FAST_ZERO
+
+
+@pytest.mark.parametrize(
+    ("offered", "command", "flags", "is_passed_on"),
+    [
+        (p.TX_HAS_FLAGS, p.Cmd.READ, 0, True),
+        (p.TX_HAS_FLAGS, p.Cmd.READ, FUA, False),
+        (p.TX_HAS_FLAGS, p.Cmd.WRITE, FUA, False),
+        (p.TX_HAS_FLAGS, p.Cmd.FLUSH, 0, False),
+        (p.TX_HAS_FLAGS, p.Cmd.TRIM, 0, False),
+        (p.TX_HAS_FLAGS, p.Cmd.WRITE_ZEROES, 0, False),
+        (ALL_FLAGS, p.Cmd.READ, FUA, True),
+        (ALL_FLAGS, p.Cmd.WRITE, FUA, True),
+        (ALL_FLAGS, p.Cmd.FLUSH, FUA, True),
+        (ALL_FLAGS, p.Cmd.TRIM, FUA, True),
+        (ALL_FLAGS, p.Cmd.WRITE_ZEROES, FUA | NO_HOLE, True),
+        (ALL_FLAGS, p.Cmd.WRITE_ZEROES, FAST_ZERO, False),
+        (ALL_FLAGS | p.TX_SEND_FAST_ZERO, p.Cmd.WRITE_ZEROES, FAST_ZERO | NO_HOLE, True),
+        (ALL_FLAGS | p.TX_SEND_FAST_ZERO, p.Cmd.TRIM, FAST_ZERO, False),
+        (ALL_FLAGS, p.Cmd.READ, NO_HOLE, False),
+        (ALL_FLAGS, p.Cmd.WRITE, NO_HOLE, False),
+        (ALL_FLAGS, p.Cmd.TRIM, NO_HOLE, False),
+        (ALL_FLAGS, p.Cmd.READ, DF, False),
+        (ALL_FLAGS, p.Cmd.CACHE, 0, False),
+        (ALL_FLAGS, p.Cmd.WRITE, 1 << 15, False),
+    ],
+)
+def test_what_was_not_offered_is_refused_and_never_passed_on(offered, command, flags, is_passed_on):
+    pair = Pair(Rig(flags=offered))
+    said = p.request(command, 1, 0, 512, flags) + (bytes(512) if command == p.Cmd.WRITE else b"")
+    pair.say(said, read(2))
+    assert bytes(pair.far.sent) == (said if is_passed_on else b"") + read(2)
+    assert replies(pair.near.sent) == ([] if is_passed_on else [(1, p.EINVAL, b"")])
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "error"),
+    [
+        (read(1, 4096, 4096), 0),
+        (read(1, 65536), 0),
+        (read(1, 65536 + 4096), p.EINVAL),
+        (read(1, 512), p.EINVAL),
+        (read(1, 4096, 512), p.EINVAL),
+        (write(1, bytes(65536 + 4096)), p.EINVAL),
+        (write(1, b"z"), p.EINVAL),
+        (p.request(p.Cmd.TRIM, 1, 0, 512 << 10), 0),  # without data a request may be larger than the maximum
+        (p.request(p.Cmd.TRIM, 1, 0, 512), p.EINVAL),
+        (p.request(p.Cmd.FLUSH, 1, 7, 7), 0),
+    ],
+)
+@pytest.mark.parametrize("caps", [Caps(), Caps(ops_per_s=1)])
+def test_the_block_sizes_of_the_upstream_are_kept(request_bytes, error, caps):
+    pair = Pair(Rig(blocks=p.BlockSizes(4096, 4096, 65536), caps=caps))
+    pair.say(request_bytes)
+    assert bytes(pair.far.sent) == (b"" if error else request_bytes)
+    assert replies(pair.near.sent) == ([(1, error, b"")] if error else [])
 
 
 def test_writes_to_a_read_only_export_are_refused_with_their_payload_dropped():
@@ -192,6 +289,35 @@ def test_a_refusal_waits_for_the_boundary_between_replies():
     assert [item[:2] for item in replies(pair.near.sent, {1: 64})] == [(1, 0), (2, p.EPERM)]
 
 
+@pytest.mark.parametrize("piece", [1, 16, 17, 1000, MIB])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        read(2, 512, 64 * MIB),  # beyond the end
+        p.request(p.Cmd.CACHE, 2, 0, 512),  # not offered
+        p.request(99, 2, 0, 0),  # unknown
+        write(2, b"z" * 5000),  # read-only
+    ],
+    ids=["beyond the end", "not offered", "unknown", "read-only"],
+)
+def test_a_refusal_never_lands_within_a_payload_that_fills_many_receives(refused, piece):
+    pair = Pair(Rig(16 * MIB, flags=READ_ONLY))
+    payload = bytes(range(251)) * 200
+    pair.say(read(1, len(payload)), read(3, len(payload)))
+    pair.near.window = 20  # the client does not read
+    whole = b"".join(p.simple_reply(cookie) + payload for cookie in (1, 3))
+    pair.answer(whole[:1000])
+    pair.say(refused)
+    for start in range(1000, len(whole), piece * 37):
+        pair.rig.open_window(pair.near)
+        pair.answer(whole[start : start + piece * 37])
+    found = replies(pair.near.sent, {1: len(payload), 3: len(payload)})
+    assert sorted(item[0] for item in found) == [1, 2, 3]
+    assert all(payload == item[2] for item in found if item[0] != 2)
+    assert [bool(item[1]) for item in sorted(found)] == [False, True, False]
+    assert (pair.session.gauges(), pair.session._out.finishing) == ((0, 0), deque())
+
+
 def test_a_refusal_waits_for_what_the_upstream_has_not_taken():
     pair = Pair(Rig(flags=READ_ONLY))
     pair.far.window = 10
@@ -202,9 +328,24 @@ def test_a_refusal_waits_for_what_the_upstream_has_not_taken():
     assert bytes(pair.far.sent) == read(1) + read(3)
 
 
-def test_a_cookie_used_twice_at_the_same_time_ends_the_connection(pair):
-    pair.say(read(1), read(1))
-    assert pair.session.is_closed
+def test_a_cookie_used_twice_at_the_same_time_is_answered_twice_one_after_the_other(pair):
+    pair.say(read(1, 4), read(1, 8), read(2, 2), p.request(p.Cmd.CACHE, 2, 0, 0))
+    assert bytes(pair.far.sent) == read(1, 4)
+    pair.answer(p.simple_reply(1) + b"aaaa")
+    assert bytes(pair.far.sent) == read(1, 4) + read(1, 8) + read(2, 2)
+    pair.answer(p.simple_reply(2) + b"cc", p.simple_reply(1) + b"bbbbbbbb")
+    whole = p.simple_reply(1) + b"aaaa" + p.simple_reply(2) + b"cc" + p.simple_reply(1) + b"bbbbbbbb"
+    assert bytes(pair.near.sent) == whole + p.simple_reply(2, p.EINVAL)
+    assert not pair.session.is_closed
+
+
+def test_a_cookie_used_twice_under_a_cap_is_charged_once():
+    pair = Pair(Rig(caps=Caps(ops_per_s=100)))
+    pair.say(read(1, 4), read(1, 4))
+    ready_ns = pair.rig.rates.ready_ns()
+    pair.answer(p.simple_reply(1) + b"aaaa")
+    assert bytes(pair.far.sent) == read(1, 4) * 2
+    assert pair.rig.rates.ready_ns() - ready_ns == 10**7
 
 
 def test_capped_requests_are_held_and_their_delay_is_measured():

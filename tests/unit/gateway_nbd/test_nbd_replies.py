@@ -14,7 +14,7 @@ def run(data, inflight, piece):
     """Feed ``data`` in pieces as a session does, keeping cut-off headers."""
     reader, kept, position, out, finished = ReplyReader("up"), b"", 0, bytearray(), []
     for start in range(0, len(data), piece):
-        view = memoryview(kept + data[start : start + piece])
+        view = memoryview(bytearray(kept + data[start : start + piece]))
         usable, done = reader.feed(view, position, inflight, 9)
         out += view[:usable]
         kept = bytes(view[usable:])
@@ -49,6 +49,19 @@ def test_the_boundary_is_behind_the_last_whole_reply():
     usable, _ = reader.feed(view, 0, {1: entry(0, 1), 2: entry(10)}, 9)
     assert (usable, reader.boundary, reader.payload_left) == (len(view), 16, 7)
     assert reader.in_progress is not None
+    reader.feed(memoryview(b"defg"), len(view), {}, 9)
+    assert reader.boundary is None, "there is none within a payload"
+    reader.feed(memoryview(b"hij"), len(view) + 4, {}, 9)
+    assert reader.boundary == 3
+
+
+@pytest.mark.parametrize("error", [2, 255, 0xFFFFFFFF])
+def test_an_error_number_outside_the_protocol_becomes_eio(error):
+    out, finished, _ = run(
+        p.simple_reply(1, error) + p.simple_reply(2, p.ENOSPC), {1: entry(512), 2: entry(0, 1)}, 32
+    )
+    assert out == p.simple_reply(1, p.EIO) + p.simple_reply(2, p.ENOSPC)
+    assert all(item[1] & FAILED_BIT for item in finished)
 
 
 @pytest.mark.parametrize("data", [p.simple_reply(5), bytes(16), p.SIMPLE_REPLY.pack(0x668E33EF, 0, 1)])
