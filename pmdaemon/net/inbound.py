@@ -383,7 +383,7 @@ class Inbound:
                 self._follow(hint)
             except MailboxError:
                 raise
-            except Exception:  # noqa: BLE001 - ``_fault`` logs it
+            except Exception:
                 if not isinstance(hint, Blocked | Answered | Refused):
                     raise  # it is about no connection
                 self._fault(hint.conn)
