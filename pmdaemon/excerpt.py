@@ -68,3 +68,8 @@ def _shown(character: str) -> str:
     if character.isprintable():
         return character
     return " " if character.isspace() else _REPLACEMENT
+
+
+def printable_lines(text: str) -> str:
+    """Text of several lines for a terminal: its line ends stay, other characters are as in ``printable``."""
+    return "\n".join(printable(line, len(line)) for line in text.split("\n"))

@@ -66,6 +66,9 @@ COL: Final = {name: index for index, name in enumerate(COLUMNS)}
 MAX_TIME_US: Final = 1 << 53  # the year 2255; for wall clocks and durations
 MAX_ROWS: Final = 4096  # one gateway's streams; 4096 rows of counters alone are 590 KB of the 1 MiB frame
 
+MAX_COUNTER: Final = 1 << 47  # of one cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
+SUMMED: Final = slice(COL["arrived"], COL["cum_reads"])  # rows of ``counters`` that are added up
+
 IO_ANY: Final = 0
 IO_READ: Final = 1
 IO_WRITE: Final = 2
@@ -279,6 +282,11 @@ def problem_of(
     if counters.size and int(counters.min()) < 0:
         return "a counter is negative"
     return None
+
+
+def overflows(counters: npt.NDArray[np.int64]) -> bool:
+    """Whether a counter that is added up is above ``MAX_COUNTER``; shape as in ``Cut``."""
+    return bool(counters.size) and int(counters[SUMMED].max()) > MAX_COUNTER
 
 
 def view(source: frame.Frame | memoryview | bytes) -> Cut:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import click
 
 from pmdaemon.errors import SlaError
+from pmdaemon.excerpt import printable_lines
 from sla_server.cli.errors import FileTrouble
 
 
@@ -32,5 +33,5 @@ class Group(click.Group):
             raise SystemExit(130) from None  # 128 + SIGINT, as shells say it
 
     def _tell(self, error: SlaError) -> None:
-        click.echo(f"{self.program}: {error}", err=True)
+        click.echo(printable_lines(f"{self.program}: {error}"), err=True)
         raise SystemExit(error.exit_status) from error

@@ -16,6 +16,7 @@ import click
 
 from pmdaemon.config import parse_listen
 from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.excerpt import printable_lines
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
@@ -156,7 +157,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
                 "'sla-server status' says more"
             )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
-            click.echo(f"sla-server: {what}; the end of {log_path}:\n{tail}", err=True)
+            click.echo(f"sla-server: {what}; the end of {log_path}:\n{printable_lines(tail)}", err=True)
             raise SystemExit(1 if has_ended else 75)  # EX_TEMPFAIL
         time.sleep(0.05)
     click.echo(f"server started (pid {process.pid}), page: {_page(config)}")
@@ -203,12 +204,13 @@ def status(path: Path | None, output: str) -> None:
         click.echo(f"  states of the processes are unknown: {trouble}")
     for row in processes:
         line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8} restarts {row['restarts']}"
-        click.echo(line + (f"  ({row['reason']})" if row["reason"] else ""))
+        click.echo(printable_lines(line + (f"  ({row['reason']})" if row["reason"] else "")))
     for name, reason in failed.items():
-        click.echo(f"  {name} failed at its last start: {reason}")
+        click.echo(printable_lines(f"  {name} failed at its last start: {reason}"))
     for row in problems:
         since = f", since {words.when(row['since_us'])}" if row["since_us"] else ""
-        click.echo(f"  in trouble: {row['process']}{since}: {words.sentence(row['reason'])}")
+        trouble = f"  in trouble: {row['process']}{since}: {words.sentence(row['reason'])}"
+        click.echo(printable_lines(trouble))
 
 
 def _problems(config: configuration.ResolvedConfig) -> list[dict[str, Any]]:

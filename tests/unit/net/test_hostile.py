@@ -101,6 +101,7 @@ def told_of_the_other(said: bytes, after: int) -> tuple[list[int], tuple[str, st
         bench.pass_time(0.2)
         states = bench.box.states()
         seqs = [seq for seq, _ in cuts_of(bench, OTHER)]
+        assert not bench.counters["connection_faults"], "a defect of ours ended a connection"
         return seqs, states[0], {state for gateway_id, state in states if gateway_id == OTHER}
     finally:
         bench.close()
