@@ -374,14 +374,16 @@ class Reception:
     def refused(self, conn: Peer, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
-        if conn.gateway is None and conn.hello is not None:
-            # With TLS the certificate is for this gateway; without, the peer may have used another's name.
-            known = self._registry.get(conn.hello.gateway_id)
-            if known is not None and known.conn is not None:
-                return
-            if not self._allowances.allow_claim("refusals"):
-                return
-            message = news.gateway_refused(conn.hello, conn.address, reason, self._clock.unix_us())
+        held, hello = conn.credential, conn.hello
+        if hello is None and held is not None:  # refused before its HELLO counted: it is whom we certified
+            hello = Hello(held.gateway_id, held.name, 0, 0, 0, "")
+        if conn.gateway is not None or hello is None:
+            return
+        # Without TLS a peer may use another's id: it says nothing about a gateway that is there.
+        known = self._registry.get(hello.gateway_id)
+        is_there = known is not None and known.conn is not None
+        if not is_there and self._allowances.allow_claim("refusals"):
+            message = news.gateway_refused(hello, conn.address, reason, self._clock.unix_us())
             self._courier.news(message, DBMANAGER, SERVICES)
 
     def announce_losses(self, gateway: Gateway, min_age_ns: int) -> None:

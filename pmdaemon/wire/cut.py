@@ -214,8 +214,8 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     # One look at all of them (the usual cut), and one by one only to say which is wrong.
     if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
         _check_one_by_one(header)
-    if values[0] >= MAX_TIME_US or values[1] >= MAX_TIME_US:
-        raise BadCut(f"start {values[0]} us or duration {values[1]} us is not below {MAX_TIME_US}")
+    if header["t"] >= MAX_TIME_US or header["d"] >= MAX_TIME_US:
+        raise BadCut(f"start {header['t']} us or duration {header['d']} us is not below {MAX_TIME_US}")
     rows, hists, misses = header["n"], header["h"], header["m"]
     if get("sch", SCHEMA_ID) != SCHEMA_ID:
         raise BadCut(f"schema {excerpt(header['sch'])} is unknown; this side knows {SCHEMA_ID}")

@@ -311,7 +311,7 @@ class Services:
         self._rows += rows
         self._show(rows, self._clock.unix_us())
 
-    def _show(self, rows: Rows, now_us: int) -> None:
+    def _show(self, rows: Iterable[tuple[str, Row]], now_us: int) -> None:
         self._shown.add((row for table, row in rows if table == "events"), now_us)
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
