@@ -35,6 +35,7 @@ KINDS: Final = frozenset(
         "spool-overflow",
         "spool-write-failed",
         "state-write-failed",
+        "throttle-bound-hit",
     )
 )
 PREFIX: Final = "agent-"
