@@ -6,7 +6,7 @@ TWO := -n 2 --dist loadfile
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help demo test setup setup-bench crash chaos bench-mailbox bench-queue bench-poll bench-fleet fmt lint types check unit bench docs clean
+.PHONY: help demo test setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ crash: setup ## kill processes at every pair of stores, and at random for ten mi
 
 chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; ARGS="--seed 2 --for 60"
 	@$(PY) -m benchmarks.chaos $(ARGS)
+
+fuzz: setup ## random gateways, clients and documents for minutes; ARGS="--for 600 --only wire --seed 1"
+	@$(PY) -m tests.fuzz $(ARGS)
 
 bench: bench-demo bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls ## all benchmarks of this release
 

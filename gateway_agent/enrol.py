@@ -27,6 +27,7 @@ from gateway_agent.link import state
 from gateway_agent.link.errors import EnrolmentFailed
 from gateway_agent.link.identity import CA, DIRECTORY, write_own
 from pmdaemon.errors import WireError
+from pmdaemon.excerpt import printable
 from pmdaemon.pki import certificates, contexts, identity
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.pki.identity import Credential
@@ -158,7 +159,8 @@ class _Talk:
                 for received in self._session.feed(data):
                     if received.kind == answer:
                         return received.header
-                    code, text = received.header.get("code", ""), received.header.get("text", "")
+                    code = printable(received.header.get("code", ""), 60)
+                    text = printable(received.header.get("text", ""), 2000)
                     raise EnrolmentFailed(self._where, f"{text or 'an unexpected answer'} ({code})")
         except (OSError, WireError) as exc:
             raise EnrolmentFailed(self._where, str(exc)) from exc

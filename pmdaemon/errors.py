@@ -91,6 +91,13 @@ class PeerRefused(WireError):
         super().__init__(text)
 
 
+def not_enrolled() -> PeerRefused:
+    """What a peer without a certificate is answered where one is needed."""
+    return PeerRefused(
+        "not-enrolled", "it has no certificate. On the server: sla ca token NAME; then run what that prints"
+    )
+
+
 class MailboxError(SlaError):
     """Root of the mailbox errors."""
 

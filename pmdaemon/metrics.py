@@ -109,6 +109,10 @@ PAIR: Final = (
     Declared(
         "bad_parcels", "bad_parcels_total", "counter", "Not taken over: out of descriptors, or not readable."
     ),
+    Declared(
+        "connection_faults", "connection_faults_total", "counter", "Connections closed for a fault of ours."
+    ),
+    Declared("over_limit", "over_limit_total", "counter", "Refused or dropped: above a gateway's quota."),
     Declared("connections_open", "connections_open", "gauge", "Connections open, registered or not."),
     Declared("gateways_up", "gateways_up", "gauge", "Gateways with a session that answers."),
     Declared(

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from gateway_agent.link.session import AgentSession
+from pmdaemon.excerpt import printable
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.late import Late, joined
@@ -20,6 +21,7 @@ log = structlog.get_logger("alerts")
 
 EVERY_NS: Final = 10_000_000_000
 LATE_EVERY_NS: Final = 600_000_000_000
+TEXT_CHARACTERS: Final = 500  # what the server keeps of it; the whole text is in the agent's log
 Severity = Literal["info", "warning", "critical"]
 
 
@@ -45,7 +47,7 @@ class Alerts:
         header = {
             "kind": kind,
             "severity": severity,
-            "text": text,
+            "text": printable(text, TEXT_CHARACTERS),
             "at_us": self._clock.unix_us(),
             "details": {"subject": subject, **details},
         }

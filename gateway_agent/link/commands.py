@@ -8,11 +8,13 @@ Source: docs/formats/messages.md.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway_agent.enforcers.base import CapSet
 from pmdaemon.errors import MalformedFrame
+from pmdaemon.excerpt import excerpt, printable
 from pmdaemon.wire.cut import IO_KINDS
 
 Header = dict[str, Any]
@@ -79,7 +81,9 @@ Command = Welcome | Registered | Poll | CapSet | Thresholds | Certificate | Clos
 def _whole(frame: str, header: Header, key: str, low: int = 0, high: int = 1 << 64) -> int:
     value = header.get(key)
     if type(value) is not int or not low <= value < high:
-        raise MalformedFrame(f"{frame} key {key!r} is {value!r}, expected an integer in [{low}, {high})")
+        raise MalformedFrame(
+            f"{frame} key {key!r} is {excerpt(value)}, expected an integer in [{low}, {high})"
+        )
     return value
 
 
@@ -94,7 +98,7 @@ def _position(frame: str, key: str, value: Any) -> tuple[int, int]:
     match value:
         case [int(epoch), int(seq)] if epoch >= 0 and seq >= 0:
             return epoch, seq
-    raise MalformedFrame(f"{frame} key {key!r} holds {value!r}, expected [epoch, seq]")
+    raise MalformedFrame(f"{frame} key {key!r} holds {excerpt(value)}, expected [epoch, seq]")
 
 
 def welcome(header: Header) -> Welcome:
@@ -102,7 +106,7 @@ def welcome(header: Header) -> Welcome:
     return Welcome(
         proto=_whole("WELCOME", header, "proto"),
         interval_us=_whole("WELCOME", header, "interval_us", 1, 1 << 40),
-        software=str(header.get("software", "")),
+        software=printable(header.get("software", ""), 256),
     )
 
 
@@ -110,7 +114,7 @@ def poll(header: Header) -> Poll:
     """Check POLL."""
     acks, start = header.get("ack"), header.get("from")
     if not isinstance(acks, list):
-        raise MalformedFrame(f"POLL key 'ack' is {acks!r}, expected a list of [epoch, seq]")
+        raise MalformedFrame(f"POLL key 'ack' is {excerpt(acks)}, expected a list of [epoch, seq]")
     return Poll(
         poll=_whole("POLL", header, "poll"),
         sent_ns=_whole("POLL", header, "sent_ns"),
@@ -125,14 +129,15 @@ def caps(header: Header) -> CapSet:
     entries = _maps("CAPS", header, "caps")
     for entry in entries:
         if not isinstance(entry.get("volume"), str):
-            raise MalformedFrame(f"CAPS entry {entry!r} names no volume")
+            raise MalformedFrame(f"CAPS entry {excerpt(entry)} names no volume")
         for key in RATES:
             rate = entry.get(key)
             if rate is not None and (
-                isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0
+                isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
             ):
                 raise MalformedFrame(
-                    f"CAPS key {key!r} of {entry['volume']} is {rate!r}, expected a positive number"
+                    f"CAPS key {key!r} of {excerpt(entry['volume'])} is {excerpt(rate)}, "
+                    "expected a positive number"
                 )
     kept = tuple({"volume": entry["volume"], **{key: entry.get(key) for key in RATES}} for entry in entries)
     return CapSet(
@@ -147,9 +152,11 @@ def thresholds(header: Header) -> Thresholds:
     entries = _maps("THRESHOLDS", header, "entries")
     for entry in entries:
         if not isinstance(entry.get("volume"), str) or not isinstance(entry.get("client"), str):
-            raise MalformedFrame(f"THRESHOLDS entry {entry!r} lacks volume or client")
-        if entry.get("io") not in IO_KINDS:
-            raise MalformedFrame(f"THRESHOLDS entry of {entry['volume']} has io {entry.get('io')!r}")
+            raise MalformedFrame(f"THRESHOLDS entry {excerpt(entry)} lacks volume or client")
+        if not isinstance(entry.get("io"), str) or entry["io"] not in IO_KINDS:
+            raise MalformedFrame(
+                f"THRESHOLDS entry of {excerpt(entry['volume'])} has io {excerpt(entry.get('io'))}"
+            )
         _whole("THRESHOLDS", entry, "threshold_us", 1, 1 << 32)
     keys = ("volume", "client", "io", "threshold_us")
     kept = tuple({key: entry[key] for key in keys} for entry in entries)
@@ -167,8 +174,9 @@ def certificate(header: Header) -> Certificate:
 def closing(kind: str, header: Header) -> Closing:
     """ERROR or BYE, read leniently: the session ends anyway."""
     if kind == "BYE":
-        return Closing(f"the server said goodbye: {header.get('reason', '')}")
-    return Closing(f"the server refused us ({header.get('code', '')}): {header.get('text', '')}")
+        return Closing(f"the server said goodbye: {printable(header.get('reason', ''), 300)}")
+    code, text = printable(header.get("code", ""), 60), printable(header.get("text", ""), 2000)
+    return Closing(f"the server refused us ({code}): {text}")
 
 
 def not_understood(header: Header) -> NotUnderstood:

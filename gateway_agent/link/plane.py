@@ -15,6 +15,7 @@ from gateway_agent.enforcers.nbd import NbdEnforcer
 from gateway_agent.link.errors import PlaneLost
 from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.errors import WireError
+from pmdaemon.excerpt import excerpt
 from pmdaemon.wire import frame, names
 from pmdaemon.wire.kinds import Kind
 
@@ -86,7 +87,8 @@ class PlanePeer:
     def _hello(self, header: dict[str, Any]) -> bool:
         if header.get("plane") != self.name:
             raise PlaneLost(
-                self.name, f"calls itself {header.get('plane')!r}; its control_socket is another plane's"
+                self.name,
+                f"calls itself {excerpt(header.get('plane'))}; its control_socket is another plane's",
             )
         exports = header.get("exports")
         if not isinstance(exports, list):
@@ -100,11 +102,11 @@ class PlanePeer:
     def _export(self, item: Any) -> dict[str, Any]:
         """What REGISTER says of one export: these five keys and no other."""
         if not isinstance(item, dict):
-            raise PlaneLost(self.name, f"announces {item!r} as an export")
+            raise PlaneLost(self.name, f"announces {excerpt(item)} as an export")
         volume, backend, size_bytes = item.get("volume"), item.get("backend"), item.get("size_bytes", 0)
         for value in (volume, backend):
             if not isinstance(value, str) or not names.is_name(value):
-                raise PlaneLost(self.name, f"announces an export with the unusable name {value!r}")
+                raise PlaneLost(self.name, f"announces an export with the unusable name {excerpt(value)}")
         return {
             "volume": volume,
             "backend": backend,

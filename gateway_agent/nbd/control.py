@@ -21,6 +21,7 @@ import structlog
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.loop import IN, OUT, Loop
 from pmdaemon.errors import ProtocolViolation, WireError
+from pmdaemon.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -144,7 +145,7 @@ class _LinkConnection:
         if received.kind == Kind.DP_COLLECT:
             got = header.get("got")
             if type(got) is not int:
-                raise ProtocolViolation("connected", f"DP_COLLECT with got={got!r}", "an integer")
+                raise ProtocolViolation("connected", f"DP_COLLECT with got={excerpt(got)}", "an integer")
             answer = self._commands.collect(got)
             if answer is None:
                 self.close("it has everything")

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gateway_agent.errors import BadCaps
 from gateway_agent.throttle.rates import NO_CAPS, Caps
+from pmdaemon.excerpt import excerpt
 
 DEFAULT_LEASE_NS: Final = 30 * 10**9
 MAX_LEASE_NS: Final = 3_600 * 10**9  # an hour without a living server would be a static cap, not a lease
@@ -28,16 +29,18 @@ def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Caps]]:
     """
     generation, lease_us, entries = header.get("gen"), header.get("lease_us"), header.get("caps")
     if type(generation) is not int or generation < 0 or not isinstance(entries, list):
-        raise BadCaps("caps", f"gen {generation!r} or the list of caps is not well-formed")
+        raise BadCaps("caps", f"gen {excerpt(generation)} or the list of caps is not well-formed")
     if lease_us is None:
         lease_us = DEFAULT_LEASE_NS // 1000
     if type(lease_us) is not int or not 0 < lease_us <= MAX_LEASE_NS // 1000:
-        raise BadCaps(f"caps {generation}", f"lease_us is {lease_us!r}")
+        raise BadCaps(f"caps {generation}", f"lease_us is {excerpt(lease_us)}")
     caps: dict[str, Caps] = {}
     for entry in entries:
         volume = entry.get("volume") if isinstance(entry, dict) else None
         if not isinstance(volume, str) or volume in caps:
-            raise BadCaps(f"caps {generation}", f"entry {entry!r} names no volume, or one named before")
+            raise BadCaps(
+                f"caps {generation}", f"entry {excerpt(entry)} names no volume, or one named before"
+            )
         caps[volume] = Caps(
             *(_rate(generation, entry, key) for key in ("ops_per_s", "bytes_per_s", "cost_per_s"))
         )
@@ -50,7 +53,8 @@ def _rate(generation: int, entry: dict[str, Any], key: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise BadCaps(
-            f"caps {generation}", f"{key} of {entry['volume']} is {value!r}; a rate must be above 0"
+            f"caps {generation}",
+            f"{key} of {excerpt(entry['volume'])} is {excerpt(value)}; a rate must be above 0",
         )
     return float(value)
 

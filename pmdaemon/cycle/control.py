@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pmdaemon.errors import MalformedFrame
+from pmdaemon.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -38,7 +39,7 @@ class ControlBook:
         """
         gateway_id, gen = header.get("gw"), header.get("gen")
         if not isinstance(gateway_id, str) or type(gen) is not int:
-            raise MalformedFrame(f"SET_CAPS for gateway {gateway_id!r}, generation {gen!r}")
+            raise MalformedFrame(f"SET_CAPS for gateway {excerpt(gateway_id)}, generation {excerpt(gen)}")
         body = {key: value for key, value in header.items() if key != "gw"}
         encoded = frame.encode(Kind.CAPS, body)
         self._caps[gateway_id] = (gen, encoded)
@@ -71,5 +72,5 @@ def thresholds_order(header: dict[str, Any]) -> tuple[str, bytes]:
     """
     gateway_id, version = header.get("gw"), header.get("version")
     if not isinstance(gateway_id, str) or type(version) is not int:
-        raise MalformedFrame(f"SET_THRESHOLDS for gateway {gateway_id!r}, version {version!r}")
+        raise MalformedFrame(f"SET_THRESHOLDS for gateway {excerpt(gateway_id)}, version {excerpt(version)}")
     return gateway_id, frame.encode(Kind.THRESHOLDS, {key: header[key] for key in header if key != "gw"})

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.errors import MalformedFrame
+from pmdaemon.excerpt import excerpt
 
 Notice = Sequence[Sequence[Any]]
 """Rows of (gateway_id, epoch, seq)."""
@@ -32,10 +33,10 @@ def parse(header: Mapping[str, Any]) -> tuple[int, Notice]:
     """
     incarnation, rows = header.get("inc"), header.get("hw")
     if type(incarnation) is not int or not isinstance(rows, list):
-        raise MalformedFrame(f"a durable notice of incarnation {incarnation!r}")
+        raise MalformedFrame(f"a durable notice of incarnation {excerpt(incarnation)}")
     if not _are_sound(rows):
         wrong = next(row for row in rows if type(row) is not list or tuple(map(type, row)) != _ROW)
-        raise MalformedFrame(f"a durable notice with the row {wrong!r}")
+        raise MalformedFrame(f"a durable notice with the row {excerpt(wrong)}")
     return incarnation, rows
 
 

@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Container
 from typing import Any, Final, NamedTuple, Protocol
 
-from pmdaemon.errors import MalformedFrame, PeerRefused
+from pmdaemon.errors import MalformedFrame, PeerRefused, not_enrolled
+from pmdaemon.excerpt import excerpt
 from pmdaemon.gateways.registration import Hello
 from pmdaemon.pki.identity import Credential
 
@@ -47,22 +48,31 @@ class Desk(Protocol):
     def renew(self, conn: Any, held: Credential, request: bytes) -> None:
         """Ask for the next one."""
 
+    def used(self, held: Credential) -> None:
+        """A gateway has shown this certificate and was let in: older ones of it end."""
 
-def check_identity(held: Credential | None, hello: Hello, revoked: Container[str]) -> None:
-    """Whether the holder of this certificate may say this HELLO.
+
+def check_holder(held: Credential | None, revoked: Container[str]) -> Credential:
+    """Whether a peer with this certificate may speak at all; decided before what it says is looked at.
 
     Raises:
-        PeerRefused: ``not-enrolled``, ``revoked``, ``wrong-identity`` or ``wrong-name``.
+        PeerRefused: ``not-enrolled`` or ``revoked``.
     """
     if held is None:
-        raise PeerRefused(
-            "not-enrolled",
-            "it has no certificate. On the server: sla ca token NAME; then run what that prints",
-        )
+        raise not_enrolled()
     if held.serial in revoked:
         raise PeerRefused(
             "revoked", f"the certificate {held.serial} of gateway {held.name} was revoked; enrol it again"
         )
+    return held
+
+
+def check_identity(held: Credential, hello: Hello) -> None:
+    """Whether the holder of this certificate may say this HELLO.
+
+    Raises:
+        PeerRefused: ``wrong-identity`` or ``wrong-name``.
+    """
     if held.gateway_id != hello.gateway_id:
         raise PeerRefused(
             "wrong-identity",
@@ -86,9 +96,11 @@ def parse_enrol(header: dict[str, Any]) -> Enrolment:
     if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN_CHARACTERS:
         raise MalformedFrame(f"ENROL: key 'token' must be text of 1 to {MAX_TOKEN_CHARACTERS} characters")
     try:
-        gateway_id = str(uuid.UUID(str(gateway_id)))
+        if not isinstance(gateway_id, str):
+            raise ValueError("not text")
+        gateway_id = str(uuid.UUID(gateway_id))
     except ValueError as exc:
-        raise MalformedFrame(f"ENROL: key 'gw' is {gateway_id!r:.60}, expected a UUID") from exc
+        raise MalformedFrame(f"ENROL: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
     return Enrolment(token, parse_request("ENROL", header), gateway_id)
 
 

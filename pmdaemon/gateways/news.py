@@ -102,5 +102,5 @@ def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **det
 
 
 def alert(gateway_id: str, header: dict[str, Any]) -> bytes:
-    """A GATEWAY_ALERT frame: the agent's ALERT with its gateway."""
+    """A GATEWAY_ALERT frame: a checked ALERT (``alerts.parse_alert``) with its gateway."""
     return frame.encode(Kind.GATEWAY_ALERT, {**header, "gw": gateway_id})

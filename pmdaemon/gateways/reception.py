@@ -21,8 +21,11 @@ import structlog
 
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES, Courier
 from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
+from pmdaemon.excerpt import excerpt, printable
 from pmdaemon.gateways import news
-from pmdaemon.gateways.credentials import Desk, check_identity, parse_enrol, parse_request
+from pmdaemon.gateways.alerts import parse_alert
+from pmdaemon.gateways.allowances import Allowances
+from pmdaemon.gateways.credentials import Desk, check_holder, check_identity, parse_enrol, parse_request
 from pmdaemon.gateways.enrolments import Enrolments
 from pmdaemon.gateways.gateway import Condition, Gateway
 from pmdaemon.gateways.peer import Peer
@@ -82,6 +85,7 @@ class Reception:
         self._stamp = (-1, 0)
         self._counters = counters
         self._desk = desk
+        self._allowances = Allowances(courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
         self.usual = UsualAnswers(courier, clock, interval_us, counters)
 
@@ -94,6 +98,8 @@ class Reception:
         handler = _HANDLERS.get(received.kind)
         if handler is None:
             self._counters["unsupported_frames"] += 1
+            if conn.gateway is not None:
+                self._allowances.demand(conn.gateway.gateway_id, conn.gateway.name, "answers")
             conn.send((Kind.UNSUPPORTED, frame.encode(Kind.UNSUPPORTED, {"kind": received.kind})))
             return
         handler(self, conn, received)
@@ -107,10 +113,12 @@ class Reception:
     # -- registration
 
     def _hello(self, conn: Peer, received: frame.Frame) -> None:
+        held = check_holder(conn.credential, self._desk.revoked) if self._desk is not None else None
         hello = parse_hello(received.header)
+        if held is not None and self._desk is not None:
+            check_identity(held, hello)
+            self._desk.used(held)
         conn.hello = hello
-        if self._desk is not None:
-            check_identity(conn.credential, hello, self._desk.revoked)
         proto = negotiate(hello.proto_min, hello.proto_max)
         header = {
             "proto": proto,
@@ -134,6 +142,7 @@ class Reception:
     def _renew(self, conn: Peer, received: frame.Frame) -> None:
         desk = self._required_desk()
         assert conn.credential is not None  # HELLO is not passed without one
+        self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
         desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
 
     def _required_desk(self) -> Desk:
@@ -150,6 +159,8 @@ class Reception:
         if hello is None or not conn.schema_seen:
             raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
         registration = parse_register(received.header)
+        is_known = conn.gateway is not None
+        self._check_quotas(hello, registration, "changes" if is_known else "sessions")
         if conn.gateway is not None:
             conn.gateway.exports = registration.exports
         else:
@@ -159,6 +170,16 @@ class Reception:
         assert conn.gateway is not None  # begun just now, or before
         self._announce(conn.gateway)
         self._on_registered(hello.gateway_id)
+
+    def _check_quotas(self, hello: Hello, registration: Registration, step: str) -> None:
+        gateway_id, name = hello.gateway_id, hello.name
+        self._allowances.demand(gateway_id, name, step)
+        self._allowances.demand_new(
+            gateway_id, name, "epochs", [hello.epoch, *(row[0] for row in registration.spool)]
+        )
+        self._allowances.demand_new(
+            gateway_id, name, "volumes", [item["volume"] for item in registration.exports]
+        )
 
     def _begin(self, conn: Peer, hello: Hello, registration: Registration) -> None:
         older = self._registry.get(hello.gateway_id)
@@ -222,6 +243,8 @@ class Reception:
         gateway = _gateway_of(conn)
         streams = parse_streams(received.header, gateway.gateway_id)
         new = [stream for stream in streams if stream.stream_id not in gateway.streams]
+        names = [stream.stream_id for stream in new]
+        self._allowances.demand_new(gateway.gateway_id, gateway.name, "streams", names)
         gateway.streams.update((stream.stream_id, stream) for stream in new)
         while len(gateway.streams) > MAX_STREAMS:
             del gateway.streams[next(iter(gateway.streams))]  # the oldest: the others have known it for long
@@ -273,7 +296,8 @@ class Reception:
     def _reply(self, conn: Peer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         header = received.header
-        poll, wall_us, dropped = _count(header, "poll"), _count(header, "wall_us"), _count(header, "dropped")
+        poll, dropped = _count(header, "poll"), _count(header, "dropped")
+        wall_us = _count(header, "wall_us", cut.MAX_TIME_US)
         now_ns = conn.last_received_ns
         with gateway.lock:
             sent_ns = gateway.record.answered(poll)
@@ -297,23 +321,25 @@ class Reception:
         gateway = _gateway_of(conn)
         header = received.header
         gen = _count(header, "gen")
+        self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
         state = "confirmed" if header.get("ok") is True else "refused"
-        reason = str(header.get("reason", ""))[:500]
+        reason = printable(header.get("reason", ""), 500)
         message = news.caps_state(gateway.gateway_id, gen, state, reason, self._clock.unix_us())
         self._courier.news(message, SERVICES)
 
     def _thresholds_ack(self, conn: Peer, received: frame.Frame) -> None:
         version = _count(received.header, "version")
-        log.debug("thresholds-acknowledged", gateway=_gateway_of(conn).name, version=version)
+        gateway = _gateway_of(conn)
+        self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
+        log.debug("thresholds-acknowledged", gateway=gateway.name, version=version)
 
     def _alert(self, conn: Peer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        header = received.header
-        known = isinstance(header.get("kind"), str) and isinstance(header.get("text"), str)
-        if not known or header.get("severity") not in ("info", "warning", "critical"):
-            raise MalformedFrame("ALERT: kind, text and severity (info, warning, critical) are required")
+        alert = parse_alert(received.header, self._clock.unix_us())
+        if not self._allowances.allow(gateway.gateway_id, gateway.name, "alerts"):
+            return
         self._counters["alerts"] += 1
-        self._courier.news(news.alert(gateway.gateway_id, header), SERVICES)
+        self._courier.news(news.alert(gateway.gateway_id, alert), SERVICES)
 
     # -- state of a gateway
 
@@ -348,8 +374,16 @@ class Reception:
     def refused(self, conn: Peer, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
-        if conn.gateway is None and conn.hello is not None:
-            message = news.gateway_refused(conn.hello, conn.address, reason, self._clock.unix_us())
+        held, hello = conn.credential, conn.hello
+        if hello is None and held is not None:  # refused before its HELLO counted: it is whom we certified
+            hello = Hello(held.gateway_id, held.name, 0, 0, 0, "")
+        if conn.gateway is not None or hello is None:
+            return
+        # Without TLS a peer may use another's id: it says nothing about a gateway that is there.
+        known = self._registry.get(hello.gateway_id)
+        is_there = known is not None and known.conn is not None
+        if not is_there and self._allowances.allow_claim("refusals"):
+            message = news.gateway_refused(hello, conn.address, reason, self._clock.unix_us())
             self._courier.news(message, DBMANAGER, SERVICES)
 
     def announce_losses(self, gateway: Gateway, min_age_ns: int) -> None:
@@ -366,10 +400,12 @@ def _gateway_of(conn: Peer) -> Gateway:
     return conn.gateway
 
 
-def _count(header: dict[str, Any], key: str) -> int:
+def _count(header: dict[str, Any], key: str, limit: int = 1 << 63) -> int:
     value = header.get(key)
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise MalformedFrame(f"key {key!r} is {value!r:.60}, expected an integer of 0 or more")
+    if type(value) is not int or not 0 <= value < limit:
+        raise MalformedFrame(
+            f"key {key!r} is {excerpt(value)}, expected an integer of 0 or more, below {limit}"
+        )
     return value
 
 

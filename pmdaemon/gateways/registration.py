@@ -8,18 +8,17 @@ Source: docs/formats/messages.md; P3 (register, notice newly activated access).
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.errors import FrameTooLarge, MalformedFrame
+from pmdaemon.excerpt import excerpt
 from pmdaemon.wire import cut, names
 
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
 MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
 MAX_TEXT: Final = 256
 SOURCES: Final = ("nbd", "host", "simulated")
-_PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f]*")
 
 
 class Hello(NamedTuple):
@@ -59,7 +58,7 @@ def parse_hello(header: dict[str, Any]) -> Hello:
     try:
         gateway_id = str(uuid.UUID(gateway_id))
     except ValueError as exc:
-        raise MalformedFrame(f"HELLO: key 'gw' is {gateway_id!r}, expected a UUID") from exc
+        raise MalformedFrame(f"HELLO: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
     return Hello(
         gateway_id=gateway_id,
         name=_name(header, "HELLO", "name"),
@@ -78,7 +77,9 @@ def check_schema(header: dict[str, Any]) -> None:
     """
     ours = cut.schema_header()
     if header.get("sch") != ours["sch"]:
-        raise MalformedFrame(f"SCHEMA {header.get('sch')!r} is unknown; this server knows {ours['sch']}")
+        raise MalformedFrame(
+            f"SCHEMA {excerpt(header.get('sch'))} is unknown; this server knows {ours['sch']}"
+        )
     if header.get("columns") != ours["columns"] or header.get("buckets") != ours["buckets"]:
         raise MalformedFrame(f"SCHEMA {ours['sch']} with other columns or buckets than ours")
 
@@ -98,12 +99,17 @@ def parse_register(header: dict[str, Any]) -> Registration:
     spool = []
     for row in _list(header, "REGISTER", "spool", MAX_SPOOL_EPOCHS):
         match row:
-            case [int() as epoch, int() as first, int() as last] if (
-                0 < epoch < 1 << 64 and 0 < first < 1 << 63 and first - 1 <= last < 1 << 63
+            case [epoch, first, last] if (
+                all(type(number) is int for number in row)
+                and 0 < epoch < 1 << 64
+                and 0 < first < 1 << 63
+                and first - 1 <= last < 1 << 63
             ):
                 spool.append((epoch, first, last))
             case _:
-                raise MalformedFrame(f"REGISTER: key 'spool' holds {row!r}, expected [epoch, first, last]")
+                raise MalformedFrame(
+                    f"REGISTER: key 'spool' holds {excerpt(row)}, expected [epoch, first, last]"
+                )
     return Registration(exports, spool)
 
 
@@ -117,7 +123,7 @@ def parse_streams(header: dict[str, Any], gateway_id: str) -> list[Stream]:
     streams = []
     for item in _list(header, "STREAMS", "streams", cut.MAX_ROWS):
         if not isinstance(item, dict):
-            raise MalformedFrame(f"STREAMS: {item!r} is not a map")
+            raise MalformedFrame(f"STREAMS: {excerpt(item)} is not a map")
         stream = Stream(
             stream_id=_integer(item, "STREAMS", "id", 0, (1 << 63) - 1),
             volume=_name(item, "STREAMS", "volume"),
@@ -135,13 +141,15 @@ def parse_streams(header: dict[str, Any], gateway_id: str) -> list[Stream]:
 
 def _export(item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise MalformedFrame(f"REGISTER: export {item!r} is not a map")
+        raise MalformedFrame(f"REGISTER: export {excerpt(item)} is not a map")
     source = item.get("source")
     if source not in SOURCES:
-        raise MalformedFrame(f"REGISTER: key 'source' is {source!r}, expected one of {', '.join(SOURCES)}")
+        raise MalformedFrame(
+            f"REGISTER: key 'source' is {excerpt(source)}, expected one of {', '.join(SOURCES)}"
+        )
     read_only = item.get("read_only")
     if not isinstance(read_only, bool):
-        raise MalformedFrame(f"REGISTER: key 'read_only' is {read_only!r}, expected true or false")
+        raise MalformedFrame(f"REGISTER: key 'read_only' is {excerpt(read_only)}, expected true or false")
     return {
         "volume": _name(item, "REGISTER", "volume"),
         "backend": _name(item, "REGISTER", "backend"),
@@ -154,7 +162,7 @@ def _export(item: Any) -> dict[str, Any]:
 def _list(header: dict[str, Any], frame: str, key: str, limit: int) -> list[Any]:
     value = header.get(key)
     if not isinstance(value, list):
-        raise MalformedFrame(f"{frame}: key {key!r} is {value!r:.60}, expected a list")
+        raise MalformedFrame(f"{frame}: key {key!r} is {excerpt(value)}, expected a list")
     if len(value) > limit:
         raise FrameTooLarge(f"{frame}: list {key!r} (entries, not bytes)", len(value), limit)
     return value
@@ -162,9 +170,9 @@ def _list(header: dict[str, Any], frame: str, key: str, limit: int) -> list[Any]
 
 def _text(header: dict[str, Any], frame: str, key: str) -> str:
     value = header.get(key)
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not _PRINTABLE.fullmatch(value):
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
         raise MalformedFrame(
-            f"{frame}: key {key!r} is {value!r:.60}, expected printable text of {MAX_TEXT} at most"
+            f"{frame}: key {key!r} is {excerpt(value)}, expected printable text of {MAX_TEXT} at most"
         )
     return value
 
@@ -173,7 +181,8 @@ def _name(header: dict[str, Any], frame: str, key: str) -> str:
     value = header.get(key)
     if not isinstance(value, str) or not names.is_name(value):
         raise MalformedFrame(
-            f"{frame}: key {key!r} is {value!r:.60}, expected a name (letters, digits and ._:@-, 128 at most)"
+            f"{frame}: key {key!r} is {excerpt(value)}, "
+            "expected a name (letters, digits and ._:@-, 128 at most)"
         )
     return value
 
@@ -182,6 +191,6 @@ def _integer(header: dict[str, Any], frame: str, key: str, low: int, high: int) 
     value = header.get(key)
     if type(value) is not int or not low <= value <= high:
         raise MalformedFrame(
-            f"{frame}: key {key!r} is {value!r:.60}, expected an integer from {low} to {high}"
+            f"{frame}: key {key!r} is {excerpt(value)}, expected an integer from {low} to {high}"
         )
     return value

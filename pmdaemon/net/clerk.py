@@ -33,7 +33,7 @@ from pmdaemon.pki import contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.identity import Credential, credential_of_der
-from pmdaemon.pki.store import CA_CERTIFICATE, REVOKED, SERVER
+from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -41,7 +41,14 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 LOOK_MS: Final = 1000
+SETTLED: Final = 65_536
 log = structlog.get_logger("certificates")
+
+
+class Used(NamedTuple):
+    """A gateway has shown this certificate and was let in."""
+
+    held: Credential
 
 
 class Question(NamedTuple):
@@ -50,6 +57,11 @@ class Question(NamedTuple):
     conn: Connection
     who: str
     ask: Callable[[], bytes]
+
+
+def _unusable() -> PeerRefused:
+    text = "the server cannot make certificates now; its log says why. Try again later"
+    return PeerRefused("authority-unusable", text)
 
 
 class Clerk:
@@ -70,7 +82,9 @@ class Clerk:
         self._clock = clock or SystemClock()
         self._hints = hints
         self._counters = counters
-        self._questions: Handover[Question] = Handover()
+        self._questions: Handover[Question | Used] = Handover()
+        self._holders: tuple[int, Counter[str]] = (-1, Counter())
+        self._settled: set[str] = set()  # serials whose older ones have ended
         self.authority_der = authority.certificate_der()
         self.context: ssl.SSLContext = contexts.server(
             authority.store.path(CA_CERTIFICATE), authority.ensure_server()
@@ -92,6 +106,11 @@ class Clerk:
     def renew(self, conn: Connection, held: Credential, request: bytes) -> None:
         """See ``Desk``."""
         self._ask(conn, f"gateway {held.name}", lambda: self._authority.renew(held, request))
+
+    def used(self, held: Credential) -> None:
+        """See ``Desk``."""
+        if held.serial not in self._settled:
+            self._questions.put(Used(held))
 
     def _ask(self, conn: Connection, who: str, ask: Callable[[], bytes]) -> None:
         if conn.asking:
@@ -116,23 +135,45 @@ class Clerk:
         """Answer everything asked so far."""
         for question in self._questions.drain():
             watchdog.beat()
-            self._hints.put(self._answer(question))
+            if isinstance(question, Used):
+                self._settle(question.held)
+            else:
+                self._hints.put(self._answer(question))
+
+    def _settle(self, held: Credential) -> None:
+        """End the older certificates of a gateway, if it has any; only then its files are read."""
+        try:
+            version = self._authority.store.version(ISSUED)
+            if version != self._holders[0]:
+                self._holders = version, self._authority.holders()
+            older = self._authority.supersede(held) if self._holders[1][held.gateway_id] > 1 else []
+        except PkiError as exc:
+            log.error("older-certificates-not-ended", gateway=held.name, error=str(exc))
+            return
+        if len(self._settled) >= SETTLED:
+            self._settled.clear()
+        self._settled.add(held.serial)
+        for entry in older:
+            log.info("certificate-superseded", gateway=held.name, serial=entry.serial, by=held.serial)
 
     def _answer(self, question: Question) -> Answered | Refused:
         try:
             made = question.ask()
+            held = credential_of_der(made)
+            encoded = frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": self.authority_der})
         except CredentialRefused as exc:
             return Refused(question.conn, PeerRefused(exc.code, str(exc)))
         except PkiError as exc:
             # The peer learns only that it is the server's fault; the log says what.
             log.error("no-certificate", asked_by=question.who, error=str(exc))
-            text = "the server cannot make certificates now; its log says why. Try again later"
-            return Refused(question.conn, PeerRefused("authority-unusable", text))
+            return Refused(question.conn, _unusable())
+        except BaseException:  # a request is a stranger's bytes, and a panic in Rust code is no Exception
+            self._counters["authority_faults"] += 1
+            log.exception("no-certificate", asked_by=question.who)
+            return Refused(question.conn, _unusable())
         self._counters["certificates_issued"] += 1
         log.info("certificate-issued", to=question.who, address=question.conn.address)
-        body = {"cert": made, "ca": self.authority_der}
-        held = credential_of_der(made)
-        return Answered(question.conn, held, frame.encode(Kind.CERTIFICATE, body))
+        return Answered(question.conn, held, encoded)
 
     def look(self) -> None:
         """Take in what has changed on disk."""

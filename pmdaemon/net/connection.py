@@ -226,6 +226,8 @@ class Connection:
         if wanted is None:
             der = self._tls.peer_der()
             self.credential = credential_of_der(der) if der else None
+            if self.credential is None:
+                self.session.admit_enrolment_alone()
             self.secured = True
         return wanted
 

@@ -6,6 +6,10 @@ of the outbound thread; it never waits for one gateway. Fairness: a ready socket
 with a large backlog delays another by one read's work. Time: every ``SWEEP_NS`` it ends the sessions that
 ``net.vigil`` names. Who comes in is the affair of ``net.door``.
 
+Whatever goes wrong while one connection is served ends that connection: it is logged with its trace, counted
+(``connection_faults``) and closed, and the thread goes on. A damaged mailbox alone is no peer's doing and
+ends the process, which the parent replaces.
+
 Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
 (a handover); moves connections with ``net.moving``.
 
@@ -24,7 +28,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.cycle.courier import Courier
-from pmdaemon.errors import PeerGone, WireError
+from pmdaemon.errors import MailboxError, PeerGone, WireError
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.gateways.usual import FRAMES
@@ -45,6 +49,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import error_code, farewell
 
+FAULTS_A_TRACE: Final = 100  # a peer that found a defect must not fill the log with its trace
 NEWS_RETRY_NS: Final = 20_000_000
 TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
 log = structlog.get_logger("inbound")
@@ -142,11 +147,16 @@ class Inbound:
         for descriptor, events in ready:
             source = owner_of(descriptor)  # None: closed by an earlier event of this round
             if isinstance(source, Connection):
-                if events == READ and source.secured:
-                    self._receive(source)  # nearly every event
-                else:
-                    self._serve(source, events)
                 served = True
+                try:
+                    if events == READ and source.secured:
+                        self._receive(source)  # nearly every event
+                    else:
+                        self._serve(source, events)
+                except MailboxError:
+                    raise
+                except Exception:  # noqa: BLE001 - ``_fault`` logs it
+                    self._fault(source)
             elif source is self._hints:
                 self._follow_hints()
             elif source is self._mover and self._mover is not None:
@@ -163,6 +173,13 @@ class Inbound:
             self._sweep(now_ns)
             self._on_sweep()
         return served
+
+    def _fault(self, conn: Connection) -> None:
+        """A defect of ours came up while this connection was served: it ends, nothing else does."""
+        self._counters["connection_faults"] += 1
+        if self._counters["connection_faults"] % FAULTS_A_TRACE == 1:
+            log.exception("connection-fault", address=conn.address, count=self._counters["connection_faults"])
+        self._drop(conn, "a fault of the server, see its log")
 
     def _timeout_s(self) -> float:
         if self._mover is not None and self._mover.has_work:
@@ -221,7 +238,12 @@ class Inbound:
 
     def read_pending(self, conn: Connection) -> None:
         """Act on bytes that came with a connection from another process."""
-        self._handle(conn, conn.resume_frames())
+        try:
+            self._handle(conn, conn.resume_frames())
+        except MailboxError:
+            raise
+        except Exception:  # noqa: BLE001 - ``_fault`` logs it
+            self._fault(conn)
         if not conn.closed and conn.waiting_bytes:
             self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
@@ -357,33 +379,43 @@ class Inbound:
 
     def _follow_hints(self) -> None:
         for hint in self._hints.drain():
-            match hint:
-                case Post(message, recipients):
-                    self._courier.news(message, *recipients)
-                case Forward():
-                    if self._mover is not None:
-                        self._mover.forward(hint)
-                case AnnounceAgain(recipients):
-                    self._reception.announce_again(*recipients)
-                case Blocked(conn):
-                    if conn.closed:
-                        continue
-                    if conn.doomed:
-                        self._end_doomed(conn)
-                    elif conn.waiting_bytes:
-                        self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
-                case Answered(conn, held, encoded):
-                    conn.asking = False
-                    self._reception.enrolments.made(conn, held)
-                    conn.send((Kind.CERTIFICATE, encoded))
-                case Refused(conn, error):
-                    conn.asking = False
-                    self._reception.enrolments.refused(conn, error)
-                    if not conn.closed:
-                        self._refuse(conn, error)
-                case Revoked():
-                    for conn, error in self._vigil.revoked(tuple(self._connections)):
-                        self._refuse(conn, error)
+            try:
+                self._follow(hint)
+            except MailboxError:
+                raise
+            except Exception:
+                if not isinstance(hint, Blocked | Answered | Refused):
+                    raise  # it is about no connection
+                self._fault(hint.conn)
+
+    def _follow(self, hint: Hint) -> None:
+        match hint:
+            case Post(message, recipients):
+                self._courier.news(message, *recipients)
+            case Forward():
+                if self._mover is not None:
+                    self._mover.forward(hint)
+            case AnnounceAgain(recipients):
+                self._reception.announce_again(*recipients)
+            case Blocked(conn):
+                if conn.closed:
+                    return
+                if conn.doomed:
+                    self._end_doomed(conn)
+                elif conn.waiting_bytes:
+                    self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            case Answered(conn, held, encoded):
+                conn.asking = False
+                self._reception.enrolments.made(conn, held)
+                conn.send((Kind.CERTIFICATE, encoded))
+            case Refused(conn, error):
+                conn.asking = False
+                self._reception.enrolments.refused(conn, error)
+                if not conn.closed:
+                    self._refuse(conn, error)
+            case Revoked():
+                for conn, error in self._vigil.revoked(tuple(self._connections)):
+                    self._refuse(conn, error)
 
     def _sweep(self, now_ns: int) -> None:
         for conn, error in self._vigil.expired(tuple(self._connections)):

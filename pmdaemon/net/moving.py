@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from pmdaemon.cycle.control import ControlBook
-from pmdaemon.errors import WireError
+from pmdaemon.errors import MailboxError
 from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.packing import pack_gateway, unpack_gateway
 from pmdaemon.gateways.reception import Reception
@@ -52,6 +52,7 @@ MOVES_A_STEP: Final = (
     16  # some 60 us each: a move of many delays the other gateways by a millisecond at a time
 )
 REASON_CHARACTERS: Final = 300
+MAX_ID_CHARACTERS: Final = 64  # of a UUID in any of its forms; what is longer is refused here
 MOST_HOPS: Final = 3  # a connection that has been passed on so often is served where it is
 log = structlog.get_logger("moving")
 
@@ -156,7 +157,9 @@ class Mover:
         for item in self.channel.take():
             try:
                 self._act(item, host)
-            except (WireError, LookupError, TypeError, ValueError) as exc:
+            except MailboxError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - logged below
                 # A defect of ours, or descriptors lost for want of room (RLIMIT_NOFILE): agents dial again.
                 self._counters["bad_parcels"] += 1
                 log.error("bad-parcel", op=item.header.get("op"), error=f"{type(exc).__name__}: {exc}")
@@ -223,6 +226,7 @@ class Mover:
             self.ownership.is_shared
             and conn.is_movable
             and isinstance(gateway_id, str)
+            and len(gateway_id) <= MAX_ID_CHARACTERS  # it travels in a header to the parent
             and self.is_others(conn, gateway_id)
         )
 

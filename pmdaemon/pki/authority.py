@@ -3,9 +3,16 @@
 What is decided here. A gateway_id belongs to one name as long as it has a valid certificate: a token for
 another name does not take it over. Renewal needs a certificate that is valid and not revoked, and gives a
 certificate for the same identity. Revoking names a gateway or a serial and ends *all* its certificates,
-also one that is being renewed at that moment: issuing and revoking hold the same lock.
+also one that is being renewed at that moment: issuing and revoking hold the same lock. It withdraws the
+tokens that wait for the gateway, too.
 
-Durability: a certificate is recorded before it is handed out; a token is burnt before a certificate is made.
+One gateway, one certificate. Enrolment ends the older certificates of that gateway_id at once: whoever makes
+a token again has lost the key, or does not trust who has it. A renewed certificate, and one issued by hand,
+leaves the older one valid until it expires or the new one is first used (``supersede``), because its holder
+may never receive it.
+
+Durability: a certificate is recorded before it is handed out. A token is burnt before a certificate is made,
+so that it never makes two, but not by a request that is refused.
 
 Thread: any; the functions read and write files and may take milliseconds, so the threads that serve gateways
 never call them (``net.clerk`` does).
@@ -15,6 +22,7 @@ Source: P3, P7; DESIGN.md 5 "Credentials".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +52,12 @@ DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One certificate ever issued. ``revoked_us``: None while it is not revoked."""
+    """One certificate ever issued.
+
+    Attributes:
+        revoked_us: None while it is not revoked.
+        replaces: serials of that gateway that were valid when it was issued.
+    """
 
     serial: str
     gateway_id: str
@@ -54,6 +67,7 @@ class Entry:
     how: str
     revoked_us: int | None
     reason: str
+    replaces: tuple[str, ...] = ()
 
     def state(self, now_us: int) -> str:
         """``valid``, ``expired`` or ``revoked``."""
@@ -169,7 +183,9 @@ class Authority:
                         f"revoke {entry.name}",
                     )
             tokens.burn(self.store, found)
-            return self._issue(key, gateway_id, found.name, "token")
+            made = self._issue(key, gateway_id, found.name, "token")
+            self._supersede(identity.credential_of_der(made))
+            return made
 
     def renew(self, held: Credential, request: bytes) -> bytes:
         """A new certificate (DER) for the holder of a valid one.
@@ -186,6 +202,31 @@ class Authority:
                 raise CredentialRefused("expired", f"the certificate of {held.name} has expired; enrol again")
             return self._issue(key, held.gateway_id, held.name, "renewal")
 
+    def supersede(self, held: Credential) -> list[Entry]:
+        """This certificate was used: end the older ones of its gateway; returns them.
+
+        Raises:
+            PkiError: the authority cannot be used.
+        """
+        with self.store.locked():
+            return self._supersede(held)
+
+    def _supersede(self, held: Credential) -> list[Entry]:
+        valid = self._valid(held.gateway_id)
+        own = next((entry for entry in valid if entry.serial == held.serial), None)
+        older = [entry for entry in valid if own is not None and entry.serial in own.replaces]
+        for entry in older:
+            self._revoke(entry, f"superseded by {held.serial}", self._clock.unix_us())
+        return older
+
+    def _valid(self, gateway_id: str) -> list[Entry]:
+        now_us = self._clock.unix_us()
+        return [entry for entry in self.entries(gateway_id) if entry.state(now_us) == "valid"]
+
+    def holders(self) -> Counter[str]:
+        """How many certificates are recorded of each gateway_id; the names of files alone are read."""
+        return Counter(stem.rpartition(".")[0] for stem in self.store.names(ISSUED))
+
     def issue(self, request: bytes, gateway_id: str, name: str) -> bytes:
         """A certificate (DER) by hand, for a host that cannot reach the server to enrol."""
         key = certificates.public_key_of_request(request)
@@ -201,17 +242,22 @@ class Authority:
             "issued_us": now_us,
             "not_after_us": held.not_after_us,
             "how": how,
+            # By serial, not by date: the server's clock may have been ahead when an older one was made.
+            "replaces": [other.serial for other in self._valid(held.gateway_id)],
         }
         self.store.write_json(f"{ISSUED}/{held.gateway_id}.{held.serial}.json", entry)
         return certificates.der(made)
 
     # -- revocation
 
-    def revoke(self, who: str, reason: str) -> list[Entry]:
+    def revoke(self, who: str, reason: str) -> tuple[list[Entry], list[tokens.Token]]:
         """Revoke every valid certificate of a gateway (name or gateway_id), or one by serial.
 
+        Returns:
+            What was revoked, and the tokens that waited for that gateway and were withdrawn.
+
         Raises:
-            NothingToRevoke: there is none.
+            NothingToRevoke: there is neither.
         """
         now_us = self._clock.unix_us()
         with self.store.locked():
@@ -220,11 +266,16 @@ class Authority:
                 for entry in self.entries()
                 if entry.state(now_us) == "valid" and who in (entry.name, entry.gateway_id, entry.serial)
             ]
-            if not found:
+            names = {who} | {entry.name for entry in found if entry.serial != who}
+            withdrawn = tokens.cancel(self.store, names, now_us)
+            if not found and not withdrawn:
                 raise NothingToRevoke(who)
             for entry in found:
-                self.store.write_json(f"{REVOKED}/{entry.serial}.json", {"at_us": now_us, "reason": reason})
-        return found
+                self._revoke(entry, reason, now_us)
+        return found, withdrawn
+
+    def _revoke(self, entry: Entry, reason: str, now_us: int) -> None:
+        self.store.write_json(f"{REVOKED}/{entry.serial}.json", {"at_us": now_us, "reason": reason})
 
     def revoked(self) -> frozenset[str]:
         """Serials of all revoked certificates."""
@@ -254,6 +305,7 @@ class Authority:
                 how=str(issued.get("how", "")),
                 revoked_us=int(ended.get("at_us", 0)) if serial in revoked else None,
                 reason=str(ended.get("reason", "")),
+                replaces=tuple(map(str, issued.get("replaces", ()))),
             )
 
     def sweep(self) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -23,7 +23,9 @@ from pmdaemon.pki.errors import CredentialRefused
 Key = ec.EllipticCurvePrivateKey
 BACKDATE_S: Final = 3600.0
 MAX_CSR_BYTES: Final = 2048
+CURVES: Final = (ec.SECP256R1, ec.SECP384R1)  # and no other of the same size: secp256k1, brainpool
 _COMMON_NAME_LIMIT: Final = 64
+_UNREADABLE: Final = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
 
 
 def make_key() -> Key:
@@ -73,11 +75,13 @@ def public_key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
         request = load(data)
         is_signed = request.is_signature_valid
         key = request.public_key()
-    except (ValueError, InvalidSignature) as exc:
-        raise CredentialRefused("bad-request", f"the request cannot be read: {exc}") from exc
+    except _UNREADABLE as exc:
+        # What the library says stays with us: it is for developers, and about a stranger's bytes.
+        text = "the request cannot be read; send PKCS 10, DER or PEM, for a P-256 or P-384 key"
+        raise CredentialRefused("bad-request", text) from exc
     if not is_signed:
         raise CredentialRefused("bad-request", "the request's signature is false")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.key_size not in (256, 384):
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
         raise CredentialRefused("bad-request", "the request's key is not P-256 or P-384")
     return key
 
@@ -198,11 +202,15 @@ def issued(data: bytes, key: Key, authority_pem: bytes) -> x509.Certificate:
     Raises:
         ValueError: it is not; says why.
     """
-    made = x509.load_der_x509_certificate(data)
-    if made.public_key() != key.public_key():
+    try:
+        made = x509.load_der_x509_certificate(data)
+        is_ours = made.public_key() == key.public_key()
+    except _UNREADABLE as exc:
+        raise ValueError("the certificate cannot be read") from exc
+    if not is_ours:
         raise ValueError("the certificate is for another key")
     try:
         made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
-    except (InvalidSignature, TypeError, ValueError) as exc:
+    except _UNREADABLE as exc:
         raise ValueError("the certificate is not from the pinned authority") from exc
     return made

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from pmdaemon.pki.errors import CredentialRefused
 
@@ -87,5 +88,5 @@ def credential_of_der(der: bytes) -> Credential:
     try:
         certificate = x509.load_der_x509_certificate(der)
         return credential(certificate)
-    except ValueError as exc:
-        raise CredentialRefused("no-identity", f"the certificate cannot be read: {exc}") from exc
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm) as exc:
+        raise CredentialRefused("no-identity", "the certificate cannot be read") from exc

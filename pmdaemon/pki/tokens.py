@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.pki.store import TOKENS, USED, Store
+from pmdaemon.runtime.files import sync_directory
 
 TOKEN_BYTES: Final = 32
 MAX_TOKEN_CHARACTERS: Final = 100
@@ -81,6 +83,16 @@ def burn(store: Store, token: Token) -> None:
         store.move(f"{TOKENS}/{token.digest}.json", f"{USED}/{token.digest}.json")
     except FileNotFoundError:
         raise _used() from None
+
+
+def cancel(store: Store, names: Collection[str], now_us: int) -> list[Token]:
+    """Withdraw the tokens that wait for these gateways; returns those that could still be used."""
+    found = [token for token in waiting(store, now_us) if token.name in names]
+    for token in found:
+        store.path(f"{TOKENS}/{token.digest}.json").unlink(missing_ok=True)
+    if found:
+        sync_directory(store.path(TOKENS))
+    return found
 
 
 def waiting(store: Store, now_us: int) -> list[Token]:

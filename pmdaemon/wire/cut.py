@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.errors import BadCut
+from pmdaemon.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
@@ -63,7 +64,11 @@ COLUMNS: Final = (
     "cum_write_bytes",
 )
 COL: Final = {name: index for index, name in enumerate(COLUMNS)}
+MAX_TIME_US: Final = 1 << 53  # the year 2255; for wall clocks and durations
 MAX_ROWS: Final = 4096  # one gateway's streams; 4096 rows of counters alone are 590 KB of the 1 MiB frame
+
+MAX_COUNTER: Final = 1 << 47  # of one cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
+SUMMED: Final = slice(COL["arrived"], COL["cum_reads"])  # rows of ``counters`` that are added up
 
 IO_ANY: Final = 0
 IO_READ: Final = 1
@@ -184,7 +189,7 @@ def identity(header: dict[str, Any]) -> tuple[str, int, int]:
     if not isinstance(gateway, bytes) or len(gateway) != 16:
         raise BadCut("key 'gw' is not 16 bytes")
     if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or seq < 1:
-        raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
+        raise BadCut(f"epoch {excerpt(epoch)} or seq {excerpt(seq)} out of range")
     return _gateway_text(gateway), epoch, seq
 
 
@@ -207,16 +212,18 @@ def check(parsed: frame.Frame) -> tuple[bytes, int, int]:
     if not isinstance(gateway, bytes) or len(gateway) != 16:
         raise BadCut("key 'gw' is not 16 bytes")
     if type(epoch) is not int or type(seq) is not int or not 0 < epoch < 1 << 64 or not 0 < seq < 1 << 63:
-        raise BadCut(f"epoch {epoch!r} or seq {seq!r} out of range")
+        raise BadCut(f"epoch {excerpt(epoch)} or seq {excerpt(seq)} out of range")
     get = header.get
     needed: tuple[Any, ...] = (get("t"), get("d"), get("n"), get("h"), get("m"))
     values = (*needed, get("tg", 0), get("ts", 0), get("gap", 0), get("st", 0))
     # One look at all of them (the usual cut), and one by one only to say which is wrong.
     if not _INTEGERS.issuperset(map(type, values)) or min(values) < 0 or max(values) >= 1 << 63:
         _check_one_by_one(header)
+    if header["t"] >= MAX_TIME_US or header["d"] >= MAX_TIME_US:
+        raise BadCut(f"start {header['t']} us or duration {header['d']} us is not below {MAX_TIME_US}")
     rows, hists, misses = header["n"], header["h"], header["m"]
     if get("sch", SCHEMA_ID) != SCHEMA_ID:
-        raise BadCut(f"schema {header['sch']!r} is unknown; this side knows {SCHEMA_ID}")
+        raise BadCut(f"schema {excerpt(header['sch'])} is unknown; this side knows {SCHEMA_ID}")
     if not fits(rows, hists, misses, len(parsed.blob)):
         if rows > MAX_ROWS:
             raise BadCut(f"{rows} rows, limit {MAX_ROWS}")
@@ -235,10 +242,10 @@ def _check_one_by_one(header: dict[str, Any]) -> None:
     for key in _KEYS:
         value = header.get(key)
         if type(value) is not int or not 0 <= value < 1 << 63:
-            raise BadCut(f"key {key!r} is {value!r}, expected an integer from 0 to 2^63 - 1")
+            raise BadCut(f"key {key!r} is {excerpt(value)}, expected an integer from 0 to 2^63 - 1")
     for key, default in _OPTIONAL.items():
         if type(value := header.get(key, default)) is not int or not -1 <= value < 1 << 63:
-            raise BadCut(f"key {key!r} is {value!r}, expected an integer from -1 to 2^63 - 1")
+            raise BadCut(f"key {key!r} is {excerpt(value)}, expected an integer from -1 to 2^63 - 1")
 
 
 def decode(source: frame.Frame | memoryview | bytes) -> Cut:
@@ -280,6 +287,11 @@ def problem_of(
     if counters.size and int(counters.min()) < 0:
         return "a counter is negative"
     return None
+
+
+def overflows(counters: npt.NDArray[np.int64]) -> bool:
+    """Whether a counter that is added up is above ``MAX_COUNTER``; shape as in ``Cut``."""
+    return bool(counters.size) and int(counters[SUMMED].max()) > MAX_COUNTER
 
 
 def view(source: frame.Frame | memoryview | bytes) -> Cut:

@@ -11,9 +11,10 @@ Every message, on a socket, in a mailbox and in the spool, has this form (little
     8+h     0..7  zero padding to a multiple of 8
     ...           blob       binary columns, 8-byte aligned from the frame's start
 
-The header is decoded with every length capped by the frame's own size and ``MAX_HEADER_ITEMS``, so a
-hostile header cannot make the decoder allocate without bound. Unknown header keys are kept and ignored by
-readers; unknown kinds are the session's business.
+A header is looked at before it is decoded. Lists and maps nest at most ``MAX_DEPTH`` deep and announce
+together no more items than the header has bytes, because msgpack allocates a list by its announced length.
+Keys are text or bytes: hashes of numbers can be chosen so that a map of them takes for ever. Unknown header
+keys are kept and ignored by readers; unknown kinds are the session's business.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from pmdaemon.errors import FrameTooLarge, MalformedFrame, WireError
+from pmdaemon.errors import FrameTooLarge, MalformedFrame, WireError, not_enrolled
+from pmdaemon.wire import nesting
 
 PREFIX = struct.Struct("<IHBB")
 MAX_FRAME_BYTES = 1 << 20  # four times the largest backlog reply (256 KB), so a legal frame never meets it
 MAX_HEADER_BYTES = 0xFFFF
-MAX_HEADER_ITEMS = (
-    8192  # items of one list; a nest of lists that announce more than they hold costs 8 bytes an item
-)
+MAX_HEADER_ITEMS = 8192  # of one list
+MAX_DEPTH = 32  # our own messages nest some ten deep (an agreement in an audit row)
 FLAG_LIVE = 1
 _ZERO = b"\0" * 8
+_KIND_AT = 6
 _STRINGS = frozenset((str,))
+_OPENING = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))  # first bytes of msgpack's maps and lists
+_LONG_LISTS = (b"\xdc", b"\xdd")
+_FEW_LONG_LISTS = 2  # that may announce a header's size each: 16 bytes of memory for each byte received
 _unpack_prefix = PREFIX.unpack_from
 _new_frame = tuple.__new__  # a named tuple's own constructor is a Python function
 
@@ -111,9 +116,17 @@ def decode(view: memoryview | bytes) -> Frame:
     return _decode_whole(view, total)
 
 
-def _unpack_header(packed: memoryview) -> dict[str, Any]:
+def _unpack_header(view: memoryview) -> dict[str, Any]:
+    packed = view.tobytes()
+    # Nearly every header has too few bytes that could open a list to break a limit: three searches in C.
+    if (
+        sum(map(packed.count, _LONG_LISTS)) > _FEW_LONG_LISTS
+        or len(packed) - len(packed.translate(None, _OPENING)) > MAX_DEPTH
+    ):
+        nesting.check(packed, MAX_DEPTH)
+    most = min(MAX_HEADER_ITEMS, len(packed))  # an item has a byte at least
     try:
-        header = msgpack.unpackb(packed, raw=False, strict_map_key=False, max_array_len=MAX_HEADER_ITEMS)
+        header = msgpack.unpackb(packed, raw=False, strict_map_key=True, max_array_len=most)
     except Exception as exc:
         raise MalformedFrame(f"the header is not msgpack ({type(exc).__name__}: {exc})") from exc
     if type(header) is not dict or not _STRINGS.issuperset(map(type, header)):
@@ -156,12 +169,14 @@ class FrameReader:
     Attributes:
         limit_bytes: of a frame.
         partial: what has arrived of a frame that is not whole; to be read only.
+        readable: kinds whose headers ``feed`` decodes; None for all.
     """
 
-    __slots__ = ("_need_bytes", "limit_bytes", "partial")
+    __slots__ = ("_need_bytes", "limit_bytes", "partial", "readable")
 
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self.limit_bytes = limit_bytes
+        self.readable: frozenset[int] | None = None
         self.partial = bytearray()
         self._need_bytes = 0
 
@@ -236,6 +251,8 @@ class FrameReader:
         try:
             while True:
                 total = peek_size(view, self.limit_bytes)
+                if total is not None and self.readable is not None and view[_KIND_AT] not in self.readable:
+                    raise not_enrolled()
                 if total is None or total > len(view):
                     break
                 yield _decode_whole(view[:total], total)

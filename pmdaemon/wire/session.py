@@ -17,7 +17,8 @@ count as unknown here. A frame that contradicts the table, a limit or the framin
 ERROR (``error_code``), closes that connection and nothing else.
 
 A peer without a certificate stays connected: it may ask for the CA (CA_QUERY) and enrol (ENROL), once each
-as far as its time goes, and dials again with what it got.
+as far as its time goes, and dials again with what it got. ``admit_enrolment_alone`` says so: of any other
+kind of frame nothing but the prefix is looked at.
 
 Limits: before WELCOME a peer may send ``MAX_HELLO_BYTES`` a frame, so that a stranger cannot make us buffer;
 after it ``MAX_CUT_BYTES``, below the general frame limit because a cut travels on inside a CUTS frame.
@@ -37,6 +38,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pmdaemon.errors import BadCut, FrameTooLarge, MalformedFrame, PeerRefused, ProtocolViolation, WireError
+from pmdaemon.excerpt import printable
 from pmdaemon.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 
@@ -97,6 +99,7 @@ def _table() -> dict[tuple[State, Side, Kind], State]:
 
 
 TABLE: Final = MappingProxyType(_table())
+ENROLMENT: Final = frozenset((int(Kind.CA_QUERY), int(Kind.ENROL)))
 WIRE_KINDS: Final = frozenset(kind for kind in Kind if kind < 64)
 
 _CODES: Final = (
@@ -118,7 +121,7 @@ def farewell(received: Frame) -> str:
     """What an agent's BYE or ERROR says, for people: as reason why its session has ended."""
     name = "BYE" if received.kind == Kind.BYE else "ERROR"
     text = received.header.get("text") or received.header.get("reason") or "no reason given"
-    return f"the agent said {name}: {str(text)[:300]}"
+    return f"the agent said {name}: {printable(text, 300)}"
 
 
 def negotiate(proto_min: int, proto_max: int) -> int:
@@ -170,6 +173,10 @@ class Session:
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
         return self._reader.pending_bytes
+
+    def admit_enrolment_alone(self) -> None:
+        """The peer has shown no certificate where one is needed."""
+        self._reader.readable = ENROLMENT
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Yield the frames that ``data`` completes, each allowed by the table or of an unknown kind.

@@ -12,7 +12,8 @@ width. A ``Shape`` is *learned* from an answer that was decoded and accepted. It
 
 An answer whose bytes under the mask are the pattern has frames of the same kinds, with the same keys in the
 same order and numbers of the same types, so decoding it would have given the same maps with other numbers.
-The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt).
+The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt),
+and times are below ``cut.MAX_TIME_US``, 2^53, so that their highest 11 bits are not free.
 Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
 learned. An answer of another shape (longer numbers, an older agent) is nobody's fault: it is decoded.
 
@@ -34,11 +35,13 @@ SIZES: Final = 4096  # sizes of answers that are remembered, a few hundred bytes
 CUT_KEYS: Final = ("gw", "ep", "seq", "n", "h", "m")
 REPLY_KEYS: Final = ("poll", "wall_us", "dropped")
 FREE_KEYS: Final = ("ep",)  # random numbers of 64 bits
+TIME_KEYS: Final = ("t", "d", "wall_us")
 _NUMBER_CODES: Final = {0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"}
 _from_bytes = int.from_bytes
 _LEAST: Final = 2 * PREFIX.size
 _BIN_16: Final = b"\xc4\x10"
 _FREE: Final = {"B": b"\0", "H": b"\0\0", "I": bytes(4), "Q": b"\x80" + bytes(7)}
+_FREE_TIME: Final = b"\xff\xe0" + bytes(6)
 
 
 class _Unlearnable(Exception):
@@ -66,7 +69,7 @@ class _Learner:
             wanted = bool(self._wanted) and key == self._wanted[0]
             if wanted:
                 self._wanted.pop(0)
-            self._value(wanted, key in FREE_KEYS)
+            self._value(wanted, key in FREE_KEYS, key in TIME_KEYS)
         if self._wanted or self._at != len(self._head):
             raise _Unlearnable
 
@@ -89,13 +92,16 @@ class _Learner:
         self._fix(1 + size)
         return self._head[start : start + size].decode()
 
-    def _value(self, wanted: bool, is_free: bool) -> None:
+    def _value(self, wanted: bool, is_free: bool, is_time: bool = False) -> None:
         kind = self._byte()
         if kind < 0x80:  # the number is in this byte
             self._number("B", b"\x80", wanted)
         elif (code := _NUMBER_CODES.get(kind)) is not None:
             self._fix(1)
-            self._number(code, bytes(8) if is_free and code == "Q" else _FREE[code], wanted)
+            if code == "Q" and (is_free or is_time):
+                self._number(code, bytes(8) if is_free else _FREE_TIME, wanted)
+            else:
+                self._number(code, _FREE[code], wanted)
         elif self._head.startswith(_BIN_16, self._at):
             self._fix(2)
             self._number("16s", bytes(16), wanted)

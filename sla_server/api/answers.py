@@ -14,6 +14,7 @@ from typing import Any, Final
 from flask import Request, Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
+from sla_server import strict_json
 from sla_server.api.errors import ApiError, BadInput
 from sla_server.api.routes import LIMIT_MAX, LONG_LIMIT_MAX, MAX_US
 
@@ -25,7 +26,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,18}:.+", re.DOTALL)
 
 def as_json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer; times and counts stay integers."""
-    text = json.dumps(body, separators=(",", ":"), default=str)
+    text = strict_json.dumps(body, default=str)
     return Response(text + "\n", status=status, mimetype="application/json", headers=dict(headers or {}))
 
 

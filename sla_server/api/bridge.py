@@ -9,7 +9,6 @@ on. Anything else ends the thread, and by the process's policy the process (the 
 
 from __future__ import annotations
 
-import json
 import select
 import threading
 from collections.abc import Sequence
@@ -18,11 +17,13 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.excerpt import printable
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
+from sla_server import strict_json
 from sla_server.api.calls import Calls
 from sla_server.api.live import LiveView
 
@@ -34,7 +35,7 @@ def _snapshot(message: frame.Frame) -> dict[str, Any]:
     """The live view: the header itself, or JSON in the blob when it exceeds a header (``json: true``)."""
     if not message.header.get("json"):
         return message.header
-    whole = json.loads(bytes(message.blob[: int(message.header["bytes"])]))
+    whole = strict_json.loads(bytes(message.blob[: int(message.header["bytes"])]).decode())
     if not isinstance(whole, dict):
         raise ValueError("snapshot is not a map")
     return whole
@@ -116,8 +117,8 @@ class Bridge:
             try:
                 for raw in frame.split(letter.payload):
                     self._hand_on(frame.decode(raw))
-            except (WireError, ValueError, KeyError, TypeError) as exc:
-                log.warning("message-dropped", sender=letter.sender, problem=str(exc))
+            except (WireError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as exc:
+                log.warning("message-dropped", sender=letter.sender, problem=printable(str(exc), 500))
         return len(letters)
 
     def _hand_on(self, message: frame.Frame) -> None:

@@ -20,8 +20,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
+
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.pressure import Pressure
+from sla_server import strict_json
 from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
@@ -34,6 +37,7 @@ EMPTY: Final[dict[str, Any]] = {
     "database": "",
     **{name: [] for name in LISTS},
 }
+log = structlog.get_logger("api-live")
 _ACTIVE: Final = frozenset(("requested", "sent", "confirmed", "seen"))
 
 
@@ -78,15 +82,22 @@ class LiveView:
         """Take a new snapshot and wake who waits.
 
         Raises:
-            ValueError: it is not of the documented form; nothing is changed.
+            ValueError: it is not of the documented form; nothing is changed. A bad row alone is dropped, and
+                a value that JSON has no form for is replaced.
         """
         if not isinstance(snapshot.get("at_us"), int):
             raise ValueError("snapshot without an integer at_us")
         full = {**EMPTY, **snapshot}
+        dropped = 0
         for name in LISTS:
-            if not isinstance(full[name], list) or not all(isinstance(row, dict) for row in full[name]):
-                raise ValueError(f"snapshot's {name} is not a list of maps")
-        text = json.dumps(full, separators=(",", ":"))
+            if not isinstance(full[name], list):
+                raise ValueError(f"snapshot's {name} is not a list")
+            rows = [row for row in full[name] if isinstance(row, dict)]
+            dropped += len(full[name]) - len(rows)
+            full[name] = rows
+        if dropped:
+            log.warning("snapshot-rows-dropped", rows=dropped)
+        text = strict_json.dumps(full)
         point = _trend_point(full)
         with self._changed:
             self._newest = Newest(self._newest.number + 1, self._clock.monotonic_ns(), full, text)
@@ -192,13 +203,13 @@ def _trend_point(snapshot: dict[str, Any]) -> dict[str, tuple[Any, Any, bool]]:
     helped = {
         str(row.get("victim", "")).partition("/")[0]
         for row in snapshot["throttles"]
-        if row.get("state") in _ACTIVE
+        if str(row.get("state")) in _ACTIVE
     }
     return {
         f"{row.get('name')}/{row.get('objective')}": (
             row.get("latency_us"),
             row.get("threshold_us"),
-            row.get("name") in helped,
+            str(row.get("name")) in helped,
         )
         for row in snapshot["slas"]
     }

@@ -91,8 +91,9 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
         f"token for {name}, good once until {words.when(expires_us)}. On the gateway's host, as its user:\n"
     )
     click.echo(
+        f"  read -rs SLA_ENROL_TOKEN && export SLA_ENROL_TOKEN    # then paste: {made}\n"
         f"  gateway-agent enrol --config agent.toml --server {shlex.quote(where)} \\\n"
-        f"    --token {shlex.quote(made)} \\\n    --fingerprint {authority.fingerprint()}"
+        f"    --fingerprint {authority.fingerprint()}"
     )
 
 
@@ -156,9 +157,12 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 @click.argument("who", metavar="NAME|GATEWAY_ID|SERIAL")
 @click.option("--reason", default="", help="Kept with the revocation.")
 def revoke(who: str, reason: str) -> None:
-    """End a gateway's certificates; a live session is closed within about a second."""
-    for entry in _authority(_config()).revoke(who, reason):
+    """End a gateway's certificates and withdraw its tokens; a live session ends within about a second."""
+    revoked, withdrawn = _authority(_config()).revoke(who, reason)
+    for entry in revoked:
         click.echo(f"revoked {entry.serial} of {entry.name} ({entry.gateway_id})")
+    for token in withdrawn:
+        click.echo(f"withdrawn the token that waited for {token.name}")
 
 
 @ca.command("list")

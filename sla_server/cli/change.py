@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import click
 
+from pmdaemon.excerpt import printable_lines
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, Refused
 from sla_server.cli.parts import Part, cut, in_file
@@ -45,7 +46,7 @@ def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
             word = "no change, stays in force as" if dry_run else "no change, in force as"
         click.echo(f"{item['name']}: {word} version {item.get('version')}")
     for warning in answer.get("warnings", []):
-        click.echo(f"note: {warning}", err=True)
+        click.echo(f"note: {printable_lines(str(warning))}", err=True)
     if dry_run:
         click.echo("The documents are valid. Nothing was changed (--dry-run).")
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import click
 
+from pmdaemon.excerpt import printable_lines
 from pmdaemon.runtime.failures import outermost
 
 
@@ -19,9 +20,12 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """See ``click.Group``."""
-        with outermost(self.program):
+        with outermost(self.program, self._tell):
             try:
                 return super().invoke(ctx)
             except BrokenPipeError as exc:  # the reader of our output has seen enough
                 ended = exc
         raise ended  # click knows what to do
+
+    def _tell(self, text: str) -> None:
+        click.echo(printable_lines(f"{self.program}: {text}"), err=True)

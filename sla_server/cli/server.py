@@ -15,6 +15,7 @@ import click
 
 from pmdaemon.config import parse_listen
 from pmdaemon.errors import ConfigError
+from pmdaemon.excerpt import printable_lines
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
@@ -164,7 +165,8 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
             reasons = "".join(f"{line}\n" for line in found.troubles())
-            click.echo(f"sla-server: {what}\n{reasons}the end of {log_path}:\n{tail}", err=True)
+            said = printable_lines(f"{reasons}the end of {log_path}:\n{tail}")
+            click.echo(f"sla-server: {what}\n{said}", err=True)
             raise SystemExit(EX_TEMPFAIL if ended is None else max(ended, 1))
         time.sleep(0.1)
     click.echo(f"server started (pid {process.pid}), page: {page_of(config, client)}")
@@ -189,7 +191,8 @@ def status(path: Path | None, output: str) -> None:
     if output == "json":
         click.echo(json.dumps({"pid": pid, "page": page, "is_well": found.is_well, **asdict(found)}))
     else:
-        click.echo("\n".join([f"running, pid {pid}, page {page}", *found.lines()]))
+        lines = "\n".join(found.lines())
+        click.echo(f"running, pid {pid}, page {page}\n{printable_lines(lines)}")
     if not found.is_well:
         raise SystemExit(1)
 

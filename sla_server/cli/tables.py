@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from pmdaemon.excerpt import printable_lines
 from sla_server.cli import words
 
 Row = dict[str, Any]
@@ -218,5 +219,11 @@ def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*(column.value(row, now_us) for column in columns))
+        table.add_row(*(_cell(column.value(row, now_us)) for column in columns))
     return table
+
+
+def _cell(value: str | Text) -> str | Text:
+    """What gateways and people have written goes to a terminal here: no control characters."""
+    text = printable_lines(value if isinstance(value, str) else value.plain)
+    return text if isinstance(value, str) else Text(text, value.style)

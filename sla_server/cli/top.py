@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pmdaemon.excerpt import printable_lines
 from sla_server.cli import words
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
@@ -69,7 +70,7 @@ def frame(snapshot: Row, trouble: str = "") -> RenderableType:
     now_us = int(snapshot.get("at_us") or 0)
     parts: list[RenderableType] = [_headline(snapshot, trouble)]
     if trouble:
-        parts.append(Text(trouble, words.BAD))
+        parts.append(Text(printable_lines(trouble), words.BAD))
     known = bool(snapshot.get("at_us"))  # before the first live view an empty list says nothing
     sections: tuple[tuple[tuple[Column, ...], list[Row], str], ...] = (
         (SLAS, snapshot.get("slas", []), NO_SLAS if known else "Agreements are not known yet."),
@@ -102,7 +103,7 @@ def _headline(snapshot: Row, trouble: str) -> Table:
     if policy.get("version"):
         facts.append(f"policy {policy['version']}")
     stamp = "" if trouble else words.when(snapshot.get("at_us"))
-    line.add_row(Text(" · ".join(facts), "bold"), Text(stamp, "dim"))
+    line.add_row(Text(printable_lines(" · ".join(facts)), "bold"), Text(stamp, "dim"))
     return line
 
 

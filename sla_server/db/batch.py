@@ -129,5 +129,5 @@ def _add_rows(batch: Batch, queue_seq: int, rows: object) -> None:
     for position, pair in enumerate(rows if isinstance(rows, list) else ()):
         try:
             batch.rows.append(check_row(pair[0], pair[1]))
-        except (BadRecord, LookupError, TypeError) as exc:
+        except (BadRecord, LookupError, TypeError, ValueError, OverflowError) as exc:
             batch.refused.append(Refused(queue_seq, position, "record", str(exc)))

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.excerpt import excerpt, printable
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -121,9 +122,9 @@ class Intake:
                     self._absorb_record(parsed.header, message, result)
                 else:
                     self.counts["unknown"] += 1
-            except (WireError, LookupError, TypeError) as exc:
+            except (WireError, LookupError, TypeError, ValueError, OverflowError) as exc:
                 self.counts["malformed"] += 1
-                log.warning("malformed-message", sender=message.sender, error=str(exc))
+                log.warning("malformed-message", sender=message.sender, error=printable(str(exc), 500))
         for sender, keys in durable.items():
             rows = [[gw, ep, self._high_water.of(gw, ep)] for gw, ep in sorted(keys)]
             result.notices += self._frames(Kind.DURABLE, sender, [row for row in rows if row[2]])
@@ -171,20 +172,24 @@ class Intake:
                 )
 
     def _absorb_record(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+        """A row that cannot be stored is left out; with ``together`` none is stored without the others."""
         request = header.get("req")
-        error = ""
-        try:
-            for pair in header["rows"]:
-                check_row(pair[0], pair[1])
-        except BadRecord as exc:
-            error = str(exc)
-        except (LookupError, TypeError):
-            error = "`rows` is no list of [table, row]"
+        rows = header.get("rows")
+        error = "" if isinstance(rows, list) else "`rows` is no list of [table, row]"
+        sound: list[Any] = []
+        for pair in rows if isinstance(rows, list) else ():
+            if problem := _problem_of(pair):
+                self.counts["rows_refused"] += 1
+                error = error or problem
+            else:
+                sound.append(pair)
         if error:
-            self.counts["rows_refused"] += 1
-            log.warning("record-refused", sender=message.sender, error=error)
-        else:
-            result.records.append(message.payload)
+            left = 0 if header.get("together") is True else len(sound)
+            log.warning("record-refused", sender=message.sender, error=printable(error, 500), stored=left)
+            sound = sound[:left]
+        if sound or not error:
+            payload = frame.encode(Kind.RECORD, {**header, "rows": sound}) if error else message.payload
+            result.records.append(payload)
             result.is_urgent = True
         if isinstance(request, str):
             answer = {"req": request, "ok": not error, "error": error}
@@ -200,6 +205,19 @@ class Intake:
         for start in range(0, len(rows), HIGH_WATERS_A_FRAME):
             header = {"inc": self._incarnation, "hw": list(rows[start : start + HIGH_WATERS_A_FRAME])}
             yield Notice(recipient, frame.encode(kind, header))
+
+
+def _problem_of(pair: object) -> str:
+    """Why one [table, row] of a RECORD cannot be stored; empty if it can."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return f"`rows` holds {excerpt(pair)}, expected [table, row]"
+    try:
+        check_row(pair[0], pair[1])
+    except BadRecord as exc:
+        return str(exc)
+    except (LookupError, TypeError, ValueError, OverflowError) as exc:
+        return f"a row of {excerpt(pair[0])} cannot be read ({type(exc).__name__})"
+    return ""
 
 
 def _times(header: dict[str, Any], n: int) -> dict[str, list[int]]:

@@ -12,15 +12,16 @@ makes none. Event ids are uuid5 of what happened.
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, select
 
+from sla_server import strict_json
 from sla_server.db import schema
-from sla_server.db.batch import Batch
+from sla_server.db.batch import Batch, Refused
 from sla_server.db.query import chunks
 from sla_server.db.records import clean
 from sla_server.db.rollup import HOUR_US, Ingested
@@ -38,6 +39,7 @@ _SEVERITY: Final = {
 }
 _PRESENT: Final = ("up", "stalled", "detached")
 SHOWN: Final = 5  # names in the text of an event
+REFUSED_SHOWN: Final = 3  # of one gateway in one batch
 SHOWN_DETAILS: Final = 100  # and in its details
 _INT_MAX: Final = (1 << 63) - 1
 
@@ -46,7 +48,7 @@ def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, 
     """A row of ``events`` whose id follows from ``identity``."""
     unique_name = "\0".join(str(part) for part in (kind, *identity))
     texts = {"element": "", "subject": "", "text": "", **columns}
-    texts["details"] = json.dumps(columns.get("details", {}), ensure_ascii=False)
+    texts["details"] = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
     return {
         "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
         "at_us": at_us,
@@ -80,10 +82,22 @@ def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
             subject=names.get(item.element) or item.element,
             text=item.reason,
         )
-        for item in batch.refused
+        for item in _fewest(batch.refused)
     ]
     unique = {row["event_id"]: row for row in reversed(events)}
     upsert(connection, schema.events, list(unique.values()))
+
+
+def _fewest(refused: Sequence[Refused]) -> Iterator[Refused]:
+    """The first few of each element, and how many more there are: an event is a row for months."""
+    by_element: dict[str, list[Refused]] = {}
+    for item in refused:
+        by_element.setdefault(item.element, []).append(item)
+    for items in by_element.values():
+        yield from items[:REFUSED_SHOWN]
+        if len(items) > REFUSED_SHOWN:
+            next_one, more = items[REFUSED_SHOWN], len(items) - REFUSED_SHOWN - 1
+            yield replace(next_one, reason=f"{next_one.reason}; {more} more in the same batch")
 
 
 def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:

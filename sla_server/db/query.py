@@ -8,7 +8,6 @@ Thread: any; each call takes a connection from the pool and gives it back.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from sqlalchemy import (
     select,
 )
 
+from sla_server import strict_json
 from sla_server.db import schema
 from sla_server.db.engine import translated
 
@@ -50,11 +50,11 @@ def one_of(connection: Connection, column: Column[Any], items: Sequence[Any]) ->
 
 
 def decode_json(rows: list[Row], columns: Iterable[str]) -> list[Row]:
-    """Decode text columns that hold JSON, in place; empty text is None."""
+    """Decode text columns that hold JSON, in place; empty text and numbers like NaN are None."""
     for row in rows:
         for name in columns:
             value = row.get(name)
-            row[name] = json.loads(value) if value else None
+            row[name] = strict_json.loads(value) if value else None
     return rows
 
 

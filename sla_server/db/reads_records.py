@@ -102,11 +102,19 @@ class RecordReads(Queries):
         statement = select(table).order_by(table.c.requested_us.desc(), table.c.throttle_id).limit(limit)
         return self._rows(statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement)
 
-    def events(self, limit: int = 100, before: str | None = None, since_us: int | None = None) -> list[Row]:
+    def events(
+        self,
+        limit: int = 100,
+        before: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> list[Row]:
         """Newest first, ``details`` decoded; ``before``: the cursor of the last row of the former page."""
         statement = self._page(schema.events, "event_id", limit, before)
         if since_us is not None:
             statement = statement.where(schema.events.c.at_us >= since_us)
+        if until_us is not None:
+            statement = statement.where(schema.events.c.at_us <= until_us)
         return decode_json(self._with_cursor(self._rows(statement), "event_id"), ("details",))
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:

@@ -7,13 +7,14 @@ order first.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, update
 
+from pmdaemon.excerpt import excerpt, printable
+from sla_server import strict_json
 from sla_server.db import schema
 from sla_server.db.errors import BadRecord
 from sla_server.db.upserts import upsert
@@ -41,13 +42,15 @@ def check_row(table_name: object, row: object) -> tuple[str, Row]:
         BadRecord: no such table for RECORD, no such column, no key, or a value of the wrong type.
     """
     if not isinstance(table_name, str) or table_name not in _TABLES:
-        raise BadRecord(str(table_name), f"RECORD writes only {', '.join(_TABLES)}")
+        raise BadRecord(excerpt(table_name), f"RECORD writes only {', '.join(_TABLES)}")
     if not isinstance(row, Mapping):
         raise BadRecord(table_name, f"expected a map, got {type(row).__name__}")
     table, kinds = _TABLES[table_name], _KINDS[table_name]
     unknown = set(row) - set(kinds)
     if unknown:
-        raise BadRecord(table_name, f"no such column: {', '.join(sorted(map(str, unknown)))}")
+        raise BadRecord(
+            table_name, f"no such column: {', '.join(sorted(printable(name, 60) for name in unknown))}"
+        )
     if table_name == "policies" and set(row) != _POLICY_COLUMNS:
         raise BadRecord(table_name, "RECORD sets only `state`, by `version`")
     if table_name == "gateways" and (set(row) != _LOST_COLUMNS or row["state"] != "lost"):
@@ -72,7 +75,7 @@ def _checked(table: Table, name: str, value: Any) -> Any:
         raise BadRecord(table.name, f"column {name!r} must not be null")
     if kind is str:
         if name in schema.JSON_COLUMNS.get(table.name, ()) and not isinstance(value, str):
-            return clean(json.dumps(value, ensure_ascii=False, default=str))
+            return clean(strict_json.dumps(value, separators=None, ensure_ascii=False, default=str))
         if isinstance(value, str):
             return clean(value)
     elif kind is bool:
@@ -80,17 +83,25 @@ def _checked(table: Table, name: str, value: Any) -> Any:
             return bool(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         return _number(table, name, kind, value)
-    raise BadRecord(table.name, f"column {name!r} takes {kind.__name__}, not {value!r:.80}")
+    raise BadRecord(table.name, f"column {name!r} takes {kind.__name__}, not {excerpt(value, 80)}")
 
 
 def _number(table: Table, name: str, kind: type, value: float) -> float | None:
     if kind is float:
-        if math.isnan(value) and table.c[name].nullable:
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more than 1,024 bits
+            number = math.inf
+        if math.isfinite(number):
+            return number
+        if table.c[name].nullable:
             return None
-        return float(value)
+        raise BadRecord(table.name, f"column {name!r} takes a finite number, not {excerpt(value)}")
     limit = _INT_LIMIT[type(table.c[name].type).__name__]
     if not math.isfinite(value) or value != int(value) or not -limit <= value < limit:
-        raise BadRecord(table.name, f"column {name!r} takes a whole number below {limit}, not {value!r}")
+        raise BadRecord(
+            table.name, f"column {name!r} takes a whole number below {limit}, not {excerpt(value)}"
+        )
     return int(value)
 
 

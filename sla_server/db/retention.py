@@ -30,12 +30,17 @@ LOCK_WAIT_MS: Final = 2_000  # while we wait for a reader, other readers wait be
 
 
 class Rule(NamedTuple):
-    """Rows of ``table`` whose ``column`` is older than the setting ``days`` leave, if ``condition`` holds."""
+    """Rows of ``table`` whose ``column`` is older than the setting ``days`` leave, if ``condition`` holds.
+
+    ``both_ways``: also rows as far ahead. No clock that was set right again explains them, they would be the
+    newest for ever, and their age would never come.
+    """
 
     table: str
     column: str
     days: str
     condition: str = "true"
+    both_ways: bool = False
 
 
 RULES: Final = (
@@ -45,7 +50,7 @@ RULES: Final = (
     Rule("rollup_hours", "hour_us", "hours_days"),
     Rule("slices", "start_us", "slices_days"),
     Rule("episodes", "opened_us", "slices_days", "closed_us IS NOT NULL"),
-    Rule("events", "at_us", "events_days"),
+    Rule("events", "at_us", "events_days", both_ways=True),
     Rule(
         "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
     ),
@@ -121,11 +126,16 @@ class Retention:
             chosen = "ctid = ANY (ARRAY (SELECT ctid {}))"
         else:
             table, chosen = rule.table, "rowid IN (SELECT rowid {})"
-        old = f"{rule.column} > 0 AND {rule.column} < :limit_us AND {rule.condition}"
+        limits = {"limit_us": self._limit_us(rule, now_us)}
+        age = f"{rule.column} > 0 AND {rule.column} < :limit_us"
+        if rule.both_ways:
+            limits["ahead_us"] = 2 * now_us - limits["limit_us"]
+            age = f"({age} OR {rule.column} > :ahead_us)"
+        old = f"{age} AND {rule.condition}"
         some = f"FROM {table} WHERE {old} LIMIT {STEP_ROWS}"
         statement = text(f"DELETE FROM {table} WHERE " + chosen.format(some))  # noqa: S608
         with begin(self._engine) as connection:
-            deleted = connection.execute(statement, {"limit_us": self._limit_us(rule, now_us)}).rowcount
+            deleted = connection.execute(statement, limits).rowcount
         if deleted:
             log.info("rows-deleted", table=table, rows=deleted)
         return deleted >= STEP_ROWS

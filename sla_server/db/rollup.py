@@ -13,16 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, Cut, problem_of
+from pmdaemon.wire.cut import Cut, overflows, problem_of
 
 HOUR_US: Final = 3_600_000_000
-MAX_COUNTER: Final = 1 << 47  # per cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
 MAX_UNIX_US: Final = 4_102_444_800_000_000  # the year 2100
 MAX_DURATION_US: Final = 86_400_000_000  # a day
-_CUMULATIVE: Final = ("cum_reads", "cum_writes", "cum_read_bytes", "cum_write_bytes")
-_SUMMED: Final = np.array(
-    [index for name, index in COL.items() if name != "stream_id" and name not in _CUMULATIVE]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class CutColumns:
         hist_rows = np.repeat(self.rows, self.hist_entries)
         missed_rows = np.repeat(self.rows, self.missed_entries)
         problem = problem_of(self.counters, self.hist, self.missed, hist_rows, missed_rows)
-        return problem is None and not _overflows(self.counters)
+        return problem is None and not overflows(self.counters)
 
 
 def columns_of(items: Sequence[Ingested]) -> CutColumns:
@@ -95,13 +90,9 @@ def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.frombuffer(b"".join([np.ascontiguousarray(one).data for one in arrays]), arrays[0].dtype)
 
 
-def _overflows(counters: npt.NDArray[np.int64]) -> bool:
-    return bool(counters.size) and int(counters[_SUMMED].max()) > MAX_COUNTER
-
-
 def screen(item: Ingested) -> str | None:
     """Why this cut cannot be true, or None."""
-    return screen_header(item) or ("a counter exceeds 2**47" if _overflows(item.cut.counters) else None)
+    return screen_header(item) or ("a counter exceeds 2**47" if overflows(item.cut.counters) else None)
 
 
 def screen_header(item: Ingested) -> str | None:

@@ -28,7 +28,7 @@ from sla_server.db.sheets import MAXIMA, SUMS, Int64s, MissedSums, Sheet, Stream
 from sla_server.db.watermarks import spool_floors
 
 FULL_BYTES: Final = 512 << 20  # sheets of 4 slots of 64,000 streams
-FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see rollup.MAX_COUNTER
+FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see cut.MAX_COUNTER
 MANY_SLOTS: Final = 2  # so many there are whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")

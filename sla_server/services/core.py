@@ -16,6 +16,8 @@ from typing import Final
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.excerpt import printable
+from pmdaemon.gateways.alerts import parse_alert
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
@@ -47,7 +49,7 @@ from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
 FIRST_PAIR: Final = "pair-0"
-_GONE: Final = frozenset(("lost", "detached", "stalled", "refused"))
+_GONE: Final = frozenset(("lost", "detached", "stalled"))
 
 
 class Services:
@@ -80,7 +82,8 @@ class Services:
         self._requests = Requests(self, config.request_limit_s)
         self._episodes = Episodes(start.episodes, now_us)
         self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
-        self._shown = Shown(start.events)
+        self._clock = clock
+        self._shown = Shown(start.events, now_us)
         self._pressures = Pressures()
         self._problems = Problems(now_ns, now_us)
         self._standings: dict[tuple[str, str], Standing] = {}
@@ -124,16 +127,15 @@ class Services:
             handler(sender, parsed, now_ns, now_us)
         except WireError as exc:
             self._note_bad(sender, exc)
-        except (KeyError, TypeError, IndexError) as exc:
+        except Exception as exc:
             # A header of ours that lacks what messages.md promises; the trace tells it from a bug in here.
             log.exception("message-failed", sender=sender)
             self._note_bad(sender, exc)
 
     def _note_bad(self, sender: str, error: Exception) -> None:
         self.bad_frames += 1
-        log.error(
-            "bad-message", sender=sender, error=f"{type(error).__name__}: {error}", count=self.bad_frames
-        )
+        text = printable(f"{type(error).__name__}: {error}", 500)
+        log.error("bad-message", sender=sender, error=text, count=self.bad_frames)
 
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         header = message.header
@@ -148,7 +150,9 @@ class Services:
         self._pair_of[header["gw"]] = sender
         if header["state"] == "detached":
             self._attendance.await_return(header["gw"], header["name"], now_ns)
-        elif header["state"] != "refused":  # it was another with its name, perhaps
+        elif header["state"] == "refused":
+            return  # perhaps by a peer that used the id of a gateway which is there
+        else:
             self._attendance.settled(header["gw"])
         if header["state"] in _GONE:
             self.brain.gateway_lost(header["gw"], header.get("reason", header["state"]), now_ns)
@@ -175,16 +179,15 @@ class Services:
         self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        header = message.header
-        kind, at_us = str(header["kind"]), header.get("at_us", now_us)
-        severity = header["severity"] if header["severity"] in ("info", "warning", "critical") else "warning"
-        gateway_id, name = header["gw"], self._problems.name_of(header["gw"])
-        details = {**(header.get("details") or {}), "gateway_id": gateway_id}
-        text = f"gateway {name}: {header['text']}"
+        gateway_id, said = message.header["gw"], parse_alert(message.header, now_us)
+        kind, severity, at_us = said["kind"], said["severity"], said["at_us"]
+        name = self._problems.name_of(gateway_id)
+        details = {**said["details"], "gateway_id": gateway_id}
+        text = f"gateway {name}: {said['text']}"
         # Told again to a process that does not know the name yet, it is the same event.
         event_id = identity("event", kind, "gateway", gateway_id, at_us)
         self._note(event_row(kind, severity, "gateway", name, text, at_us, details, event_id))
-        self._problems.alert(gateway_id, kind, str(header["text"]), at_us, now_ns)
+        self._problems.alert(gateway_id, kind, said["text"], at_us, now_ns)
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = pressure.parse(message.header)
@@ -268,7 +271,7 @@ class Services:
 
     def _take(self, found: Found, now_us: int) -> None:
         self._rows += found.judgement.rows
-        self._shown.add(row for table, row in found.judgement.rows if table == "events")
+        self._show(found.judgement.rows, now_us)
         for key, start_us, end_us in found.judgement.bad:
             self._rows += self._episodes.bad_slice(key, start_us, end_us)
         self._standings = found.judgement.standings
@@ -277,7 +280,7 @@ class Services:
             remaining = standing.budget.remaining_ratio
             self.brain.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
         self._shown.processes = found.processes
-        self._shown.add(found.events)
+        self._shown.add(found.events, now_us)
         if found.policy_looked:
             if found.policy is not None:
                 self._note(*self._policy.look(found.policy, self.brain, now_us))
@@ -306,11 +309,13 @@ class Services:
     def _note(self, *rows: tuple[str, Row]) -> None:
         """Record rows; events among them are shown at once."""
         self._rows += rows
-        events = [row for table, row in rows if table == "events"]
-        for row in events:
-            if row["severity"] == "critical":
+        for table, row in rows:
+            if table == "events" and row["severity"] == "critical":
                 log.warning("critical-event", kind=row["kind"], subject=row["subject"], text=row["text"])
-        self._shown.add(events)
+        self._show(rows, self._clock.unix_us())
+
+    def _show(self, rows: Iterable[tuple[str, Row]], now_us: int) -> None:
+        self._shown.add((row for table, row in rows if table == "events"), now_us)
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._miss_gateways(now_ns, now_us)
@@ -324,7 +329,7 @@ class Services:
         header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         for row in header["processes"]:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
-        header["problems"] = self._problems.now(now_ns)
+        header["problems"] = self._problems.now(now_ns) + self._shown.problems(now_us)
         self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
 
     def _miss_gateways(self, now_ns: int, now_us: int) -> None:

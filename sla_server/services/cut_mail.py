@@ -40,6 +40,8 @@ def read_cuts(message: frame.Frame, on_bad: Callable[[BadCut], None]) -> list[Pl
     sound: list[Place] = []
     for position, cut in found:
         problem = cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows)
+        if problem is None and cuts.overflows(cut.counters):
+            problem = f"a counter exceeds {cuts.MAX_COUNTER}"
         if problem is None:
             sound.append((position, cut))
         else:
@@ -59,7 +61,8 @@ def _all_sound(found: Sequence[Cut]) -> bool:
         np.repeat(rows, [len(cut.hist) for cut in found]),
         np.repeat(rows, [len(cut.missed) for cut in found]),
     )
-    return problem is None
+    summed = np.concatenate([cut.counters[cuts.SUMMED].ravel() for cut in found])
+    return problem is None and (not summed.size or int(summed.max()) <= cuts.MAX_COUNTER)
 
 
 def _frames_end(blob: memoryview, count: int) -> int:

@@ -24,6 +24,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.errors import FrameTooLarge
+from pmdaemon.excerpt import printable
 from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -37,6 +38,8 @@ RESEND_LAST_NS: Final = 60_000_000_000  # while it stays away its ring must not 
 FRAME_ROWS: Final = 128
 """Slices are some 300 bytes a row, a header holds 64 KiB; what does not fit is halved, and encoded again."""
 Done = Callable[[bool, str], None]
+Rejected = list[tuple[str, str]]
+"""Table of a row, and why it cannot be recorded."""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class Journal:
     """See the module.
 
     Attributes:
-        lost: frames dropped because the limit was reached
+        lost: frames dropped because the limit was reached, and rows that fit no frame
         resent: times the queue was sent again
     """
 
@@ -83,15 +86,24 @@ class Journal:
     def append(self, rows: Rows, done: Done | None = None) -> None:
         """Queue rows; ``done(ok, error)`` is called once all of them are durable or refused.
 
-        Raises:
-            FrameTooLarge: a single row exceeds a frame header (64 KiB).
+        Rows with ``done`` belong together: dbmanager stores those of one frame all or none. A row that fits
+        no frame (64 KiB), or holds what msgpack has no form for, is dropped, counted and logged; with
+        ``done`` none is queued.
         """
         if not rows:
             if done is not None:
                 done(True, "")
             return
-        parts = _frames(rows, f"{self._tag}.{self._serial}")
+        parts, unfit = _frames(rows, f"{self._tag}.{self._serial}", together=done is not None)
         self._serial += 1
+        for table, problem in unfit:
+            self.lost += 1
+            log.error("record-unfit", table=table, problem=problem, lost=self.lost)
+        if unfit and done is not None:
+            done(False, f"a row of {unfit[0][0]} cannot be recorded: {unfit[0][1]}")
+            return
+        if not parts:
+            return
         size = sum(len(payload) for _, payload in parts)
         if self._bytes + size > self._limit_bytes:
             self.lost += len(parts)
@@ -151,9 +163,10 @@ class Journal:
         return sum(not entry.answered for entry in self._entries)
 
 
-def _frames(rows: Rows, request: str) -> list[tuple[str, bytes]]:
-    """RECORD frames that carry all rows in order, each with its own id."""
+def _frames(rows: Rows, request: str, *, together: bool) -> tuple[list[tuple[str, bytes]], Rejected]:
+    """RECORD frames that carry all rows in order, each with its own id; and the rows that fit none."""
     frames: list[tuple[str, bytes]] = []
+    unfit: Rejected = []
 
     def pack(part: Rows) -> None:
         name = f"{request}.{len(frames)}"
@@ -162,14 +175,17 @@ def _frames(rows: Rows, request: str) -> list[tuple[str, bytes]]:
             "req": name,
             "from": "services",
         }
+        if together:
+            header["together"] = True
         try:
             frames.append((name, frame.encode(Kind.RECORD, header)))
-        except FrameTooLarge:
+        except (FrameTooLarge, TypeError, ValueError, OverflowError) as exc:
             if len(part) == 1:
-                raise
+                unfit.append((part[0][0], printable(f"{type(exc).__name__}: {exc}", 300)))
+                return
             pack(part[: len(part) // 2])
             pack(part[len(part) // 2 :])
 
     for first in range(0, len(rows), FRAME_ROWS):
         pack(rows[first : first + FRAME_ROWS])
-    return frames
+    return frames, unfit

@@ -29,6 +29,7 @@ from sla_server.services.store import Row, Store
 log = structlog.get_logger("looker")
 SHOWN_EVENTS: Final = 20
 LOOK_LIMIT_S: Final = 600.0  # between two breaths: a few statements of SQL, for which SQLite has no limit
+AHEAD_US: Final = 86_400 * 1_000_000  # an event further ahead than a day was not raised under a true clock
 MORE_S: Final = 0.1
 """In which others get the processor, and dbmanager what was judged."""
 WAY_S: Final = 0.1
@@ -163,7 +164,10 @@ class Looker:
                 with self._lock:
                     self._catalog = self._catalog or catalog
                 raise
-        processes, events = self._store.processes(), self._store.newest_events(SHOWN_EVENTS)
+        processes, events = (
+            self._store.processes(),
+            self._store.newest_events(SHOWN_EVENTS, now_us + AHEAD_US),
+        )
         policy_due = policy_wanted or self._is_policy_due(now_us)
         policy = self._look_at_policies(now_us) if policy_due else None
         # Last, because what it judges must not be thrown away by a later read that fails.

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import structlog
 
 from pmdaemon.errors import FrameTooLarge
+from pmdaemon.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from sla_server import strict_json
 from sla_server.agreements.history import Counts
 from sla_server.agreements.standing import Standing
-from sla_server.services.looker import SHOWN_EVENTS
+from sla_server.services.looker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.rows import Row
 
+SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
+EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new volumes some 13 KB
+LEFT_OUT_KNOWN: Final = 1000
+LEFT_OUT_US: Final = 60_000_000  # SQL is read more often
+log = structlog.get_logger("services")
 _NOT_JUDGED: Final[Row] = {
     "compliance": None,
     "coverage": None,
@@ -23,19 +31,59 @@ _NOT_JUDGED: Final[Row] = {
 }
 
 
-class Shown:
-    """The newest events, whoever raised them, and the processes. Belongs to the main loop."""
+class _LeftOut(NamedTuple):
+    """An event that cannot be shown, since when, and when it was last read."""
 
-    def __init__(self, events: Iterable[Row]) -> None:
+    reason: str
+    since_us: int
+    seen_us: int
+
+
+class Shown:
+    """The newest events, whoever raised them, and the processes. Belongs to the main loop.
+
+    An event that cannot be shown (its time lies ahead, a key is missing, it is too large) is left out,
+    logged, and counted in ``problems``: no event takes the others with it.
+    """
+
+    def __init__(self, events: Iterable[Row], now_us: int) -> None:
         self.processes: list[Row] = []
         self._events: dict[str, Row] = {}
-        self.add(events)
+        self._left_out: dict[str, _LeftOut] = {}
+        self.add(events, now_us)
 
-    def add(self, events: Iterable[Row]) -> None:
+    def add(self, events: Iterable[Row], now_us: int) -> None:
         """Events of ours at once, and all again as SQL has them; the same one counts once."""
         for row in events:
-            self._events.setdefault(row["event_id"], row)
+            if (reason := _why_not_shown(row, now_us)) is None:
+                self._events.setdefault(row["event_id"], row)
+            else:
+                self._leave_out(row, reason, now_us)
         self._events = {row["event_id"]: row for row in self.events()}
+
+    def _leave_out(self, row: Row, reason: str, now_us: int) -> None:
+        name = excerpt(row.get("event_id"))
+        known = self._left_out.get(name)
+        if known is None:
+            log.error("event-not-shown", event_id=name, kind=excerpt(row.get("kind")), reason=reason)
+            if len(self._left_out) >= LEFT_OUT_KNOWN:
+                self._left_out.clear()
+        since_us = now_us if known is None else known.since_us
+        self._left_out[name] = _LeftOut(reason, since_us, now_us)
+
+    def problems(self, now_us: int) -> list[Row]:
+        """A row for the page's list of problems if events are left out that were read lately."""
+        self._left_out = {
+            name: item for name, item in self._left_out.items() if now_us - item.seen_us <= LEFT_OUT_US
+        }
+        if not self._left_out:
+            return []
+        event_id, newest = next(reversed(self._left_out.items()))
+        text = (
+            f"{len(self._left_out)} events cannot be shown; the newest of them, {event_id}, {newest.reason}"
+        )
+        since_us = min(item.since_us for item in self._left_out.values())
+        return [{"process": "services", "what": "events", "since_us": since_us, "reason": text}]
 
     def events(self) -> list[Row]:
         """Newest first."""
@@ -69,14 +117,39 @@ class Shown:
         }
 
 
+def _why_not_shown(row: Row, now_us: int) -> str | None:
+    """What is wrong with an event; None if it can be shown."""
+    for key in ("event_id", "kind", "severity", "element", "subject", "text"):
+        if not isinstance(row.get(key), str):
+            return f"has no text as {key!r}"
+    at_us = row.get("at_us")
+    if type(at_us) is not int or not 0 <= at_us <= now_us + AHEAD_US:
+        return f"has the time {excerpt(at_us)}, which is none or more than a day ahead"
+    size = len(strict_json.dumps(row))
+    return f"has {size} bytes, limit {EVENT_BYTES}" if size > EVENT_BYTES else None
+
+
 def snapshot_frame(header: Row) -> bytes:
     """SNAPSHOT; one that exceeds a frame header goes as JSON in the blob, and its header says ``json: true``.
 
-    Raises:
-        FrameTooLarge: more than 1 MiB, which the largest ``live_rows`` do not reach.
+    What has no form in JSON is replaced, and what exceeds a frame is cut: the longest list loses its last
+    half, again and again, and ``cut_short`` says how many rows are missing of which.
     """
     try:
         return frame.encode(Kind.SNAPSHOT, header)
-    except FrameTooLarge:
-        text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-        return frame.encode(Kind.SNAPSHOT, {"at_us": header["at_us"], "json": True, "bytes": len(text)}, text)
+    except (FrameTooLarge, TypeError, ValueError, OverflowError):
+        text = strict_json.dumps(header).encode()
+    missing: dict[str, int] = {}
+    while len(text) > SNAPSHOT_BYTES:
+        lists = {name: rows for name, rows in header.items() if isinstance(rows, list) and rows}
+        if not lists:
+            header = {"at_us": header["at_us"], "mode": header["mode"]}
+        else:
+            name = max(lists, key=lambda name: len(strict_json.dumps(lists[name])))
+            kept = lists[name][: len(lists[name]) // 2]
+            missing[name] = missing.get(name, 0) + len(lists[name]) - len(kept)
+            header = {**header, name: kept, "cut_short": missing}
+        text = strict_json.dumps(header).encode()
+    if missing:
+        log.error("snapshot-cut-short", **missing)
+    return frame.encode(Kind.SNAPSHOT, {"at_us": header["at_us"], "json": True, "bytes": len(text)}, text)

@@ -76,9 +76,9 @@ class SqlStore:
             cursor = rows[-1]["cursor"]
         return False
 
-    def newest_events(self, limit: int) -> list[Row]:
+    def newest_events(self, limit: int, until_us: int) -> list[Row]:
         """See ``Store``."""
-        rows = self._reader.events(limit=limit)
+        rows = self._reader.events(limit=limit, until_us=until_us)
         return [{key: value for key, value in row.items() if key != "cursor"} for row in rows]
 
     def processes(self) -> list[Row]:

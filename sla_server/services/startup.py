@@ -13,7 +13,7 @@ from typing import Final
 from pmdaemon.runtime.clock import Clock
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
-from sla_server.services.looker import SHOWN_EVENTS
+from sla_server.services.looker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.store import Store
 
@@ -97,7 +97,7 @@ def read_start(store: Store, default_mode: str, now_us: int) -> Start:
         awaited={row["gateway_id"]: row["name"] for row in gateways if row["state"] != "lost"},
         throttles=store.throttles_in_force(),
         episodes=store.open_episodes(),
-        events=store.newest_events(SHOWN_EVENTS),
+        events=store.newest_events(SHOWN_EVENTS, now_us + AHEAD_US),
         rows=problems,
         mode=mode if mode in MODES else default_mode,
         policy_version=version,

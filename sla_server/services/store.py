@@ -71,8 +71,8 @@ class Store(Protocol):
     def has_event(self, event_id: str, at_us: int) -> bool:
         """Whether an event that happened at ``at_us`` is in SQL."""
 
-    def newest_events(self, limit: int) -> list[Row]:
-        """Newest events first."""
+    def newest_events(self, limit: int, until_us: int) -> list[Row]:
+        """Events up to that time, newest first."""
 
     def processes(self) -> list[Row]:
         """The server's own processes."""

@@ -109,6 +109,33 @@ def test_the_writer_takes_its_turns(rig):
     assert count(rig, "events") == 0
 
 
+def test_events_of_a_far_future_leave_and_nan_is_read_as_nothing(rig):
+    """As an agent of an older release could have stored them: the newest for ever."""
+    now_us = rig.clock.unix_us()
+    ages = {
+        "poison": (1 << 62) - now_us,
+        "far": 91 * DAY_US,
+        "near": 89 * DAY_US,
+        "now": 0,
+        "old": -91 * DAY_US,
+    }
+    rows = [
+        ("events", {"event_id": name, "at_us": now_us + age_us, "kind": "k"}) for name, age_us in ages.items()
+    ]
+    rig.settle()
+    rig.feed(record_message(rows))
+    with begin(rig.engine) as connection:
+        connection.execute(
+            text("UPDATE events SET details = '{\"n\": NaN, \"m\": 1}' WHERE event_id = 'poison'")
+        )
+        connection.execute(text("UPDATE events SET details = 'no json' WHERE event_id = 'now'"))
+    assert [row["event_id"] for row in rig.reader.events(until_us=now_us)] == ["now", "old"]
+    found = {row["event_id"]: row["details"] for row in rig.reader.events()}
+    assert (found["poison"], found["now"]) == ({"n": None, "m": 1}, "no json")
+    retain(rig)
+    assert {row["event_id"] for row in rig.reader.events()} == {"near", "now"}
+
+
 def test_rows_of_any_time_are_stored_and_leave(rig):
     """Long before what partitions are made for: the default partition holds them, if there is one."""
     old = make_cut(1, start_us=T0 - 40 * DAY_US)

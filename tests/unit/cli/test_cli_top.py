@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 
+from sla_server.cli.tables import KINDS, build
 from sla_server.cli.top import frame, trouble_of
 from tests.unit.api import fakes
 from tests.unit.cli.conftest import Terminal
@@ -83,3 +86,38 @@ def test_once(sla: Terminal) -> None:
 def test_a_large_installation_counts_what_is_not_listed() -> None:
     totals = {"gateways": {"up": 3990, "lost": 10}}
     assert "3990 of 4000 gateways up" in draw({**fakes.snapshot(), "totals": totals}).replace("\n", " ")
+
+
+ESCAPES = "\x1b]0;pwned\x07\x9b31m\r\u202e"
+
+
+def test_no_escape_sequence_of_a_gateway_reaches_the_terminal() -> None:
+    """Rich strips BEL and leaves ESC."""
+    snapshot = fakes.snapshot()
+    for name in ("events", "throttles", "slas", "volumes", "problems"):
+        for row in snapshot.get(name, []):
+            row.update({key: value + ESCAPES for key, value in row.items() if isinstance(value, str)})
+    drawn = draw(snapshot, f"one\ntwo{ESCAPES}")
+    assert "pwned" in drawn
+    assert all(character.isprintable() for line in drawn.split("\n") for character in line)
+
+
+def test_no_table_passes_control_characters() -> None:
+    for kind in KINDS.values():
+        row = dict.fromkeys(
+            ("name", "state", "volume", "backend", "address", "text", "kind", "subject", "severity"),
+            f"x{ESCAPES}",
+        )
+        row |= {
+            "source": ESCAPES,
+            "reason": ESCAPES,
+            "published_by": ESCAPES,
+            "version": ESCAPES,
+            "who": ESCAPES,
+        }
+        columns = [column for column in kind.columns if not column.number]
+        text = Console(width=200, record=True, file=io.StringIO())
+        text.print(build(columns, [row], 0))
+        drawn = text.export_text()
+        assert "x" in drawn
+        assert all(character.isprintable() for line in drawn.split("\n") for character in line), kind.path

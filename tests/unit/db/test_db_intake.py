@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -26,6 +28,7 @@ from sla_server.db.errors import QueuePoisoned
 from sla_server.db.ingest_queue import Record
 from sla_server.db.intake import Intake
 from sla_server.db.post_office import PostOffice
+from sla_server.db.records import check_row
 from sla_server.db.watermarks import HighWater
 
 
@@ -135,15 +138,51 @@ def test_records_are_urgent_and_confirmed():
         ([("events", {"event_id": "e", "at_us": "now"})], "takes int"),
         ([("events", {"event_id": "e", "at_us": 1 << 63})], "whole number"),
         ([("policies", {"version": 1, "state": "in-force", "job": "{}"})], "only `state`"),
-        ([("events", {"event_id": "e"}), ("events",)], "no list of"),
+        ([("events", {"event_id": b"e"})], "takes str"),
+        ([("events",)], "expected [table, row]"),
+        ([5], "expected [table, row]"),
+        (5, "no list of"),
     ],
 )
 def test_a_wrong_row_is_answered_and_nothing_of_its_message_is_stored(rows, problem):
-    absorbed = new_intake().absorb([Message(record_message(rows, req="r1"), "services")])
+    message = frame.encode(Kind.RECORD, {"rows": rows, "req": "r1", "from": "services"})
+    absorbed = new_intake().absorb([Message(message, "services")])
     assert absorbed.records == []
     [(_, header)] = answers(absorbed, Kind.RECORDED)
     assert not header["ok"]
     assert problem in header["error"]
+
+
+GOOD = ("events", {"event_id": "e", "kind": "k"})
+BAD = ("events", {"event_id": "f", "at_us": "now"})
+
+
+def test_a_wrong_row_is_refused_alone():
+    intake = new_intake()
+    absorbed = intake.absorb([Message(record_message([GOOD, BAD, GOOD], req="r1"), "services")])
+    [kept] = absorbed.records
+    assert [row for _, row in frame.decode(kept).header["rows"]] == [GOOD[1], GOOD[1]]
+    assert absorbed.is_urgent
+    [(_, header)] = answers(absorbed, Kind.RECORDED)
+    assert (header["ok"], "takes int" in header["error"]) == (False, True)
+    assert intake.counts["rows_refused"] == 1
+
+
+def test_rows_that_belong_together_are_refused_together():
+    header = {"rows": [list(GOOD), list(BAD)], "req": "r1", "from": "services", "together": True}
+    absorbed = new_intake().absorb([Message(frame.encode(Kind.RECORD, header), "services")])
+    assert absorbed.records == []
+    assert not answers(absorbed, Kind.RECORDED)[0][1]["ok"]
+
+
+def test_details_without_a_form_are_stored_in_another():
+    details = {b"k": 1, "n": math.nan, "deep": {"b": b"x"}}
+    _, row = check_row("events", {"event_id": "e", "details": details})
+    assert json.loads(row["details"], parse_constant=pytest.fail) == {
+        "b'k'": 1,
+        "n": None,
+        "deep": {"b": "b'x'"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COL, MISSED_DTYPE
+from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
 from sla_server.db import schema
 from sla_server.db.batch import Batch
-from sla_server.db.rollup import HOUR_US, MAX_COUNTER, Ingested, screen
+from sla_server.db.rollup import HOUR_US, Ingested, screen
 from sla_server.db.window import FULL_CUTS, Window
 
 

@@ -1,11 +1,16 @@
 """The session table: every (state, kind) pair in both directions."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import gateway_agent
 from gateway_agent.link import commands
 from gateway_agent.link.errors import LocalProtocolError
 from gateway_agent.link.session import DEFERRABLE, MAX_DEFERRED, RECEIVE, SEND, AgentSession, State
 from pmdaemon.errors import MalformedFrame, ProtocolViolation, WireError
+from pmdaemon.gateways.alerts import KINDS
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from tests.unit.gateway_link.link_support import caps, poll, thresholds, welcome
@@ -193,3 +198,12 @@ def test_headers_of_wrong_types_are_refused_by_name(kind, header):
 def test_garbage_is_a_wire_error():
     with pytest.raises(WireError):
         list(in_state(State.POLLING).receive(b"GET / HTTP/1.1\r\n"))
+
+
+def test_the_server_knows_every_kind_of_alert_that_we_raise() -> None:
+    """An unknown one would get a prefix there, and problems and documents would not find it."""
+    raised: set[str] = set()
+    for path in Path(gateway_agent.__file__).parent.rglob("*.py"):
+        raised |= set(re.findall(r'\.tell\(\s*"([a-z-]+)"', path.read_text()))
+    assert "spool-overflow" in raised
+    assert raised <= KINDS

@@ -6,9 +6,11 @@ dead pair. The other gateway is polled and its cut is kept in every example.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,10 +43,16 @@ SCALARS = (
     | st.binary(max_size=20)
     | st.sampled_from([GATEWAY, OTHER, "nbd", "info", 0, 1])
 )
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=8,
+DEEP = st.integers(1, 1000).map(lambda depth: reduce(lambda inner, _: [inner], range(depth), 1))
+VALUES = (
+    st.recursive(
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+        max_leaves=8,
+    )
+    | DEEP
+    | st.integers(100, 9000).map(lambda size: "\x1b]0;" + "x" * size)
+    | st.integers(100, 9000).map(lambda size: [None] * size)
 )
 
 
@@ -93,6 +101,7 @@ def told_of_the_other(said: bytes, after: int) -> tuple[list[int], tuple[str, st
         bench.pass_time(0.2)
         states = bench.box.states()
         seqs = [seq for seq, _ in cuts_of(bench, OTHER)]
+        assert not bench.counters["connection_faults"], "a defect of ours ended a connection"
         return seqs, states[0], {state for gateway_id, state in states if gateway_id == OTHER}
     finally:
         bench.close()
@@ -105,6 +114,56 @@ UNHARMED = ([1], (OTHER, "up"), {"up"})
 @given(said=frames(), after=st.integers(0, POLLED))
 def test_any_frame_in_any_state(said: bytes, after: int) -> None:
     assert told_of_the_other(said, after) == UNHARMED
+
+
+def nest(depth: int) -> Any:
+    """So many lists in one another: repr of 1,000 is a RecursionError."""
+    return reduce(lambda inner, _: [inner], range(depth), 1)
+
+
+@pytest.mark.parametrize("depth", [20, 1000])
+@pytest.mark.parametrize("after", range(POLLED + 1))
+def test_every_key_of_every_frame_may_be_a_deep_nest(depth: int, after: int) -> None:
+    """A frame of 1,040 bytes ended the process, and with it all its gateways."""
+    for kind, right, blob in RIGHT:
+        for key in {*right, "reason", "text"}:
+            said = frame.encode(kind, {**right, key: nest(depth)}, blob)
+            assert told_of_the_other(said, after) == UNHARMED, (kind, key)
+
+
+@pytest.mark.parametrize("where", ["_handle", "_receive", "_serve"])
+def test_a_defect_of_ours_ends_the_connection_that_met_it(where: str) -> None:
+    bench = Bench()
+    try:
+        bench.marks()
+        good, bad = bench.up(OTHER), bench.up()
+        original = getattr(bench.inbound, where)
+
+        def defect(conn: Any, *rest: Any) -> Any:
+            if conn.gateway is not None and conn.gateway.gateway_id == GATEWAY:
+                raise RecursionError("a defect")
+            return original(conn, *rest)
+
+        with patch.object(bench.inbound, where, defect):
+            bench.pass_time(1.1)
+            if where == "_serve":  # is asked when the socket can be written to, too
+                (conn,) = (
+                    c for c in bench.inbound._connections if c.gateway and c.gateway.gateway_id == GATEWAY
+                )
+                bench.inbound._readiness.modify(conn, 3)
+            bad.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
+            for poll in bench.polls(good):
+                good.answer(poll)
+            bench.pass_time(0.2)
+        assert bench.counters["connection_faults"] == 1
+        assert bench.box.states()[-1] == (GATEWAY, "lost")
+        assert [seq for seq, _ in cuts_of(bench, OTHER)] == [1]
+        again = bench.up()  # and it may come again
+        again.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
+        bench.step()
+        assert bench.counters["connection_faults"] == 1
+    finally:
+        bench.close()
 
 
 @settings(max_examples=150)

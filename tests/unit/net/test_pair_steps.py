@@ -730,7 +730,13 @@ def test_dropped_cuts_of_the_agent_are_announced(bench: Bench) -> None:
 
 def test_alert_is_passed_on_with_its_gateway(bench: Bench) -> None:
     agent = bench.up()
-    alert = {"kind": "plane-died", "severity": "warning", "text": "nbd-0", "at_us": 5, "details": {"a": 1}}
+    alert: dict[str, Any] = {
+        "kind": "plane-died",
+        "severity": "warning",
+        "text": "nbd-0",
+        "details": {"a": 1},
+    }
+    alert["at_us"] = bench.clock.unix_us() - 5
     agent.send(frame.encode(Kind.ALERT, alert))
     bench.step()
     assert bench.box.to("services", Kind.GATEWAY_ALERT)[0].header == {**alert, "gw": GATEWAY}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.cycle.courier import Courier
+from pmdaemon.gateways.quotas import LIMITS
 from pmdaemon.gateways.reception import Reception
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.net import strangers
@@ -325,3 +326,126 @@ def test_a_malformed_enrolment(bench: Bench, body: dict[str, object]) -> None:
     [last] = far.read()
     assert last.header["code"] == "malformed"
     assert bench.counters["refusal_malformed"] == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.HELLO, Kind.SCHEMA, Kind.REGISTER, Kind.CUT, Kind.BYE, Kind.ERROR, 50, 200]
+)
+def test_without_a_certificate_nothing_but_enrolment_is_decoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    decoded: list[bytes] = []
+    original = frame._unpack_header
+    monkeypatch.setattr(frame, "_unpack_header", lambda view: decoded.append(bytes(view)) or original(view))
+    far = bench.secure(bench.dial())
+    assert far.tls is not None
+    far.tls.send(frame.encode(Kind.CA_QUERY, {}) + frame.encode(kind, {"text": "x", "reason": "y"}))
+    bench.inbound.step(0)
+    assert decoded == [b"\x80"]
+    assert [item.kind for item in far.read()] == [Kind.CA_CERT, Kind.ERROR]
+    assert bench.counters["refusal_not_enrolled"] == 1
+
+
+def test_a_large_frame_of_a_peer_without_a_certificate_is_not_waited_for(bench: Bench) -> None:
+    far = bench.secure(bench.dial())
+    assert far.tls is not None
+    far.tls.send(hello(GATEWAY, name="gw-a")[:8])  # the prefix alone
+    bench.inbound.step(0)
+    [last] = far.read()
+    assert last.header["code"] == "not-enrolled"
+
+
+def test_a_revoked_peer_is_refused_before_its_hello_is_read(bench: Bench) -> None:
+    good = bench.secure(bench.dial(), bench.keys())
+    assert good.tls is not None
+    bench.real.revoke("gw-a", "test")
+    bench.clerk.look()
+    bench.hints.drain()
+    good.tls.send(frame.encode(Kind.HELLO, {"gw": 5}))
+    bench.inbound.step(0)
+    assert [item.header.get("code") for item in good.read()] == ["revoked"]
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException: no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a defect"), RecursionError(), MemoryError(), Panic("in Rust")]
+)
+def test_whatever_a_request_brings_about_the_clerk_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    token = bench.real.token("gw-n", 60.0)[0]
+    key = certificates.make_key()
+    body = {"token": token, "gw": GATEWAY, "csr": certificates.make_request(key, "x")}
+
+    def fails(*_args: object) -> bytes:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Authority, "enrol", fails)
+        far = bench.secure(bench.dial())
+        assert far.tls is not None
+        far.tls.send(frame.encode(Kind.ENROL, body))
+        bench.inbound.step(0)
+        bench.clerk.serve()
+        bench.inbound.step(0)
+    [last] = far.read()
+    assert (last.kind, last.header["code"]) == (Kind.ERROR, "authority-unusable")
+    assert "defect" not in last.header["text"]
+    far = bench.secure(bench.dial())
+    assert far.tls is not None
+    far.tls.send(frame.encode(Kind.ENROL, body))
+    bench.inbound.step(0)
+    bench.clerk.serve()
+    bench.inbound.step(0)
+    assert [item.kind for item in far.read()] == [Kind.CERTIFICATE]
+
+
+def test_a_certificate_ends_the_older_ones_when_it_is_first_used(bench: Bench) -> None:
+    """Also a copy that somebody holds: the renewed certificate is used, the older one of the copy ends."""
+    copied = bench.keys()
+    older = copied.read_bytes()
+    first = bench.secure(bench.dial(), copied)
+    assert first.tls is not None
+    first.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
+    bench.inbound.step(0)
+    bench.clerk.serve()
+    bench.clerk.look()
+    bench.inbound.step(0)
+    assert [item.kind for item in first.read()] == [Kind.WELCOME, Kind.REGISTERED]
+    [before] = bench.real.entries()
+    second = bench.secure(bench.dial(), bench.keys())  # issued by hand: both are valid
+    assert second.tls is not None
+    second.tls.send(hello(GATEWAY, name="gw-a"))
+    bench.inbound.step(0)
+    bench.clerk.serve()
+    bench.clerk.look()
+    bench.inbound.step(0)
+    assert bench.real.revoked() == {before.serial}
+    assert [item.header["code"] for item in first.read()] == ["revoked"]
+    assert [item.kind for item in second.read()] == [Kind.WELCOME]
+    copied.write_bytes(older)
+    third = bench.secure(bench.dial(), copied)
+    assert third.tls is not None
+    third.tls.send(hello(GATEWAY, name="gw-a"))
+    bench.inbound.step(0)
+    assert [item.header["code"] for item in third.read()] == ["revoked"]
+
+
+def test_renewals_have_a_quota(bench: Bench) -> None:
+    good = bench.secure(bench.dial(), bench.keys())
+    assert good.tls is not None
+    good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
+    bench.inbound.step(0)
+    good.read()
+    codes: list[str] = []
+    asked = frame.encode(Kind.RENEW, {"csr": certificates.make_request(certificates.make_key(), "x")})
+    for _ in range(LIMITS["renewals"].burst + 1):
+        good.tls.send(asked)
+        bench.inbound.step(0)
+        bench.clerk.serve()
+        bench.inbound.step(0)
+        codes += [str(item.header.get("code", "made")) for item in good.read()]
+    assert codes == ["made"] * LIMITS["renewals"].burst + ["over-limit"]

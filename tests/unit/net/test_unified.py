@@ -6,11 +6,14 @@ import os
 import select
 import threading
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
+from pmdaemon.net.connection import Connection
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.unit.net.test_pair_steps import Bench
 from tests.unit.pmdaemon.pm_agent import Agent, hello, register, schema, streams
@@ -119,3 +122,27 @@ def test_both_threads_stop_and_agents_are_told(bench: Unified) -> None:
     assert not core.is_alive()
     assert not inbound.is_alive()
     assert Kind.BYE in [item.kind for item in bench.heard(agent)]
+
+
+def test_a_defect_of_ours_ends_one_connection_and_neither_thread() -> None:
+    bench = Unified()
+    try:
+        bench.marks()
+        agents = bench.all_up()
+        original = bench.inbound._receive
+
+        def defect(conn: Connection) -> None:
+            if conn.gateway is not None and conn.gateway.gateway_id == GATEWAYS[0]:
+                raise RecursionError("a defect")
+            original(conn)
+
+        with patch.object(bench.inbound, "_receive", defect):
+            for agent in agents:
+                agent.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
+            bench.step()
+        assert bench.counters["connection_faults"] == 1
+        assert bench.inbound.connections == len(GATEWAYS) - 1
+        bench.pass_time(1.1)
+        assert all(bench.polls(agent) for agent in agents[1:])
+    finally:
+        bench.close()

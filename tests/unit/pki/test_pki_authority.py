@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pmdaemon.pki import certificates, identity
 from pmdaemon.pki.authority import DAY_S, Authority
@@ -20,6 +24,9 @@ from pmdaemon.pki.errors import (
 )
 from pmdaemon.runtime.clock import FakeClock
 
+KEY = certificates.make_key()
+REQUEST = certificates.make_request(KEY, "gw-a")
+ROOT = certificates.make_authority(KEY, 1_800_000_000_000_000, 1e6)
 GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
 OTHER = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0002"
 
@@ -197,7 +204,7 @@ def test_revoking_by_name_ends_all_and_forbids_renewal(authority: Authority, clo
     held = enrol(authority)
     new = identity.credential_of_der(authority.renew(held, request()))
     other = enrol(authority, "gw-b", OTHER)
-    assert {entry.serial for entry in authority.revoke("gw-a", "stolen")} == {held.serial, new.serial}
+    assert {entry.serial for entry in authority.revoke("gw-a", "stolen")[0]} == {held.serial, new.serial}
     assert authority.revoked() == {held.serial, new.serial}
     with refused("revoked"):
         authority.renew(new, request())
@@ -207,10 +214,129 @@ def test_revoking_by_name_ends_all_and_forbids_renewal(authority: Authority, clo
         new.serial: ("revoked", "stolen"),
         other.serial: ("valid", ""),
     }
-    assert [entry.serial for entry in authority.revoke(other.serial, "")] == [other.serial]
+    assert [entry.serial for entry in authority.revoke(other.serial, "")[0]] == [other.serial]
     for who in ("gw-a", "nobody", other.gateway_id):
         with pytest.raises(NothingToRevoke, match="sla ca list"):
             authority.revoke(who, "")
+
+
+def valid(authority: Authority, clock: FakeClock) -> set[str]:
+    return {entry.serial for entry in authority.entries() if entry.state(clock.unix_us()) == "valid"}
+
+
+def test_enrolling_again_ends_the_older_certificates(authority: Authority, clock: FakeClock) -> None:
+    held = enrol(authority)
+    renewed = identity.credential_of_der(authority.renew(held, request()))
+    other = enrol(authority, "gw-b", OTHER)
+    again = enrol(authority)
+    assert valid(authority, clock) == {again.serial, other.serial}
+    assert {entry.reason for entry in authority.entries() if entry.state(clock.unix_us()) == "revoked"} == {
+        f"superseded by {again.serial}"
+    }
+    for former in (held, renewed):
+        with refused("revoked"):
+            authority.renew(former, request())
+
+
+@pytest.mark.parametrize("step_s", [10.0, -10 * DAY_S])
+def test_a_renewed_certificate_ends_the_older_one_when_it_is_used(
+    authority: Authority, clock: FakeClock, step_s: float
+) -> None:
+    """Whatever the server's clock did between the two."""
+    held = enrol(authority)
+    clock.step_wall(step_s)
+    lost = identity.credential_of_der(authority.renew(held, request()))  # its answer never arrived
+    new = identity.credential_of_der(authority.renew(held, request()))
+    assert authority.supersede(held) == []
+    assert valid(authority, clock) == {held.serial, lost.serial, new.serial}
+    assert {entry.serial for entry in authority.supersede(new)} == {held.serial, lost.serial}
+    assert valid(authority, clock) == {new.serial}
+    assert authority.supersede(new) == []
+    assert authority.supersede(held) == []  # revoked itself
+
+
+def test_revoking_withdraws_waiting_tokens(authority: Authority) -> None:
+    enrol(authority, "gw-b", OTHER)
+    token = authority.token("gw-a", 60.0)[0]
+    again = authority.token("gw-b", 60.0)[0]
+    revoked, withdrawn = authority.revoke("gw-a", "")
+    assert (revoked, [item.name for item in withdrawn]) == ([], ["gw-a"])
+    with refused("token-unknown"):
+        authority.enrol(token, request(), GATEWAY)
+    revoked, withdrawn = authority.revoke(OTHER, "")  # by its id: the tokens of its name go, too
+    assert ([item.name for item in revoked], [item.name for item in withdrawn]) == (["gw-b"], ["gw-b"])
+    with refused("token-unknown"):
+        authority.enrol(again, request(), OTHER)
+    with pytest.raises(NothingToRevoke):
+        authority.revoke("gw-a", "")
+
+
+CURVES = {
+    "P-256": (ec.SECP256R1, True),
+    "P-384": (ec.SECP384R1, True),
+    "P-521": (ec.SECP521R1, False),
+    "secp256k1": (ec.SECP256K1, False),
+    "brainpool": (ec.BrainpoolP256R1, False),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves(authority: Authority, name: str) -> None:
+    curve, is_accepted = CURVES[name]
+    token = authority.token("gw-a", 60.0)[0]
+    asked = certificates.make_request(ec.generate_private_key(curve()), "gw-a")
+    if is_accepted:
+        assert authority.enrol(token, asked, GATEWAY)
+        return
+    with refused("bad-request"):
+        authority.enrol(token, asked, GATEWAY)
+    assert [item.name for item in authority.waiting_tokens()] == ["gw-a"]
+
+
+ODD = {
+    "unknown curve": (
+        b"\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07",
+        b"\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x7f",
+    ),
+    "unknown key type": (b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01", b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x7f"),
+    "version": (b"\x02\x01\x00", b"\x02\x01\x7f"),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_requests_are_refused_in_our_own_words(authority: Authority, what: str) -> None:
+    token = authority.token("gw-a", 60.0)[0]
+    good = request()
+    odd = good.replace(*ODD[what], 1)
+    assert odd != good
+    with refused("bad-request") as caught:
+        authority.enrol(token, odd, GATEWAY)
+    assert "PKCS 10" in str(caught.value)
+    assert authority.enrol(token, good, GATEWAY)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_damaged_request_is_refused_or_read(data: st.DataObject) -> None:
+    damaged = bytearray(REQUEST)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CredentialRefused):
+        key = certificates.public_key_of_request(bytes(damaged))
+        assert isinstance(key.curve, certificates.CURVES)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_damaged_certificate_is_refused_or_read(data: st.DataObject) -> None:
+    """The agent reads what a hostile server sends."""
+    damaged = bytearray(certificates.der(ROOT))
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CredentialRefused):
+        identity.credential_of_der(bytes(damaged))
+    with contextlib.suppress(ValueError):
+        certificates.issued(bytes(damaged), KEY, certificates.pem(ROOT))
 
 
 def test_what_ended_long_ago_is_forgotten(authority: Authority, clock: FakeClock) -> None:

@@ -134,8 +134,9 @@ class FakeStore:
     def has_event(self, event_id: str, at_us: int) -> bool:
         return any(row["event_id"] == event_id for row in self._table("events", "has_event"))
 
-    def newest_events(self, limit: int) -> list[Row]:
-        return sorted(self._table("events", "newest_events"), key=lambda row: -row["at_us"])[:limit]
+    def newest_events(self, limit: int, until_us: int) -> list[Row]:
+        rows = [row for row in self._table("events", "newest_events") if row["at_us"] <= until_us]
+        return sorted(rows, key=lambda row: -row["at_us"])[:limit]
 
     def processes(self) -> list[Row]:
         return self._table("processes", "processes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -451,6 +452,104 @@ def test_a_snapshot_too_large_for_a_header_goes_as_json() -> None:
     assert snapshot.header["json"] is True
     view = json.loads(bytes(snapshot.blob[: snapshot.header["bytes"]]))
     assert len(view["slas"]) == 300
+
+
+def view_of(bench: Bench) -> dict[str, Any]:
+    """The newest snapshot, as strict JSON; the header's own where it fits one."""
+    snapshot = [one for _, one in bench.app.posted if one.kind == Kind.SNAPSHOT][-1]
+    if not snapshot.header.get("json"):
+        return snapshot.header
+    text = bytes(snapshot.blob[: snapshot.header["bytes"]]).decode()
+    return dict(json.loads(text, parse_constant=pytest.fail))
+
+
+ODD_ALERTS: tuple[dict[str, Any], ...] = (
+    {"at_us": "x"},
+    {"text": "x" * 65_000},
+    {"text": "\x1b]0;pwned"},
+    {"details": {"b": b"x"}},
+    {"details": {"n": math.nan}},
+    {"details": {b"k": 1}},
+    {"details": {"deep": {"a": [1]}}},
+    {"at_us": 1 << 62},
+    {"at_us": (1 << 63) - 1, "kind": "mode-changed"},
+    {"severity": ["info"]},
+    {"kind": {"a": 1}},
+)
+
+
+@pytest.mark.parametrize("wrong", ODD_ALERTS)
+def test_no_alert_stops_services_or_blanks_the_page(wrong: dict[str, Any]) -> None:
+    bench = Bench()
+    right = {"gw": GATEWAY, "kind": "plane-died", "severity": "info", "text": "t", "at_us": 5, "details": {}}
+    bench.message(Kind.GATEWAY_ALERT, right | wrong)
+    bench.message(Kind.GATEWAY_ALERT, right | {"at_us": bench.clock.unix_us(), "kind": "plane-back"})
+    for second in range(1, 4):
+        bench.tick(second)
+    shown = [row["kind"] for row in view_of(bench)["events"]]
+    assert "plane-back" in shown
+    assert "mode-changed" not in shown
+    kinds = [row["kind"] for table, row in bench.records() if table == "events"]
+    assert "plane-back" in kinds
+    assert all(row["at_us"] <= bench.clock.unix_us() for table, row in bench.records() if table == "events")
+
+
+def stored(**over: Any) -> dict[str, Any]:
+    row = {"event_id": "e", "at_us": 5, "kind": "k", "severity": "info", "element": "x", "subject": "s"}
+    return {**row, "text": "t", "details": {}, **over}
+
+
+ODD_STORED: tuple[dict[str, Any], ...] = (
+    {"at_us": "x"},
+    {"at_us": None},
+    {"at_us": 1 << 62},
+    {"text": None},
+    {"details": {"x": "y" * 70_000}},
+)
+
+
+@pytest.mark.parametrize("wrong", ODD_STORED)
+def test_a_stored_event_that_cannot_be_shown_is_left_out_and_said(wrong: dict[str, Any]) -> None:
+    events = [stored(**wrong), stored(event_id="good", at_us=START_US)]
+    bench = Bench(Start(events=events))
+    for second in range(1, 3):
+        bench.tick(second)
+    view = view_of(bench)
+    assert [row["event_id"] for row in view["events"]] == ["good"]
+    (problem,) = [row for row in view["problems"] if row["what"] == "events"]
+    assert "1 events cannot be shown; the newest of them, 'e'" in problem["reason"]
+    bench.tick(120)  # SQL does not hold it any more
+    assert [row for row in view_of(bench)["problems"] if row["what"] == "events"] == []
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_values_without_a_form_are_replaced_in_the_snapshot(count: int) -> None:
+    bench = Bench()
+    odd: list[dict[str, Any]] = [
+        {"name": "a", "objective": "b", "state": "ok", "u": math.nan} for _ in range(count)
+    ]
+    bench.brain.slas = [*odd, {"name": "z", "objective": "b", "big": 1 << 70, "bytes": b"x", "set": {1}}]
+    bench.tick(1)
+    view = view_of(bench)
+    assert len(view["slas"]) == count + 1
+    assert (view["slas"][0]["u"], view["slas"][-1]["bytes"]) == (None, "b'x'")
+
+
+def test_a_snapshot_above_a_frame_loses_rows_and_not_the_page() -> None:
+    bench = Bench()
+    bench.brain.slas = [{"name": f"sla-{i}", "objective": "x" * 2000, "state": "ok"} for i in range(2000)]
+    bench.tick(1)
+    view = view_of(bench)
+    assert 0 < len(view["slas"]) < 2000
+    assert view["cut_short"] == {"slas": 2000 - len(view["slas"])}
+    assert view["problems"] == []
+
+
+def test_a_refused_claim_is_no_loss_of_the_gateway_whose_id_it_bears() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.message(Kind.GATEWAY, gateway(state="refused", reason="another protocol"))
+    assert not [call for call in bench.brain.calls if call[0] == "gateway_lost"]
 
 
 def test_a_full_mailbox_delays_and_loses_nothing() -> None:

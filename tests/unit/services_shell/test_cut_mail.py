@@ -63,11 +63,14 @@ def wrong(name: str) -> Cut:
         "missed more": {"missed": np.array([(1, 0, 5_000, 4, 5)], MISSED_DTYPE)},
         "io": {"missed": np.array([(1, 3, 5_000, 4, 1)], MISSED_DTYPE)},
         "negative": {"counters": counters},
+        "too large": {"counters": np.where(counters == 2, cuts.MAX_COUNTER + 1, abs(counters))},
     }
     return replace(item, **changes[name])
 
 
-@pytest.mark.parametrize("name", ["hist row", "hist bucket", "missed row", "missed more", "io", "negative"])
+@pytest.mark.parametrize(
+    "name", ["hist row", "hist bucket", "missed row", "missed more", "io", "negative", "too large"]
+)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_with_bad_columns_is_left_out_wherever_it_stands(name: str, place: int) -> None:
     parts = [cuts.encode(made(1)), cuts.encode(made(2, 0))]

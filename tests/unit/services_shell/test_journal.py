@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.errors import FrameTooLarge
 from pmdaemon.wire.kinds import Kind
 from sla_server.services import journal as journals
 from sla_server.services.journal import Journal
@@ -127,8 +126,38 @@ def test_no_rows_are_durable_at_once_and_a_giant_row_is_refused() -> None:
     heard: list[bool] = []
     journal.append([], lambda ok, _error: heard.append(ok))
     assert heard == [True]
-    with pytest.raises(FrameTooLarge):
-        journal.append([event("a", 70_000)])
+
+
+def test_a_row_that_fits_no_frame_is_dropped_and_its_neighbours_are_kept() -> None:
+    journal, mailbox = make()
+    odd: list[Any] = [70_000 * "x", 1 << 64, object(), nested(2000)]
+    for number, value in enumerate(odd):
+        journal.append(
+            [event(f"a{number}"), ("events", {"event_id": "odd", "text": value}), event(f"b{number}")]
+        )
+        assert journal.lost == number + 1
+    journal.flush(0)
+    sent = [name for _, names in ids(mailbox) for name in names]
+    assert sent == [f"{letter}{number}" for number in range(len(odd)) for letter in "ab"]
+
+
+def test_rows_that_somebody_waits_for_are_recorded_together_or_not_at_all() -> None:
+    journal, mailbox = make()
+    heard: list[tuple[bool, str]] = []
+    odd = ("audit", {"audit_id": "1", "after": object()})
+    journal.append([event("a"), odd], lambda ok, error: heard.append((ok, error)))
+    assert (heard[0][0], "a row of audit" in heard[0][1], journal.waiting()) == (False, True, 0)
+    journal.append([event("a")], lambda ok, error: heard.append((ok, error)))
+    journal.append([event("b")])
+    journal.flush(0)
+    assert [header.get("together") for _, header in mailbox.take_posted(Kind.RECORD)] == [True, None]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def test_answers_to_others_are_ignored() -> None:

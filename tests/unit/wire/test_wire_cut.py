@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pmdaemon.errors import BadCut, FrameTooLarge, WireError
 from pmdaemon.wire import cut, frame
-from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MISSED_DTYPE, Cut
+from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MAX_TIME_US, MISSED_DTYPE, Cut
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_WRITE, WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
 
@@ -50,8 +50,8 @@ def cuts(draw: st.DrawFn) -> Cut:
         gateway_id=str(draw(st.uuids())),
         epoch=draw(st.integers(1, 2**64 - 1)),
         seq=draw(st.integers(1, 2**63 - 1)),
-        start_unix_us=draw(big),
-        duration_us=draw(big),
+        start_unix_us=draw(st.integers(0, MAX_TIME_US - 1)),
+        duration_us=draw(st.integers(0, MAX_TIME_US - 1)),
         throttle_gen=draw(st.integers(-1, 2**62)),
         threshold_version=draw(st.integers(0, 2**62)),
         counters=np.array(

@@ -100,12 +100,13 @@ def test_limits_of_the_encoder() -> None:
     ("packed", "problem"),
     [
         (b"\x93\x01\x02\x03", "not a map"),
-        (b"\x81\x01\x02", "string keys"),
+        (b"\x81\x01\x02", "not msgpack"),
+        (b"\x81\xc4\x01k\x02", "string keys"),
         (b"\xc1", "not msgpack"),
         (b"\x82\xa1a", "not msgpack"),
         (b"\x81\xa1\xff\x01", "not msgpack"),
-        (b"\xdd\x00\x00\xff\xff" * 3, "not msgpack"),
-        (b"\x91" * 3000, "not msgpack"),
+        (b"\xdd\x00\x00\xff\xff" * 3, "announces 65536 items in 15 bytes"),
+        (b"\x91" * 3000, "nests more than 32"),
     ],
 )
 def test_header_that_is_no_header(packed: bytes, problem: str) -> None:
