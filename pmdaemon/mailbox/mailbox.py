@@ -145,16 +145,9 @@ class Mailbox:
 
     @property
     def expected(self) -> tuple[str, ...]:
-        """Those of them that have been started, or may be at any time: their room is reserved."""
-        return tuple(name for name, (outlet,) in self._outlets.items() if self._has_room(outlet))
-
-    def _has_room(self, outlet: Outlet) -> bool:
-        return not outlet.room_word or bool(self._words[outlet.room_word])
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether a participant, this one or another, has met damage in the segment."""
-        return self._segment.is_damaged
+        """Those of them whose room is reserved: they run, or may start at any time."""
+        outlets = [outlet for (outlet,) in self._outlets.values()]
+        return tuple(item.recipient for item in outlets if not item.room_word or self._words[item.room_word])
 
     def post(
         self, recipients: str | Sequence[str], payload: Buffer | Sequence[Buffer], *, urgent: bool = False
@@ -226,9 +219,8 @@ class Mailbox:
     def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Message]:
         """Messages to this participant, ``max_messages`` and ``max_bytes`` at most, each list in order.
 
-        Releases the batch before, and never blocks. A message above ``max_bytes`` comes alone; nothing is
-        ever too large to be taken. The limit in bytes keeps the copies within the CPU's cache and the
-        allocator's reach.
+        Releases the batch before, and never blocks. A message above ``max_bytes`` comes alone. The limit in
+        bytes keeps the copies within the CPU's cache and the allocator's reach.
 
         Raises:
             MailboxCorrupt: a lane is damaged. The other lanes are served by the next calls.
@@ -350,8 +342,8 @@ class Mailbox:
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something can be taken (True) or ``timeout_s`` has passed (False).
 
-        Releases the batch in hand. Before it sleeps it gives others the processor and looks again, a few
-        times: a sender that is busy is then not made to ring for every message.
+        Releases the batch in hand. At first it only gives others the processor and looks again, a few
+        times: a busy sender is then not made to ring for every message.
         """
         if self._held:
             self.release()
@@ -384,8 +376,8 @@ class Mailbox:
     def close(self, *, release: bool = True) -> None:
         """Release the batch and leave the segment. Call it when its threads have stopped; twice is fine.
 
-        Without ``release``, and while a view of it is in use (which keeps the mapping), the batch in hand is
-        left to the next attach: for a process that ends before it has processed what it took.
+        Without ``release`` (a process that ends before it has processed what it took), and while a view of it
+        is in use (which keeps the mapping), the batch is left to the next attach.
         """
         if self._closed:
             return

@@ -348,7 +348,7 @@ def test_a_damaged_mailbox_is_said_once_and_shown(capsys):
     )
     for _ in range(3):
         assert not post_office.round()
-    assert capsys.readouterr().out.count("mailbox-damaged") == 1
+    assert "".join(capsys.readouterr()).count("mailbox-damaged") == 1
     ((what, since_us, reason),) = [(item.what, item.since_us, item.reason) for item in post_office.problems()]
     assert (what, since_us) == ("mailbox", 7)
     assert "lane is damaged: x" in reason
