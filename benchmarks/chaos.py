@@ -331,14 +331,16 @@ class Chaos:
         counted = self._gateways()[0]  # a: the newest I/Os are in the cut that is open now, or the next one
         made_by_now = len(ledger(counted.log, counted.gateway_id)[0])
         self.stage.wait(lambda: self._has_made(counted, made_by_now + 2), "new cuts of a", limit_s=SETTLE_S)
-        wanted = []
-        for gateway in self._gateways():
-            made, dropped = ledger(gateway.log, gateway.gateway_id)
-            wanted += sorted(made - dropped)
-        newest: dict[tuple[str, int], int] = {}
-        for gateway_id, epoch, seq in wanted:
-            newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
-        self.stage.wait(lambda: self._stored(newest), "the agents' cuts in SQL", limit_s=SETTLE_S)
+        made = [(gateway, ledger(gateway.log, gateway.gateway_id)[0]) for gateway in self._gateways()]
+
+        def is_settled() -> bool:
+            newest: dict[tuple[str, int], int] = {}
+            for gateway, cuts in made:  # a full spool may drop some of them yet
+                for gateway_id, epoch, seq in cuts - ledger(gateway.log, gateway.gateway_id)[1]:
+                    newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
+            return self._stored(newest)
+
+        self.stage.wait(is_settled, "the agents' cuts in SQL", limit_s=SETTLE_S)
 
     def _has_made(self, gateway: Gateway, cuts: int) -> bool:
         self._revive()

@@ -43,6 +43,8 @@ class ProcessFaults:
         with contextlib.suppress(OSError):  # it has just died
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
             before = resource.prlimit(pid, resource.RLIMIT_AS)
+            if before[0] != before[1]:
+                return  # it has none already; what is put back later must be what it had at first
             resource.prlimit(pid, resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE"), before[1]))
             threading.Timer(for_s, ProcessFaults._feed, (pid, before)).start()
 

@@ -337,7 +337,7 @@ def test_data_that_do_not_fit_this_release_end_the_start(tmp_path: Path) -> None
 
 def test_the_same_status_of_a_server_that_has_worked_is_tried_again(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "raise SystemExit(78)")
-    supervisor._has_recorded = True
+    supervisor._has_recorded, part.restarts = True, 1
     ended(supervisor, part)
     assert not supervisor.stop.is_set()
     assert part.state == "restarting"
