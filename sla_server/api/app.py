@@ -33,6 +33,8 @@ Handler = Callable[..., Response]
 PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
 STREAM: Final = "text/event-stream"
 REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
+# With no-referrer a browser would send "Origin: null" with the form.
+LOGIN_HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
 LOGIN_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Storage SLA: sign in</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -99,7 +101,7 @@ def _login(parts: Parts) -> Callable[[], Any]:
         """Ask before a one-time code is spent; then burn it and sign the browser in."""
         if request.method != "POST":
             page = LOGIN_PAGE.format(code=html.escape(request.args.get("code", "")))
-            return Response(page, mimetype="text/html", headers={"Cache-Control": "no-store"})
+            return Response(page, mimetype="text/html", headers=LOGIN_HEADERS)
         parts.guard.check_origin(request, required=False)
         if not parts.logins.burn(request.form.get("code", "")):
             text = "This address was used already or is too old.\nRun 'sla login' for a new one.\n"

@@ -49,6 +49,7 @@ class Client:
     local: Path | None = None
     """The server's Unix socket, if calls go there."""
     _http: httpx.Client | None = None
+    _folder: int | None = None
 
     @classmethod
     def find(cls, server: str | None, token_file: Path | None, config: Path | None) -> Client:
@@ -180,10 +181,10 @@ class Client:
         server, transport = self.server, self.transport
         if self.local is not None:
             # Through the directory's descriptor, kept open: a socket's address has 107 bytes.
-            folder = os.open(self.local.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder = os.open(self.local.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             server, transport = (
                 "http://localhost",
-                httpx.HTTPTransport(uds=f"/proc/self/fd/{folder}/{self.local.name}"),
+                httpx.HTTPTransport(uds=f"/proc/self/fd/{self._folder}/{self.local.name}"),
             )
         return httpx.Client(base_url=server, timeout=TIMEOUT_S, transport=transport, trust_env=False)
 
@@ -191,6 +192,10 @@ class Client:
         """Close the connection."""
         if self._http is not None:
             self._http.close()
+            self._http = None
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
 
 def _answer(server: str, response: httpx.Response) -> Any:

@@ -7,6 +7,8 @@ living child of the supervisor that holds the data directory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,20 +82,21 @@ class Condition:
         return told
 
 
-def client_of(config: ResolvedConfig, path: Path | None) -> Client | None:
+@contextmanager
+def connected(config: ResolvedConfig, path: Path | None) -> Iterator[Client | None]:
     """A client of this server; None while it does not listen."""
     local = config.data_dir / SOCKET_NAME
     try:
         port = (config.runtime_dir / "api.port").read_text().strip()
     except OSError:
-        return None
+        yield None
+        return
+    token = config.api.token_path(config.data_dir)
     is_there = local_uid(local) is not None
-    return Client(
-        f"http://127.0.0.1:{port}",
-        config.api.token_path(config.data_dir),
-        path,
-        local=local if is_there else None,
-    )
+    with closing(
+        Client(f"http://127.0.0.1:{port}", token, path, local=local if is_there else None)
+    ) as client:
+        yield client
 
 
 def look(config: ResolvedConfig, client: Client | None, pid: int) -> Condition:
@@ -117,7 +120,7 @@ def look(config: ResolvedConfig, client: Client | None, pid: int) -> Condition:
     return Condition(rows, trouble, str(told.get("status", "")), list(told.get("problems", [])), failed)
 
 
-def page_of(config: ResolvedConfig, client: Client | None) -> str:
+def page_of(client: Client | None) -> str:
     """A new one-time sign-in address; the plain address of the page where none can be had."""
     if client is None:
         return "(not listening yet)"

@@ -26,7 +26,7 @@ from sla_server import config as configuration
 from sla_server import data_dir
 from sla_server.api.config import split_address
 from sla_server.cli import group
-from sla_server.cli.condition import client_of, look, page_of
+from sla_server.cli.condition import connected, look, page_of
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
 from sla_server.supervisor import Supervisor
@@ -151,8 +151,9 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
         )
     deadline = Deadline(READY_LIMIT_S)
     while True:
-        client = client_of(config, path)
-        found = look(config, client, process.pid)
+        with connected(config, path) as client:
+            found = look(config, client, process.pid)
+            page = page_of(client) if found.is_ready else ""
         if found.is_ready:
             break
         ended = process.poll()
@@ -169,7 +170,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             click.echo(f"sla-server: {what}\n{said}", err=True)
             raise SystemExit(EX_TEMPFAIL if ended is None else max(ended, 1))
         time.sleep(0.1)
-    click.echo(f"server started (pid {process.pid}), page: {page_of(config, client)}")
+    click.echo(f"server started (pid {process.pid}), page: {page}")
 
 
 @cli.command()
@@ -186,8 +187,8 @@ def status(path: Path | None, output: str) -> None:
     pid = data_dir.running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir)
-    client = client_of(config, path)
-    found, page = look(config, client, pid), page_of(config, client)
+    with connected(config, path) as client:
+        found, page = look(config, client, pid), page_of(client)
     if output == "json":
         click.echo(json.dumps({"pid": pid, "page": page, "is_well": found.is_well, **asdict(found)}))
     else:

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +363,8 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers
         ) as client:
-            assert Client("", config=None, local=local).get("/session") == {"signed_in": False}
+            with closing(Client("", local=local)) as ours:
+                assert ours.get("/session") == {"signed_in": False}
             services.post("appserver", frame.encode(Kind.SNAPSHOT, fakes.snapshot()))
             while client.get("/api/v1/live").json()["mode"] is None:
                 assert time.monotonic() < end_s

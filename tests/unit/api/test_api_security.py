@@ -67,6 +67,7 @@ def test_a_login_code_signs_in_once(web: FlaskClient, parts: Parts, box: fakes.F
         page = web.get(f"/login?code={code}")
         assert (page.status_code, page.headers["Cache-Control"]) == (200, "no-store")
         assert f'value="{code}"' in page.text
+        assert page.headers["Referrer-Policy"] == "same-origin", "else the form comes with Origin: null"
         assert "Set-Cookie" not in page.headers
     answer = web.post("/login", data={"code": code})
     cookie = answer.headers["Set-Cookie"]
