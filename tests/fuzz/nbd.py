@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.e2e.test_nbd_fio import Processes
-from tests.fuzz import nbd_targets
+from tests.fuzz import Counts, nbd_targets
 from tests.fuzz.nbd_bytes import fuzz_parsers, fuzz_plane
 from tests.fuzz.nbd_clients import drive
 
@@ -19,11 +19,11 @@ BAD_CONNECTIONS = 200
 PARSER_CASES = 500
 
 
-def run(seconds: float, seed: int) -> dict[str, int]:
+def run(seconds: float, seed: int) -> Counts:
     """Fuzz for so long, one case at least; a case that has begun is ended.
 
     Returns:
-        How many cases, operations of each kind, and bad connections there were.
+        How many operations of all kinds and bad connections there were; the latter are the refused ones.
 
     Raises:
         AssertionError: with seed and case, at the first failure. ``case(seed, number)`` repeats it.
@@ -36,7 +36,8 @@ def run(seconds: float, seed: int) -> dict[str, int]:
         except AssertionError as exc:
             raise AssertionError(f"nbd, seed {seed}, case {number}: {exc}") from exc
         number += 1
-    return dict(counts)
+    bad = counts["bad connections"]
+    return Counts(cases=counts.total(), refused=bad)
 
 
 def case(seed: int, number: int) -> dict[str, int]:
