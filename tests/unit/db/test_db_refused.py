@@ -24,6 +24,7 @@ def test_a_record_put_aside_is_on_disk_on_return(tmp_path: Path, monkeypatch: py
     assert kept.read_bytes() == b"payload"
     assert kept.name in event["text"]
     assert (event["kind"], event["at_us"]) == ("data-refused", 1_000)
-    assert [Path(name).parent for name in synced] == [tmp_path / "refused", tmp_path], (
-        "content, then its name"
-    )
+    directory, content, name = synced
+    assert directory == str(tmp_path), "the new directory's name"
+    assert Path(content).parent == tmp_path / "refused"
+    assert name == str(tmp_path / "refused"), "content, then its name"
