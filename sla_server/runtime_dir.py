@@ -29,21 +29,14 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
 
 
 def remove_runtime_dir(runtime_dir: Path) -> None:
-    """Remove what an ended server has left: figures, notes, ports; and the directories that are empty then.
-
-    A directory that the configuration names stays, and so does what is not ours in it.
-    """
+    """Remove figures, notes and ports of an ended server, and the directories that are empty then."""
     metrics = runtime_dir / "metrics"
     leftovers = [runtime_dir / "gateways.json", runtime_dir / "api.port", runtime_dir / "login.url"]
     for path in (*leftovers, *runtime_dir.glob("*.failed"), *metrics.glob("*.prom"), *metrics.glob("*.json")):
         path.unlink(missing_ok=True)
-    home = default_runtime_dir()
     with contextlib.suppress(OSError):  # something else is in it, or it is not there
         metrics.rmdir()
-    if runtime_dir.parent == home and not os.environ.get("RUNTIME_DIRECTORY"):
-        for directory in (runtime_dir, home):
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+    leave_runtime_dir(runtime_dir)
 
 
 def close_home(home: Path) -> None:
@@ -69,7 +62,7 @@ def close_home(home: Path) -> None:
 
 
 def leave_runtime_dir(runtime_dir: Path) -> None:
-    """After a start that failed: remove the directory, and that of the user around it, if they are empty."""
+    """Remove the directory, and that of the user around it, if they are empty."""
     with contextlib.suppress(OSError):
         runtime_dir.rmdir()
         if runtime_dir.parent == default_runtime_dir():

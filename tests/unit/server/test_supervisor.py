@@ -223,7 +223,7 @@ def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(
         supervisor._start = started  # type: ignore[method-assign]
         assert supervisor.run() == 0
         assert {MAIN, APP} <= set(seen)
-        left = {path.name for path in folder.iterdir()}
+        left = {path.name for path in folder.glob("*")}
         assert left == (set() if drained else left | {MAIN, APP})
 
 
