@@ -32,6 +32,7 @@ KINDS: Final = frozenset(
         "plane-stalled",
         "process-restarted",
         "source-failed",
+        "spool-damaged",
         "spool-overflow",
         "spool-write-failed",
         "state-write-failed",
