@@ -47,13 +47,13 @@ def test_every_failure_has_a_status_of_its_own() -> None:
     assert job.status_of(DatabaseUnavailable("sqlite:///x", "locked")) == 69
 
 
-def test_a_second_run_says_so_and_ends_with_79(tmp_path: Path) -> None:
+def test_a_second_run_says_so_and_ends_with_79(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
     with job.only_one(tmp_path / "data" / "policy-job" / "lock"):
         told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 79
-    assert "another policy job is running" in told.output
+    assert "another policy job is running" in capfd.readouterr().err
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_executors_on_other_machines_can_call_the_driver(
 
 
 def test_the_right_to_publish_is_checked_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
@@ -92,4 +92,4 @@ def test_the_right_to_publish_is_checked_before_anything_is_read(
     monkeypatch.setattr(PolicyStore, "check_may_publish", refuse)
     told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 77  # an empty SQLite file would be told as such: nothing was read
-    assert "may not insert into policies. Run sql/roles.sql" in told.output
+    assert "may not insert into policies. Run sql/roles.sql" in capfd.readouterr().err
