@@ -140,7 +140,8 @@ class AgentSession:
         except ValueError:
             kind = None
         if kind is None or kind >= AGENT_SIDE_LIMIT:
-            self.send(Kind.UNSUPPORTED, {"kind": received.kind})
+            if Kind.UNSUPPORTED in SEND[self.state]:  # else it is draining, and the frame came too late
+                self.send(Kind.UNSUPPORTED, {"kind": received.kind})
             return None
         following = RECEIVE[self.state].get(kind)
         if following is None:

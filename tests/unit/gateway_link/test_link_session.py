@@ -207,3 +207,12 @@ def test_the_server_knows_every_kind_of_alert_that_we_raise() -> None:
         raised |= set(re.findall(r'\.tell\(\s*"([a-z-]+)"', path.read_text()))
     assert "spool-overflow" in raised
     assert raised <= KINDS
+
+
+def test_an_unknown_kind_behind_the_last_frame_is_nobodys_fault() -> None:
+    session = AgentSession()
+    session.opened(HELLO)
+    list(session.receive(frame.encode(Kind.BYE, {"reason": "r"})))
+    session.outgoing.clear()
+    assert list(session.receive(frame.encode(50, {}))) == []
+    assert not session.outgoing
