@@ -6,7 +6,7 @@ TWO := -n 2 --dist loadfile
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help demo test setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet fmt lint types check unit bench docs clean
+.PHONY: help demo test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +21,13 @@ test: setup ## everything: lint, types, unit, databases, end to end, browser, Sp
 ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
 else
-	@failed=0; $(PY) -m pytest $(TWO) --ignore=tests/e2e || failed=1; $(PY) -m pytest tests/e2e || failed=1; exit $$failed
+	@failed=0; $(PY) -m pytest $(TWO) --durations=20 --ignore=tests/e2e || failed=1; \
+	$(PY) -m pytest --durations=20 tests/e2e || failed=1; exit $$failed
 endif
+
+test-loaded: ## the same with two busy loops beside it, as on a shared machine
+	@for loop in 1 2; do timeout 7200 bash -c 'while :; do :; done' & done; trap 'kill $$(jobs -p)' EXIT; \
+	$(MAKE) --no-print-directory test
 
 setup:
 	@deploy/setup.sh test
