@@ -53,7 +53,7 @@ def test_of_two_caps_the_smaller_holds():
 def test_an_impossible_rate_changes_nothing(rate):
     caps = CapsInForce({})
     caps.apply(order(1, a=10), 0)
-    with pytest.raises(BadCaps, match="cost_per_s of .a."):
+    with pytest.raises(BadCaps, match=r"cost_per_s of .a."):
         caps.apply(order(2, a=rate), 0)
     assert (caps.generation, caps.of("a")) == (1, Caps(cost_per_s=10.0))
 
