@@ -9,6 +9,6 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared-machine")
 
-# A shell without job control starts what it puts in the background with SIGINT ignored, which children inherit.
+# A shell without job control starts its background jobs with SIGINT ignored; children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
