@@ -32,7 +32,7 @@ from sqlalchemy import Engine
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -118,7 +118,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             return 0  # told to stop before the database was there
         teller = Teller(
             boxes[0],
-            SystemClock(),
+            server_clock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": office.pauses},
             lambda: [*manager.writer.problems(), *office.problems(), *_slow_threads()],
@@ -129,7 +129,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         if failed is not None:
             name, error = failed
             text = f"its thread {name} died: {error}. It is started again"
-            _tell(boxes, Problem(NAME, SystemClock().unix_us(), text))
+            _tell(boxes, Problem(NAME, server_clock().unix_us(), text))
             for box in boxes:
                 box.close(release=False)  # what it has taken may not be in the queue: our successor takes it
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
@@ -137,13 +137,13 @@ def run(config: ManagerConfig, stop: Stop) -> int:
 
 
 def _slow_threads() -> list[Problem]:
-    now_us = SystemClock().unix_us()
+    now_us = server_clock().unix_us()
     return [Problem(name, now_us - round(watchdog.SLOW_S * 1e6), text) for name, text in watchdog.slow()]
 
 
 def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
-    Teller(boxes[0], SystemClock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
+    Teller(boxes[0], server_clock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
 
 
 def _run_threads(
@@ -184,7 +184,7 @@ def open_manager(
 
     ``tell`` is called again and again while it waits.
     """
-    clock = clock or SystemClock()
+    clock = clock or server_clock()
     settings = config.database
     engine = make_engine(settings, config.data_dir)
     stack.callback(engine.dispose)
