@@ -344,7 +344,8 @@ def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
     events = []
     for (gateway_id, epoch), item in off.items():
         name = names.get(gateway_id) or gateway_id
-        text = f"the clock of gateway {name} is {-item.offset_us / 1e6:+.1f} s off; its times are corrected"
+        off = f"{-item.offset_us / 1e6:+.1f} s off this server's"
+        text = f"the clock of gateway {name} is {off}; its times are corrected"
         events.append(
             event_row(
                 (gateway_id, epoch),
@@ -353,7 +354,7 @@ def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
                 "warning",
                 element="gateway",
                 subject=name,
-                text=f"{text}. Let NTP set it",
+                text=f"{text}. Let NTP set both",
                 details={"gateway_id": gateway_id, "offset_us": item.offset_us, "epoch": str(epoch)},
             )
         )
