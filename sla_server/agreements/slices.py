@@ -23,7 +23,7 @@ State = Literal["excluded", "no_data", "not_applicable", "bad", "good"]
 STATES: Final[tuple[State, ...]] = ("good", "bad", "no_data", "not_applicable", "excluded")
 MIN_COVERAGE_RATIO: Final = 0.9
 MOST_COVERAGE_RATIO: Final = 1.5
-"""Above this the slice was filled twice (a clock went back); a late cut alone reaches a little over its end."""
+"""Above this the slice was filled twice (a clock went back); one late cut reaches a little over the end."""
 KIB: Final = 1024
 
 

@@ -30,6 +30,7 @@ from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
 from sla_server.db.ingest_queue import Record
+from sla_server.db.intake import Mended
 from sla_server.db.inventory import event_row, has_inventory, store_inventory
 from sla_server.db.records import store_rows
 from sla_server.db.statistics import forget_future, store_statistics
@@ -120,7 +121,7 @@ class IngestStore:
         ):
             text = (
                 f"the database has times up to {ahead_us / 1e6:.0f} s after the server's own clock: it is "
-                "wrong now, or was wrong then. Slices from now on are judged in their time, those beyond again"
+                "wrong now, or was wrong then. Slices beyond now are judged again in their time"
             )
             event = event_row(
                 (now_us,), now_us, "clock-stepped", "warning", element="dbmanager", subject="server",
@@ -233,6 +234,25 @@ class IngestStore:
         window.absorb(batch)
         self.commit(window, oldest_seq)
         return batch
+
+    def put_right(self, mended: Sequence[Mended]) -> None:
+        """High waters that were changed while the server was stopped, and an event for each."""
+        table = schema.ingest_watermark
+        with begin(self._engine) as connection:
+            now_us = self._clock.unix_us()
+            for gateway_id, epoch, had, seq in mended:
+                mine = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
+                connection.execute(update(table).where(mine).values(seq=seq))
+                text = (
+                    f"table ingest_watermark had cut {had} as the newest of epoch {epoch}, the ingest queue "
+                    f"has {seq}: the database was changed while the server was stopped. The queue is believed"
+                )
+                log.warning("watermark-mended", gateway=gateway_id, text=text)
+                event = event_row(
+                    (gateway_id, epoch, had, seq, now_us), now_us, "watermark-mended", "warning",
+                    element="dbmanager", subject=gateway_id, text=text, details={"had": had, "seq": seq},
+                )  # fmt: skip
+                upsert(connection, schema.events, [event])
 
     def report(self, event: dict[str, Any]) -> None:
         """Store one event now."""

@@ -133,7 +133,7 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             "first_seen_us": rows[gateway_id]["first_seen_us"] if gateway_id in rows else at_us,
             "last_seen_us": at_us,
             "clock_offset_us": _int(header, "offset_us"),
-            "dropped_cuts": _int(header, "dropped"),
+            "dropped_cuts": _int(header, "dropped") + _int(header, "lost_cuts"),
         }
     kept = ("name", "state", "reason", "address", "software", "epoch", "clock_offset_us")
     upsert(connection, table, list(rows.values()), set_=kept, maximum=("last_seen_us", "dropped_cuts"))

@@ -205,7 +205,10 @@ def open_manager(
                 store.report(damage_event)
             cursors = store.cursors()
             reader = Reader(engine)
-            high_water = HighWater(reader.watermarks())
+            dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
+            intake = Intake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
+            mended = intake.recover(_held(queue), cursors[0], is_whole=damage_event is None)
+            store.put_right(mended)
             with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
                 kept = {row["path"] for row in reader.manifest(in_use=False)}
                 archive.sweep(kept, clock.unix_us())
@@ -217,8 +220,6 @@ def open_manager(
             _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         queue.go_on_behind(store.newest_cursor)
-        intake = Intake(secrets.randbits(62) + 1, high_water)
-        intake.recover(_unconsumed(queue, cursors[0]))
         retention = Retention(engine, settings.retention, clock)
         refused_dir = queue_dir / "refused"
         writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
@@ -263,8 +264,9 @@ def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: 
             return
 
 
-def _unconsumed(queue: IngestQueue, after_seq: int) -> Iterator[Record]:
-    reader = queue.reader(after_seq)
+def _held(queue: IngestQueue) -> Iterator[Record]:
+    """All records, also those that are in SQL and not deleted yet."""
+    reader = queue.reader(0)
     try:
         while records := reader.read(STEP_BYTES):
             yield from records

@@ -11,7 +11,7 @@ the first cut after the gap says how many the spool dropped (``coverage.gap_cuts
 gone drops nothing, so its gaps are not ours. While a gap lasts nobody knows; the slice is no_data, not
 ours, and is revised when the gateway reports again.
 
-Time may go back: server time follows a step of the clock in the end, and a restart believes the clock at once.
+Time may go back: server time follows a step of the clock in the end, and a restart believes the clock.
 Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
 now is judged again in its time (``track``).
 

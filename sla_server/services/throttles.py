@@ -177,7 +177,7 @@ class Throttle:
         }
 
     def expired(self, now_ns: int, unix_us: int) -> bool:
-        """Whether its time has passed. It keeps its length when the wall clock is set; ``expires_us`` follows.
+        """Whether its time has passed; it keeps its length when the clock is set, ``expires_us`` follows.
 
         Of a throttle from SQL the wall clock says how much is left, once.
         """

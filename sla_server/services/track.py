@@ -112,7 +112,7 @@ class Track:
         self.next_us = max(self.next_us, oldest_us)
 
     def _is_from_the_future(self, now_us: int) -> bool:
-        """Whether it was applied under a clock that was ahead. Before a later version the former one goes on."""
+        """Whether it was applied under a clock that was ahead; before a later version the former goes on."""
         return self.item.version == 1 and self.item.applied_us > now_us + self.length_us
 
     def may_have_slices(self, now_us: int) -> bool:

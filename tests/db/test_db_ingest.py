@@ -30,6 +30,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.db import upserts
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import IngestStore
+from sla_server.db.intake import Mended
 
 
 def test_sums_over_many_transactions_slots_and_gateways(rig):
@@ -332,6 +333,15 @@ def test_what_a_clock_ahead_wrote_is_taken_back_when_it_is_right_again(database,
     assert event["text"].startswith("the database has times up to 3600 s after the server's own clock")
     assert rig.reader.totals()["cuts"] == 2
     rig.close()
+
+
+def test_lost_cuts_count_as_dropped_and_mended_watermarks_are_stored(rig):
+    rig.feed(gateway_message(dropped=3, lost_cuts=51), cuts_message([make_cut(1)]))
+    assert [row["dropped_cuts"] for row in rig.reader.gateways()] == [54]
+    rig.store.put_right([Mended(gateway(1), EPOCH, 1, 7)])
+    assert rig.reader.watermarks() == [(gateway(1), EPOCH, 7)]
+    [event] = [row for row in rig.reader.events() if row["kind"] == "watermark-mended"]
+    assert "had cut 1 as the newest" in event["text"]
 
 
 def test_the_spools_floor_is_stored(rig):
