@@ -112,7 +112,7 @@ class Intake:
         Args:
             records: all that the queue holds, in order.
             sql_seq: those up to it are in SQL.
-            is_whole: no record was lost to damage. If some were, SQL may rightly know more.
+            is_whole: none of the newest records is missing. If some are, SQL may rightly know more.
         """
         kept, in_sql = HighWater(), HighWater()
         for record in records:
@@ -212,15 +212,14 @@ class Intake:
             if self._high_water.raise_to(gateway_id, epoch, seq):
                 # Of a gateway that comes from another server, that one has them.
                 lacking += seq - before if is_known else 0
+                held_by = "neither agent nor server" if is_known else "the agent does not, perhaps another server"
                 log.warning(
                     "agent-lacks-cuts",
                     gateway=gateway_id,
                     epoch=epoch,
                     first=before + 1,
                     last=seq,
-                    text="neither the agent nor this server has these cuts"
-                    if is_known
-                    else "this server has never had cuts of this gateway, whose agent does not hold these any more",
+                    held_by=held_by,
                 )
         return lacking
 

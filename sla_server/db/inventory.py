@@ -344,8 +344,8 @@ def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
     events = []
     for (gateway_id, epoch), item in off.items():
         name = names.get(gateway_id) or gateway_id
-        off = f"{-item.offset_us / 1e6:+.1f} s off this server's"
-        text = f"the clock of gateway {name} is {off}; its times are corrected"
+        found = f"{-item.offset_us / 1e6:+.1f} s off this server's"
+        text = f"the clock of gateway {name} is {found}; its times are corrected"
         events.append(
             event_row(
                 (gateway_id, epoch),

@@ -207,7 +207,9 @@ def open_manager(
             reader = Reader(engine)
             dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
             intake = Intake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
-            mended = intake.recover(_held(queue), cursors[0], is_whole=damage_event is None)
+            # Not of a queue that was damaged, or brought back from an older copy: SQL may know more.
+            is_whole = damage_event is None and queue.synced_seq >= store.newest_cursor
+            mended = intake.recover(_held(queue), cursors[0], is_whole=is_whole)
             store.put_right(mended)
             with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
                 kept = {row["path"] for row in reader.manifest(in_use=False)}

@@ -331,7 +331,6 @@ def test_what_a_clock_ahead_wrote_is_taken_back_when_it_is_right_again(database,
     assert [row["last_cut_us"] for row in rig.reader.gateways()] == [T0 + 1_000_000]
     [event] = [row for row in rig.reader.events() if row["kind"] == "clock-stepped"]
     assert event["text"].startswith("the database has times up to 3600 s after the server's own clock")
-    assert rig.reader.totals()["cuts"] == 2
     rig.close()
 
 
