@@ -212,7 +212,9 @@ class Intake:
             if self._high_water.raise_to(gateway_id, epoch, seq):
                 # Of a gateway that comes from another server, that one has them.
                 lacking += seq - before if is_known else 0
-                held_by = "neither agent nor server" if is_known else "the agent does not, perhaps another server"
+                held_by = (
+                    "neither agent nor server" if is_known else "the agent does not, perhaps another server"
+                )
                 log.warning(
                     "agent-lacks-cuts",
                     gateway=gateway_id,
