@@ -35,7 +35,7 @@ from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
 from pmdaemon.rooms import reserve_pair
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
@@ -94,7 +94,7 @@ class Daemon:
     ) -> None:
         self._config = config
         self._stop = stop
-        self._clock = clock or SystemClock()
+        self._clock = clock or server_clock()
         self._pipe = ParentPipe()
         cpus = len(os.sched_getaffinity(0))
         self._has_room = functools.partial(reserve_pair, config.segment_path, self._clock)

@@ -31,7 +31,7 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
 def remove_runtime_dir(runtime_dir: Path) -> None:
     """Remove figures, notes and ports of an ended server, and the directories that are empty then."""
     metrics = runtime_dir / "metrics"
-    leftovers = [runtime_dir / "gateways.json", runtime_dir / "api.port", runtime_dir / "login.url"]
+    leftovers = [runtime_dir / name for name in ("gateways.json", "api.port", "login.url", "clock")]
     for path in (*leftovers, *runtime_dir.glob("*.failed"), *metrics.glob("*.prom"), *metrics.glob("*.json")):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is not there

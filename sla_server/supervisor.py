@@ -35,7 +35,7 @@ import structlog
 from pmdaemon.errors import MailboxError, WireError
 from pmdaemon.mailbox import Mailbox, Message, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
-from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, SteadyClock, Step, StepState
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
@@ -99,7 +99,8 @@ class Supervisor:
     _pipe: ParentPipe = field(default_factory=ParentPipe)
     _mailbox: Mailbox | None = None
     _app: Mailbox | None = None
-    _clock: SystemClock = field(default_factory=SystemClock)
+    clock: SteadyClock = field(default_factory=SteadyClock)
+    _clock_file: ClockFile | None = None
     _pending: list[list[Any]] = field(default_factory=list)
     _under_way: int = 0  # rows at the head of _pending that are posted and not yet answered
     _request: str = ""
@@ -122,6 +123,7 @@ class Supervisor:
             prepare_runtime_dir(self.config.runtime_dir)
             for name, problem in self._segments.prepare().items():
                 self._segment_event(name, problem)
+            self._clock_file = ClockFile(self.config.runtime_dir / "clock", self.clock.ahead_us)
             self._attach()
             for name in PARTS:
                 self.parts[name] = Part(name, self._command(name))
@@ -147,7 +149,7 @@ class Supervisor:
     def _attach(self) -> None:
         self._mailbox = attach(self._segments.path(MAIN), "supervisor")
         self._app = attach(self._segments.path(APP), "supervisor")
-        self._reports = Reports(self._mailbox, self._app)
+        self._reports = Reports(self._mailbox, self._app, self.clock)
 
     def _detach(self) -> None:
         for box in (self._mailbox, self._app):
@@ -172,9 +174,10 @@ class Supervisor:
             **self._pipe.child_env(),
             "SLA__DATA_DIR": str(self.config.data_dir),
             "SLA__RUNTIME_DIR": str(self.config.runtime_dir),
+            CLOCK_FILE: str(self.config.runtime_dir / "clock"),
         }
         part.started_s = time.monotonic()
-        part.since_unix_us = self._clock.unix_us()
+        part.since_unix_us = self.clock.unix_us()
         try:
             pulse = part.vitals.begin()
             part.process = subprocess.Popen(
@@ -193,7 +196,8 @@ class Supervisor:
         self._record(part)
 
     def _look(self) -> None:
-        """One pass: notice deaths, start what is due, hand in records that found no room before."""
+        """One pass: the clock; notice deaths, start what is due, hand in records that found no room."""
+        self._look_at_clock()
         now_s = time.monotonic()
         for part in self.parts.values():
             if part.process is not None and part.process.poll() is not None:
@@ -224,7 +228,7 @@ class Supervisor:
 
     def _listen(self) -> None:
         """Once a second: which parts make progress; kill what hangs, report the rest."""
-        problems, now_us = [], self._clock.unix_us()
+        problems, now_us = [], self.clock.unix_us()
         for part in self.parts.values():
             if part.process is None:
                 if part.backoff_s >= REPORTED_BACKOFF_S:
@@ -263,7 +267,7 @@ class Supervisor:
             self._segment_event(name, "a part has met damage in it; the parts that use it were restarted")
 
     def _segment_event(self, name: str, problem: str) -> None:
-        at_us = self._clock.unix_us()
+        at_us = self.clock.unix_us()
         row = {
             "event_id": str(uuid.uuid5(_NAMESPACE, f"damaged/{name}/{at_us}")),
             "at_us": at_us,
@@ -284,7 +288,7 @@ class Supervisor:
         part.process, part.state = None, "restarting"
         part.vitals.end()
         part.start_at_s = now_s + part.backoff_s
-        part.since_unix_us = self._clock.unix_us()
+        part.since_unix_us = self.clock.unix_us()
         log.warning("part-died", part=part.name, reason=part.reason, restart_in_s=part.backoff_s)
         self._record(part)
 
@@ -306,17 +310,33 @@ class Supervisor:
         self._pending.append(["processes", row])
         self._drain()
 
+    def _look_at_clock(self) -> None:
+        """Publish server time; a step of this machine's clock is an event, its end another."""
+        step = self.clock.look()
+        if self._clock_file is not None:
+            self._clock_file.publish(self.clock.ahead_us)
+        if step is not None:
+            text = describe_step(step)
+            log.warning("clock-stepped", state=step.state.value, by_s=step.by_us / 1e6, text=text)
+            severity = "info" if step.state is StepState.RETURNED else "warning"
+            details = {"state": step.state.value, "by_us": step.by_us}
+            self._note("clock-stepped", severity, "server", text, details)
+
     def _event(self, part: Part, kind: str, text: str) -> None:
-        at_us = self._clock.unix_us()
+        self._note(kind, "warning", part.name, text, {"restarts": part.restarts})
+
+    def _note(self, kind: str, severity: str, subject: str, text: str, details: dict[str, Any]) -> None:
+        """Have an event recorded."""
+        at_us = self.clock.unix_us()
         row = {
-            "event_id": str(uuid.uuid5(_NAMESPACE, f"{kind}/{part.name}/{at_us}")),
+            "event_id": str(uuid.uuid5(_NAMESPACE, f"{kind}/{subject}/{at_us}")),
             "at_us": at_us,
             "kind": kind,
-            "severity": "warning",
+            "severity": severity,
             "element": "supervisor",
-            "subject": part.name,
+            "subject": subject,
             "text": text,
-            "details": {"restarts": part.restarts},
+            "details": details,
         }
         self._pending.append(["events", row])
         self._drain()
@@ -392,6 +412,25 @@ class Supervisor:
 def next_backoff(backoff_s: float, lived_s: float) -> float:
     """Pause before the next start: doubling, from the first value again after a stable life."""
     return BACKOFF_FIRST_S if lived_s >= STABLE_S else min(backoff_s * 2, BACKOFF_MOST_S)
+
+
+def describe_step(step: Step) -> str:
+    """A step of this machine's wall clock in words."""
+    seconds = f"{step.by_us / 1e6:+.1f} s"
+    if step.state is StepState.HELD:
+        return (
+            f"the server's own clock was stepped by {seconds}. Server time is held where it was for "
+            f"{HOLD_S / 60:.0f} minutes. If the clock is wrong, let NTP set it back within that time, and "
+            "nothing changes; if it is right now, do nothing"
+        )
+    if step.state is StepState.RETURNED:
+        return (
+            f"the server's own clock is right again after a step by {seconds}; server time did not follow it"
+        )
+    return (
+        f"the step of the server's own clock by {seconds} has lasted {HOLD_S / 60:.0f} minutes: server time "
+        "follows it from now on. Slices around the step are no_data or inexact"
+    )
 
 
 def describe_status(status: int) -> str:

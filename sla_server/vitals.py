@@ -16,7 +16,7 @@ import structlog
 
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox
-from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, SAID_S, Pulse
 from pmdaemon.wire.pressure import Problem
 
@@ -72,11 +72,12 @@ class Reports:
     Args:
         main: its mailbox in ``main.mbx``.
         app: its mailbox in ``app.mbx``.
+        clock: server time.
     """
 
-    def __init__(self, main: Mailbox, app: Mailbox) -> None:
+    def __init__(self, main: Mailbox, app: Mailbox, clock: Clock) -> None:
         self._problems: list[Problem] = []
-        self._teller = Teller(main, SystemClock(), dict, dict, lambda: self._problems, [(app, "appserver")])
+        self._teller = Teller(main, clock, dict, dict, lambda: self._problems, [(app, "appserver")])
 
     def tick(self, problems: list[Problem]) -> None:
         """Report if it is time."""

@@ -5,7 +5,10 @@ ways took equally long, the agent stamped the reply half a round trip before it 
 most half the round trip, so of the last answers the one with the *smallest* round trip counts.
 
 The last answers are the block of ``BLOCK`` that is being filled and the full one before it: between 16 and
-32. Of each block the best is enough, so that a reply that is not the best costs one comparison.
+32. Of each block the best is enough.
+
+Two answers whose offsets differ by more than their round trips can explain, and by more than ``STEP_US``, say
+that a clock was stepped between them, the agent's or ours: then only what comes from now on counts.
 
 Source: DESIGN.md 4 "Time"; the estimate is NTP's clock filter in its simplest form.
 """
@@ -14,8 +17,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from pmdaemon.runtime.clock import STEP_US
+
 BLOCK: Final = (
-    16  # at one poll a second: short enough to follow a stepped clock, long enough to meet a quiet moment
+    16  # at one poll a second: short enough to follow a drifting clock, long enough to meet a quiet moment
 )
 
 
@@ -47,10 +52,14 @@ class OffsetEstimator:
 
     def add(self, agent_unix_us: int, server_unix_us: int, round_trip_us: int) -> None:
         """One reply: the agent's stamp, our wall clock at receipt, and the monotonic round trip."""
+        round_trip_us = max(0, round_trip_us)
+        offset_us = server_unix_us - round_trip_us // 2 - agent_unix_us
+        best = self.best
+        if best is not None and abs(offset_us - best[1]) > STEP_US + (round_trip_us + best[0]) // 2:
+            self._count, self._former, self._filling = 0, None, None
         filling = self._filling
         if filling is None or round_trip_us <= filling[0]:
-            round_trip_us = max(0, round_trip_us)
-            self._filling = Sample(round_trip_us, server_unix_us - round_trip_us // 2 - agent_unix_us)
+            self._filling = Sample(round_trip_us, offset_us)
             self._choose()
         self._count += 1
         if self._count == BLOCK:

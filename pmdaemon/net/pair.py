@@ -47,7 +47,7 @@ from pmdaemon.net.pinning import pin
 from pmdaemon.net.unified import UnifiedCore
 from pmdaemon.net.vigil import Patience
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire import frame
@@ -104,7 +104,7 @@ class Pair:
     """
 
     def __init__(self, config: PmFile, index: int, mailbox: Mailbox, control: socket.socket) -> None:
-        clock = SystemClock()
+        clock = server_clock()
         settings = config.pmdaemon
         self.index = index
         self._is_unified = settings.pairs == "unified"
@@ -271,7 +271,7 @@ def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
 
     Thread: the main thread, before the threads start (one poster a mailbox).
     """
-    at_us, name = SystemClock().unix_us(), f"pair-{index}"
+    at_us, name = server_clock().unix_us(), f"pair-{index}"
     row = {
         "name": name,
         "state": "running",

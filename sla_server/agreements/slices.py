@@ -22,6 +22,8 @@ from sla_server.agreements.promise import Promise
 State = Literal["excluded", "no_data", "not_applicable", "bad", "good"]
 STATES: Final[tuple[State, ...]] = ("good", "bad", "no_data", "not_applicable", "excluded")
 MIN_COVERAGE_RATIO: Final = 0.9
+MOST_COVERAGE_RATIO: Final = 1.5
+"""Above this the slice was filled twice (a clock went back); one late cut reaches a little over the end."""
 KIB: Final = 1024
 
 
@@ -64,6 +66,7 @@ class Verdict:
         offered_iops: arrival rate, including I/Os held back by our own throttle
         threshold_us: the demand curve's value at this rate; None above the curve or when not looked up
         coverage_ratio: of the worst covered gateway in scope, 0..1
+        inexact: ``missed`` rests on histograms, or the slice holds the cuts of more time than its own
     """
 
     state: State
@@ -105,6 +108,7 @@ def judge_slice(
     offered = sum(_arrived(slot, io) for slot in slots) * 1e6 / length_us
     threshold_us = promise.threshold_us(offered)
     missed, inexact = (0, False) if threshold_us is None else _missed(slots, io, threshold_us)
+    inexact |= any(value > MOST_COVERAGE_RATIO * length_us + slack_us for value in covered_us.values())
     state: State
     if excluded:
         state = "excluded"

@@ -11,7 +11,7 @@ Downside accepted: a browser that stops reading without closing holds its place 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from flask import Flask
 
 import dashboard
 from pmdaemon.runtime import listening
-from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -60,7 +60,7 @@ class WebServer:
     box: Box
     listener: socket.socket
     stop: Stop
-    clock: Clock = SystemClock()  # noqa: RUF009 - stateless
+    clock: Clock = field(default_factory=server_clock)
     local: socket.socket | None = None
     """The Unix socket, listening; None: TCP only."""
 

@@ -179,7 +179,9 @@ def backup(client: Client, config: Path | None, directory: Path) -> None:
     from sla_server.db.files.backup import make
 
     with _opened(client, config) as stores:
-        made = make(stores.engine, stores.files, stores.config.data_dir, directory, SystemClock())
+        config_of, data_dir = stores.config.database, stores.config.data_dir
+        queue_dir = config_of.resolved_queue_dir(data_dir)
+        made = make(stores.engine, stores.files, data_dir, queue_dir, directory, SystemClock())
     click.echo(
         f"backup of the {made.database} database and {made.files} files ({size(made.bytes)}) in {directory}"
     )

@@ -10,12 +10,14 @@ import os
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect, select, text
 
 from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
+from sla_server.db import schema
 from sla_server.db.engine import translated
 from sla_server.db.errors import BackupFailed
 from sla_server.db.files import manifest
@@ -26,8 +28,15 @@ NAMES: Final = {"postgresql": "sql.dump", "sqlite": "sla.db"}
 """Name of the dump by kind of database."""
 
 
-def dump(engine: Engine, directory: Path) -> tuple[str, list[FileRow]]:
+def dump(
+    engine: Engine, directory: Path, at_once: Callable[[dict[str, int]], None]
+) -> tuple[str, list[FileRow]]:
     """Write the database to ``directory``; returns its revision and the files in use, all as of one moment.
+
+    Args:
+        engine: of the database.
+        directory: holds the dump.
+        at_once: called soon after that moment with the cursors of table ``consumed`` as they were then.
 
     Raises:
         BackupFailed: a program is missing or failed, or there is no schema yet.
@@ -42,12 +51,14 @@ def dump(engine: Engine, directory: Path) -> tuple[str, list[FileRow]]:
             raise BackupFailed("the database has no schema yet: there is nothing to back up")
         rows = manifest.rows(connection, in_use=True)
         if engine.dialect.name == "postgresql":
+            at_once({row.queue: row.queue_seq for row in connection.execute(select(schema.consumed))})
             # The same snapshot for pg_dump as for the rows just read.
             snapshot = connection.execute(text("SELECT pg_export_snapshot()")).scalar_one()
             _run(engine, "pg_dump", "--format=custom", f"--snapshot={snapshot}", f"--file={target}")
         else:
             _copy_sqlite(Path(engine.url.database or ""), target)
-            rows = _rows_of_copy(target)
+            rows, cursors = _rows_of_copy(target)
+            at_once(cursors)
     sync_file(target)
     return revision, rows
 
@@ -115,8 +126,10 @@ def _copy_sqlite(source: Path, target: Path) -> None:
         new.execute("PRAGMA journal_mode=DELETE")
 
 
-def _rows_of_copy(path: Path) -> list[FileRow]:
+def _rows_of_copy(path: Path) -> tuple[list[FileRow], dict[str, int]]:
+    """Files in use and cursors."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
         found = connection.execute("SELECT * FROM manifest WHERE replaced_us IS NULL ORDER BY min_us, path")
-        return [FileRow(**dict(row)) for row in found]
+        rows = [FileRow(**dict(row)) for row in found]
+        return rows, dict(connection.execute("SELECT queue, queue_seq FROM consumed").fetchall())

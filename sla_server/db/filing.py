@@ -39,6 +39,8 @@ class Filing:
         archive: the file under way.
         clock: for the pause after a failure.
         settle: waits until no other transaction is under way; called before each of ours.
+        flush: brings to SQL all that was read; called before a file counts, so that files never have cuts
+            that SQL lacks (a backup could not tell what they are).
         probe: called at "file-committed".
 
     Attributes:
@@ -54,6 +56,7 @@ class Filing:
         archive: Archive,
         clock: Clock,
         settle: Callable[[], None],
+        flush: Callable[[], None],
         probe: Callable[[str], None],
     ) -> None:
         self._queue = queue
@@ -61,6 +64,7 @@ class Filing:
         self._archive = archive
         self._clock = clock
         self._settle = settle
+        self._flush = flush
         self._probe = probe
         self._finished: FinishedFile | None = None
         self._blocked_until_ns = 0
@@ -97,7 +101,7 @@ class Filing:
         if self._finished is None and self._archive.last_seq and is_due:
             self._guard(self._finish)
         if self._finished is not None:
-            self._settle()
+            self._flush()
             self._commit(self._finished)
 
     @property

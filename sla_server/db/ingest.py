@@ -19,21 +19,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.clock import STEP_US, Clock
 from sla_server.db import partitions, schema
 from sla_server.db.archive import FinishedFile
 from sla_server.db.batch import Batch, decode_batch
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
 from sla_server.db.ingest_queue import Record
-from sla_server.db.inventory import has_inventory, store_inventory
+from sla_server.db.intake import Mended
+from sla_server.db.inventory import event_row, has_inventory, store_inventory
 from sla_server.db.records import store_rows
-from sla_server.db.statistics import store_statistics
+from sla_server.db.statistics import forget_future, store_statistics
 from sla_server.db.upserts import upsert
 from sla_server.db.window import Window
+
+log = structlog.get_logger("db-writer")
 
 
 class CursorMoved(DbError):
@@ -81,6 +85,7 @@ class IngestStore:
         self._records_key = f"{queue_id}/records"
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
+        self._now_us = 0
         self._rollup_s = rollup_s
         self._clock = clock
         self._probe = probe
@@ -101,11 +106,31 @@ class IngestStore:
             # A database of an older release: its records were stored together with the sums.
             sql_seq = self._cursor(connection, self._sql_key)
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
+            self._look_back(connection)
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
             problem = f"is {self._rollup_s}, but this database was made with {stored}"
             raise ConfigError("database.rollup_s", problem, f"Set it to {stored}, or use a new database")
+
+    def _look_back(self, connection: Connection) -> int:
+        """The time; if it has gone back, or at the start, what lies beyond it is taken back."""
+        now_us = self._clock.unix_us()
+        if (not self._now_us or now_us < self._now_us - STEP_US) and (
+            ahead_us := forget_future(connection, now_us)
+        ):
+            text = (
+                f"the database has times up to {ahead_us / 1e6:.0f} s after the server's own clock: it is "
+                "wrong now, or was wrong then. Slices beyond now are judged again in their time"
+            )
+            event = event_row(
+                (now_us,), now_us, "clock-stepped", "warning", element="dbmanager", subject="server",
+                text=text, details={"state": "behind-data", "by_us": -ahead_us},
+            )  # fmt: skip
+            log.warning("clock-stepped", text=text)
+            upsert(connection, schema.events, [event])
+        self._now_us = now_us
+        return now_us
 
     def cursors(self) -> tuple[int, int]:
         """(sql, parquet) as committed; also takes note of ``records``."""
@@ -186,7 +211,7 @@ class IngestStore:
                 cursor + 1 < window.first_seq and oldest_seq < window.first_seq
             ):
                 raise CursorMoved(cursor, window.first_seq - 1)
-            store_statistics(connection, window, self._clock.unix_us())
+            store_statistics(connection, window, self._look_back(connection))
             for key in (self._sql_key, self._records_key):
                 self._raise(connection, key, window.last_seq)
             self._probe("in-transaction")
@@ -209,6 +234,25 @@ class IngestStore:
         window.absorb(batch)
         self.commit(window, oldest_seq)
         return batch
+
+    def put_right(self, mended: Sequence[Mended]) -> None:
+        """High waters that were changed while the server was stopped, and an event for each."""
+        table = schema.ingest_watermark
+        with begin(self._engine) as connection:
+            now_us = self._clock.unix_us()
+            for gateway_id, epoch, had, seq in mended:
+                mine = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
+                connection.execute(update(table).where(mine).values(seq=seq))
+                text = (
+                    f"table ingest_watermark had cut {had} as the newest of epoch {epoch}, the ingest queue "
+                    f"has {seq}: the database was changed while the server was stopped. The queue is believed"
+                )
+                log.warning("watermark-mended", gateway=gateway_id, text=text)
+                event = event_row(
+                    (gateway_id, epoch, had, seq, now_us), now_us, "watermark-mended", "warning",
+                    element="dbmanager", subject=gateway_id, text=text, details={"had": had, "seq": seq},
+                )  # fmt: skip
+                upsert(connection, schema.events, [event])
 
     def report(self, event: dict[str, Any]) -> None:
         """Store one event now."""

@@ -16,6 +16,7 @@ Thread: one appends, one reads and deletes; ``fullness_ratio`` any. Source: DESI
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,9 +27,15 @@ import structlog
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue import errors as disk
 from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START
-from pmdaemon.diskqueue.record import DATA_START, RECORD_OVERHEAD_BYTES
+from pmdaemon.diskqueue.record import (
+    DATA_START,
+    RECORD_OVERHEAD_BYTES,
+    content,
+    read_file_header,
+    scan,
+)
 from pmdaemon.runtime.files import make_directory
-from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
+from sla_server.db.errors import BackupFailed, NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
 
 log = structlog.get_logger("ingest-queue")
 BYTES_PER_ENTRY: Final = 2048  # a record is a mailbox batch: rarely smaller
@@ -119,6 +126,41 @@ def check_room(directory: Path, data_bytes: int) -> None:
     needed_bytes = DATA_START + data_bytes + INDEX_START + _entries(data_bytes) * ENTRY_BYTES
     if (free_bytes := free_blocks * disk_of.f_frsize) < needed_bytes:
         raise NoRoomForQueue(path, needed_bytes, free_bytes)
+
+
+def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> list[Record]:
+    """Records of the queue in ``directory``, whether or not another process has it open; changes nothing.
+
+    A record is whole or not there: its checksum covers number, place and data. Deleted ones stay readable
+    until they are written over, oldest first.
+
+    Args:
+        directory: the queue's; without a queue in it there are no records.
+        bounds: from the queue's id to (after_seq, last_seq): wanted are records behind the one up to the
+            other.
+
+    Raises:
+        BackupFailed: the first ones wanted were written over meanwhile.
+        QueueCorrupt: it is no queue.
+    """
+    path = directory / "ingest"
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    with file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+        header, _copies = read_file_header(view)
+        if header is None:
+            raise QueueCorrupt(path, 0, "its header is damaged")
+        after_seq, last_seq = bounds(header.queue_id.hex())
+        if after_seq >= last_seq:
+            return []
+        with view[DATA_START : DATA_START + header.ring_bytes] as ring:
+            found = scan(ring, header.seed).intact
+            if min((record[2] for record in found), default=last_seq) > after_seq + 1:
+                raise BackupFailed(f"record {after_seq + 1} of {path} was written over. Take another backup")
+            wanted = sorted((r for r in found if after_seq < r[2] <= last_seq), key=lambda r: r[2])
+            return [Record(record[2], content(ring, record)[1]) for record in wanted]
 
 
 class IngestQueue:

@@ -13,10 +13,11 @@ the process ends and reads back what is really there.
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -27,6 +28,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest_queue import Record
+from sla_server.db.inventory import EVENT_NAMESPACE
 from sla_server.db.records import check_row
 from sla_server.db.watermarks import Admission, HighWater, spool_floors
 
@@ -69,35 +71,63 @@ class Absorbed:
     is_urgent: bool = False
 
 
+class Mended(NamedTuple):
+    """A high water that SQL had wrong: ``had`` instead of ``seq``."""
+
+    gateway_id: str
+    epoch: int
+    had: int
+    seq: int
+
+
 class Intake:
     """Keeps the high waters. Thread: ``db-intake`` alone.
 
     Args:
         incarnation: of this dbmanager process; a new number makes every pair rewind.
         high_water: from SQL.
+        dropped: gateway_id to the cuts its agent said it had dropped, from SQL.
 
     Attributes:
         counts: cuts kept, duplicate, hole; messages malformed; rows refused; since the start.
     """
 
-    def __init__(self, incarnation: int, high_water: HighWater) -> None:
+    def __init__(
+        self, incarnation: int, high_water: HighWater, dropped: Mapping[str, int] | None = None
+    ) -> None:
         self._incarnation = incarnation
         self._high_water = high_water
+        self._dropped = dict(dropped or {})
         self.counts: Counter[str] = Counter()
 
-    def recover(self, records: Iterable[Record]) -> None:
-        """Count what lies in the queue and is not in SQL yet. Call before anything is absorbed."""
+    def recover(self, records: Iterable[Record], sql_seq: int, *, is_whole: bool = True) -> list[Mended]:
+        """Count what lies in the queue and is not in SQL yet, and compare the rest with what SQL says.
+
+        The queue keeps records for a while after they are in SQL, and those of an epoch have rising numbers:
+        so they say exactly what was kept of it. SQL says something else if it was changed, or restored, while
+        the server was stopped; the queue is believed, or cuts would be dropped as known, or kept twice.
+
+        Call before anything is absorbed.
+
+        Args:
+            records: all that the queue holds, in order.
+            sql_seq: those up to it are in SQL.
+            is_whole: none of the newest records is missing. If some are, SQL may rightly know more.
+        """
+        kept, in_sql = HighWater(), HighWater()
         for record in records:
-            try:
-                message = frame.decode(record.payload)
-            except WireError:
-                continue  # the writer reports it
-            if message.kind == Kind.CUTS:
-                for raw in frame.split(message.blob):
-                    gateway_id, epoch, seq = cuts.identity(frame.decode(raw).header)
-                    self._high_water.raise_to(gateway_id, epoch, seq)
-            elif message.kind == Kind.GATEWAY:
-                self._raise_floors(message.header)
+            for gateway_id, epoch, seq in _kept_by(record):
+                kept.raise_to(gateway_id, epoch, seq)
+                if record.queue_seq <= sql_seq:
+                    in_sql.raise_to(gateway_id, epoch, seq)
+        mended = []
+        for gateway_id, epoch, seq in kept.rows():
+            had, least = self._high_water.of(gateway_id, epoch), in_sql.of(gateway_id, epoch)
+            if had < least or (had > seq and is_whole):
+                mended.append(Mended(gateway_id, epoch, had, least if had < least else seq))
+                self._high_water.put_right(gateway_id, epoch, mended[-1].seq)
+            self._high_water.raise_to(gateway_id, epoch, seq)
+        return mended
 
     def greetings(self, pairs: Iterable[str]) -> list[Notice]:
         """WATERMARKS of everything, for every pair, at start."""
@@ -114,8 +144,7 @@ class Intake:
                     keys = self._absorb_cuts(parsed, message.payload, result)
                     durable.setdefault(message.sender, set()).update(keys)
                 elif parsed.kind == Kind.GATEWAY:
-                    result.records.append(message.payload)
-                    self._absorb_gateway(parsed.header, message.sender, result)
+                    self._absorb_gateway(parsed.header, message, result)
                 elif parsed.kind == Kind.STREAMS_SEEN:
                     result.records.append(message.payload)
                 elif parsed.kind == Kind.RECORD:
@@ -157,19 +186,44 @@ class Intake:
             result.records.append(frame.encode(Kind.CUTS, {**header, **kept, "n": len(fresh)}, blob))
         return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
 
-    def _absorb_gateway(self, header: dict[str, Any], sender: str, result: Absorbed) -> None:
-        self._raise_floors(header)
-        gateway_id = header.get("gw")
+    def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+        gateway_id, dropped = header.get("gw"), header.get("dropped")
+        payload, rows = message.payload, []
+        if isinstance(gateway_id, str):
+            told = dropped if type(dropped) is int else 0
+            lost = self._raise_floors(header) - max(0, told - self._dropped.get(gateway_id, 0))
+            self._dropped[gateway_id] = max(told, self._dropped.get(gateway_id, 0))
+            if lost > 0:
+                payload = frame.encode(Kind.GATEWAY, {**header, "lost_cuts": lost})
+                rows = [["events", _lost_event(header, lost)]]
+        result.records.append(payload)
+        if rows:
+            record = {"rows": rows, "req": None, "from": "dbmanager"}
+            result.records.append(frame.encode(Kind.RECORD, record))
         if header.get("state") == "up" and isinstance(gateway_id, str):
-            result.notices += self._watermarks(sender, self._high_water.rows(gateway_id))
+            result.notices += self._watermarks(message.sender, self._high_water.rows(gateway_id))
 
-    def _raise_floors(self, header: dict[str, Any]) -> None:
+    def _raise_floors(self, header: dict[str, Any]) -> int:
+        """Pass what the agent does not hold any more; returns how many cuts this server lacks for good."""
+        lacking = 0
+        is_known = self._high_water.knows(str(header.get("gw")))
         for gateway_id, epoch, seq in spool_floors(header):
             before = self._high_water.of(gateway_id, epoch)
             if self._high_water.raise_to(gateway_id, epoch, seq):
-                log.warning(
-                    "agent-lacks-cuts", gateway=gateway_id, epoch=epoch, first_lost=before + 1, last_lost=seq
+                # Of a gateway that comes from another server, that one has them.
+                lacking += seq - before if is_known else 0
+                held_by = (
+                    "neither agent nor server" if is_known else "the agent does not, perhaps another server"
                 )
+                log.warning(
+                    "agent-lacks-cuts",
+                    gateway=gateway_id,
+                    epoch=epoch,
+                    first=before + 1,
+                    last=seq,
+                    held_by=held_by,
+                )
+        return lacking
 
     def _absorb_record(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
         """A row that cannot be stored is left out; with ``together`` none is stored without the others."""
@@ -218,6 +272,38 @@ def _problem_of(pair: object) -> str:
     except (LookupError, TypeError, ValueError, OverflowError) as exc:
         return f"a row of {excerpt(pair[0])} cannot be read ({type(exc).__name__})"
     return ""
+
+
+def _kept_by(record: Record) -> Iterator[tuple[str, int, int]]:
+    """(gateway_id, epoch, seq) that a record raises high waters to."""
+    try:
+        message = frame.decode(record.payload)
+    except WireError:
+        return  # the writer reports it
+    if message.kind == Kind.CUTS:
+        for raw in frame.split(message.blob):
+            yield cuts.identity(frame.decode(raw).header)
+    elif message.kind == Kind.GATEWAY:
+        yield from spool_floors(message.header)
+
+
+def _lost_event(header: dict[str, Any], lost: int) -> dict[str, Any]:
+    gateway_id, at_us = str(header["gw"]), header.get("at_us", 0)
+    name = str(header.get("name") or gateway_id)
+    text = (
+        f"{lost} cuts of gateway {name} are lost: this server does not have them and the agent does not hold "
+        "them any more. The database was restored from an older backup, or the ingest queue was lost"
+    )
+    return {
+        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}")),
+        "at_us": at_us,
+        "kind": "cuts-lost",
+        "severity": "critical",
+        "element": "gateway",
+        "subject": name,
+        "text": text,
+        "details": {"gateway_id": gateway_id, "cuts": lost},
+    }
 
 
 def _times(header: dict[str, Any], n: int) -> dict[str, list[int]]:

@@ -133,7 +133,7 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             "first_seen_us": rows[gateway_id]["first_seen_us"] if gateway_id in rows else at_us,
             "last_seen_us": at_us,
             "clock_offset_us": _int(header, "offset_us"),
-            "dropped_cuts": _int(header, "dropped"),
+            "dropped_cuts": _int(header, "dropped") + _int(header, "lost_cuts"),
         }
     kept = ("name", "state", "reason", "address", "software", "epoch", "clock_offset_us")
     upsert(connection, table, list(rows.values()), set_=kept, maximum=("last_seen_us", "dropped_cuts"))
@@ -344,7 +344,8 @@ def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
     events = []
     for (gateway_id, epoch), item in off.items():
         name = names.get(gateway_id) or gateway_id
-        text = f"the clock of gateway {name} is {-item.offset_us / 1e6:+.1f} s off; its times are corrected"
+        found = f"{-item.offset_us / 1e6:+.1f} s off this server's"
+        text = f"the clock of gateway {name} is {found}; its times are corrected"
         events.append(
             event_row(
                 (gateway_id, epoch),
@@ -353,7 +354,7 @@ def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
                 "warning",
                 element="gateway",
                 subject=name,
-                text=f"{text}. Let NTP set it",
+                text=f"{text}. Let NTP set both",
                 details={"gateway_id": gateway_id, "offset_us": item.offset_us, "epoch": str(epoch)},
             )
         )

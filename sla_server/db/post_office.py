@@ -24,7 +24,7 @@ import structlog
 from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.pressure import Problem
 from sla_server.db.ingest_queue import DurableQueue
@@ -98,7 +98,7 @@ class PostOffice:
         self._probe = probe
         self._waiting: dict[tuple[int, str], deque[bytes]] = {}
         self._tick = tick
-        self._clock = clock or SystemClock()
+        self._clock = clock or server_clock()
         self._is_full = False
         self._full_since_us = 0
         self._damage: Problem | None = None

@@ -32,7 +32,7 @@ from sqlalchemy import Engine
 from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -118,7 +118,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             return 0  # told to stop before the database was there
         teller = Teller(
             boxes[0],
-            SystemClock(),
+            server_clock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": office.pauses},
             lambda: [*manager.writer.problems(), *office.problems(), *_slow_threads()],
@@ -129,7 +129,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         if failed is not None:
             name, error = failed
             text = f"its thread {name} died: {error}. It is started again"
-            _tell(boxes, Problem(NAME, SystemClock().unix_us(), text))
+            _tell(boxes, Problem(NAME, server_clock().unix_us(), text))
             for box in boxes:
                 box.close(release=False)  # what it has taken may not be in the queue: our successor takes it
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
@@ -137,13 +137,13 @@ def run(config: ManagerConfig, stop: Stop) -> int:
 
 
 def _slow_threads() -> list[Problem]:
-    now_us = SystemClock().unix_us()
+    now_us = server_clock().unix_us()
     return [Problem(name, now_us - round(watchdog.SLOW_S * 1e6), text) for name, text in watchdog.slow()]
 
 
 def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
-    Teller(boxes[0], SystemClock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
+    Teller(boxes[0], server_clock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
 
 
 def _run_threads(
@@ -184,7 +184,7 @@ def open_manager(
 
     ``tell`` is called again and again while it waits.
     """
-    clock = clock or SystemClock()
+    clock = clock or server_clock()
     settings = config.database
     engine = make_engine(settings, config.data_dir)
     stack.callback(engine.dispose)
@@ -205,7 +205,12 @@ def open_manager(
                 store.report(damage_event)
             cursors = store.cursors()
             reader = Reader(engine)
-            high_water = HighWater(reader.watermarks())
+            dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
+            intake = Intake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
+            # Not of a queue that was damaged, or brought back from an older copy: SQL may know more.
+            is_whole = damage_event is None and queue.synced_seq >= store.newest_cursor
+            mended = intake.recover(_held(queue), cursors[0], is_whole=is_whole)
+            store.put_right(mended)
             with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
                 kept = {row["path"] for row in reader.manifest(in_use=False)}
                 archive.sweep(kept, clock.unix_us())
@@ -217,8 +222,6 @@ def open_manager(
             _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         queue.go_on_behind(store.newest_cursor)
-        intake = Intake(secrets.randbits(62) + 1, high_water)
-        intake.recover(_unconsumed(queue, cursors[0]))
         retention = Retention(engine, settings.retention, clock)
         refused_dir = queue_dir / "refused"
         writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
@@ -263,8 +266,9 @@ def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: 
             return
 
 
-def _unconsumed(queue: IngestQueue, after_seq: int) -> Iterator[Record]:
-    reader = queue.reader(after_seq)
+def _held(queue: IngestQueue) -> Iterator[Record]:
+    """All records, also those that are in SQL and not deleted yet."""
+    reader = queue.reader(0)
     try:
         while records := reader.read(STEP_BYTES):
             yield from records

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table, func, select, update
 
 from sla_server.db import histcodec, schema
 from sla_server.db.bulk import Columns, upsert_columns
@@ -20,6 +20,10 @@ from sla_server.db.upserts import Params, upsert
 from sla_server.db.window import GAUGES, HOUR_SUMS, ROLLUP_SUMS, Window
 
 Decode = Callable[[list[bytes]], Int64s]
+DAY_US: Final = 86_400_000_000
+"""A gateway that got no further is still in scope of what is judged now."""
+AHEAD_US: Final = 60_000_000
+"""More than clocks in order, and ways, can make of a time."""
 FETCH_ROWS: Final = 10_000  # blobs decoded at a time: 16 MB when dense
 
 
@@ -42,6 +46,27 @@ def store_statistics(connection: Connection, window: Window, now_us: int) -> Non
     _store_stream_sums(connection, window)
     _store_gateway_sums(connection, window)
     _store_watermarks(connection, window, now_us)
+
+
+def forget_future(connection: Connection, now_us: int) -> int:
+    """Take back what only a clock that was ahead can have written; returns by how many microseconds it was.
+
+    Progress and last-seen times never fall by themselves, so they would say nothing until that time has come.
+    How far such a gateway really got is not known; its next cut says it.
+    """
+    limit_us, ahead_us = now_us + AHEAD_US, 0
+    for column, value_us in (
+        (schema.progress.c.corrected_us, now_us - DAY_US),
+        (schema.gateways.c.last_cut_us, now_us),
+        (schema.gateways.c.last_seen_us, now_us),
+        (schema.streams.c.first_seen_us, now_us),
+        (schema.streams.c.last_us, now_us),
+    ):
+        newest_us = connection.execute(select(func.max(column))).scalar_one() or 0
+        if newest_us > limit_us:
+            ahead_us = max(ahead_us, newest_us - now_us)
+            connection.execute(update(column.table).where(column > limit_us).values({column: value_us}))
+    return ahead_us
 
 
 def _add_stored(

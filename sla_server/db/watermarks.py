@@ -52,6 +52,14 @@ class HighWater:
         self._seq[key] = seq
         return True
 
+    def put_right(self, gateway_id: str, epoch: int, seq: int) -> None:
+        """What was stored of a known epoch is not true: ``seq`` is."""
+        self._seq[gateway_id, epoch] = seq
+
+    def knows(self, gateway_id: str) -> bool:
+        """Whether anything of this gateway was ever kept."""
+        return gateway_id in self._epochs
+
     def admit(self, gateway_id: str, epoch: int, seq: int, gap: int = 0) -> Admission:
         """Judge one cut; a new one raises the high water."""
         high = self.of(gateway_id, epoch)

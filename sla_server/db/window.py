@@ -106,7 +106,9 @@ class Window:
             sums[1] += 1
             sums[2] += cut.gap
             last = self.newest.setdefault(cut.gateway_id, [0, 0, 0])
-            last[:] = max(last[0], start_us + cut.duration_us), max(last[1], item.recv_us), item.offset_us
+            # No cut ends after its receipt: an agent's clock that jumps must not say how far it got.
+            end_us = min(start_us + cut.duration_us, item.recv_us)
+            last[:] = max(last[0], end_us), max(last[1], item.recv_us), item.offset_us
 
     def _add_rows(self, rows: CutRows) -> None:
         if not rows.n:

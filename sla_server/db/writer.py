@@ -95,7 +95,7 @@ class Writer:
         self._reader: QueueReader | None = None
         self._window = store.window()
         self._under_way = UnderWay(store, clock)
-        self._filing = Filing(queue, store, archive, clock, self._settle, probe)
+        self._filing = Filing(queue, store, archive, clock, self._settle, self._flush, probe)
         self._outage = Outage()
         self._held: list[Record] = []
         self._is_full = False
@@ -286,6 +286,11 @@ class Writer:
         if self._window.last_seq:  # not dropped meanwhile
             self._under_way.start(self._window, self._window_bytes, self._queue.oldest_seq)
             self._window, self._window_bytes = self._store.window(), 0
+
+    def _flush(self) -> None:
+        """All that was read is in SQL on return."""
+        self._to_sql()
+        self._settle()
 
     def _settle(self) -> None:
         """Wait for the transaction under way, if any, and go by how it ended."""

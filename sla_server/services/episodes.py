@@ -101,7 +101,8 @@ class Episodes:
                 continue
             if live is not None and live.get("state") not in _MEASURED:
                 continue  # no data: neither over nor going on
-            since_us = self._calm_since.setdefault(key, now_us)
+            since_us = min(self._calm_since.setdefault(key, now_us), now_us)  # the clock may go back
+            self._calm_since[key] = since_us
             if now_us - since_us >= SETTLE_US:
                 subject = f"{key[0]}/{key[1]}"
                 why = "the agreement is no longer in force" if live is None else "the promise is kept again"

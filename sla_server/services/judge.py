@@ -11,6 +11,10 @@ the first cut after the gap says how many the spool dropped (``coverage.gap_cuts
 gone drops nothing, so its gaps are not ours. While a gap lasts nobody knows; the slice is no_data, not
 ours, and is revised when the gateway reports again.
 
+Time may go back: server time follows a step of the clock in the end, and a restart believes the clock.
+Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
+now is judged again in its time (``track``).
+
 Thread: the looker's.
 """
 
@@ -23,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime.clock import STEP_US
 from sla_server.agreements import windows
 from sla_server.agreements.compile import InForce
 from sla_server.agreements.history import code_of
@@ -35,7 +40,15 @@ from sla_server.services.late_cuts import LateCuts
 from sla_server.services.rota import Rota
 from sla_server.services.rows import Row, Rows
 from sla_server.services.store import Store
-from sla_server.services.track import DAY_US, JUDGE_BACK_US, RECHECK_SLICES, SECOND_US, Stream, Track
+from sla_server.services.track import (
+    JUDGE_BACK_US,
+    NEVER_US,
+    RECHECK_SLICES,
+    RETIRED_US,
+    SECOND_US,
+    Stream,
+    Track,
+)
 
 BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read
 _MINUTE_US: Final = 60 * SECOND_US
@@ -112,6 +125,7 @@ class Judge:
         self._longest_us = 0
         self._streams_seen = -1
         self._streams_wait_us = 0
+        self._now_us = 0
 
     @property
     def has_more(self) -> bool:
@@ -158,15 +172,15 @@ class Judge:
             track = self._unread[name]
             if stored := track.may_have_slices(now_us):
                 reads += 1
-                track.restore(self._judged_rows(track, now_us - JUDGE_BACK_US, now_us), now_us)
+                track.restore(self._judged_rows(track, now_us - JUDGE_BACK_US), now_us)
             if track.item.ended_us is None and not self._books.is_open(track):
                 from_us = self._books.first_us(track, now_us)
-                self._books.open(track, self._judged_rows(track, from_us, now_us) if stored else None, now_us)
+                self._books.open(track, self._judged_rows(track, from_us) if stored else None, now_us)
             del self._unread[name]
             self._rota.wake(name)
 
-    def _judged_rows(self, track: Track, from_us: int, now_us: int) -> list[Row]:
-        return self._store.slices(*track.key, from_us, now_us + DAY_US)
+    def _judged_rows(self, track: Track, from_us: int) -> list[Row]:
+        return self._store.slices(*track.key, from_us, NEVER_US)
 
     def run(self, now_us: int) -> Judgement:
         """One pass.
@@ -175,6 +189,9 @@ class Judge:
             SlaError: the database is away (retryable); no state has changed then.
         """
         result = Judgement()
+        if now_us < self._now_us - STEP_US:
+            self._begin_again()
+        self._now_us = now_us
         if self._unread:
             self._load(now_us)
         if self._tracks:
@@ -184,6 +201,16 @@ class Judge:
         result.rows += events
         result.standings = dict(self._books.standings)
         return result
+
+    def _begin_again(self) -> None:
+        """The clock has gone back: forget all that was read or noted in what is now the future."""
+        self._tracks = {name: track.unread() for name, track in self._tracks.items()}
+        self._unread = dict(self._tracks)
+        self._books = Books()
+        self._books.set_tracks(self._tracks.values())
+        self._scopes, self._streams_seen, self._streams_wait_us = JudgeScopes(), -1, 0
+        self._late_cuts = LateCuts(self._store)
+        self._set_scopes()
 
     def _judge_due(self, now_us: int, result: Judgement) -> None:
         if not self._look_around(now_us):
@@ -214,7 +241,7 @@ class Judge:
         """
         if not self._has_more or not 0 <= now_us - self._progress_us < PROGRESS_US:
             # Streams after progress: a gateway that has passed a slice's end has brought the streams in it.
-            self._has_more, self._progress = False, self._store.progress()
+            self._has_more, self._progress = False, _believed(self._store.progress(), now_us)
             self._progress_us = now_us
             return self._streams_are_read(now_us)  # nobody may be judged without a stream that is in SQL
         return True
@@ -232,7 +259,7 @@ class Judge:
             if count != before and now_us < self._streams_wait_us:
                 return False
             self._streams_wait_us = now_us + STREAMS_WAIT_US
-        self._scopes.set_streams(self._store.streams())
+        self._scopes.set_streams(self._store.streams(), now_us)
         self._set_scopes()
         return True
 
@@ -288,7 +315,7 @@ class Judge:
         ]
         if behind:
             # The first cut after a gap tells what was dropped in it.
-            after = self._store.slice_inputs([], behind, end_us, min(now_us, end_us + DAY_US))
+            after = self._store.slice_inputs([], behind, end_us, min(now_us, end_us + RETIRED_US))
             inputs.add_coverage(after.coverage)
         return inputs
 
@@ -316,6 +343,11 @@ class Judge:
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
         self._books.enter(track, start_us, code_of(verdict.state, ours))
+
+
+def _believed(progress: dict[str, int], now_us: int) -> dict[str, int]:
+    """Progress without what lies beyond now: such a gateway is in scope, and how far it got is not known."""
+    return {name: us if us <= now_us + STEP_US else now_us - RETIRED_US for name, us in progress.items()}
 
 
 def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:

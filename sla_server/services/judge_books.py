@@ -65,7 +65,8 @@ class Books:
         if rows is None:
             self._books[track.key] = _Book(SliceHistory(track.length_us, track.next_us), track.next_us)
             return
-        rows = [row for row in rows if row["length_us"] == track.length_us]
+        length_us = track.length_us
+        rows = [r for r in rows if r["length_us"] == length_us and r["start_us"] + length_us <= now_us]
         # A history is as long as what was judged, not as the period: most agreements are younger.
         oldest_us = min((row["start_us"] for row in rows), default=track.next_us)
         history = SliceHistory(track.length_us, min(oldest_us, track.next_us))

@@ -27,11 +27,11 @@ class JudgeScopes:
         self.streams = -1
         """How many streams were known at the last reading; -1 before the first."""
 
-    def set_streams(self, rows: Sequence[Row]) -> None:
-        """All streams there are, as table ``streams`` has them."""
+    def set_streams(self, rows: Sequence[Row], now_us: int) -> None:
+        """All streams there are, as table ``streams`` has them; none can have come after now."""
         self._by_volume = {}
         for row in rows:
-            stream = Stream(row["stream_id"], row["gateway_id"], row["first_seen_us"])
+            stream = Stream(row["stream_id"], row["gateway_id"], min(row["first_seen_us"], now_us))
             self._by_volume.setdefault(row["volume"], []).append((row["client"], stream))
         self.streams = len(rows)
 

@@ -276,7 +276,7 @@ class PolicyManager:
     def decide(self, tables: Mapping[str, GatewayTable], now_ns: int, unix_us: int) -> Plan:
         """Everything that must be said and sent now."""
         self._follow_mode()
-        self._expire(unix_us)
+        self._expire(now_ns, unix_us)
         decisions: list[Decision] = []
         waits = self._issue(tables, decisions, now_ns)
         for throttle in self._fresh:
@@ -332,10 +332,13 @@ class PolicyManager:
                 else:
                     self._begin(name, volume, Throttle("", volume, "", "policy", rates, reason, text))
 
-    def _expire(self, unix_us: int) -> None:
+    def _expire(self, now_ns: int, unix_us: int) -> None:
         for key, throttle in list(self.layers["manual"].items()):
-            if throttle.expires_us is not None and unix_us >= throttle.expires_us:
+            before_us = throttle.expires_us
+            if throttle.expired(now_ns, unix_us):
                 self._end("manual", key, "expired", Reason.EXPIRED, "its time is over")
+            elif throttle.expires_us != before_us:
+                self._dirty[throttle.throttle_id] = throttle
 
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int

@@ -23,7 +23,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.mailbox import BACKSTOP_S, Mailbox, attach
 from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
@@ -79,7 +79,7 @@ def run(config: ServerConfig, stop: Stop) -> int:
     Raises:
         SlaError: the mailboxes cannot be attached.
     """
-    clock = SystemClock()
+    clock = server_clock()
     main = _attach(config.runtime_dir / "main.mbx", stop)
     app = _attach(config.runtime_dir / "app.mbx", stop)
     store = open_store(config.database, config.data_dir)

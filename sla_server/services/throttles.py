@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pmdaemon.runtime.clock import STEP_US
 from sla_server.services.entity import Use
 from sla_server.services.settings import ControlSettings
 
@@ -119,6 +120,7 @@ class Throttle:
         over_cuts: gateway_id to confirmed cuts above the cap, one after another.
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
             it was set or this process started, and the longest delay; also of one that is still held.
+        expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
         told_late, told_over: what was said already; withdrawn by a confirmation, or a rate within the cap.
     """
 
@@ -138,6 +140,7 @@ class Throttle:
     seen_us: int | None = None
     released_us: int | None = None
     expires_us: int | None = None
+    expires_ns: int | None = None
     issued_ns: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
@@ -172,6 +175,20 @@ class Throttle:
             "loop_start": self.loop.start if self.loop is not None else None,
             "loop_ceiling": self.loop.ceiling if self.loop is not None else None,
         }
+
+    def expired(self, now_ns: int, unix_us: int) -> bool:
+        """Whether its time has passed; it keeps its length when the clock is set, ``expires_us`` follows.
+
+        Of a throttle from SQL the wall clock says how much is left, once.
+        """
+        if self.expires_us is None:
+            return False
+        if self.expires_ns is None:
+            self.expires_ns = now_ns + (self.expires_us - unix_us) * 1000
+        left_us = (self.expires_ns - now_ns) // 1000
+        if abs(unix_us + left_us - self.expires_us) >= STEP_US:
+            self.expires_us = unix_us + left_us
+        return left_us <= 0
 
     def issued(self, gateway_id: str, gen: int, now_ns: int) -> None:
         """Caps of this generation go out to a gateway."""

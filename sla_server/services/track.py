@@ -6,7 +6,10 @@ gateway has reported past its end, because a backlog then has filled the gap. Th
 are due again when cuts came that belong to them (``late_cuts``). A slice whose judgement changes gets the
 next revision. Only open and newest slices are remembered; of the open ones at most ``most_open``.
 
-State is rebuilt from SQL after a restart: what was judged, its revision and fingerprint, and what is open.
+State is rebuilt from SQL after a restart, and when the clock has gone back: what was judged, its revision and
+fingerprint, and what is open. Slices that end after now were judged under a clock that was ahead: they are
+judged again when their time comes, as the next revision.
+
 Belongs to the looker's thread.
 """
 
@@ -71,10 +74,17 @@ class Track:
         self.length_us = objective.budgeting.slice_s * SECOND_US
         self.next_us = -(-item.applied_us // self.length_us) * self.length_us
         self.judged: dict[int, Judged] = {}
+        self._ahead: dict[int, Judged] = {}
         self.most_open = OPEN_US // self.length_us
         self._late: set[int] = set()
         self._newest: list[int] = []
         self._wake: dict[str, int] | None = {}
+
+    def unread(self) -> Track:
+        """The same objective as at a start."""
+        track = Track(self.item, self.objective)
+        track.most_open = self.most_open
+        return track
 
     @property
     def key(self) -> tuple[str, str]:
@@ -83,19 +93,32 @@ class Track:
 
     def restore(self, rows: Iterable[Row], now_us: int) -> None:
         """Take up where SQL says this version stood; rows oldest first."""
+        if self._is_from_the_future(now_us):
+            self.next_us = now_us // self.length_us * self.length_us
         for row in rows:
             if row["version"] != self.item.version or row["length_us"] != self.length_us:
+                continue
+            if row["start_us"] + self.length_us > now_us:
+                self._ahead[row["start_us"]] = Judged(row["revision"], fingerprint_of(row))
                 continue
             self.next_us = max(self.next_us, row["start_us"] + self.length_us)
             if row["start_us"] >= now_us - OPEN_US:
                 lacking = None if row["state"] == "no_data" else frozenset[str]()
                 self._remember(row["start_us"], Judged(row["revision"], fingerprint_of(row), lacking))
+        self._skip_old(now_us)
+
+    def _skip_old(self, now_us: int) -> None:
         oldest_us = (now_us - JUDGE_BACK_US) // self.length_us * self.length_us
         self.next_us = max(self.next_us, oldest_us)
 
+    def _is_from_the_future(self, now_us: int) -> bool:
+        """Whether it was applied under a clock that was ahead; before a later version the former goes on."""
+        return self.item.version == 1 and self.item.applied_us > now_us + self.length_us
+
     def may_have_slices(self, now_us: int) -> bool:
         """Whether an earlier process, or an earlier version, can have judged anything of this objective."""
-        return self.item.version > 1 or self.next_us + self.length_us <= now_us
+        began = self.next_us + self.length_us <= now_us
+        return began or self.item.version > 1 or self._is_from_the_future(now_us)
 
     def note_late(self, slot_us: int) -> None:
         """Cuts of this slot came after it may have been judged."""
@@ -118,6 +141,7 @@ class Track:
         self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int, late_us: int
     ) -> list[int]:
         """Starts of the slices to judge now, again or for the first time, oldest first."""
+        self._skip_old(now_us)
         return sorted({*self._new(scope, progress, now_us, late_us), *self._again(scope, progress, now_us)})
 
     def waits_for(
@@ -210,12 +234,12 @@ class Track:
 
     def settle(self, row: Row, lacking: frozenset[str]) -> bool:
         """Note a judgement; sets the row's revision. False if it says nothing new."""
-        old = self.judged.get(row["start_us"])
+        old = self.judged.get(row["start_us"]) or self._ahead.pop(row["start_us"], None)
         found = fingerprint_of(row)
+        self.next_us = max(self.next_us, row["start_us"] + self.length_us)
         if old is not None and old.fingerprint == found:
             self._remember(row["start_us"], Judged(old.revision, found, lacking))
             return False
-        self.next_us = max(self.next_us, row["start_us"] + self.length_us)
         row["revision"] = old.revision + 1 if old is not None else 0
         self._remember(row["start_us"], Judged(row["revision"], found, lacking))
         return True

@@ -20,7 +20,7 @@ from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.intake import Intake
-from sla_server.db.process import _unconsumed
+from sla_server.db.process import _held
 from sla_server.db.watermarks import HighWater
 
 
@@ -38,7 +38,7 @@ def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
     rig = Rig(config, data_dir, probe)
     high = HighWater(rig.reader.watermarks())
     intake = Intake(1, high)
-    intake.recover(_unconsumed(rig.queue, rig.store.cursors()[0]))
+    assert intake.recover(_held(rig.queue), rig.store.cursors()[0]) == []
     seq = high.of(gateway(1), EPOCH)
     os.write(acks, f"recovered {seq}\n".encode())
     while seq < last_seq:

@@ -22,10 +22,15 @@ from db_samples import (
 from sqlalchemy import text
 
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import cut as cuts
+from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COL
+from pmdaemon.wire.kinds import Kind
 from sla_server.db import upserts
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import IngestStore
+from sla_server.db.intake import Mended
 
 
 def test_sums_over_many_transactions_slots_and_gateways(rig):
@@ -297,6 +302,45 @@ def test_a_wrong_clock_of_a_gateway_not_announced_yet_is_told_by_its_id(rig):
     rig.feed(cuts_message([make_cut(1)], offset_us=2_100_000))
     [row] = [row for row in rig.reader.events() if row["kind"] == "clock-skew"]
     assert row["subject"] == gateway(1)
+
+
+def test_no_gateway_got_further_than_its_cuts_receipt(rig):
+    """An agent's clock that jumps ahead is corrected from the next answer on; this cut came before."""
+    item = make_cut(1, start_us=T0 + 180_000_000)
+    header = {"pair": 0, "n": 1, "recv_us": [T0 + 1_000_000], "offset_us": [0], "live": [False]}
+    rig.feed(frame.encode(Kind.CUTS, header, b"".join([cuts.encode(item)])))
+    assert rig.reader.progress() == {gateway(1): T0 + 1_000_000}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_clock_ahead_wrote_is_taken_back_when_it_is_right_again(database, restarted):
+    hour_us = 3600 * 1_000_000
+    clock = FakeClock(unix_us=T0 + hour_us)
+    rig = Rig(database.config, database.data_dir, clock=clock)
+    rig.feed(gateway_message(), streams_message(), cuts_message([make_cut(1, start_us=T0 + hour_us)]))
+    assert rig.reader.progress()[gateway(1)] > T0 + hour_us
+    clock.step_wall(-3600)
+    clock.advance(1)
+    if restarted:
+        rig.close()
+        rig = Rig(database.config, database.data_dir, clock=clock)
+        assert rig.reader.progress() == {gateway(1): T0 + 1_000_000 - 24 * hour_us}
+    rig.feed(cuts_message([make_cut(2, start_us=T0)]))
+    assert rig.reader.progress() == {gateway(1): T0 + 1_000_000}
+    assert {row["first_seen_us"] for row in rig.reader.streams()} == {T0 + 1_000_000}
+    assert [row["last_cut_us"] for row in rig.reader.gateways()] == [T0 + 1_000_000]
+    [event] = [row for row in rig.reader.events() if row["kind"] == "clock-stepped"]
+    assert event["text"].startswith("the database has times up to 3600 s after the server's own clock")
+    rig.close()
+
+
+def test_lost_cuts_count_as_dropped_and_mended_watermarks_are_stored(rig):
+    rig.feed(gateway_message(dropped=3, lost_cuts=51), cuts_message([make_cut(1)]))
+    assert [row["dropped_cuts"] for row in rig.reader.gateways()] == [54]
+    rig.store.put_right([Mended(gateway(1), EPOCH, 1, 7)])
+    assert rig.reader.watermarks() == [(gateway(1), EPOCH, 7)]
+    [event] = [row for row in rig.reader.events() if row["kind"] == "watermark-mended"]
+    assert "had cut 1 as the newest" in event["text"]
 
 
 def test_the_spools_floor_is_stored(rig):

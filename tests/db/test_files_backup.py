@@ -18,6 +18,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import BackupFailed, FileDamaged
 from sla_server.db.files import backup
 from sla_server.db.files.verify import verify
+from sla_server.db.ingest_queue import read_beside
 from sla_server.db.process import directory_lock
 
 _NUMBER = count(1)
@@ -111,6 +112,80 @@ def test_a_restored_server_goes_on(site, empty_site, tmp_path):
     check(site, items)
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_cuts_that_no_file_has_yet_are_in_the_backup(site, empty_site, tmp_path, is_running):
+    """SQL counts them, the file under way is only in the queue: a backup is of one moment all the same."""
+    items = fill(site)
+    rig = Rig(site.database.config, site.database.data_dir, clock=later(4))
+    more = [make_cut(13 + n, start_us=T0 + 4 * HOUR_US) for n in range(4)]
+    for item in more:
+        rig.feed(cuts_message([item]))
+    rig.clock.advance(20)
+    rig.settle()
+    assert rig.writer.sql_seq > rig.writer.parquet_seq
+    if not is_running:
+        rig.die()
+    site.do("backup", tmp_path / "saved")
+    if is_running:
+        rig.close()
+    empty_site.do("restore", tmp_path / "saved")
+    told = empty_site.do("verify")
+    assert "7 files are whole" in told
+    assert "note" not in told, told
+    check(empty_site, items + more)
+
+
+def test_a_restored_database_takes_nothing_twice_from_a_kept_queue(site, tmp_path, request):
+    items = fill(site)
+    rig = Rig(site.database.config, site.database.data_dir, clock=later(4))
+    more = [make_cut(13 + n, start_us=T0 + 4 * HOUR_US) for n in range(6)]
+    for number, item in enumerate(more):
+        rig.feed(cuts_message([item]))
+        rig.clock.advance(20)
+        rig.settle()
+        if number == 2:
+            site.do("backup", tmp_path / "saved")
+    rig.settle(final=True)
+    rig.close()
+    site = emptied(site, request)
+    site.do("restore", tmp_path / "saved")
+    told = site.do("verify")
+    assert told.count("no part of the data, the server removes it at its next start") == 1
+    rig = Rig(site.database.config, site.database.data_dir, clock=later(5))
+    assert len(rig.swept) == 1
+    rig.settle(final=True)
+    rig.close()
+    assert "note" not in site.do("verify")
+    check(site, items + more)
+
+
+def test_records_that_were_written_over_meanwhile_fail_the_backup(site, tmp_path):
+    fill(site)
+    rig = Rig(site.database.config, site.database.data_dir, clock=later(4))
+    rig.feed(cuts_message([make_cut(13, start_us=T0 + 4 * HOUR_US)]))
+    queue_dir = site.database.config.resolved_queue_dir(site.database.data_dir)
+    newest = rig.queue.synced_seq
+    held = read_beside(queue_dir, lambda _id: (newest - 1, newest))
+    assert [record.queue_seq for record in held] == [newest]
+    for _ in range(40):  # more than the ring holds
+        rig.queue.append_many([bytes(100_000)])
+        rig.queue.delete_through(rig.queue.synced_seq - 1)
+    with pytest.raises(BackupFailed, match=f"record {newest} of .* was written over"):
+        read_beside(queue_dir, lambda _id: (newest - 1, newest))
+    rig.close()
+
+
+def emptied(site, request):
+    """The same machine; its database is lost, its queue is not."""
+    if site.database.kind == "sqlite":
+        for path in site.database.data_dir.glob("sla.db*"):
+            path.unlink()
+        return site
+    url = request.getfixturevalue("postgres").create(f"restored{next(_NUMBER)}")
+    config = site.database.config.model_copy(update={"url": url})
+    return Site(type(site.database)(config, site.database.data_dir, "postgresql"), site.path)
+
+
 def test_what_the_queue_still_holds_is_applied_again(site, tmp_path, request):
     """Only the database was lost: the queue has what came after the backup."""
     items = fill(site)
@@ -121,13 +196,7 @@ def test_what_the_queue_still_holds_is_applied_again(site, tmp_path, request):
         rig.feed(cuts_message([item]))
     rig.settle(final=True)
     rig.close()
-    if site.database.kind == "sqlite":
-        for path in site.database.data_dir.glob("sla.db*"):
-            path.unlink()
-    else:
-        url = request.getfixturevalue("postgres").create(f"restored{next(_NUMBER)}")
-        config = site.database.config.model_copy(update={"url": url})
-        site = Site(type(site.database)(config, site.database.data_dir, "postgresql"), site.path)
+    site = emptied(site, request)
     site.do("restore", tmp_path / "saved")
     rig = Rig(site.database.config, site.database.data_dir, clock=later(5))
     assert len(rig.swept) == 1, "the file written after the backup has no row now"
@@ -162,7 +231,7 @@ def test_a_backup_is_whole_or_none(site, tmp_path):
     (rig.parquet_dir / victim.path).write_bytes(b"x" * victim.bytes)
     rig.close()
     with pytest.raises(FileDamaged, match="SHA-256"):
-        backup.make(rig.engine, rig.files, site.database.data_dir, tmp_path / "saved", rig.clock)
+        backup.make(rig.engine, rig.files, site.database.data_dir, tmp_path, tmp_path / "saved", rig.clock)
     rig.engine.dispose()
     assert not (tmp_path / "saved" / "backup.json").exists()
     with pytest.raises(BackupFailed, match="no complete backup"):
@@ -176,7 +245,7 @@ def test_a_head_that_is_none_is_told(tmp_path, text):
         backup.read_head(tmp_path)
 
 
-@pytest.mark.parametrize("newer", [{"format": 2}, {"format": 1, "revision": "9999"}])
+@pytest.mark.parametrize("newer", [{"format": 3}, {"format": 1, "revision": "9999"}])
 def test_a_backup_of_a_newer_release_is_told(tmp_path, newer):
     (tmp_path / "backup.json").write_text(json.dumps({"revision": "0001", "software": "9.0", **newer}))
     with pytest.raises(BackupFailed, match=r"release 9\.0, which is newer"):

@@ -57,7 +57,9 @@ def test_files_at_a_url(rig, tmp_path):
     report = verify(rig.reader._engine, rig.files)
     assert report.problems == []
     assert report.cuts == 15
-    made = backup.make(rig.engine, rig.files, tmp_path / "none", tmp_path / "saved", rig.clock)
+    made = backup.make(
+        rig.engine, rig.files, tmp_path / "none", tmp_path / "none", tmp_path / "saved", rig.clock
+    )
     assert made.files == len(rig.rows()) == 3
     assert rig.parquet_files() == [], "nothing lies in the local directory"
 

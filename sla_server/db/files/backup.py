@@ -10,7 +10,9 @@ A backup is a directory:
 
 The server may run meanwhile: database and list of files are of one moment, and replaced files stay for
 ``files.grace_s``, which must be longer than the copying takes. The ingest queue is not copied: it holds what
-is on its way into the database, and belongs to the disk it is on.
+is on its way into the database, and belongs to the disk it is on. Only what SQL has counted already and no
+file has yet is read from it and written to a file of the backup's own (``unfiled``), which restoring enters
+into the manifest; so the files of a restored server have every cut that its SQL counts.
 
 Restoring needs an empty database. If the data directory still has its queue, the records in it that are
 newer than the backup are applied again at the next start, exactly once (the cursors are in the database).
@@ -27,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert, update
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import (
@@ -37,23 +39,35 @@ from pmdaemon.runtime.files import (
     sync_directory,
     write_whole,
 )
-from sla_server.db import dump
+from sla_server.db import dump, schema
+from sla_server.db.archive import Archive
+from sla_server.db.batch import decode_batch
+from sla_server.db.engine import begin
 from sla_server.db.errors import BackupFailed, FileDamaged
 from sla_server.db.files.manifest import FileRow
 from sla_server.db.files.store import FileStore, LocalFiles
 from sla_server.db.files.write import digest_of
+from sla_server.db.ingest_queue import Record, read_beside
 from sla_server.db.migrate import newest_revision
 
 HEAD: Final = "backup.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+_FORMATS: Final = (1, FORMAT)
 _NOT_STATE: Final = frozenset(("lock", "dbmanager.lock", "storage.lock", "server.log"))
 _STATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _COPY_BYTES: Final = 1 << 20
+_RECORDS: Final = 256  # decoded at a time
+_NO_LIMIT: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What ``backup.json`` says."""
+    """What ``backup.json`` says.
+
+    Attributes:
+        unfiled: ``queue``, whose records up to ``queue_seq`` are in files with this one; ``row`` of the
+            manifest, None if they held no cut. None: there were no such records.
+    """
 
     format: int
     made_us: int
@@ -64,9 +78,12 @@ class Backup:
     bytes: int
     sql_sha256: str
     state: list[str]
+    unfiled: dict[str, Any] | None = None
 
 
-def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: Clock) -> Backup:
+def make(
+    engine: Engine, files: FileStore, data_dir: Path, queue_dir: Path, target: Path, clock: Clock
+) -> Backup:
     """Write a backup into ``target``, which must not exist or be empty.
 
     Durability: everything is synced before ``backup.json`` appears.
@@ -80,10 +97,14 @@ def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: 
     make_directory(target, 0o700)
     close_directory(target, "the backup's directory")
     made_us = clock.unix_us()
-    revision, rows = dump.dump(engine, target)
+    unfiled = _Unfiled(queue_dir)
+    revision, rows = dump.dump(engine, target, unfiled.take)
     copies = LocalFiles(target / "parquet")
     for row in rows:
         copy(files, copies, row)
+    own = unfiled.write(copies, clock)
+    if own is not None and own["row"] is not None:
+        rows.append(FileRow(**own["row"]))
     state = sorted(path.name for path in _state_files(engine, data_dir))
     make_directory(target / "state", 0o700)
     for name in state:
@@ -99,10 +120,62 @@ def make(engine: Engine, files: FileStore, data_dir: Path, target: Path, clock: 
         size_bytes,
         _digest(target / dump.NAMES[engine.dialect.name]),
         state,
+        own,
     )
     sync_directory(target)
     write_whole(target / HEAD, json.dumps(asdict(made), indent=1) + "\n", synced=True)
     return made
+
+
+class _Unfiled:
+    """Records of the ingest queue that were in SQL and in no file at the moment of the dump."""
+
+    def __init__(self, queue_dir: Path) -> None:
+        self._queue_dir = queue_dir
+        self._queue = ""
+        self._bounds = (0, 0)
+        self._records: list[Record] = []
+
+    def take(self, cursors: dict[str, int]) -> None:
+        """Read them, before the server deletes them.
+
+        Raises:
+            BackupFailed: it did so already, and wrote over them.
+            QueueCorrupt: it is no queue.
+        """
+
+        def bounds(queue_id: str) -> tuple[int, int]:
+            self._queue = queue_id
+            self._bounds = cursors.get(f"{queue_id}/parquet", 0), cursors.get(f"{queue_id}/sql", 0)
+            return self._bounds
+
+        self._records = read_beside(self._queue_dir, bounds)
+
+    def write(self, copies: LocalFiles, clock: Clock) -> dict[str, Any] | None:
+        """Write their cuts to a file; what ``Backup.unfiled`` says of it.
+
+        Durability: the file is on disk.
+        """
+        after_seq, last_seq = self._bounds
+        if after_seq >= last_seq:
+            return None
+        archive = Archive(copies, self._queue, _NO_LIMIT, _NO_LIMIT, clock)
+        while self._records:
+            some, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
+            batch = decode_batch(some, after_seq)
+            archive.add(batch.first_seq, batch.last_seq, batch.cuts, batch.columns)
+            after_seq = batch.last_seq
+        return {"queue": self._queue, "queue_seq": last_seq, "row": archive.finish().row}
+
+
+def _enter(engine: Engine, unfiled: dict[str, Any]) -> None:
+    """The backup's own file counts, and its records are not taken from a queue again."""
+    table = schema.consumed
+    with begin(engine) as connection:
+        if unfiled["row"] is not None:
+            connection.execute(insert(schema.manifest), unfiled["row"])
+        mine = table.c.queue == f"{unfiled['queue']}/parquet"
+        connection.execute(update(table).where(mine).values(queue_seq=unfiled["queue_seq"]))
 
 
 def read_head(source: Path) -> Backup:
@@ -113,7 +186,7 @@ def read_head(source: Path) -> Backup:
     """
     try:
         head: dict[str, Any] = dict(json.loads((source / HEAD).read_text()))
-        if head["format"] == FORMAT and str(head["revision"]) <= newest_revision():
+        if head["format"] in _FORMATS and str(head["revision"]) <= newest_revision():
             return _checked(Backup(**head))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as exc:
         raise BackupFailed(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
@@ -134,13 +207,19 @@ def _checked(head: Backup) -> Backup:
     for name in head.state:
         if not isinstance(name, str) or not _STATE_NAME.fullmatch(name) or name in _NOT_STATE:
             raise ValueError(f"state {str(name)[:60]!r} is not the name of a state file")
+    if (unfiled := head.unfiled) is not None:
+        if type(unfiled["queue"]) is not str or type(unfiled["queue_seq"]) is not int:
+            raise ValueError(f"unfiled {str(unfiled)[:60]!r} names no queue and record")
+        if unfiled["row"] is not None:
+            FileRow(**unfiled["row"])
     return head
 
 
 def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:
     """Bring a backup back. The server must be stopped; a migration happens at its next start.
 
-    Files first, the database last: whatever fails before leaves an empty database and may be repeated.
+    Files first, the database last: whatever fails before leaves an empty database and may be repeated. At
+    last the backup's own file is entered; if that fails, empty the database and repeat.
 
     Raises:
         BackupFailed: the database is not empty, or the backup is damaged.
@@ -167,6 +246,8 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
         if not (data_dir / name).exists():
             copy_durably(kept, data_dir / name)
     dump.restore(engine, source)
+    if head.unfiled is not None:
+        _enter(engine, head.unfiled)
     return head
 
 

@@ -3,7 +3,7 @@
 What is compared, all as of one moment (one transaction; replaced files stay for their grace time):
 
     every row in use     the file is there; size, SHA-256, rows and cuts are those of the row
-    every file           has a row
+    every file           has a row; one without is no part of the data (swept at the start), so only a note
     cuts                 no (gateway, epoch, seq) stands in two files, or twice in one
     files against SQL    reads, writes, bytes and cuts of each hour: raw cuts against ``rollup_hours`` and
                          ``coverage``, since ``cuts_complete_from_us``; rollups in SQL and in files together
@@ -43,7 +43,7 @@ class Problem:
     """Something is wrong.
 
     Attributes:
-        kind: missing, damaged, orphan, double, or sums.
+        kind: missing, damaged, double, or sums.
         subject: path of a file, a cut, or an hour.
         text: what is wrong, with figures.
     """
@@ -102,7 +102,8 @@ def verify(engine: Engine, files: FileStore) -> Report:
         with translated(engine), engine.connect() as connection:
             without_row -= {row.path for row in manifest.rows(connection)}
     for name in sorted(without_row):
-        report.add("orphan", name, f"{there[name].bytes} bytes without a row in the manifest; swept in time")
+        text = f"{there[name].bytes} bytes without a row in the manifest"
+        report.notes.append(f"{name}: {text}: no part of the data, the server removes it at its next start")
     if sql.waiting:
         report.notes.append(f"{sql.waiting} queue records are in SQL or in files, not in both yet")
     return report

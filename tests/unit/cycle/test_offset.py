@@ -54,6 +54,24 @@ def test_another_process_goes_on_with_the_best() -> None:
     assert other.offset_us == 8_000
 
 
+@pytest.mark.parametrize("step_us", [180_000_000, -3_600_000_000])
+def test_a_stepped_clock_is_followed_with_the_next_answer(step_us: int) -> None:
+    estimator = OffsetEstimator()
+    for _ in range(5):
+        estimator.add(0, 1_000, 0)
+    estimator.add(0, 1_000 + step_us + 2_000, 4_000)  # a longer way than any before
+    assert estimator.offset_us == 1_000 + step_us
+    estimator.add(0, 1_000, 0)
+    assert estimator.offset_us == 1_000
+
+
+def test_an_answer_that_was_long_under_way_is_no_step() -> None:
+    estimator = OffsetEstimator()
+    estimator.add(0, 1_000, 0)
+    estimator.add(0, 30_001_000, 30_000_000)  # all of it on one way
+    assert estimator.offset_us == 1_000
+
+
 @given(
     true_us=st.integers(-(10**9), 10**9),
     trips=st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1)), min_size=1, max_size=40),

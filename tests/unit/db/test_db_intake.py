@@ -96,7 +96,7 @@ def test_a_gateway_is_told_its_watermarks_and_its_spool_raises_the_floor():
     intake = new_intake((gateway(1), 5, 77), (gateway(2), 6, 1))
     message = gateway_message(spool=[[EPOCH, 500, 520]])
     absorbed = intake.absorb([Message(message, "pair-3")])
-    assert absorbed.records == [message]
+    assert [frame.decode(payload).kind for payload in absorbed.records] == [Kind.GATEWAY, Kind.RECORD]
     [(recipient, header)] = answers(absorbed, Kind.WATERMARKS)
     assert recipient == "pair-3"
     assert sorted(header["hw"]) == [[gateway(1), 5, 77], [gateway(1), EPOCH, 499]]
@@ -220,12 +220,54 @@ def test_recovery_counts_what_lies_in_the_queue():
         gateway_message(spool=[[5, 41, 41]]),
         streams_message(),
     ]
-    intake.recover(Record(seq, payload) for seq, payload in enumerate(payloads, 1))
+    assert intake.recover((Record(seq, payload) for seq, payload in enumerate(payloads, 1)), 0) == []
     absorbed = intake.absorb([Message(cuts_message([make_cut(3)])), Message(gateway_message())])
     assert sorted(answers(absorbed, Kind.WATERMARKS)[0][1]["hw"]) == [
         [gateway(1), 5, 40],
         [gateway(1), EPOCH, 3],
     ]
+
+
+@pytest.mark.parametrize("had", [43, 0])
+def test_a_watermark_that_was_changed_while_the_server_was_stopped_is_mended(had):
+    """Records 1 and 2 are in SQL, which should say 3; record 3 is not."""
+    payloads = [cuts_message([make_cut(2)]), cuts_message([make_cut(3)]), cuts_message([make_cut(4)])]
+    records = [Record(seq, payload) for seq, payload in enumerate(payloads, 7)]
+    for is_whole in (True, False):
+        intake = new_intake((gateway(1), EPOCH, had), (gateway(2), EPOCH, 9))
+        mended = intake.recover(records, 8, is_whole=is_whole)
+        absorbed = intake.absorb([Message(cuts_message([make_cut(4), make_cut(5)]))])
+        kept = [seq for payload in absorbed.records for seq in seqs(payload)]
+        if had == 43 and not is_whole:  # SQL may know more than a damaged queue
+            assert (mended, kept) == ([], [])
+        else:
+            assert mended == [(gateway(1), EPOCH, had, 4 if had else 3)]
+            assert kept == [5]
+
+
+def test_watermarks_that_are_right_are_left_alone():
+    payloads = [gateway_message(spool=[[EPOCH, 11, 11]]), cuts_message([make_cut(11)])]
+    for stored in (10, 11):  # the floor is stored with the inventory, the cut perhaps not yet
+        intake = new_intake((gateway(1), EPOCH, stored))
+        assert intake.recover([Record(seq, payload) for seq, payload in enumerate(payloads, 1)], 1) == []
+
+
+@pytest.mark.parametrize(
+    ("dropped", "lost"), [(0, 51), (20, 31), (51, 0)], ids=["none dropped", "some dropped", "all dropped"]
+)
+def test_cuts_that_neither_side_has_are_an_event_and_counted(dropped, lost):
+    intake = Intake(4711, HighWater([(gateway(1), EPOCH, 100)]), {gateway(1): 5})
+    message = gateway_message(spool=[[EPOCH, 152, 160]], dropped=5 + dropped)
+    first, *events = [frame.decode(payload) for payload in intake.absorb([Message(message)]).records]
+    assert first.header.get("lost_cuts", 0) == lost
+    rows = [row for event in events for _table, row in event.header["rows"]]
+    assert [(row["kind"], row["details"]["cuts"]) for row in rows] == ([("cuts-lost", lost)] if lost else [])
+    assert len(intake.absorb([Message(message)]).records) == 1, "said once"
+
+
+def test_a_gateway_from_another_server_has_lost_nothing():
+    absorbed = new_intake().absorb([Message(gateway_message(spool=[[EPOCH, 152, 160]]))])
+    assert [frame.decode(payload).kind for payload in absorbed.records] == [Kind.GATEWAY]
 
 
 # -- the loop around it

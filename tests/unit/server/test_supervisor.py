@@ -15,6 +15,7 @@ import pytest
 
 from pmdaemon.mailbox import attach, describe
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
+from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
 from pmdaemon.runtime.failures import note
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, SAID_S
@@ -342,3 +343,28 @@ def test_the_same_status_of_a_server_that_has_worked_is_tried_again(tmp_path: Pa
     assert not supervisor.stop.is_set()
     assert part.state == "restarting"
     supervisor._pipe.close()
+
+
+def test_a_step_of_the_clock_is_reported_once_and_the_children_keep_server_time(tmp_path: Path) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    wall = FakeClock()
+    steady = SteadyClock(wall, wall.monotonic_ns)
+    supervisor = Supervisor(config, None, Stop(), clock=steady)
+    supervisor._clock_file = ClockFile(tmp_path / "clock", steady.ahead_us)
+    child = SharedClock(tmp_path / "clock", wall.monotonic_ns)
+    before_us = child.unix_us()
+    wall.step_wall(3600)
+    for _ in range(3):
+        wall.advance(1)
+        supervisor._look()
+    assert child.unix_us() == before_us + 3_000_000
+    wall.advance(HOLD_S)
+    supervisor._look()
+    assert child.unix_us() == wall.unix_us()
+    supervisor._pipe.close()
+    events = [row for _table, row in supervisor._pending]
+    assert [(row["kind"], row["details"]["state"]) for row in events] == [
+        ("clock-stepped", "held"),
+        ("clock-stepped", "adopted"),
+    ]
+    assert "the server's own clock was stepped by +3600.0 s" in events[0]["text"]

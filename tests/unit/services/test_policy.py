@@ -106,6 +106,20 @@ def test_a_manual_throttle_expires():
     assert rows_of(found)[0]["state"] == "expired"
 
 
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_manual_throttle_keeps_its_length_when_the_clock_is_set(step_s):
+    made = desk()
+    ends_us = made.unix_us + 60_000_000
+    made.brain.manual_set("t1", "v", cost_per_s=120, until_unix_us=ends_us)
+    made.brain.tick(made.now_ns, made.unix_us)
+    seen = rows_of(made.brain.tick(made.now_ns + 59 * 10**9, ends_us + (step_s - 1) * 1_000_000))
+    assert [(row["state"], row["expires_us"]) for row in seen] == [
+        ("requested", ends_us + step_s * 1_000_000)
+    ]
+    seen = rows_of(made.brain.tick(made.now_ns + 60 * 10**9, ends_us + step_s * 1_000_000))
+    assert [row["state"] for row in seen] == ["expired"]
+
+
 def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
     made = desk("observe")
     made.brain.set_policy_caps(3, {"v": 90.0, "w": None})

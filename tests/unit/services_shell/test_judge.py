@@ -404,3 +404,83 @@ def test_streams_of_a_fleet_that_registers_are_read_when_they_settle_and_nobody_
         scene.run(1.0 + number * second)
         reads += scene.store.reads.count("streams")
     assert reads in (2, 3)
+
+
+def test_what_a_clock_ahead_made_of_an_hour_is_judged_again_in_its_time() -> None:
+    """The clock is an hour ahead from minute 2 on, and server time follows it; at minute 5 it goes back."""
+    scene = Scene()
+    for minute in (0, 1, 62, 63, 64):
+        scene.store.add_slot(at(minute))
+    ahead = scene.slices(65.1)
+    assert [found for found in ahead if found[1] != "no_data"] == [
+        (0, "good", 0),
+        (1, "good", 0),
+        (62, "good", 0),
+        (63, "good", 0),
+        (64, "good", 0),
+    ]
+    assert len(ahead) == 65
+    assert scene.slices(5.1) == []  # progress and slices of the future are not believed
+    for minute in range(5, 8):
+        scene.store.add_slot(at(minute))
+    scene.store.progress_us[GATEWAY] = at(8)  # dbmanager has put it right
+    assert scene.slices(8.1) == [(minute, "good", 1) for minute in range(5, 8)]
+    for minute in range(8, 66):
+        scene.store.add_slot(at(minute))
+    assert scene.slices(66.1) == [
+        *((minute, "good", 1) for minute in range(8, 65)),  # three of them were filled twice
+        (65, "good", 0),
+    ]
+    twice = [row for row in scene.store.tables["slices"] if row["inexact"]]
+    assert [(row["start_us"], row["n"], row["coverage_ratio"]) for row in twice] == [
+        (at(minute), 1200, 1.0) for minute in (62, 63, 64)
+    ]
+
+
+def test_a_restart_under_a_clock_that_is_right_again_goes_on_where_time_is() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    scene.store.add_slot(at(60))
+    assert len(scene.slices(61.1)) == 61
+    scene.restart(2.0)
+    assert scene.slices(2.0) == []
+    assert scene.slices(3.4) == []  # not before it is late: nothing is known of how far the gateway got
+    scene.store.add_slot(at(2))
+    scene.store.progress_us[GATEWAY] = at(3)
+    assert scene.slices(3.5) == [(2, "good", 1)]
+    assert scene.run(3.6).standings["gold", "latency"].counts.no_data == 1  # minute 1; none of the future
+
+
+def test_a_restart_under_a_clock_that_is_behind_judges_and_comes_back() -> None:
+    scene = Scene()
+    for minute in range(60):
+        scene.store.add_slot(at(minute))
+    assert len(scene.slices(60.1)) == 60
+    scene.restart(10)
+    assert scene.slices(10) == []
+    assert scene.slices(11.5) == []  # what is there is as it was judged
+    scene.store.add_slot(at(11))  # cuts of the wrong clock
+    scene.store.progress_us[GATEWAY] = at(12)
+    assert scene.slices(12.1) == [(11, "good", 1)]
+    scene.store.add_slot(at(60))  # and it is right again
+    assert scene.slices(61.1) == [(60, "good", 0)]
+
+
+def test_an_agreement_and_a_stream_of_the_future_begin_now() -> None:
+    scene = Scene(in_force(simple(), applied_us=at(60)))
+    scene.store.tables["streams"][0]["first_seen_us"] = at(60)
+    for minute in (1, 2):
+        scene.store.add_slot(at(minute))
+    scene.restart(1.0)
+    assert scene.slices(1.0) == []
+    assert scene.slices(3.1) == [(1, "good", 0), (2, "good", 0)]
+
+
+def test_a_jump_of_years_is_not_made_up_for() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    years_us = 3 * 365 * 1440
+    scene.store.add_slot(at(years_us))
+    found = scene.slices(years_us + 1.1)
+    assert found[0][0] == years_us + 1 - 7 * 1440

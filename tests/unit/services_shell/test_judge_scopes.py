@@ -32,7 +32,9 @@ def track(*volumes: str) -> Track:
 def test_names_and_patterns_find_their_streams_once() -> None:
     scopes = JudgeScopes()
     assert scopes.streams == -1
-    scopes.set_streams([row(1, "vol-1"), row(2, "vol-2", OTHER), row(3, "x"), row(4, "vol-1", client="d")])
+    scopes.set_streams(
+        [row(1, "vol-1"), row(2, "vol-2", OTHER), row(3, "x"), row(4, "vol-1", client="d")], 1 << 62
+    )
     tracks = {
         ("named", "latency", 1): track("vol-1", "nowhere"),
         ("all", "latency", 1): track("vol-*", "vol-2"),
@@ -49,7 +51,7 @@ def test_names_and_patterns_find_their_streams_once() -> None:
 
 def test_other_tracks_replace_those_before() -> None:
     scopes = JudgeScopes()
-    scopes.set_streams([row(1, "vol-1")])
+    scopes.set_streams([row(1, "vol-1")], 1 << 62)
     scopes.set_tracks({("a", "latency", 1): track("vol-1")})
     scopes.set_tracks({("b", "latency", 1): track("vol-1")})
     assert scopes.of(("a", "latency", 1)) == ()
