@@ -179,7 +179,7 @@ def test_a_look_ahead_within_a_run_that_is_being_freed_is_no_damage(
     real, slots = SlotKeeper._make_free, 16
     for looks_at in range(1, slots):
         path = make_mesh(tmp_path / f"{looks_at}", "a", "b", "d", slots=slots)
-        a, b, d = (attach(path, name) for name in "abd")
+        a, b, d = (attach(path, name) for name in ("a", "b", "d"))
         if downwards:  # slots are then used in descending order
             for _ in range(7):
                 a.post("b", b"")
