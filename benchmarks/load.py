@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Load:
     read_ratio: float = 0.7
     done: list[Timed] = field(default_factory=list)
     errors: int = 0
+    hung: list[Timed] = field(default_factory=list)
+    """I/Os of the open loop that were not answered when it ended; they end never."""
     _waiting: dict[int, tuple[float, int]] = field(default_factory=dict)
     _cookie: int = 0
 
@@ -72,6 +75,8 @@ class Load:
                         await asyncio.sleep(0.01)
             writer.write(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.DISC, 0, 0, 0))
         finally:
+            if self.rate_iops:
+                self.hung = [Timed(due_s, math.inf) for due_s, _ in self._waiting.values()]
             receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError):
                 await receiver

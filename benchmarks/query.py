@@ -127,7 +127,7 @@ def client(source: Source, port: int = 8411) -> FlaskClient:
         logins=Logins(clock),
         meters=Meters(live, calls),
         clock=clock,
-        port=port,
+        address=f"http://127.0.0.1:{port}/",
     )
     return dashboard.create_app(parts).test_client()
 

@@ -177,7 +177,7 @@ def time_to_restore(load: Load, enforce_s: float, end_s: float) -> float | None:
     """Seconds from enforcing to the end of the first second that kept the promise, as the next did."""
     step_s = 0.25
     start_s = enforce_s
-    records = between(load.done, enforce_s, end_s)
+    records = between(load.done + load.hung, enforce_s, end_s)
     while start_s + 2 <= end_s:
         if keeps(records, start_s, start_s + 1) and keeps(records, start_s + 1, start_s + 2):
             return start_s + 1 - enforce_s
@@ -186,10 +186,12 @@ def time_to_restore(load: Load, enforce_s: float, end_s: float) -> float | None:
 
 
 def bad_seconds_ratio(load: Load, start_s: float, end_s: float) -> float:
-    """Share of whole seconds in [start_s, end_s) whose p95 was over the promise; 1.0 for no whole second."""
-    kept = []
+    """Share of whole seconds in [start_s, end_s) whose p95 was over the promise; 1.0 for no whole second.
+
+    I/Os that were never answered count as over it, and so does a second without any: the load never pauses.
+    """
+    kept, records = [], load.done + load.hung
     while start_s + 1 <= end_s:
-        kept.append(keeps(load.done, start_s, start_s + 1))
+        kept.append(keeps(records, start_s, start_s + 1))
         start_s += 1
-    known = [each for each in kept if each is not None]
-    return known.count(False) / len(known) if known else 1.0
+    return 1 - kept.count(True) / len(kept) if kept else 1.0

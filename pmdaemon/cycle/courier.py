@@ -31,6 +31,7 @@ from pmdaemon.mailbox.errors import MailboxFull
 SERVICES: Final = "services"
 DBMANAGER: Final = "dbmanager"
 NEWS_BYTES: Final = 32 << 20  # 4,000 gateways with 16 volumes and streams each, announced twice
+MOST_RETRIED: Final = 8  # messages of waiting cuts a flush: 2 MB, a few ms between two reads
 log = structlog.get_logger("courier")
 
 
@@ -82,6 +83,7 @@ class Courier:
         self._on_refused = on_refused
         self.batch = CutBatch(pair)
         self._newest = NewestCuts(pair)
+        self._retry_ns = 0  # no sooner, because services has just had no room
         self._news = {SERVICES: _News(), DBMANAGER: _News()}
         self.refused_keeping = 0
         self.dropped_live_cuts = 0
@@ -141,8 +143,8 @@ class Courier:
         """Try waiting news, then post the batches that are due."""
         if self.waiting_news:
             self._retry_news()
-        if self._newest:
-            self._retry_newest()
+        if self._newest and now_ns >= self._retry_ns:
+            self._retry_newest(now_ns)
         if self.batch.is_due(now_ns):
             self.post_cuts()
 
@@ -164,7 +166,6 @@ class Courier:
         self.posted_bytes += len(letter.message)
         if SERVICES in refused:
             self.dropped_live_cuts += self._newest.keep(letter)
-            self._retry_newest()
         if DBMANAGER in refused:
             self.refused_keeping += 1
             self._on_refused(set(letter.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
@@ -175,11 +176,13 @@ class Courier:
         """Whether a cut posted to this recipient now would overtake something."""
         return bool(self._news[name].waiting or (name == SERVICES and self._newest))
 
-    def _retry_newest(self) -> None:
-        if self._news[SERVICES].waiting:
-            return
-        for gateway_ids, message in self._newest.messages():
+    def _retry_newest(self, now_ns: int) -> None:
+        for _ in range(MOST_RETRIED):
+            if not self._newest or self._news[SERVICES].waiting:
+                return
+            gateway_ids, message = self._newest.first()
             if self._post([SERVICES], message):
+                self._retry_ns = now_ns + BATCH_AGE_NS
                 return
             self._newest.posted(gateway_ids)
             self.posted_bytes += len(message)

@@ -12,7 +12,7 @@ Thread: belongs to the inbound thread, like its only user ``cycle.courier``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.cycle.batch import BATCH_BYTES, BATCH_CUTS, Letter, cuts_head
@@ -24,10 +24,17 @@ WAITING_BYTES: Final = 64 << 20  # 4,000 gateways with 16 streams each take 26 M
 class _Waiting(NamedTuple):
     epoch: int
     seq: int
+    start_us: int
     raw: bytes
     recv_us: int
     offset_us: int
     live: bool
+
+    def follows(self, other: _Waiting) -> bool:
+        """Whether it is newer; epochs are random numbers, so between them the agent's clock decides."""
+        if self.epoch == other.epoch:
+            return self.seq > other.seq
+        return self.start_us > other.start_us
 
 
 class NewestCuts:
@@ -50,33 +57,32 @@ class NewestCuts:
             letter.gateway_ids, frame.split(message.blob), *columns, strict=True
         ):
             header = frame.decode(raw).header
-            dropped += self._put(gateway_id, _Waiting(header["ep"], header["seq"], bytes(raw), *rest))
+            cut = _Waiting(header["ep"], header["seq"], header["t"], bytes(raw), *rest)
+            dropped += self._put(gateway_id, cut)
         while self._size_bytes > WAITING_BYTES and len(self._waiting) > 1:
             self._drop(next(iter(self._waiting)))
             dropped += 1
         return dropped
 
     def _put(self, gateway_id: str, cut: _Waiting) -> bool:
-        """Whether one of two cuts had to go: an older one of the same epoch never replaces a newer one."""
+        """Whether one of two cuts had to go; an older one never replaces a newer one."""
         former = self._waiting.get(gateway_id)
-        if former is not None and former.epoch == cut.epoch and former.seq >= cut.seq:
+        if former is not None and not cut.follows(former):
             return True
         self._waiting[gateway_id] = cut
         self._size_bytes += len(cut.raw) - (len(former.raw) if former else 0)
         return former is not None
 
-    def messages(self) -> Iterator[tuple[Sequence[str], bytes]]:
-        """CUTS messages of what waits, with the gateways of each; ``posted`` removes them."""
+    def first(self) -> tuple[Sequence[str], bytes]:
+        """A CUTS message of those that have waited longest, with its gateways; ``posted`` removes them."""
         names: list[str] = []
         size_bytes = 0
-        for gateway_id, cut in list(self._waiting.items()):
-            if names and (size_bytes + len(cut.raw) > BATCH_BYTES or len(names) >= BATCH_CUTS):
-                yield names, self._message(names)
-                names, size_bytes = [], 0
-            names.append(gateway_id)
+        for gateway_id, cut in self._waiting.items():
             size_bytes += len(cut.raw)
-        if names:
-            yield names, self._message(names)
+            if names and (size_bytes > BATCH_BYTES or len(names) >= BATCH_CUTS):
+                break
+            names.append(gateway_id)
+        return names, self._message(names)
 
     def posted(self, gateway_ids: Sequence[str]) -> None:
         """Services has them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ def test_never_restored_is_none() -> None:
 def test_bad_seconds() -> None:
     assert bad_seconds_ratio(load_with([GOOD_MS, GOOD_MS, BAD_MS, GOOD_MS]), 0.0, 4.0) == pytest.approx(0.25)
     assert bad_seconds_ratio(load_with([]), 0.0, 4.0) == 1.0
+    died = load_with([GOOD_MS, GOOD_MS])
+    assert bad_seconds_ratio(died, 0.0, 4.0) == pytest.approx(0.5), "a second without an answer is a bad one"
+    hanging = load_with([GOOD_MS] * 4)
+    hanging.hung = [Timed(2.5, math.inf)] * 9
+    assert bad_seconds_ratio(hanging, 0.0, 4.0) == pytest.approx(0.25), "and one whose I/Os hang"
 
 
 def test_a_closed_cycle_is_ok_and_says_so() -> None:

@@ -140,7 +140,34 @@ def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMa
     box.full = set()
     post.courier.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
     post.courier.post_cuts()
+    assert box.cuts_to("services") == [], "what waits goes first"
+    post.courier.flush(0)
     assert box.cuts_to("services") == [(9, True), (7, False)]
+
+
+def test_a_cut_of_an_epoch_before_does_not_replace_the_newest(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    for epoch, seq, start_us in ((200, 5, 5_000_000), (100, 90, 4_000_000), (300, 1, 6_000_000)):
+        cut = make_cut(seq=seq, epoch=epoch, start_us=start_us)
+        post.courier.cut(cut, GATEWAY, recv_unix_us=1, offset_us=0, now_ns=0)
+        post.courier.post_cuts()
+    box.full = set()
+    post.courier.flush(0)
+    assert box.cuts_to("services") == [(1, False)]
+
+
+def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.cut(1)
+    post.courier.post_cuts()
+    post.courier.flush(1)
+    tries = box.refusals
+    post.courier.flush(2)
+    assert box.refusals == tries
+    post.courier.flush(1 + BATCH_AGE_NS)
+    assert box.refusals == tries + 1
 
 
 def test_what_waits_for_services_is_bounded_by_its_bytes(

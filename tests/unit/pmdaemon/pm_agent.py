@@ -23,7 +23,14 @@ GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
 DEADLINE_S = 60.0
 
 
-def make_cut(gateway_id: str = GATEWAY, epoch: int = 7, seq: int = 1, rows: int = 1, flags: int = 0) -> bytes:
+def make_cut(
+    gateway_id: str = GATEWAY,
+    epoch: int = 7,
+    seq: int = 1,
+    rows: int = 1,
+    flags: int = 0,
+    start_us: int | None = None,
+) -> bytes:
     """A CUT frame whose counters say which seq it is."""
     counters = np.full((len(cut.COLUMNS), rows), seq, dtype=np.int64)
     for row in range(rows):
@@ -34,7 +41,7 @@ def make_cut(gateway_id: str = GATEWAY, epoch: int = 7, seq: int = 1, rows: int 
                 gateway_id=gateway_id,
                 epoch=epoch,
                 seq=seq,
-                start_unix_us=1_800_000_000_000_000 + seq * 1_000_000,
+                start_unix_us=1_800_000_000_000_000 + seq * 1_000_000 if start_us is None else start_us,
                 duration_us=1_000_000,
                 throttle_gen=0,
                 threshold_version=1,
@@ -196,6 +203,7 @@ class FakeMailbox:
         self.posts: list[tuple[tuple[str, ...], bytes]] = []
         self.inbox: list[Any] = []
         self.full: set[str] = set()
+        self.refusals = 0
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
 
     def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
@@ -204,6 +212,7 @@ class FakeMailbox:
         if served:
             self.posts.append((served, bytes(payload)))
         if refused := tuple(name for name in wanted if name in self.full):
+            self.refusals += 1
             raise MailboxFull("pair-0", refused)
 
     def deliver(self, sender: str, kind: Kind, header: dict[str, Any]) -> None:
