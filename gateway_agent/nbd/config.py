@@ -15,13 +15,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from gateway_agent.throttle.rates import LEAST_RATE, MOST_RATE
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import StrictModel, describe
 from pmdaemon.wire.names import is_name
 
 NBD_PORT = 10809  # IANA
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ Both hold together: of static cap and server's cap the smaller one counts. Pure;
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 from gateway_agent.errors import BadCaps
-from gateway_agent.throttle.rates import NO_CAPS, Caps
+from gateway_agent.throttle.rates import LEAST_RATE, MOST_RATE, NO_CAPS, Caps
 from pmdaemon.excerpt import excerpt
 
 DEFAULT_LEASE_NS: Final = 30 * 10**9
@@ -51,11 +50,9 @@ def _rate(generation: int, entry: dict[str, Any], key: str) -> float | None:
     value = entry.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise BadCaps(
-            f"caps {generation}",
-            f"{key} of {excerpt(entry['volume'])} is {excerpt(value)}; a rate must be above 0",
-        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST_RATE <= value <= MOST_RATE:
+        named = f"{key} of {excerpt(entry['volume'])} is {excerpt(value)}"
+        raise BadCaps(f"caps {generation}", f"{named}; a rate is {LEAST_RATE} to {MOST_RATE:g}")
     return float(value)
 
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from gateway_agent.throttle.gcra import Gcra
 
+LEAST_RATE: Final = 0.001  # one in a thousand seconds; times of far smaller rates exceed what a float holds
+MOST_RATE: Final = 1e15
 COST_BYTES: Final = 65_536
 """Bytes that cost as much as one base unit (docs/formats/messages.md)."""
 

@@ -28,6 +28,7 @@ from sla_server.services.documents import Reader
 from sla_server.services.journal import Journal
 from sla_server.services.protocols import Controller, Eyes
 from sla_server.services.rows import Rows, audit_row, event_row
+from sla_server.services.throttles import LEAST
 
 log = structlog.get_logger("requests")
 Body = dict[str, Any]
@@ -76,9 +77,9 @@ class _Delete(_Strict):
 
 class _ThrottleSet(_Strict):
     volume: str
-    iops: float | None = Field(default=None, gt=0, lt=1e12)
-    bytes_per_s: float | None = Field(default=None, gt=0, lt=1e15)
-    cost_per_s: float | None = Field(default=None, gt=0, lt=1e12)
+    iops: float | None = Field(default=None, ge=LEAST.ops, lt=1e12)
+    bytes_per_s: float | None = Field(default=None, ge=LEAST.size, lt=1e15)
+    cost_per_s: float | None = Field(default=None, ge=LEAST.cost, lt=1e12)
     duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
     reason: str = Field(default="", max_length=500)
 

@@ -49,7 +49,7 @@ def test_of_two_caps_the_smaller_holds():
     assert Caps(10, None, 5).tighter(Caps(20, 7, 3)) == Caps(10, 7, 3)
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan"), "10", True])
+@pytest.mark.parametrize("rate", [0, -1, 1e-300, 10**400, float("inf"), float("nan"), "10", True])
 def test_an_impossible_rate_changes_nothing(rate):
     caps = CapsInForce({})
     caps.apply(order(1, a=10), 0)
