@@ -38,11 +38,12 @@ from pathlib import Path
 
 import click
 
+from benchmarks import harness
 from benchmarks.chaos_clients import Clients
 from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
 from benchmarks.cutting_proxy import CuttingProxy
-from benchmarks.harness import HERE, machine_facts, rows_for, table
+from benchmarks.harness import machine_facts, rows_for, table
 from benchmarks.postgres import PostgresServer
 from benchmarks.stage import Agent, Stage, StageError
 from gateway_agent.clock import STEP_FILE
@@ -80,6 +81,7 @@ FROZEN = (
 BLOCK_BYTES = 4096
 STARVED = ("dbmanager", "services")
 SETTLE_S = 120.0
+KILLS = 220  # of a run that is recorded
 
 
 class Chaos:
@@ -412,14 +414,13 @@ def _record(seed: int, database: str, proof: Proof, faults: Counter[str], killed
         "machine": machine_facts(),
         "finished_unix_s": int(time.time()),
     }
-    path = HERE / "results" / "chaos.json"
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    harness.store("chaos", result, "" if killed >= KILLS else f"{killed} kills, the record has {KILLS}")
 
 
 @click.command()
 @click.option("--seed", type=int, default=1, show_default=True, help="Fixes the sequence of faults.")
 @click.option("--for", "duration_s", type=float, default=420.0, show_default=True, help="Seconds of faults.")
-@click.option("--kills", type=int, default=220, show_default=True, help="End after so many kills.")
+@click.option("--kills", type=int, default=KILLS, show_default=True, help="End after so many kills.")
 @click.option("--pause", "pause_s", type=float, default=1.0, show_default=True, help="Mean seconds between.")
 @click.option(
     "--database", type=click.Choice(["postgresql", "sqlite"]), default="postgresql", show_default=True

@@ -294,7 +294,8 @@ def main() -> None:
         parser.error(f"--gateways is at least 1, --for at least {2 * PROGRESS_S:.0f}")
     if chosen.outage_s < 0:
         parser.error(f"--stop-dbmanager is {chosen.outage_s:g}, must be seconds, 0 or more")
-    harness.main("fleet", lambda: measure(chosen.gateways, chosen.for_s, chosen.outage_s), most_runs=1)
+    options = harness.Options.of(parser, chosen)
+    harness.main("fleet", lambda: measure(chosen.gateways, chosen.for_s, chosen.outage_s), 1, options)
 
 
 if __name__ == "__main__":

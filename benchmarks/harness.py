@@ -3,11 +3,14 @@
 A benchmark module calls ``run(name, measure)``: ``measure()`` returns the values of one whole run (all
 variants interleaved inside it) and its raw samples. While it runs, the CPU that *other* processes use is
 read from /proc/stat; above 0.3 core the run is called noisy and repeated, up to 3 times; the quietest run
-is reported. Results go to ``benchmarks/results/NAME.json``.
+is reported. The record is ``benchmarks/results/NAME.json``, which names the options of its run. Only a complete
+run replaces it: the default options, every goal measured, and quiet. Any other goes to ``NAME.json.tmp``
+beside it, which git leaves out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -17,7 +20,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,8 +152,38 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run(name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS) -> int:
+@dataclass(frozen=True)
+class Options:
+    """How a run was asked for.
+
+    Attributes:
+        given: option -> value.
+        are_default: whether it is the run that is recorded.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    are_default: bool = True
+
+    @classmethod
+    def of(cls, parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Options:
+        """What was chosen, compared with the parser's defaults."""
+        return cls(vars(chosen), vars(chosen) == vars(parser.parse_args([])))
+
+
+def store(name: str, result: dict[str, Any], lacks: str) -> None:
+    """Write a result: as the record, or aside if it ``lacks`` something, which is said."""
+    path = HERE / "results" / (f"{name}.json.tmp" if lacks else f"{name}.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    if lacks:
+        print(f"not recorded: {lacks}; the result is in {path.relative_to(HERE.parent)}")
+
+
+def run(
+    name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS, options: Options | None = None
+) -> int:
     """Measure, print, write the JSON; returns 0 when every goal was met."""
+    options = options or Options()
     best: Sample | None = None
     attempts = []
     for attempt in range(1, most_runs + 1):
@@ -168,26 +201,38 @@ def run(name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS) ->
         )
     assert best is not None  # MOST_RUNS is at least 1
     rows = rows_for(name, best.values)
+    is_noisy = best.foreign_cores > NOISY_CORES
+    missing = [row["key"] for row in rows if row["value"] is None]
+    lacks = ", ".join(
+        text
+        for text, applies in (
+            ("it has options of its own", not options.are_default),
+            (f"not measured: {', '.join(missing)}", bool(missing)),
+            (f"other processes used {best.foreign_cores:.2f} core", is_noisy),
+        )
+        if applies
+    )
     result = {
         "benchmark": name,
+        "options": dict(options.given),
         "rows": rows,
-        "noisy": best.foreign_cores > NOISY_CORES,
+        "noisy": is_noisy,
         "foreign_cores": attempts,
         "machine": machine_facts(),
         "peers": best.peers,
         "raw": best.raw,
         "finished_unix_s": int(time.time()),
     }
-    path = HERE / "results" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
     print(table(rows))
     counted = [row["met"] for row in rows if row["met"] is not None]
     print(f"goals met: {sum(counted)} of {len(counted)}")
+    store(name, result, lacks)
     return 0 if all(counted) else 1
 
 
-def main(name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS) -> None:
+def main(
+    name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS, options: Options | None = None
+) -> None:
     """Entry point of a benchmark module."""
     assert threading.current_thread() is threading.main_thread()
-    sys.exit(run(name, measure, most_runs))
+    sys.exit(run(name, measure, most_runs, options))

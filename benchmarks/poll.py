@@ -278,4 +278,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     numbers = [int(size) for size in given.sizes.split(",")]
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    harness.main("poll", lambda: measure(numbers, given.repeats, given.seconds), given.runs)
+    options = harness.Options.of(parser, given)
+    harness.main("poll", lambda: measure(numbers, given.repeats, given.seconds), given.runs, options)

@@ -211,7 +211,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--runs", type=int, default=harness.MOST_RUNS)
     given = parser.parse_args()
-    harness.main("tls", lambda: measure(given.gateways, given.repeats, given.seconds), given.runs)
+    options = harness.Options.of(parser, given)
+    harness.main("tls", lambda: measure(given.gateways, given.repeats, given.seconds), given.runs, options)
 
 
 if __name__ == "__main__":

@@ -153,4 +153,6 @@ def test_a_deep_queue_gets_its_cap_and_no_more_and_the_cut_says_that_it_waits(ru
         if answered % rate == 0:
             late = link.collect().header.get("late", {})
     assert late["vol-1"][1] >= 5_000_000
-    assert answered >= 4 * rate, "nothing is late before 5 s have passed"
+    assert answered >= rate, (
+        "nothing is late before 5 s have passed; what a busy machine misses is not made up for"
+    )
