@@ -3,9 +3,9 @@
 A benchmark module calls ``run(name, measure)``: ``measure()`` returns the values of one whole run (all
 variants interleaved inside it) and its raw samples. While it runs, the CPU that *other* processes use is
 read from /proc/stat; above 0.3 core the run is called noisy and repeated, up to 3 times; the quietest run
-is reported. The record is ``benchmarks/results/NAME.json``, which names the options of its run. Only a complete
-run replaces it: the default options, every goal measured, and quiet. Any other goes to ``NAME.json.tmp``
-beside it, which git leaves out.
+is reported. The record is ``benchmarks/results/NAME.json``, which names the options of its run. Only a
+complete run replaces it: the default options, every goal measured, and quiet. Any other goes to
+``NAME.json.tmp`` beside it, which git leaves out.
 """
 
 from __future__ import annotations
