@@ -21,6 +21,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 LEASE_FRESH_NS: Final = 3 * 10**9  # services renews each second: two renewals may be lost
+_END_OF_GENERATIONS: Final = 1 << 63  # an agent takes none from here on (gateway_agent.link.commands)
 
 
 class ControlBook:
@@ -34,11 +35,11 @@ class ControlBook:
         """Take a SET_CAPS: (gateway_id, generation, the CAPS frame to send).
 
         Raises:
-            MalformedFrame: ``gw`` or ``gen`` is missing or of the wrong type.
+            MalformedFrame: ``gw`` or ``gen`` is missing, of the wrong type, or no agent would take it.
             FrameTooLarge: more caps than a frame holds.
         """
         gateway_id, gen = header.get("gw"), header.get("gen")
-        if not isinstance(gateway_id, str) or type(gen) is not int:
+        if not isinstance(gateway_id, str) or type(gen) is not int or not 0 <= gen < _END_OF_GENERATIONS:
             raise MalformedFrame(f"SET_CAPS for gateway {excerpt(gateway_id)}, generation {excerpt(gen)}")
         body = {key: value for key, value in header.items() if key != "gw"}
         encoded = frame.encode(Kind.CAPS, body)

@@ -94,7 +94,7 @@ class Arrivals:
                 self._policy.gateway_up(table, each.now_ns)
             inside.add(gateway_id)
             for control in awaiting.values():
-                control.confirm(gateway_id, each.cut.throttle_gen)
+                control.confirm(gateway_id, each.cut.throttle_gen, self._policy.ports[gateway_id].gen)
             plan = self._scopes.plan(table, each.cut.column("stream_id"))
             self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
             self._received.append(each.recv_us)

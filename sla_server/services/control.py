@@ -138,10 +138,10 @@ class BackendControl:
         """Whether every gateway with changed caps has shown a cut made wholly under them."""
         return not self.awaiting
 
-    def confirm(self, gateway_id: str, throttle_gen: int) -> None:
-        """A cut reported the generation held during the whole of it."""
+    def confirm(self, gateway_id: str, throttle_gen: int, issued: int) -> None:
+        """A cut reported the generation held during the whole of it; ``issued``: the newest it was sent."""
         wanted = self.awaiting.get(gateway_id)
-        if wanted is not None and throttle_gen >= wanted:
+        if wanted is not None and wanted <= throttle_gen <= issued:
             del self.awaiting[gateway_id]
 
     def wait_for(self, gateway_id: str, gen: int, now_ns: int) -> None:

@@ -26,7 +26,7 @@ from pmdaemon.wire.late import Late
 from sla_server.services.decisions import Decision, RaiseEvent, Reason, RecordThrottle, SetCaps
 from sla_server.services.entity import GatewayTable
 from sla_server.services.neighbours import Standing
-from sla_server.services.ports import Port
+from sla_server.services.ports import MAX_GEN, Port
 from sla_server.services.settings import ControlSettings
 from sla_server.services.throttles import LEAST, Loop, Rates, Throttle
 from sla_server.services.waterfill import split
@@ -159,7 +159,8 @@ class PolicyManager:
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.volume
             self.layers[layer][key] = throttle
-            self.gen = max(self.gen, throttle.gen or 0)
+            if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
+                self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
                 self._wanted[layer][throttle.volume] = throttle.rates
                 self._followed = ""
@@ -201,7 +202,6 @@ class PolicyManager:
         port = self.ports.get(table.gateway_id)
         if port is None:
             return
-        self.gen = max(self.gen, table.throttle_gen)
         if not port.report(table.throttle_gen) or not port.issued:
             return
         for throttle in self.throttles():
@@ -278,7 +278,7 @@ class PolicyManager:
         self._follow_mode()
         self._expire(now_ns, unix_us)
         decisions: list[Decision] = []
-        waits = self._issue(tables, decisions, now_ns)
+        waits = self._issue(tables, decisions, now_ns, unix_us)
         for throttle in self._fresh:
             throttle.requested_us = throttle.requested_us or unix_us
             if not throttle.throttle_id:
@@ -341,7 +341,7 @@ class PolicyManager:
                 self._dirty[throttle.throttle_id] = throttle
 
     def _issue(
-        self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int
+        self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
         whole = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).free}
         shares_of: dict[str, dict[str, Rates]] = {}
@@ -349,7 +349,7 @@ class PolicyManager:
             for gateway_id, share in self._shares(volume, rates).items():
                 shares_of.setdefault(gateway_id, {})[volume] = share
         waits: dict[str, dict[str, int]] = {}
-        gen = self.gen + 1
+        gen = max(self.gen + 1, unix_us)  # above all that was issued, also before the database was lost
         for gateway_id, port in self.ports.items():
             if not (port.issued or port.reported or gateway_id in shares_of):
                 continue  # it holds nothing, and should

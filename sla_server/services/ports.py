@@ -1,7 +1,8 @@
 """What each gateway holds: the caps last issued to it, their generation, and when to send them again.
 
-Generations are numbered over all gateways by one counter, so that a throttle's row needs one number. A
-gateway reports in each cut the generation it held during the whole of it:
+Generations are numbered over all gateways by one counter, so that a throttle's row needs one number. The
+counter rises with the wall clock and with what this server issued, never with what a gateway reports: an odd
+number harms the gateway that reports it and no other. A gateway reports in each cut the generation it held during the whole of it:
 
     reported == issued      good
     -1                      it changed within that cut: wait for the next
@@ -21,6 +22,9 @@ from dataclasses import dataclass, field
 
 from sla_server.services.settings import ControlSettings
 from sla_server.services.throttles import Rates
+
+MAX_GEN = 1 << 53
+"""Generations, which are microseconds of the wall clock when issued, are below this (the year 2255)."""
 
 SAME_RATIO = 0.01
 """Rates that differ by less are the same: an enforcer is no more exact (notes/gateways.md part 3)."""
@@ -57,7 +61,7 @@ class Port:
     def report(self, throttle_gen: int) -> bool:
         """A cut came; returns whether the caps issued (or adopted) are the ones it ran under."""
         self.reported = throttle_gen
-        if self.adopting is not None and throttle_gen >= max(self.adopting, 1):
+        if self.adopting is not None and max(self.adopting, 1) <= throttle_gen < MAX_GEN:
             self.gen, self.adopting = throttle_gen, None
         return throttle_gen == self.gen and self.adopting is None
 

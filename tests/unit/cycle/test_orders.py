@@ -35,7 +35,10 @@ def test_thresholds_are_passed_on_without_the_gateways_name() -> None:
     assert sent.header == {"version": 2, "entries": [entry], "later": 1}
 
 
-@pytest.mark.parametrize("header", [{}, {"gw": 1, "gen": 1}, {"gw": "a"}, {"gw": "a", "gen": "1"}])
+_BAD_CAPS = [{}, {"gw": 1, "gen": 1}, {"gw": "a"}, *({"gw": "a", "gen": gen} for gen in ("1", -1, 1 << 63))]
+
+
+@pytest.mark.parametrize("header", _BAD_CAPS)
 def test_bad_caps(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
         ControlBook().set_caps(header)

@@ -232,7 +232,7 @@ def test_services_restart_issues_nothing_and_goes_on():
     assert world.back.caps["greedy"].rate == held
     assert fresh.policy.ports[world.back.gateway_id].gen == gen
     sim.run(88)
-    assert next(d.gen for _, d in caps(sim, since=35)) == gen + 1
+    assert next(d.gen for _, d in caps(sim, since=35)) > gen
     (released,) = sim.of_kind("throttle-released")
     assert released[0] <= 75 + 6.5
     assert released[1].details["throttle_id"] == in_force["throttle_id"]

@@ -72,13 +72,15 @@ def test_no_second_decrease_within_hold_down_or_before_confirmation(control):
     start(control, now=100 * S)
     control.wait_for("A", 7, 100 * S)
     assert not control.step([victim()], world(neighbour(cost=200.0)), 104 * S).changed
-    control.confirm("A", 6)
+    control.confirm("A", 6, 8)
     assert not control.gate_open
-    control.confirm("A", -1)
+    control.confirm("A", -1, 8)
     assert not control.gate_open
-    control.confirm("B", 9)
+    control.confirm("B", 9, 9)
     assert not control.gate_open
-    control.confirm("A", 8)
+    control.confirm("A", 1 << 62, 8)
+    assert not control.gate_open, "it was never issued"
+    control.confirm("A", 8, 8)
     assert control.gate_open
     assert not control.step([victim()], world(neighbour(cost=200.0)), 102 * S).changed
     assert control.step([victim()], world(neighbour(cost=200.0)), 103 * S).changed

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sla_server.services.ports import Port
+from sla_server.services.ports import MAX_GEN, Port
 from sla_server.services.settings import ControlSettings
 from sla_server.services.throttles import Rates
 
@@ -71,7 +71,7 @@ def test_adoption_believes_a_generation_that_can_be_it():
 
 
 def test_adoption_fails_when_the_gateway_holds_nothing_or_older_caps():
-    for reported in (0, 7):
+    for reported in (0, 7, MAX_GEN, (1 << 63) - 1):
         port = Port("A")
         port.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
         assert not port.report(reported)
