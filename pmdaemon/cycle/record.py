@@ -366,6 +366,11 @@ class Record:
                 position.over_poll = None
 
     @property
+    def oldest_poll(self) -> int | None:
+        """Number of the oldest unanswered poll; None when nothing is awaited."""
+        return self._polls[0][0] if self._polls else None
+
+    @property
     def oldest_poll_sent_ns(self) -> int | None:
         """When the oldest unanswered poll was sent; None when nothing is awaited."""
         return self._polls[0][1] if self._polls else None

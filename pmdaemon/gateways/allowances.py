@@ -17,20 +17,29 @@ from pmdaemon.cycle.courier import DBMANAGER, Courier
 from pmdaemon.errors import PeerRefused
 from pmdaemon.gateways import news
 from pmdaemon.gateways.quotas import LIMITS, Quotas
+from pmdaemon.gateways.registry import Registry
 from pmdaemon.runtime.clock import Clock
 
-MAX_GATEWAYS: Final = 16_384  # four times a large fleet; quotas are kept until the process ends
+MAX_GATEWAYS: Final = 16_384  # four times a large fleet
 log = structlog.get_logger("reception")
 
 
 class Allowances:
-    """See the module. ``counters``: shared with the inbound thread's others."""
+    """See the module.
 
-    def __init__(self, courier: Courier, clock: Clock, counters: Counter[str]) -> None:
+    At most ``MAX_GATEWAYS``: for one more, the one that was heard least recently and has no session is
+    forgotten, by the registry too; how often that happens has a limit as well.
+
+    Args:
+        counters: shared with the inbound thread's others.
+    """
+
+    def __init__(self, registry: Registry, courier: Courier, clock: Clock, counters: Counter[str]) -> None:
+        self._registry = registry
         self._courier = courier
         self._clock = clock
         self._counters = counters
-        self._of: dict[str, Quotas] = {}
+        self._of: dict[str, Quotas] = {}  # the least recently heard first
         self._claims = Quotas()
 
     def demand(self, gateway_id: str, name: str, what: str) -> None:
@@ -62,13 +71,24 @@ class Allowances:
         return False
 
     def _quotas(self, gateway_id: str) -> Quotas:
-        found = self._of.get(gateway_id)
+        found = self._of.pop(gateway_id, None)
         if found is None:
             if len(self._of) >= MAX_GATEWAYS:
-                text = f"the server knows {MAX_GATEWAYS} gateways already; its restart forgets old ones"
-                raise PeerRefused("too-many-gateways", text)
-            found = self._of[gateway_id] = Quotas()
+                self._forget_one()
+            found = Quotas()
+        self._of[gateway_id] = found
         return found
+
+    def _forget_one(self) -> None:
+        away = (name for name in self._of if not self._registry.has_session(name))
+        if not self.allow_claim("newcomers") or (oldest := next(away, None)) is None:
+            raise PeerRefused(
+                "too-many-gateways",
+                f"the server knows {MAX_GATEWAYS} gateways already. It forgets those that are away, "
+                f"{LIMITS['newcomers'].per_s:g} a second at most: dial again",
+            )
+        del self._of[oldest]
+        self._registry.give_away(oldest)
 
     def _note(self, gateway_id: str, name: str, what: str) -> str:
         """Count what is too much, and raise an event if none was raised lately; returns its text."""

@@ -19,17 +19,22 @@ from __future__ import annotations
 import threading
 import uuid
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pmdaemon.cycle.offset import OffsetEstimator
 from pmdaemon.cycle.record import Record
 from pmdaemon.gateways.registration import Hello, Registration, Stream
 from pmdaemon.shards import shard_of
 from pmdaemon.wire import poll
+from pmdaemon.wire.session import MAX_CUT_BYTES
 
 if TYPE_CHECKING:
     from pmdaemon.cycle.catch_up import CatchUp
     from pmdaemon.gateways.peer import Peer
+
+
+ANSWER_BYTES: Final = 2 * MAX_CUT_BYTES
+"""Of cuts in the answer to one poll: one in order of any size or 256 KB of them, and the newest as LIVE."""
 
 
 class Condition(Enum):
@@ -52,6 +57,8 @@ class Gateway:
     """
 
     __slots__ = (
+        "_answer_bytes",
+        "_answer_to",
         "address",
         "announced_dropped",
         "awaiting_since_ns",
@@ -89,6 +96,8 @@ class Gateway:
         self.condition = Condition.LOST
         self.dropped = 0
         self.announced_dropped = (0, 0)
+        self._answer_to: int | None = None
+        self._answer_bytes = 0
 
     def begin(self, conn: Peer, hello: Hello, registration: Registration, durable: dict[int, int]) -> None:
         """A session has registered. The caller has closed the one before."""
@@ -100,6 +109,7 @@ class Gateway:
         self.streams = {}
         self.offset = OffsetEstimator()
         self.condition = Condition.UP
+        self._answer_to, self._answer_bytes = None, 0
         with self.lock:
             self.record.register(hello.epoch, registration.spool, durable)
             self.awaiting_since_ns = None
@@ -130,6 +140,18 @@ class Gateway:
             return conn, poll.encode_sole(number, now_ns, epoch, ack, start, lease)
         assert request is not None  # one of the two
         return conn, poll.encode(number, now_ns, request.ack, request.start, lease)
+
+    def takes_answer(self, size_bytes: int) -> bool:
+        """Whether a cut of this size fits into the answer to the oldest poll that is out; accounts for it.
+
+        Cuts that come while no poll is out count to the answer before. Thread: inbound.
+        """
+        with self.lock:
+            poll = self.record.oldest_poll
+        if poll is not None and poll != self._answer_to:
+            self._answer_to, self._answer_bytes = poll, 0
+        self._answer_bytes += size_bytes
+        return self._answer_bytes <= ANSWER_BYTES
 
     def unask(self, number: int) -> None:
         """The poll did not leave: the session had just ended, or not quite begun. Thread: outbound."""

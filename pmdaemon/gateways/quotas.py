@@ -2,10 +2,12 @@
 
 Statistics are asked for, so polls bound them. What an agent sends unasked ends as rows in SQL, files of the
 authority or work of other processes; each kind has a burst, which an honest agent's worst minute does not
-reach, and a steady rate. A gateway keeps its buckets as long as the pair process knows it, over its sessions.
+reach, and a steady rate. A gateway keeps its buckets as long as the pair process knows it, over its sessions
+(``gateways.allowances`` says when it is forgotten).
 
     what       burst     a second   counted
     refusals   50        1          GATEWAY refused of peers that are not known, all of them together
+    newcomers  60        1          gateways not known yet for which another is forgotten
     alerts     50        1          ALERT; what exceeds it is dropped and counted
     answers    500       20         CAPS_ACK, THRESHOLDS_ACK, frames of an unknown kind
     sessions   120       1/5        first REGISTER of a session
@@ -35,6 +37,7 @@ class Limit(NamedTuple):
 
 LIMITS: Final = {
     "refusals": Limit(50, 1.0),
+    "newcomers": Limit(60, 1.0),
     "alerts": Limit(50, 1.0),
     "answers": Limit(500, 20.0),
     "sessions": Limit(120, 0.2),

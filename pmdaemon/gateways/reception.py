@@ -27,7 +27,7 @@ from pmdaemon.gateways.alerts import parse_alert
 from pmdaemon.gateways.allowances import Allowances
 from pmdaemon.gateways.credentials import Desk, check_holder, check_identity, parse_enrol, parse_request
 from pmdaemon.gateways.enrolments import Enrolments
-from pmdaemon.gateways.gateway import Condition, Gateway
+from pmdaemon.gateways.gateway import ANSWER_BYTES, Condition, Gateway
 from pmdaemon.gateways.peer import Peer
 from pmdaemon.gateways.registration import (
     Hello,
@@ -85,7 +85,7 @@ class Reception:
         self._stamp = (-1, 0)
         self._counters = counters
         self._desk = desk
-        self._allowances = Allowances(courier, clock, counters)
+        self._allowances = Allowances(registry, courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
         self.usual = UsualAnswers(courier, clock, interval_us, counters)
 
@@ -262,6 +262,11 @@ class Reception:
         live = bool(received.flags & frame.FLAG_LIVE)
         now_ns = conn.last_received_ns
         record = gateway.record
+        if not gateway.takes_answer(len(received.raw)):
+            self._counters["over_limit"] += 1
+            raise BadCut(
+                f"the answer to a poll holds more than {ANSWER_BYTES} bytes of cuts; end it with REPLY"
+            )
         # Positions of cuts belong to this thread; the lock is for rewinds by others.
         hole = not live and record.leaves_hole(epoch, seq, received.header.get("gap", 0))
         if hole:
@@ -380,9 +385,7 @@ class Reception:
         if conn.gateway is not None or hello is None:
             return
         # Without TLS a peer may use another's id: it says nothing about a gateway that is there.
-        known = self._registry.get(hello.gateway_id)
-        is_there = known is not None and known.conn is not None
-        if not is_there and self._allowances.allow_claim("refusals"):
+        if not self._registry.has_session(hello.gateway_id) and self._allowances.allow_claim("refusals"):
             message = news.gateway_refused(hello, conn.address, reason, self._clock.unix_us())
             self._courier.news(message, DBMANAGER, SERVICES)
 

@@ -23,7 +23,7 @@ from pmdaemon.shards import SHARDS
 
 
 class Registry:
-    """Gateways by id. A record outlives its sessions; only one that moves to another pair is forgotten.
+    """Gateways by id. A record outlives its sessions, until the gateway moves to another pair or makes room.
 
     Attributes:
         get: a gateway that registered at least once, by its id, or None.
@@ -44,6 +44,11 @@ class Registry:
         """Every gateway known, in order of first registration."""
         with self.lock:
             return list(self._gateways.values())
+
+    def has_session(self, gateway_id: str) -> bool:
+        """Whether a gateway is there now."""
+        gateway = self.get(gateway_id)
+        return gateway is not None and gateway.conn is not None
 
     def register(self, conn: Peer, hello: Hello, registration: Registration) -> Gateway:
         """Begin a session. Thread: inbound."""
@@ -71,7 +76,7 @@ class Registry:
                     gateway.record.restart(self.watermarks.of(gateway.gateway_id))
 
     def give_away(self, gateway_id: str) -> tuple[int | None, Notice]:
-        """Forget a gateway that moves to another pair; returns what is known of its durable cuts."""
+        """Forget a gateway that moves away or makes room; returns what is known of its durable cuts."""
         with self.lock:
             gateway = self._gateways.pop(gateway_id, None)
             known = self.watermarks.of(gateway_id) if gateway is None else self._gather(gateway)

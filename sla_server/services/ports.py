@@ -2,7 +2,8 @@
 
 Generations are numbered over all gateways by one counter, so that a throttle's row needs one number. The
 counter rises with the wall clock and with what this server issued, never with what a gateway reports: an odd
-number harms the gateway that reports it and no other. A gateway reports in each cut the generation it held during the whole of it:
+number harms the gateway that reports it and no other. A gateway reports in each cut the generation it held
+during the whole of it:
 
     reported == issued      good
     -1                      it changed within that cut: wait for the next

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pmdaemon.gateways import allowances
+from pmdaemon.gateways.gateway import ANSWER_BYTES
 from pmdaemon.gateways.quotas import EVENT_NS, LIMITS, REMEMBERED, Quotas
 from pmdaemon.wire import frame, names
 from pmdaemon.wire.kinds import Kind
 from tests.unit.net.test_pair_steps import OTHER, Bench
-from tests.unit.pmdaemon.pm_agent import GATEWAY, Agent, hello, register, schema
+from tests.unit.pmdaemon.pm_agent import GATEWAY, Agent, hello, make_cut, register, schema
 
 SECOND = 10**9
 
@@ -175,6 +176,73 @@ def test_a_process_knows_so_many_gateways(bench: Bench, monkeypatch: pytest.Monk
     bench.step()
     agent.expect(Kind.WELCOME)
     assert refused(agent) == "too-many-gateways"
+
+
+def test_a_gateway_that_is_away_makes_room_for_a_new_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 3)
+    third, fourth = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0003", "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0004"
+    bench.up()  # the least recently heard, and there
+    for gateway_id in (OTHER, third):
+        bench.up(gateway_id).sock.close()
+        bench.step()
+    bench.up(fourth)
+    assert [item.gateway_id for item in bench.registry.all()] == [GATEWAY, third, fourth]
+    bench.up(OTHER)
+    assert [item.gateway_id for item in bench.registry.all()] == [GATEWAY, fourth, OTHER]
+
+
+def test_gateways_are_forgotten_at_a_limited_rate(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 1)
+    ids = [f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{number:04x}" for number in range(LIMITS["newcomers"].burst + 2)]
+    for gateway_id in ids[:-1]:
+        bench.up(gateway_id).sock.close()
+        bench.step()
+    agent = bench.dial(ids[-1])
+    agent.send(hello(ids[-1]), schema(), register())
+    bench.step()
+    agent.expect(Kind.WELCOME)
+    assert refused(agent) == "too-many-gateways"
+    bench.pass_time(1.1)
+    bench.up(ids[-1])
+
+
+@pytest.mark.parametrize("flags", [0, frame.FLAG_LIVE])
+def test_cuts_come_in_answers_of_bounded_size(bench: Bench, flags: int) -> None:
+    bench.marks()
+    agent = bench.up()
+    bench.pass_time(1)
+    assert len(bench.polls(agent)) == 1
+    size_bytes = len(make_cut(rows=1000))
+    fitting = ANSWER_BYTES // size_bytes
+    for seq in range(1, fitting + 1):
+        agent.send(make_cut(seq=seq, rows=1000, flags=flags))
+        bench.step()
+    assert bench.counters["cuts"] == fitting
+    agent.send(make_cut(seq=fitting + 1, rows=1000, flags=flags))
+    bench.step()
+    error = agent.expect(Kind.ERROR).header
+    assert error["code"] == "bad-cut"
+    assert f"more than {ANSWER_BYTES} bytes" in error["text"]
+    assert bench.counters["cuts"] == fitting
+
+
+def test_each_poll_may_be_answered_in_full(bench: Bench) -> None:
+    bench.marks()
+    agent = bench.up()
+    a_poll = ANSWER_BYTES // len(make_cut(rows=1000))
+    for turn in range(3):
+        bench.pass_time(1)
+        (poll,) = bench.polls(agent)
+        for seq in range(turn * a_poll + 1, (turn + 1) * a_poll + 1):
+            agent.send(make_cut(seq=seq, rows=1000))
+            bench.step()
+        reply = {"poll": poll.header["poll"], "sent_ns": poll.header["sent_ns"], "wall_us": 1, "dropped": 0}
+        agent.send(frame.encode(Kind.REPLY, {**reply, "cuts": a_poll, "first": None, "last": None}))
+        bench.step()
+    assert bench.counters["cuts"] == 3 * a_poll
+    assert bench.counters["replies"] == 3
 
 
 def test_a_refused_claim_does_not_touch_who_is_there(bench: Bench) -> None:
