@@ -32,6 +32,7 @@ from sla_server.db.errors import DbError
 from sla_server.db.ingest_queue import Record
 from sla_server.db.intake import Mended
 from sla_server.db.inventory import event_row, has_inventory, store_inventory
+from sla_server.db.nameless import Nameless
 from sla_server.db.records import store_rows
 from sla_server.db.statistics import forget_future, store_statistics
 from sla_server.db.upserts import upsert
@@ -85,6 +86,7 @@ class IngestStore:
         self._records_key = f"{queue_id}/records"
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
+        self._nameless = Nameless()
         self._now_us = 0
         self._rollup_s = rollup_s
         self._clock = clock
@@ -211,7 +213,9 @@ class IngestStore:
                 cursor + 1 < window.first_seq and oldest_seq < window.first_seq
             ):
                 raise CursorMoved(cursor, window.first_seq - 1)
-            store_statistics(connection, window, self._look_back(connection))
+            now_us = self._look_back(connection)
+            self._nameless.screen(connection, window, now_us)
+            store_statistics(connection, window, now_us)
             for key in (self._sql_key, self._records_key):
                 self._raise(connection, key, window.last_seq)
             self._probe("in-transaction")

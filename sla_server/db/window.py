@@ -28,6 +28,7 @@ from sla_server.db.sheets import MAXIMA, SUMS, Int64s, MissedSums, Sheet, Stream
 from sla_server.db.watermarks import spool_floors
 
 FULL_BYTES: Final = 512 << 20  # sheets of 4 slots of 64,000 streams
+MOST_BYTES: Final = 4 * FULL_BYTES  # however few slots they are of
 FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see cut.MAX_COUNTER
 MANY_SLOTS: Final = 2  # so many there are whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
@@ -54,6 +55,7 @@ class Window:
         coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts].
         newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
         marks: (gateway_id, epoch) to the highest seq.
+        left_out: numbers of streams that SQL does not get.
     """
 
     def __init__(self, slot_us: int) -> None:
@@ -70,11 +72,12 @@ class Window:
         self.newest: dict[str, list[int]] = {}
         self.marks: dict[tuple[str, int], int] = {}
         self.streams = StreamIndex()
+        self.left_out: Int64s = np.zeros(0, dtype=np.int64)
 
     @property
     def is_full(self) -> bool:
         """Whether it should be committed before more is added."""
-        if len(self.slots) > MANY_SLOTS and self._nbytes > FULL_BYTES:
+        if self._nbytes > (FULL_BYTES if len(self.slots) > MANY_SLOTS else MOST_BYTES):
             return True
         return sum(int(sheet.sums[_CUTS].max()) for sheet in self.slots.values()) > FULL_CUTS
 
@@ -146,17 +149,22 @@ class Window:
 
     # -- What SQL gets: rows ordered by stream id, as its index is.
 
+    @property
+    def _order(self) -> Int64s:
+        order = self.streams.order
+        return order[~np.isin(order, self.left_out)] if len(self.left_out) else order
+
     def slot_columns(self, slot_us: int) -> tuple[Int64s, dict[str, Int64s]]:
         """(numbers of the touched streams, columns of ``rollups`` without ``hist``)."""
         sheet = self.slots[slot_us]
-        rows = sheet.rows(self.streams.order)
+        rows = sheet.rows(self._order)
         columns = {"slot_us": np.full(len(rows), slot_us), "stream_id": self.streams.ids[rows]}
         columns |= {name: sheet.sums[index][rows] for index, name in enumerate(ROLLUP_SUMS)}
         return rows, columns | {name: sheet.maxima[index][rows] for index, name in enumerate(GAUGES)}
 
     def hour_columns(self, hour_us: int) -> tuple[Int64s, dict[str, Int64s]]:
         """The same of ``rollup_hours``."""
-        rows = self.hours[hour_us].rows(self.streams.order)
+        rows = self.hours[hour_us].rows(self._order)
         columns = {"hour_us": np.full(len(rows), hour_us), "stream_id": self.streams.ids[rows]}
         slots = [sheet for slot_us, sheet in self.slots.items() if slot_us // HOUR_US * HOUR_US == hour_us]
         return rows, columns | _added(slots, rows, HOUR_SUMS, GAUGES)
@@ -167,7 +175,8 @@ class Window:
         for sheet in self.hours.values():
             sheet.ensure(len(is_touched))
             is_touched |= sheet.is_touched[: len(is_touched)]
-        rows = self.streams.order[is_touched[self.streams.order]]
+        order = self._order
+        rows = order[is_touched[order]]
         columns = {"stream_id": self.streams.ids[rows], "first_seen_us": self.streams.first_us[rows]}
         return rows, columns | _added(list(self.slots.values()), rows, STREAM_SUMS, ("last_us",))
 
@@ -176,6 +185,9 @@ class Window:
         parts = []
         for slot_us, sums in self.missed.items():
             columns = sums.columns()
+            if len(self.left_out):
+                kept = ~np.isin(columns["number"], self.left_out)
+                columns = {name: column[kept] for name, column in columns.items()}
             columns["stream_id"] = self.streams.ids[columns.pop("number")]
             parts.append({"slot_us": np.full(len(columns["io"]), slot_us), **columns})
         names = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")

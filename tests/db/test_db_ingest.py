@@ -27,7 +27,7 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.kinds import Kind
-from sla_server.db import upserts
+from sla_server.db import nameless, upserts
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import IngestStore
 from sla_server.db.intake import Mended
@@ -75,6 +75,23 @@ def test_names_may_come_after_the_first_cut(rig):
     rig.feed(streams_message(), cuts_message([make_cut(2)]))
     assert [row["volume"] for row in rig.reader.streams()] == ["vol-1", "vol-2"]
     assert rig.reader.streams("vol-1")[0]["cuts"] == 2
+
+
+def test_a_gateway_has_so_many_streams_without_names(rig, monkeypatch):
+    monkeypatch.setattr(nameless, "MAX_NAMELESS", 3)
+    rig.feed(cuts_message([make_cut(1)]))
+    rig.feed(cuts_message([make_cut(2, streams=(1, 3, 4))]), cuts_message([make_cut(3, streams=(4, 5))]))
+    other = make_cut(1, gw=gateway(2))
+    rig.feed(cuts_message([other]))
+    kept = {stream(1), stream(2), stream(3), stream(1, gateway(2)), stream(2, gateway(2))}
+    with rig.engine.connect() as connection:
+        for table in ("streams", "rollups", "rollup_hours", "rollup_missed"):
+            found = connection.execute(text(f"SELECT DISTINCT stream_id FROM {table}"))
+            assert set(found.scalars()) == kept, table
+        events = "SELECT count(*) FROM events WHERE kind = 'gateway-over-limit'"
+        assert connection.execute(text(events)).scalar_one() == 1
+    rig.feed(streams_message((4,)), cuts_message([make_cut(4, streams=(4,))]))
+    assert rig.reader.streams("vol-4")[0]["cuts"] == 1, "announced, so it counts from now on"
 
 
 def test_a_batch_that_comes_again_has_no_effect(rig):

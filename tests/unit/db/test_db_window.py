@@ -14,6 +14,7 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
 from sla_server.db import schema
+from sla_server.db import window as window_module
 from sla_server.db.batch import Batch
 from sla_server.db.rollup import HOUR_US, Ingested, screen
 from sla_server.db.window import FULL_CUTS, Window
@@ -117,6 +118,12 @@ def test_a_window_is_full_before_sums_can_overflow():
     window.absorb(Batch(2, 2, cuts=[item]))
     assert window.is_full
     assert (FULL_CUTS + (5 << 20) // (8 * len(COL))) * MAX_COUNTER < 1 << 63
+
+
+def test_a_window_of_one_slot_is_full_at_some_size(monkeypatch):
+    monkeypatch.setattr(window_module, "MOST_BYTES", window_of([make_cut(1)])._nbytes)
+    assert not window_of([make_cut(1), make_cut(2)]).is_full
+    assert window_of([make_cut(1), make_cut(2, streams=range(1, 1000))]).is_full
 
 
 def test_many_streams_keep_their_numbers_as_they_come():
