@@ -32,7 +32,8 @@ from typing import Any, Final, Literal, NamedTuple
 import structlog
 import waitress
 from waitress import wasyncore
-from waitress.channel import HTTPChannel
+from waitress.buffers import ReadOnlyFileBasedBuffer
+from waitress.channel import ClientDisconnected, HTTPChannel
 
 from pmdaemon.runtime import peers, watchdog
 from pmdaemon.runtime.stop import Stop
@@ -98,6 +99,15 @@ class Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             request.close()
         super().service()
 
+    def write_soon(self, data: Any) -> int:
+        """As in waitress; a file that finds its peer gone is closed."""
+        try:
+            return int(super().write_soon(data))
+        except ClientDisconnected:
+            if isinstance(data, ReadOnlyFileBasedBuffer):
+                data.close()
+            raise
+
     def send(self, data: bytes, do_close: bool = True) -> int:
         """As in waitress, counted."""
         sent = int(super().send(data, do_close=do_close))
@@ -156,6 +166,8 @@ class Door:
         finally:
             end_streams()
             self._server.task_dispatcher.shutdown(cancel_pending=True, timeout=STOP_LIMIT_S)
+            for channel in list(self._server.active_channels.values()):
+                channel.handle_close()  # with the files of its answers
             wasyncore.close_all(map=self._channels, ignore_all=True)
 
     def make_room(self) -> None:
