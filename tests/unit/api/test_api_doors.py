@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Running:
             self.stop,
             local=local,
         )
+        self.peers: list[socket.socket] = []  # open until the server has stopped
         self.ended: list[int] = []
         self.thread = threading.Thread(target=lambda: self.ended.append(self.server.serve()), daemon=True)
         self.thread.start()
@@ -45,6 +47,8 @@ class Running:
     def close(self) -> None:
         self.stop.set()
         self.thread.join(30)
+        for peer in self.peers:
+            peer.close()
         self.server.listener.close()
         assert self.server.local is not None
         self.server.local.close()
@@ -111,6 +115,21 @@ def test_answers_that_are_not_read_lock_nobody_out(running: Running, request_tex
     finally:
         for connection in unread:
             connection.close()
+
+
+def script_files_open() -> int:
+    links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).endswith("plotly.min.js") for link in links if link.is_symlink())
+
+
+def test_a_stop_closes_the_files_of_unread_answers(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.peers = unread_connections(running.server.port, SCRIPT.format(""), 3)
+    for peer in running.peers:
+        assert peer.recv(1) == b"H"
+    assert script_files_open() == 3
+    running.close()
+    assert script_files_open() == 0
 
 
 def test_a_request_sent_before_the_answer_to_the_last_ends_the_connection(running: Running) -> None:
