@@ -46,6 +46,13 @@ class ListedGateway(StrictModel):
     address: str
     """"IP:PORT", the agent's `listen`. Another machine's address needs TLS."""
 
+    @field_validator("name")
+    @classmethod
+    def _is_printable(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError("a name holds no control characters; remove them")
+        return value
+
     @field_validator("address")
     @classmethod
     def _is_address(cls, value: str) -> str:

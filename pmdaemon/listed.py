@@ -60,7 +60,7 @@ class GatewayList:
             items = json.loads(self._config.list_path.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             log.warning("list-not-read", path=str(self._config.list_path), error=str(exc))
             return []
         kept = []

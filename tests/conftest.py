@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,3 +14,9 @@ settings.load_profile("shared-machine")
 # A shell without job control starts its background jobs with SIGINT ignored; children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_at_the_start() -> None:
+    """What a test before set up, or only looked at with ``capture_logs``, makes commands keep it."""
+    structlog.reset_defaults()

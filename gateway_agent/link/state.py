@@ -27,7 +27,7 @@ def read_json(path: Path, fix: str) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise StateFileBroken(str(path), f"cannot be read ({exc})", fix) from exc
 
 

@@ -120,7 +120,7 @@ class Store:
         data = self.read(name)
         try:
             value = json.loads(data)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise StateUnusable(str(self.path(name)), f"is not JSON ({exc})") from exc
         if not isinstance(value, dict):
             raise StateUnusable(str(self.path(name)), "is no JSON map")

@@ -21,7 +21,9 @@ from pmdaemon.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 ENV_PREFIX = "SLA__"
 AGENT_ENV_PREFIX = "SLA_AGENT__"
-_USERINFO: Final = re.compile(r"(://[^:/@\s]*):\S*@")
+TOO_DEEP: Final = ("is nested too deeply", "Remove brackets: no setting needs more than 5 levels")
+# The secret ends at the last @ before the next URL of the line; it may hold blanks.
+_USERINFO: Final = re.compile(r"(://[^:/@\s]*):(?:\S|[^\S\n](?!\S*://))*@")
 _PARAMETER: Final = re.compile(
     r"(?i)([?&;][^=&;?#\s]*(?:pass|pwd|secret|token|key|cred|sig)[^=&;?#\s]*=)[^&;#\s\"']*"
 )
@@ -55,6 +57,8 @@ def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, 
             node[key] = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:
             node[key] = text
+        except RecursionError as exc:
+            raise ConfigError(variable, *TOO_DEEP) from exc
     return tree
 
 
@@ -72,7 +76,7 @@ def read_toml(path: Path | None) -> dict[str, Any]:
     """The file's tables, or nothing for no path.
 
     Raises:
-        ConfigError: unreadable, or not TOML (with line and column).
+        ConfigError: unreadable, not TOML (with line and column), or nested too deeply.
     """
     if path is None:
         return {}
@@ -84,6 +88,8 @@ def read_toml(path: Path | None) -> dict[str, Any]:
         ) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(str(path), f"is not TOML: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(str(path), *TOO_DEEP) from exc
 
 
 def load(

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTEN: Final = "0A"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Socket(NamedTuple):
@@ -42,18 +43,26 @@ def _address(text: str) -> tuple[str, int]:
     """``0100007F:20DB`` -> (127.0.0.1, 8411): 32-bit words in the machine's byte order."""
     digits, _, port = text.partition(":")
     words = [int(digits[index : index + 8], 16) for index in range(0, len(digits), 8)]
-    packed = struct.pack(f"={len(words)}I", *words)
-    address = ipaddress.ip_address(packed)
+    return str(_shortest(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))), int(port, 16)
+
+
+def _shortest(address: Address) -> Address:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address), int(port, 16)
+    return mapped or address
 
 
 def listener_uids(host: str, port: int) -> set[int]:
-    """Users that listen where a connection to ``host`` and ``port`` can end; empty: no process listens."""
-    wanted = {str(ipaddress.ip_address(host)), "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
-    return {
-        row.uid for row in sockets() if row.is_listening and row.local[1] == port and row.local[0] in wanted
-    }
+    """Users that listen where a connection to ``host`` and ``port`` ends; empty: no process listens.
+
+    The kernel prefers the listener of the address itself to one of every address, and one of IPv4 to one of
+    IPv6. A listener of ``::`` beside one of IPv4 is another user's for IPv6 alone: the kernel refuses both
+    for the same connections.
+    """
+    address = _shortest(ipaddress.ip_address(host))
+    places = [str(address), "0.0.0.0", "::"] if address.version == 4 else [str(address), "::"]  # noqa: S104
+    listening = [row for row in sockets() if row.is_listening and row.local[1] == port]
+    found = ({row.uid for row in listening if row.local[0] == place} for place in places)
+    return next((uids for uids in found if uids), set())
 
 
 def client_uids(port: int) -> dict[tuple[str, int], int]:

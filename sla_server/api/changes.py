@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from flask import Request, Response, g
 
+from pmdaemon.excerpt import excerpt, printable
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import answers
 from sla_server.api.dialled import CONFIGURATION, listed
@@ -95,7 +96,10 @@ def list_gateway(parts: Parts, request: Request, address: str) -> Response:
     name = answers.json_body(request).get("name")
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_MAX:
         raise BadInput("name", f"is required, {NAME_MAX} characters at most")
-    return _ask(parts, "gateway_list", {"address": address, "name": name.strip(), "is_listed": True})
+    name = name.strip()
+    if not name.isprintable():
+        raise BadInput("name", f"{excerpt(name)} has control characters; remove them")
+    return _ask(parts, "gateway_list", {"address": address, "name": name, "is_listed": True})
 
 
 def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
@@ -107,7 +111,8 @@ def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
         raise BadInput(
             "address", f"{address} is listed in the server's file", "Remove its [[pmdaemon.gateway]] there"
         )
-    return _ask(parts, "gateway_list", {"address": address, "name": found[0]["name"], "is_listed": False})
+    name = printable(found[0]["name"], NAME_MAX)  # a name of an older release may have other characters
+    return _ask(parts, "gateway_list", {"address": address, "name": name, "is_listed": False})
 
 
 def new_login(parts: Parts, request: Request) -> Response:

@@ -50,6 +50,6 @@ def told_by(folder: Path | None) -> list[Row] | None:
         if time.time() - path.stat().st_mtime > FRESH_S:
             return None
         rows: list[Row] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return rows

@@ -11,10 +11,12 @@ At each door a connection that does not become a request gives way:
     idle       the next request                        IDLE_LIMIT_S
     working    us                                      never
 
-When all places are taken, connections that ask or idle give way at once: of the user with the most of them,
-the one that has waited longest. So one user's connections cannot keep another user out.
+When all places are taken, connections that ask, answer or idle give way at once: of the user with the most
+connections, the one whose peer has done nothing for longest. A peer that does not read holds a place only, no
+thread: the connection's output takes an answer whole, and has one at a time. So one user's connections cannot
+keep another user out. Live streams alone wait for their peers, in threads of their own.
 
-State: ``Door._waits``, phase and since when of each connection. Thread: only ``serve`` touches it.
+State: ``Door._waits``, what each connection waits for. Thread: only ``serve`` touches it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 import waitress
 from waitress import wasyncore
+from waitress.buffers import ReadOnlyFileBasedBuffer
+from waitress.channel import ClientDisconnected, HTTPChannel
 
 from pmdaemon.runtime import peers, watchdog
 from pmdaemon.runtime.stop import Stop
@@ -46,7 +50,7 @@ LIMITS_S: Final[Mapping[Phase, float]] = {
 }
 LOOP_S: Final = 0.25  # how late the loop notices the stop and a limit
 STOP_LIMIT_S: Final = 5.0
-OUTPUT_MAX_BYTES: Final = 1 << 20  # of one connection, before its thread waits for the browser
+OUTPUT_MAX_BYTES: Final = 1 << 20  # of one connection in memory; what is more waits in a temporary file
 SOCKET_NAME: Final = "api.sock"
 
 
@@ -73,6 +77,53 @@ def open_local(path: Path) -> socket.socket | None:
     return listener
 
 
+class Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+    """One connection. Its answers wait in no thread; it knows how much its peer has taken."""
+
+    sent_bytes = 0
+
+    def service(self) -> None:
+        """Answer a request so that its thread never waits for a peer that does not read.
+
+        Requests sent before the answer to the last are dropped, and that answer ends the connection: the
+        next answer would wait for the first. A file is sent whole, whatever range is asked for: it stays on
+        the disk until the peer takes it, while a range is made in pieces. HTTP allows both.
+        """
+        with self.requests_lock:
+            first, *more = self.requests
+            first.headers.pop("RANGE", None)
+            if more:
+                first.headers["CONNECTION"] = "close"
+                self.requests[1:] = []
+        for request in more:
+            request.close()
+        super().service()
+
+    def write_soon(self, data: Any) -> int:
+        """As in waitress; a file that finds its peer gone is closed."""
+        try:
+            return int(super().write_soon(data))
+        except ClientDisconnected:
+            if isinstance(data, ReadOnlyFileBasedBuffer):
+                data.close()
+            raise
+
+    def send(self, data: bytes, do_close: bool = True) -> int:
+        """As in waitress, counted."""
+        sent = int(super().send(data, do_close=do_close))
+        self.sent_bytes += sent
+        return sent
+
+
+class Wait(NamedTuple):
+    """What a connection waits for, since when, and when its peer last did something."""
+
+    phase: Phase
+    since_s: float
+    moved_s: float
+    sent_bytes: int
+
+
 class Door:
     """One listening socket and everything behind it."""
 
@@ -89,7 +140,7 @@ class Door:
         self._channels: dict[int, Any] = {}
         self._places = places
         self._now_s = now_s
-        self._waits: dict[Any, tuple[Phase, float]] = {}
+        self._waits: dict[Any, Wait] = {}
         self._port = listener.getsockname()[1] if listener.family != socket.AF_UNIX else None
         self._server = waitress.create_server(
             app,
@@ -103,6 +154,7 @@ class Door:
             asyncore_use_poll=True,
             ident=None,
         )
+        self._server.channel_class = Connection
 
     def serve(self, stop: Stop, end_streams: Callable[[], None]) -> None:
         """Serve until the stop; then let live streams end, stop the threads, close every connection."""
@@ -114,31 +166,37 @@ class Door:
         finally:
             end_streams()
             self._server.task_dispatcher.shutdown(cancel_pending=True, timeout=STOP_LIMIT_S)
+            for channel in list(self._server.active_channels.values()):
+                channel.handle_close()  # with the files of its answers
             wasyncore.close_all(map=self._channels, ignore_all=True)
 
     def make_room(self) -> None:
         """Close what is over its limit, and what must give way so that the next connection finds a place."""
         now_s = self._now_s()
-        waits: dict[Any, tuple[Phase, float]] = {}
+        waits: dict[Any, Wait] = {}
         for channel in list(self._server.active_channels.values()):
-            before = self._waits.get(channel)
-            phase = phase_of(channel)
-            since_s = before[1] if before is not None and before[0] == phase else now_s
-            if now_s - since_s >= LIMITS_S.get(phase, now_s + 1):
+            wait = self._wait_of(channel, now_s)
+            if now_s - wait.since_s >= LIMITS_S.get(wait.phase, now_s + 1):
                 channel.handle_close()
             else:
-                waits[channel] = (phase, since_s)
+                waits[channel] = wait
         if len(waits) >= self._places:
-            users = {} if self._port is None else peers.client_uids(self._port)
-            waiting = {
-                channel: (since_s, users.get(channel.addr[:2]))
-                for channel, (phase, since_s) in waits.items()
-                if phase in ("asking", "idle")
-            }
-            for channel in giving_way(waiting, len(waits) - self._places + 1):
+            uids = {} if self._port is None else peers.client_uids(self._port)
+            users = {channel: uids.get(channel.addr[:2]) for channel in waits}
+            waiting = {channel: wait.moved_s for channel, wait in waits.items() if wait.phase != "working"}
+            for channel in giving_way(waiting, users, len(waits) - self._places + 1):
                 channel.handle_close()
                 del waits[channel]
         self._waits = waits
+
+    def _wait_of(self, channel: Any, now_s: float) -> Wait:
+        phase, sent_bytes = phase_of(channel), channel.sent_bytes
+        before = self._waits.get(channel)
+        if before is None or before.phase != phase:
+            return Wait(phase, now_s, now_s, sent_bytes)
+        return Wait(
+            phase, before.since_s, before.moved_s if before.sent_bytes == sent_bytes else now_s, sent_bytes
+        )
 
 
 def phase_of(channel: Any) -> Phase:
@@ -151,20 +209,20 @@ def phase_of(channel: Any) -> Phase:
     return "asking" if is_new or channel.request is not None else "idle"
 
 
-def giving_way(waiting: Mapping[Any, tuple[float, int | None]], count: int) -> list[Any]:
+def giving_way(waiting: Mapping[Any, float], users: Mapping[Any, int | None], count: int) -> list[Any]:
     """Which ``count`` connections are closed, fewer if there are not so many.
 
     Args:
-        waiting: connection -> (waiting since, user or None if unknown).
+        waiting: connection that may give way -> when its peer last did something.
+        users: every connection -> its user, None if unknown.
         count: how many places are needed.
     """
-    held = Counter(user for _since_s, user in waiting.values())
-    left = sorted(waiting, key=lambda channel: waiting[channel][0])
+    held = Counter(users.values())
+    left = sorted(waiting, key=waiting.__getitem__)
     chosen: list[Any] = []
     while left and len(chosen) < count:
-        most = max(held.values())
-        first = next(channel for channel in left if held[waiting[channel][1]] == most)
+        first = max(left, key=lambda channel: held[users[channel]])  # the first of equals
         left.remove(first)
-        held[waiting[first][1]] -= 1
+        held[users[first]] -= 1
         chosen.append(first)
     return chosen

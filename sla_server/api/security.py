@@ -33,6 +33,7 @@ from sla_server.api.errors import HostRefused, LoginNeeded, OriginRefused
 
 CODE_LIFE_S: Final = 900.0
 CODES_MAX: Final = 32
+REPLACED: Final = "Delete it; a new one is made at the next start"
 LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "::1")
 # The hash is that of the empty string: plotly adds an empty <style> element and fills it through the DOM.
 EMPTY_STYLE: Final = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
@@ -70,10 +71,12 @@ def load_or_make_token(path: Path) -> str:
         return token
     except OSError as exc:
         raise ConfigError(str(path), f"cannot be read: {exc.strerror}", "Correct its owner or mode") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(str(path), "is not text, so it holds no token", REPLACED) from exc
     if status.st_mode & 0o077:
         raise ConfigError(str(path), "can be read by others", f"Run: chmod 600 {path}")
     if len(token) < 32:
-        raise ConfigError(str(path), "holds no token", "Delete it; a new one is made at the next start")
+        raise ConfigError(str(path), "holds no token", REPLACED)
     return token
 
 

@@ -4,8 +4,8 @@ Threads: the caller's runs the loop of TCP, ``api-local`` that of the Unix socke
 messages; waitress has one for each live stream and 16 more, and 4 behind the Unix socket. On the stop: live
 streams end, the loops end, all threads are joined with a deadline.
 
-Downside accepted: a browser that stops reading without closing holds its place and thread for two minutes
-(``doors.ANSWER_LIMIT_S``), with at most 1 MiB of output.
+Downside accepted: a browser that stops reading without closing holds its place for two minutes
+(``doors.ANSWER_LIMIT_S``) unless others need it, with at most 1 MiB of memory and one answer.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ else ``api.token`` in that data directory.
 
 The token goes to the server alone. It is never sent in clear over a network: plain http is for loopback
 addresses. There, and on the Unix socket, the kernel says which user listens: it must be ourselves, root or
-the owner of the token's file, because any user may take the port while the server is down.
+the owner of the token's file, because any user may take the port while the server is down. The connection
+goes to the very address whose listener was looked at: the name localhost has two, and each can have its own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, Refused, Server
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
 SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.doors, which a command line has no need to import
+LOCALHOST: Final = ("127.0.0.1", "::1")
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this
 PENDING_LOOK_S: Final = 0.5
@@ -49,6 +51,7 @@ class Client:
     local: Path | None = None
     """The server's Unix socket, if calls go there."""
     _http: httpx.Client | None = None
+    _address: tuple[str, int] | None = None
     _folder: int | None = None
 
     @classmethod
@@ -132,8 +135,8 @@ class Client:
         if self.local is not None:
             found = local_uid(self.local)
             uids = set() if found is None else {found}
-        elif (target := _loopback(self.server)) is not None:
-            uids = peers.listener_uids(*target)
+        elif (address := self._loopback()) is not None:
+            uids = peers.listener_uids(*address)
         else:
             return  # https to another machine: its certificate is checked
         if not uids:
@@ -186,7 +189,20 @@ class Client:
                 "http://localhost",
                 httpx.HTTPTransport(uds=f"/proc/self/fd/{self._folder}/{self.local.name}"),
             )
-        return httpx.Client(base_url=server, timeout=TIMEOUT_S, transport=transport, trust_env=False)
+        headers = {}
+        if transport is None and (address := self._loopback()) is not None:
+            url = httpx.URL(server)
+            headers["Host"] = url.netloc.decode()
+            server = str(url.copy_with(host=address[0]))
+        return httpx.Client(
+            base_url=server, headers=headers, timeout=TIMEOUT_S, transport=transport, trust_env=False
+        )
+
+    def _loopback(self) -> tuple[str, int] | None:
+        """Address and port of a plain http server of this machine, found once; None for any other server."""
+        if self._address is None:
+            self._address = _loopback(self.server)
+        return self._address
 
     def close(self) -> None:
         """Close the connection."""
@@ -228,12 +244,21 @@ def _is_private(server: str) -> bool:
 
 
 def _loopback(server: str) -> tuple[str, int] | None:
-    """Address and port of a plain http server of this machine; None for any other."""
-    url = httpx.URL(server)
-    if url.scheme != "http":
-        return None
-    host = "127.0.0.1" if url.host == "localhost" else url.host
-    return host, url.port or 80
+    """Address and port of a plain http server of this machine; None for any other.
+
+    ``localhost`` is the first of its addresses at which a process listens.
+    """
+    try:
+        url = httpx.URL(server)
+        port = url.port or 80
+        if url.scheme != "http":
+            return None
+        if url.host == "localhost":
+            heard = (host for host in LOCALHOST if peers.listener_uids(host, port))
+            return next(heard, LOCALHOST[0]), port
+        return (url.host, port) if ipaddress.ip_address(url.host).is_loopback else None
+    except (ValueError, httpx.InvalidURL):
+        return None  # a name of another machine, or no address: httpx says so
 
 
 def local_uid(path: Path) -> int | None:

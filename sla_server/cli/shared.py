@@ -45,11 +45,10 @@ def keep_logs_apart() -> None:
 
     structlog would print all of them to stdout, where they break ``-o json``.
     """
-    if not structlog.is_configured():
-        processors = [_drop_chatter, *structlog.get_config()["processors"]]
-        structlog.configure(
-            processors=processors, logger_factory=lambda *_: structlog.PrintLogger(sys.stderr)
-        )
+    processors = structlog.get_config()["processors"]
+    if _drop_chatter not in processors:
+        processors = [_drop_chatter, *processors]
+    structlog.configure(processors=processors, logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 def _drop_chatter(

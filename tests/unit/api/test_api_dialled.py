@@ -11,6 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from sla_server.api.parts import Parts
+from tests.unit.api import fakes
 
 CONFIGURED = {
     "name": "own",
@@ -51,12 +52,14 @@ def test_stored_told_and_seen_are_one_list(web: FlaskClient, parts: Parts, tmp_p
     }
 
 
-@pytest.mark.parametrize("how", ["never", "old", "junk"])
+@pytest.mark.parametrize("how", ["never", "old", "junk", "deep"])
 def test_a_daemon_that_does_not_say_is_unknown(
     web: FlaskClient, parts: Parts, tmp_path: Path, how: str
 ) -> None:
     if how != "never":
         path = tell(parts, tmp_path, "junk" if how == "junk" else [CONNECTED])
+        if how == "deep":
+            path.write_text("[" * 50_000)
         if how == "old":
             os.utime(path, (0, 0))
     assert set(states(web).values()) == {("list", "unknown", None)}
@@ -74,7 +77,23 @@ def test_what_is_not_listed_or_not_here_cannot_be_removed(
     assert "[[pmdaemon.gateway]]" in answer.text
 
 
-@pytest.mark.parametrize("body", [{}, {"name": ""}, {"name": 5}, {"name": "x" * 201}])
+def test_a_listed_name_with_control_characters_can_be_removed(
+    web: FlaskClient,
+    parts: Parts,
+    box: fakes.FakeBox,
+    bearer: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [{**row, "name": "x\x1b[2J"} for row in parts.source.gateway_list()]
+    monkeypatch.setattr(parts.source, "gateway_list", lambda: rows)
+    answer = web.delete(f"/api/v1/gateway-list/{rows[0]['address']}", headers=bearer)
+    assert answer.status_code == 200, answer.text
+    assert box.posted[0]["body"]["name"] == "x\ufffd[2J"
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"name": ""}, {"name": 5}, {"name": "x" * 201}, {"name": "x\x1b[2J"}, {"name": "a\nb"}]
+)
 def test_a_name_is_required(web: FlaskClient, bearer: dict[str, str], body: dict[str, Any]) -> None:
     answer = web.put("/api/v1/gateway-list/10.0.0.9:7412", headers=bearer, json=body)
     assert answer.status_code == 400

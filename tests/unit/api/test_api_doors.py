@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Running:
             self.stop,
             local=local,
         )
+        self.peers: list[socket.socket] = []  # open until the server has stopped
         self.ended: list[int] = []
         self.thread = threading.Thread(target=lambda: self.ended.append(self.server.serve()), daemon=True)
         self.thread.start()
@@ -45,6 +47,8 @@ class Running:
     def close(self) -> None:
         self.stop.set()
         self.thread.join(30)
+        for peer in self.peers:
+            peer.close()
         self.server.listener.close()
         assert self.server.local is not None
         self.server.local.close()
@@ -86,6 +90,58 @@ def test_half_requests_lock_nobody_out(running: Running) -> None:
             connection.close()
 
 
+SCRIPT = "GET /static/plotly.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n{}\r\n"
+
+
+def unread_connections(port: int, request: str, count: int) -> list[socket.socket]:
+    made = []
+    for _ in range(count):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(request.encode())
+        made.append(connection)
+    return made
+
+
+@pytest.mark.parametrize("request_text", [SCRIPT.format("") * 3, SCRIPT.format("Range: bytes=0-\r\n")])
+@pytest.mark.parametrize("count", [web.WORKER_THREADS + 8, 4 * (web.WORKER_THREADS + 1) + 20])
+def test_answers_that_are_not_read_lock_nobody_out(running: Running, request_text: str, count: int) -> None:
+    unread = unread_connections(running.server.port, request_text, count)
+    try:
+        with httpx.Client(base_url=running.server.address, timeout=60) as browser:
+            assert browser.get("/api/v1/mode").status_code == 200
+    finally:
+        for connection in unread:
+            connection.close()
+
+
+def script_files_open() -> int:
+    links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).endswith("plotly.min.js") for link in links if link.is_symlink())
+
+
+def test_a_stop_closes_the_files_of_unread_answers(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.peers = unread_connections(running.server.port, SCRIPT.format(""), 3)
+    for peer in running.peers:
+        assert peer.recv(1) == b"H"
+    assert script_files_open() == 3
+    running.close()
+    assert script_files_open() == 0
+
+
+def test_a_request_sent_before_the_answer_to_the_last_ends_the_connection(running: Running) -> None:
+    one = "GET /api/v1/mode HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.server.port), timeout=60) as connection:
+        connection.sendall(one.encode() * 3)
+        with connection.makefile("rb") as answer:
+            text = answer.read()
+    assert text.count(b"HTTP/1.1 200 OK") == 1
+    assert b"connection: close" in text.lower()
+
+
 def test_the_local_socket_is_for_its_owner_and_its_path_may_be_long(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 90) / ("e" * 90)
     folder.mkdir(parents=True)
@@ -112,7 +168,7 @@ class Channel:
     """What the door sees of a connection."""
 
     def __init__(self, door: Door, user: int = 7, **state: Any) -> None:
-        self.total_outbufs_len = 0
+        self.total_outbufs_len = self.sent_bytes = 0
         self.requests: list[object] = []
         self.request: object = None
         self.creation_time, self.last_activity = 0.0, 1.0
@@ -181,11 +237,35 @@ def test_when_all_places_are_taken_who_only_waits_gives_way(
     assert [item.is_open for item in (working, first, second, other)] == [True, False, False, True]
 
 
+def test_who_does_not_read_gives_way_before_who_reads(
+    held: tuple[Door, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, now_s = held
+    reads = Channel(door, total_outbufs_len=9)
+    unread = Channel(door, total_outbufs_len=9)
+    door.make_room()
+    now_s[0], reads.sent_bytes = 5.0, 1
+    other = Channel(door, user=8, total_outbufs_len=9)
+    users = {channel.addr: channel.user for channel in (reads, unread, other)}
+    monkeypatch.setattr(doors.peers, "client_uids", lambda _port: users)
+    door.make_room()
+    assert [item.is_open for item in (reads, unread, other)] == [True, False, True]
+    late = Channel(door, user=8, request=object())
+    users[late.addr] = 8
+    reads.user = users[reads.addr] = 8
+    other.user = users[other.addr] = 7
+    now_s[0], other.sent_bytes = 6.0, 1
+    door.make_room()
+    assert [item.is_open for item in (reads, other, late)] == [False, True, True]
+
+
 def test_the_user_with_the_most_connections_gives_way_first() -> None:
-    waiting = {"a1": (1.0, 1), "b1": (2.0, 2), "b2": (3.0, 2), "b3": (4.0, 2), "x": (0.0, None)}
-    assert giving_way(waiting, 2) == ["b1", "b2"]
-    assert sorted(giving_way(waiting, 9)) == ["a1", "b1", "b2", "b3", "x"]
-    assert giving_way({}, 3) == []
+    waiting = {"a1": 1.0, "b1": 2.0, "b2": 3.0, "b3": 4.0, "x": 0.0}
+    users = {"a1": 1, "b1": 2, "b2": 2, "b3": 2, "x": None}
+    assert giving_way(waiting, users, 2) == ["b1", "b2"]
+    assert sorted(giving_way(waiting, users, 9)) == ["a1", "b1", "b2", "b3", "x"]
+    assert giving_way({}, {}, 3) == []
+    assert giving_way({"a1": 1.0, "b1": 2.0}, users, 1) == ["b1"], "those that work count too"
 
 
 def test_a_stalled_reader_loses_its_place_and_its_thread_ends(held: tuple[Door, list[float]]) -> None:

@@ -181,11 +181,16 @@ def test_the_token_is_made_once_and_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "words"), [(0o644, "t" * 43, "chmod 600"), (0o600, "short", "Delete it")]
+    ("mode", "text", "words"),
+    [
+        (0o644, b"t" * 43, "chmod 600"),
+        (0o600, b"short", "Delete it"),
+        (0o600, b"\xff" * 43, "is not text.*Delete it"),
+    ],
 )
-def test_an_unsafe_token_file_is_refused(tmp_path: Path, mode: int, text: str, words: str) -> None:
+def test_an_unsafe_token_file_is_refused(tmp_path: Path, mode: int, text: bytes, words: str) -> None:
     path = tmp_path / "api.token"
-    path.write_text(text)
+    path.write_bytes(text)
     path.chmod(mode)
     with pytest.raises(ConfigError, match=words):
         load_or_make_token(path)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,6 +216,64 @@ def test_the_owner_of_the_tokens_file_may_have_it(
     monkeypatch.setattr(peers, "listener_uids", lambda *_: set())
     with pytest.raises(ServerDown, match="no process listens"):
         Client(squatter.server, token_file=token)._check_peer()
+
+
+def both_addresses() -> tuple[socket.socket, socket.socket]:
+    """Listeners of one port at 127.0.0.1 and at ::1."""
+    for _ in range(100):
+        four = socket.create_server(("127.0.0.1", 0))
+        try:
+            return four, socket.create_server(("::1", four.getsockname()[1]), family=socket.AF_INET6)
+        except OSError:  # another process has it
+            four.close()
+    raise AssertionError("no port is free at both addresses")
+
+
+def answer_one(listener: socket.socket, got: list[bytes]) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        got.append(connection.recv(65_536))
+        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
+@pytest.mark.parametrize("listening", ["both", "::1"])
+def test_the_token_goes_to_the_address_whose_listener_was_seen(
+    monkeypatch: pytest.MonkeyPatch, listening: str
+) -> None:
+    monkeypatch.setenv("SLA_TOKEN", "secret")
+    seen = []
+    look = peers.listener_uids
+    monkeypatch.setattr(peers, "listener_uids", lambda *at: seen.append(at) or look(*at))
+    # A resolver may give either address first; here it is the other one.
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *more, **how: resolve("::1" if "localhost" in str(host) else host, *more, **how),
+    )
+    four, six = both_addresses()
+    port = four.getsockname()[1]
+    server, stranger = (four, six) if listening == "both" else (six, four)
+    if listening != "both":
+        four.close()
+    got: list[bytes] = []
+    thread = threading.Thread(target=answer_one, args=(server, got), daemon=True)
+    thread.start()
+    client = Client(f"http://localhost:{port}")
+    try:
+        client.change("PUT", "/mode", json={"mode": "observe"})
+        thread.join(60)
+        assert b"Bearer secret" in got[0]
+        assert f"Host: localhost:{port}\r\n".encode() in got[0]
+        assert seen[-1] == server.getsockname()[:2]
+        if listening == "both":
+            stranger.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                stranger.accept()
+    finally:
+        client.close()
+        four.close()
+        six.close()
 
 
 def test_the_socket_in_the_data_directory_is_preferred(

@@ -38,6 +38,14 @@ def test_a_broken_identity_is_not_replaced_silently(tmp_path):
         state.gateway_id(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["nonsense", "[" * 50_000])
+def test_a_file_that_is_not_json_is_named(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(StateFileBroken, match=r"a\.json.*cannot be read.*restore it"):
+        state.read_json(path, "restore it")
+
+
 @pytest.mark.parametrize(
     ("name", "use"), [("gateway_id", state.gateway_id), ("agent.lock", state.lock_directory)]
 )

@@ -99,6 +99,13 @@ def test_a_damaged_key_is_named(authority: Authority) -> None:
         enrol(authority)
 
 
+@pytest.mark.parametrize("text", [b"junk", b"[" * 50_000])
+def test_a_file_that_is_not_json_is_named(authority: Authority, text: bytes) -> None:
+    authority.store.write("a.json", text)
+    with pytest.raises(StateUnusable, match=r"a\.json: is not JSON"):
+        authority.store.read_json("a.json")
+
+
 def test_enrolment_binds_id_and_name(authority: Authority, clock: FakeClock) -> None:
     held = enrol(authority)
     assert (held.gateway_id, held.name) == (GATEWAY, "gw-a")

@@ -42,10 +42,12 @@ def test_both_lists_and_only_when_changed(tmp_path: Path) -> None:
     "value",
     [
         "junk",
+        "[" * 50_000,
         "{}",
         "[1]",
         [{"name": "x"}],
         [{"name": "x", "address": "host:1"}],
+        [{"name": "x\x1b[2J", "address": "127.0.0.1:1"}],
         [{"name": "x", "address": "127.0.0.1:0"}],
         [{"name": "x", "address": "10.0.0.1:7412"}],
     ],

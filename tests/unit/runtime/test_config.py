@@ -45,6 +45,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         ("[part]\nlisen = 1\n", "part.lisen: no such key"),
         ("[part]\ninterval_s = 0\n", "part.interval_s: Input should be greater than 0 (value: 0)"),
         ("name = \n", "is not TOML"),
+        ("a = " + "[" * 50_000, "is nested too deeply. Remove brackets"),
     ],
 )
 def test_a_problem_names_file_key_and_value(tmp_path: Path, text: str, said: str) -> None:
@@ -53,6 +54,11 @@ def test_a_problem_names_file_key_and_value(tmp_path: Path, text: str, said: str
         config.load(Whole, path, environment={})
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_a_variable_that_is_nested_too_deeply_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^SLA__NAME: is nested too deeply"):
+        config.load(Whole, None, environment={"SLA__NAME": "[" * 50_000})
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
@@ -100,6 +106,10 @@ def test_a_wrong_table_is_told_without_repeating_the_table() -> None:
         ("mysql://u:se/cr:et@h/db", "mysql://u:***@h/db"),
         ("mysql://u:se@cret@h/db", "mysql://u:***@h/db"),
         ("mysql://u@h:5432/db", "mysql://u@h:5432/db"),
+        ("ftp://user:PW WITH SPACE@h/x", "ftp://user:***@h/x"),
+        ("ftp://user:P@W WITH SPACE@h/x", "ftp://user:***@h/x"),
+        ("a://u:p w@h and b://v:q r@k", "a://u:***@h and b://v:***@k"),
+        ("a://u:b://p@h", "a://u:***@h"),
         ("pg://u@h/db?password=secret&x=1", "pg://u@h/db?password=***&x=1"),
         ("s3://b/p?a=1&aws_secret_access_key=secret", "s3://b/p?a=1&aws_secret_access_key=***"),
         ("pg://u:secret@h/db?sslPassword=secret#end", "pg://u:***@h/db?sslPassword=***#end"),

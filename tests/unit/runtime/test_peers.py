@@ -19,17 +19,41 @@ def test_the_users_of_both_ends(family: int, host: str) -> None:
     assert peers.listener_uids(host, port) == set()
 
 
-def test_a_listener_for_every_address_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+ANY4, OWN4, ANY6, OWN6 = "00000000", "0100007F", "0" * 32, "0" * 24 + "01000000"
+MAPPED4 = "0" * 16 + "FFFF0000" + OWN4
+
+
+@pytest.mark.parametrize(
+    ("listening", "host", "users"),
+    [
+        ({ANY4: 7}, "127.0.0.1", {7}),
+        ({ANY6: 8}, "127.0.0.1", {8}),
+        ({OWN4: 9, ANY6: 8}, "127.0.0.1", {9}),
+        ({ANY4: 7, ANY6: 8}, "127.0.0.2", {7}),
+        ({OWN4: 9, ANY6: 8}, "::ffff:127.0.0.1", {9}),
+        ({MAPPED4: 9, ANY6: 8}, "127.0.0.1", {9}),
+        ({OWN4: 9}, "127.0.0.2", set()),
+        ({ANY4: 7}, "::1", set()),
+        ({ANY4: 7, ANY6: 8}, "::1", {8}),
+        ({OWN6: 6, ANY6: 8}, "::1", {6}),
+    ],
+)
+def test_the_listener_that_gets_the_connection_counts(
+    listening: dict[str, int],
+    host: str,
+    users: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
     row = "   0: {}:20DB {}:0000 0A 00000000:00000000 00:00000000 00000000  {} 0 1\n"
-    four = tmp_path / "tcp"
-    four.write_text(head + row.format("00000000", "00000000", 7) + row.format("0100007F", "00000000", 9))
-    six = tmp_path / "tcp6"
-    six.write_text(head + row.format("0" * 24 + "00000000", "0" * 32, 8))
-    monkeypatch.setattr(peers, "TABLES", (four, six, tmp_path / "absent"))
-    assert peers.listener_uids("127.0.0.1", 8411) == {7, 8, 9}
-    assert peers.listener_uids("127.0.0.1", 8412) == set()
-    assert peers.listener_uids("127.0.0.2", 8411) == {7, 8}
+    tables = (tmp_path / "tcp", tmp_path / "tcp6", tmp_path / "absent")
+    for table, length in zip(tables, (8, 32), strict=False):
+        rows = [row.format(own, "0" * length, uid) for own, uid in listening.items() if len(own) == length]
+        table.write_text(head + "".join(rows))
+    monkeypatch.setattr(peers, "TABLES", tables)
+    assert peers.listener_uids(host, 8411) == users
+    assert peers.listener_uids(host, 8412) == set()
 
 
 def test_the_user_behind_a_unix_socket(tmp_path: Path) -> None:

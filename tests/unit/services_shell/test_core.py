@@ -304,6 +304,7 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("throttle_set", {"volume": "nowhere", "iops": -5}, 422),
         ("gateway_list", {"address": "host:7412", "name": "h", "is_listed": True}, 422),
         ("gateway_list", {"address": "10.0.0.5:0", "name": "h", "is_listed": True}, 422),
+        ("gateway_list", {"address": "10.0.0.5:1", "name": "h\x1b[2J", "is_listed": True}, 422),
         ("throttle_release", {}, 422),
         ("throttle_release", {"volume": "vol-1"}, 404),
         ("mode", {"mode": "maybe"}, 422),
