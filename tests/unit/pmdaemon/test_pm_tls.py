@@ -95,7 +95,7 @@ class TlsServer(Server):
         return self.log.read_bytes()[self.log_from :].decode()
 
     def until_logged(self, *texts: str, agent: Agent | None = None) -> None:
-        """Until one of the texts is logged. Meanwhile ``agent`` is polled: a silent one is lost after 10 s."""
+        """Until one of the texts is logged; meanwhile ``agent`` answers: a silent one is lost after 10 s."""
         deadline = Deadline(DEADLINE_S)
         while not any(text in (logged := self.new_log()) for text in texts):
             assert not deadline.passed, f"none of {texts} is in:\n{logged}"
