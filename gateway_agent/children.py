@@ -32,7 +32,7 @@ log = structlog.get_logger("children")
 FIRST_WAIT_S: Final = 0.2
 MAX_WAIT_S: Final = 5.0
 HEALTHY_S: Final = 10.0  # a child that lived this long did not die of its start
-STOP_LIMIT_S: Final = 5.0
+STOP_LIMIT_S: Final = 12.0  # a plane drains for 2 s and waits 5 s for its writes; systemd kills after 30 s
 RESTARTS_ENV: Final = "SLA_CHILD_RESTARTS"
 REASON_ENV: Final = "SLA_CHILD_REASON"
 

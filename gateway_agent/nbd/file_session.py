@@ -198,16 +198,18 @@ class FileSession(Session):
             if not self._take(pool, length):
                 return None
             self._payload = bytearray(length)
+            if length > SMALL_BYTES:
+                pool.expect(self, length)
         payload, begin_pos = self._payload, end_pos - length
         piece_pos, piece_end = max(intake.sent_pos, begin_pos), min(intake.end_pos, end_pos)
         if piece_pos < piece_end:
             payload[piece_pos - begin_pos : piece_end - begin_pos] = intake.span(piece_pos, piece_end)
-            if length > SMALL_BYTES:
-                pool.moved(self)
         intake.sent_pos = max(piece_end, piece_pos)
         if piece_end < end_pos:
             return None
         self._payload = None
+        if length > SMALL_BYTES:
+            pool.moved(self, length)
         return payload
 
     def _take(self, pool: Buffers, size: int) -> bool:
@@ -227,6 +229,12 @@ class FileSession(Session):
         if pool is self._context.reply_memory:
             self._reads_wait = False
 
+    def _give_back_reply(self, size: int) -> None:
+        """The client has taken a reply, or never will."""
+        if size > SMALL_BYTES:
+            self._context.reply_memory.moved(self, size)
+        self._give_back(self._context.reply_memory, size)
+
     def _on_job(self, job: Job) -> None:
         self._jobs -= 1
         context, size = self._context, len(job.data)
@@ -240,6 +248,8 @@ class FileSession(Session):
             data[: p.SIMPLE_REPLY_BYTES] = p.simple_reply(cookie, job.error)
             finished = (len(data), word, arrived_ns, sent_ns, context.clock.monotonic_ns())
             self._replies.append((memoryview(data), [finished], size if is_reply else 0))
+            if is_reply and size > SMALL_BYTES:
+                context.reply_memory.expect(self, size)
         if not is_reply:
             self._give_back(context.reply_memory if is_read else context.payloads, size)
         if self.is_closed:
@@ -255,14 +265,12 @@ class FileSession(Session):
             if not self._replies or not self._out.is_empty or self.is_closed:
                 return
             data, finished, size = self._replies.popleft()
-            if size > SMALL_BYTES:
-                self._context.reply_memory.moved(self)
             if len(data) > PIECE_BYTES:
                 self._replies.appendleft((data[PIECE_BYTES:], _moved(finished, -PIECE_BYTES), size))
                 self._reply(data[:PIECE_BYTES], [])
                 continue
             if size:
-                self._give_back(self._context.reply_memory, size)
+                self._give_back_reply(size)
             self._reply(data, _moved(finished, self._out.queued_pos))
         if self._replies and self._out.is_empty:
             self._go_on_later()
@@ -279,25 +287,31 @@ class FileSession(Session):
 
     # -- memory, and the end --------------------------------------------------------------------------------
 
+    @property
+    def stream(self) -> Stream:
+        """See ``buffers.Owner``."""
+        return self._stream
+
     def memory_is_free(self) -> None:
         """See ``buffers.Owner``."""
         self._reads_wait = False
         self._serve_on()
 
     def has_stalled(self) -> None:
-        """See ``buffers.Owner``. Memory of a job is not freed by closing, but when the job is done."""
-        if not self._jobs:
-            self.close("others wait for the memory of its large request, and it has not moved for 30 s")
+        """See ``buffers.Owner``."""
+        self.close("others wait for the memory of its large request, which moves below 2 MiB/s")
 
     def _release_storage(self) -> None:
         context = self._context
         context.loop.cancel((self, "turn"))
         if self._payload is not None:
+            if len(self._payload) > SMALL_BYTES:
+                context.payloads.moved(self, len(self._payload))
             self._give_back(context.payloads, len(self._payload))
             self._payload = None
         for _, _, size in self._replies:
             if size:
-                self._give_back(context.reply_memory, size)
+                self._give_back_reply(size)
         self._replies.clear()
         self._requests.clear()
         self._later.clear()

@@ -45,7 +45,7 @@ log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
 MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
 CONTROL_MODE: Final = 0o600
-DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 5 s
+DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 12 s
 
 
 class Plane:

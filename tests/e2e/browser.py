@@ -27,22 +27,55 @@ WAIT_S = 60.0
 @contextmanager
 def browser(width: int = 1280, height: int = 1000, *, dark: bool = False) -> Iterator[Chrome]:
     """A fresh browser whose page has this size in CSS pixels (also below Chromium's least window)."""
+    with running() as driver:
+        shape(driver, width, height, dark=dark)
+        yield driver
+
+
+@contextmanager
+def running() -> Iterator[Chrome]:
+    """A Chromium with a profile of its own, for one test or, by ``fresh_page``, for several."""
     folder = tempfile.mkdtemp(prefix="sla-browser-")
     options = ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-    for option in (*OPTIONS.split(), f"--user-data-dir={folder}", f"--window-size={width},{height}"):
+    for option in (*OPTIONS.split(), f"--user-data-dir={folder}", "--window-size=1280,1000"):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options=options, service=Service("/usr/bin/chromedriver"))
     try:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         yield driver
     finally:
         driver.quit()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def fresh_page(
+    driver: Chrome, width: int = 1280, height: int = 1000, *, dark: bool = False
+) -> Iterator[Chrome]:
+    """A new window with a page of this size, without cookies, storage, cache or log of an earlier one."""
+    former = driver.current_window_handle
+    driver.switch_to.new_window("window")
+    try:
+        for command in ("Network.clearBrowserCookies", "Network.clearBrowserCache"):
+            driver.execute_cdp_cmd(command, {})
+        driver.get_log("browser")  # takes what an earlier page has left
+        shape(driver, width, height, dark=dark)
+        yield driver
+    finally:
+        origin = driver.execute_script("return location.origin")
+        if origin != "null":
+            driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+        driver.close()
+        driver.switch_to.window(former)
+
+
+def shape(driver: Chrome, width: int, height: int, *, dark: bool) -> None:
+    """Give the page a size in CSS pixels and a colour scheme."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
 def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:

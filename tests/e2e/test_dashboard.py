@@ -11,7 +11,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,19 @@ from sla_server.api.web import WebServer, open_listener
 from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
-from tests.e2e.browser import browser, console_errors, settle, take_screenshot, text_of, wait_for
+from tests.e2e.browser import (
+    console_errors,
+    fresh_page,
+    running,
+    settle,
+    take_screenshot,
+    text_of,
+    wait_for,
+)
 from tests.unit.api import fakes
 
 pytestmark = pytest.mark.e2e
+Page = Callable[..., AbstractContextManager[Chrome]]
 NARROW_PX, HALF_PX, WIDE_PX = 400, 1024, 1280
 
 
@@ -92,6 +102,18 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.box.close()
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chrome]:
+    with running() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(chromium: Chrome) -> Page:
+    """One Chromium for all tests here; each has a window and storage of its own."""
+    return partial(fresh_page, chromium)
+
+
 def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
     WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
 
@@ -120,7 +142,7 @@ def axis_of(driver: Chrome) -> tuple[float, float]:
     return first / 1000, last / 1000
 
 
-def test_the_chart_begins_with_the_first_sample(tmp_path: Path) -> None:
+def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> None:
     site = Site(fakes.data_dir(tmp_path), snapshot=None)
     try:
         began_s = time.time()
@@ -129,7 +151,7 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path) -> None:
             slas = [] if ago_s > 300 else idle
             site.server.parts.live.put(fakes.snapshot(round((began_s - ago_s) * 1e6), slas=slas))
         site.snapshot = fakes.snapshot
-        with browser(WIDE_PX, 900) as driver:
+        with page(WIDE_PX, 900) as driver:
             driver.get(site.url)
             until(driver, lambda: "of 12.0 ms" in text(driver, "#chart-title"), "the newest values are shown")
             wait_for(driver, "#plot .main-svg")
@@ -169,8 +191,8 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
 @pytest.mark.parametrize(
     ("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (HALF_PX, False), (NARROW_PX, False)]
 )
-def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool) -> None:
-    with browser(width, 900, dark=dark) as driver:
+def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool, page: Page) -> None:
+    with page(width, 900, dark=dark) as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         wait_for(driver, "[data-volume=erp-db] [data-total]")
@@ -197,8 +219,8 @@ def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark
         assert complaints == []
 
 
-def test_a_reader_without_session_can_change_nothing(site: Site) -> None:
-    with browser() as driver:
+def test_a_reader_without_session_can_change_nothing(site: Site, page: Page) -> None:
+    with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         until(driver, lambda: "sla login" in text(driver, "#session"), "the way to sign in is told")
@@ -208,12 +230,12 @@ def test_a_reader_without_session_can_change_nothing(site: Site) -> None:
         assert driver.find_elements(By.CSS_SELECTOR, "#volumes button") == []
 
 
-def test_mode_throttle_and_release_by_keyboard(site: Site) -> None:
+def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
     manual = {**fakes.snapshot()["throttles"][0], "throttle_id": "t-2", "source": "manual", "victim": ""}
     site.snapshot = lambda at_us: fakes.snapshot(
         at_us, throttles=[*fakes.snapshot(at_us)["throttles"], manual]
     )
-    with browser() as driver:
+    with page() as driver:
         sign_in(driver, site)
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
@@ -237,13 +259,13 @@ def test_mode_throttle_and_release_by_keyboard(site: Site) -> None:
     assert asked[2] == ("throttle_release", {"volume": "batch", "throttle_id": None})
 
 
-def test_a_refused_throttle_says_why_in_the_dialog(site: Site) -> None:
+def test_a_refused_throttle_says_why_in_the_dialog(site: Site, page: Page) -> None:
     site.box.answer = lambda _header: (
         False,
         409,
         {"errors": [{"line": 0, "problem": "below the floor of 500 IOPS", "fix": "Give more"}]},
     )
-    with browser() as driver:
+    with page() as driver:
         sign_in(driver, site)
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
@@ -253,8 +275,8 @@ def test_a_refused_throttle_says_why_in_the_dialog(site: Site) -> None:
         assert text(driver, "#throttle-form .problem") == "below the floor of 500 IOPS. Give more"
 
 
-def test_focus_stays_where_it_is_while_data_come_in(site: Site) -> None:
-    with browser() as driver:
+def test_focus_stays_where_it_is_while_data_come_in(site: Site, page: Page) -> None:
+    with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-sla='reports/latency'] button")
         driver.execute_script("document.querySelector(\"[data-sla='reports/latency'] button\").focus()")
@@ -263,20 +285,20 @@ def test_focus_stays_where_it_is_while_data_come_in(site: Site) -> None:
         assert driver.switch_to.active_element.text == "reports"
 
 
-def test_names_are_text_never_markup(site: Site) -> None:
+def test_names_are_text_never_markup(site: Site, page: Page) -> None:
     nasty = "<img src=x onerror=document.title='owned'>"
     row = {**fakes.snapshot()["throttles"][0], "text": nasty}
     site.snapshot = lambda at_us: fakes.snapshot(at_us, throttles=[row])
-    with browser() as driver:
+    with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle] p")
         assert nasty in text(driver, "[data-throttle]")
         assert driver.title != "owned"
 
 
-def test_an_empty_server_says_what_to_do_next(site: Site) -> None:
+def test_an_empty_server_says_what_to_do_next(site: Site, page: Page) -> None:
     site.snapshot = lambda at_us: {"at_us": at_us, "mode": "observe"}
-    with browser() as driver:
+    with page() as driver:
         driver.get(site.url)
         wait_for(driver, "#slas .empty")
         body = text(driver, "body")
@@ -285,8 +307,8 @@ def test_an_empty_server_says_what_to_do_next(site: Site) -> None:
         assert "Nobody is throttled" in body
 
 
-def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site) -> None:
-    with browser() as driver:
+def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site, page: Page) -> None:
+    with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         site.snapshot = None
@@ -300,9 +322,9 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site) -> None
         until(driver, lambda: text(driver, "#feed") == "live", "the feed is live")
 
 
-def test_what_is_in_trouble_is_said_since_when_and_why(site: Site) -> None:
+def test_what_is_in_trouble_is_said_since_when_and_why(site: Site, page: Page) -> None:
     full = {"process": "dbmanager", "what": "database", "since_us": fakes.NOW_US, "reason": "no space left"}
-    with browser() as driver:
+    with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         site.snapshot = lambda at_us: fakes.snapshot(at_us, problems=[full])
@@ -312,11 +334,11 @@ def test_what_is_in_trouble_is_said_since_when_and_why(site: Site) -> None:
         until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "over")
 
 
-def test_a_page_without_a_place_polls(tmp_path: Path) -> None:
+def test_a_page_without_a_place_polls(tmp_path: Path, page: Page) -> None:
     site = Site(fakes.data_dir(tmp_path), live_streams_max=1)
     held = ask(site, "/api/v1/live/stream")
     try:
-        with browser() as driver:
+        with page() as driver:
             driver.get(site.url)
             wait_for(driver, "[data-throttle]")
             until(driver, lambda: text(driver, "#feed") == "live (polling)", "the page polls")

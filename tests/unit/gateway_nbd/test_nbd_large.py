@@ -5,12 +5,11 @@ import os
 import pytest
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.buffers import LIMIT_BYTES, STALL_NS, Buffers
+from gateway_agent.nbd.buffers import LIMIT_BYTES
 from gateway_agent.nbd.file_session import SMALL_LIMIT_BYTES
 from gateway_agent.nbd.intake import CAPACITY_BYTES
 from gateway_agent.nbd.jobs import PIECE_BYTES
-from pmdaemon.runtime.clock import FakeClock
-from tests.unit.gateway_nbd.nbd_fakes import MIB, FakeLoop, FakeSocket, replies
+from tests.unit.gateway_nbd.nbd_fakes import MIB, FakeSocket, replies
 from tests.unit.gateway_nbd.test_nbd_files import Client, read, write
 
 SIZE = 64 * MIB
@@ -128,7 +127,7 @@ def test_what_a_client_does_not_take_is_bounded(client):
 def test_clients_of_a_plane_share_one_bound_and_all_are_served(path):
     client = Client(path, "workers")
     memory, limit = client.rig.context.reply_memory, 8 * MIB
-    memory._free_bytes = limit
+    memory.__init__(client.rig.loop, limit)
     pairs = [(client.sock, client.session)]
     for _ in range(9):
         sock = FakeSocket()
@@ -199,75 +198,6 @@ def test_fua_of_a_large_trim_is_kept_at_its_end(client, monkeypatch):
     client.say(p.request(p.Cmd.TRIM, 1, 0, SIZE, p.CMD_FLAG_FUA), p.request(p.Cmd.TRIM, 2, 0, SIZE))
     assert len(flushed) == 1
     assert sorted(item[:2] for item in replies(client.sock.sent)) == [(1, 0), (2, 0)]
-
-
-class Owner:
-    def __init__(self, memory):
-        self.memory, self.calls, self.stalls, self.wants = memory, 0, 0, 0
-
-    def memory_is_free(self):
-        self.calls += 1
-        if self.memory.take(self, self.wants):
-            self.wants = 0
-
-    def has_stalled(self):
-        self.stalls += 1
-
-    def take(self, size):
-        self.wants = size
-        taken = self.memory.take(self, size)
-        self.wants = 0 if taken else size
-        return taken
-
-
-def test_memory_is_given_in_the_order_of_asking():
-    loop = FakeLoop(FakeClock())
-    memory = Buffers(loop, 100)
-    one, two, three = (Owner(memory) for _ in range(3))
-    assert one.take(80)
-    assert not two.take(50)
-    assert not three.take(10), "there is room, but another one came first"
-    memory.give_back(one, 40)
-    loop.turn()
-    assert (two.wants, three.wants) == (0, 0)
-    assert memory.held_bytes == 100
-
-
-def test_who_does_not_move_is_named_only_while_another_waits():
-    loop = FakeLoop(FakeClock())
-    memory = Buffers(loop, 100)
-    idle, busy, waiting = (Owner(memory) for _ in range(3))
-    assert idle.take(50)
-    assert busy.take(50)
-    loop.fire(2 * STALL_NS / 1e9)
-    assert (idle.stalls, busy.stalls) == (0, 0)
-    assert not waiting.take(10)
-    memory.moved(busy)
-    loop.fire(STALL_NS / 1e9)
-    assert (idle.stalls, busy.stalls) == (1, 1)
-    memory.moved(busy)
-    loop.fire(STALL_NS / 2e9)
-    assert (idle.stalls, busy.stalls) == (3, 1)
-    memory.leave(waiting)
-    loop.fire(STALL_NS / 1e9)
-    assert (idle.stalls, busy.stalls) == (3, 1)
-    assert not loop.timers
-
-
-def test_a_client_that_holds_memory_and_does_not_move_makes_room(path):
-    client = Client(path, "workers")
-    client.rig.context.reply_memory._free_bytes = 40 * MIB
-    client.sock.window = 0
-    client.say(read(1, 0, 32 * MIB))
-    sock = FakeSocket()
-    client.another(sock)
-    client.rig.deliver(sock, read(1, 0, 32 * MIB))
-    client.say()
-    assert not sock.sent
-    client.rig.loop.fire(STALL_NS / 1e9)
-    client.say()
-    assert client.session.is_closed
-    assert len(sock.sent) == 32 * MIB + 16
 
 
 def test_a_small_write_always_fits_behind_what_is_gone(path):
