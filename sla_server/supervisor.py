@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import structlog
 
-from pmdaemon.errors import MailboxError, WireError
+from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
 from pmdaemon.mailbox import Mailbox, Message, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, SteadyClock, Step, StepState
@@ -63,7 +63,8 @@ STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own li
 LOOK_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 RESEND_S: Final = 5.0  # durability takes milliseconds
-MOST_PENDING: Final = 100  # rows a message; a frame header holds 64 KiB
+MOST_PENDING: Final = 100  # rows a message, if the 64 KiB of a frame header hold them
+MOST_REASON: Final = 1000  # characters of why a part has ended
 _NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
 
 
@@ -283,7 +284,7 @@ class Supervisor:
     def _down(self, part: Part, reason: str) -> None:
         """A part does not run: plan its next start."""
         now_s = time.monotonic()
-        part.reason = reason
+        part.reason = reason[:MOST_REASON]
         part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
         part.process, part.state = None, "restarting"
         part.vitals.end()
@@ -335,7 +336,7 @@ class Supervisor:
             "severity": severity,
             "element": "supervisor",
             "subject": subject,
-            "text": text,
+            "text": text[: 2 * MOST_REASON],
             "details": details,
         }
         self._pending.append(["events", row])
@@ -364,14 +365,31 @@ class Supervisor:
             return
         del self._pending[self._under_way : -MOST_PENDING]  # bounded: the newest states matter most
         self._request = uuid.uuid4().hex
-        rows = self._pending[:MOST_PENDING]
-        header = {"rows": rows, "req": self._request, "from": "supervisor"}
+        count, message = self._record_message()
+        if not count:
+            return
         try:
-            self._mailbox.post("dbmanager", frame.encode(Kind.RECORD, header))
+            self._mailbox.post("dbmanager", message)
         except MailboxError as exc:
             log.warning("record-waits", error=str(exc), rows=len(self._pending))
             return
-        self._under_way, self._posted_s = len(rows), now_s
+        self._under_way, self._posted_s = count, now_s
+
+    def _record_message(self) -> tuple[int, bytes]:
+        """Rows from the head of ``_pending``, as many as one message holds; a larger row is dropped."""
+        count = min(len(self._pending), MOST_PENDING)
+        while count:
+            header = {"rows": self._pending[:count], "req": self._request, "from": "supervisor"}
+            try:
+                return count, frame.encode(Kind.RECORD, header)
+            except FrameTooLarge as exc:
+                if count == 1:
+                    table, _row = self._pending.pop(0)
+                    log.error("record-dropped", table=table, problem=str(exc))
+                    count = min(len(self._pending), MOST_PENDING)
+                else:
+                    count //= 2
+        return 0, b""
 
     def _take(self) -> Sequence[Message]:
         """What has arrived; a damaged message is none, a damaged segment is made anew by the next look."""
