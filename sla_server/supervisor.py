@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -248,7 +248,7 @@ class Supervisor:
         if self._reports is not None:
             self._reports.tick(problems)
 
-    def _renew(self, names: Sequence[str]) -> None:
+    def _renew(self, damaged: Mapping[str, str]) -> None:
         """Parts have met damage in segments: end those that use them, make them anew; they start again.
 
         Raises:
@@ -256,16 +256,18 @@ class Supervisor:
         """
         self._detach()
         self._under_way = 0  # what was under way is posted again
-        for name in names:
-            log.error("segment-damaged", path=str(self._segments.path(name)), parts=list(USERS[name]))
+        for name, finder in damaged.items():
+            path = str(self._segments.path(name))
+            log.error("segment-damaged", path=path, met_by=finder, parts=list(USERS[name]))
             for part in [self.parts[user] for user in USERS[name]]:
                 if part.process is not None:
                     self._end(part)
                     self._down(part, f"its mailbox segment {name} was damaged and is made anew")
             self._segments.renew(name)
         self._attach()
-        for name in names:
-            self._segment_event(name, "a part has met damage in it; the parts that use it were restarted")
+        for name, finder in damaged.items():
+            problem = f"{finder} has met damage in it; the parts that use it were restarted"
+            self._segment_event(name, problem)
 
     def _segment_event(self, name: str, problem: str) -> None:
         at_us = self.clock.unix_us()
@@ -365,11 +367,11 @@ class Supervisor:
             return
         del self._pending[self._under_way : -MOST_PENDING]  # bounded: the newest states matter most
         self._request = uuid.uuid4().hex
-        count, message = self._record_message()
+        count, record = self._record_message()
         if not count:
             return
         try:
-            self._mailbox.post("dbmanager", message)
+            self._mailbox.post("dbmanager", record)
         except MailboxError as exc:
             log.warning("record-waits", error=str(exc), rows=len(self._pending))
             return

@@ -225,6 +225,7 @@ def test_a_segment_that_is_damaged_while_parts_run_is_made_anew(
     (event,) = [row for table, row in served._pending if row.get("kind") == "mailbox-damaged"]
     assert event["subject"] == name
     assert event["severity"] == "error"
+    assert ": dbmanager has met damage in it" in event["text"]
     deadline = time.monotonic() + 60
     while not all(part.process for part in served.parts.values()) and time.monotonic() < deadline:
         served._look()
