@@ -75,9 +75,9 @@ class Segments:
         self._sweep_others()
         return found
 
-    def damaged(self) -> list[str]:
-        """Segments in which a part has met damage."""
-        return [name for name, segment in self._watched.items() if segment.is_damaged]
+    def damaged(self) -> dict[str, str]:
+        """Segments in which a part has met damage, and which part that was."""
+        return {name: segment.damaged_by for name, segment in self._watched.items() if segment.is_damaged}
 
     def renew(self, name: str) -> None:
         """Make a segment anew, with no message in it; nobody may be attached.

@@ -25,14 +25,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-from pmdaemon.errors import MailboxError, WireError
+from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
 from pmdaemon.mailbox import Mailbox, Message, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, SteadyClock, Step, StepState
@@ -63,7 +63,8 @@ STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own li
 LOOK_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 RESEND_S: Final = 5.0  # durability takes milliseconds
-MOST_PENDING: Final = 100  # rows a message; a frame header holds 64 KiB
+MOST_PENDING: Final = 100  # rows a message, if the 64 KiB of a frame header hold them
+MOST_REASON: Final = 1000  # characters of why a part has ended
 _NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
 
 
@@ -247,7 +248,7 @@ class Supervisor:
         if self._reports is not None:
             self._reports.tick(problems)
 
-    def _renew(self, names: Sequence[str]) -> None:
+    def _renew(self, damaged: Mapping[str, str]) -> None:
         """Parts have met damage in segments: end those that use them, make them anew; they start again.
 
         Raises:
@@ -255,16 +256,18 @@ class Supervisor:
         """
         self._detach()
         self._under_way = 0  # what was under way is posted again
-        for name in names:
-            log.error("segment-damaged", path=str(self._segments.path(name)), parts=list(USERS[name]))
+        for name, finder in damaged.items():
+            path = str(self._segments.path(name))
+            log.error("segment-damaged", path=path, met_by=finder, parts=list(USERS[name]))
             for part in [self.parts[user] for user in USERS[name]]:
                 if part.process is not None:
                     self._end(part)
                     self._down(part, f"its mailbox segment {name} was damaged and is made anew")
             self._segments.renew(name)
         self._attach()
-        for name in names:
-            self._segment_event(name, "a part has met damage in it; the parts that use it were restarted")
+        for name, finder in damaged.items():
+            problem = f"{finder} has met damage in it; the parts that use it were restarted"
+            self._segment_event(name, problem)
 
     def _segment_event(self, name: str, problem: str) -> None:
         at_us = self.clock.unix_us()
@@ -283,7 +286,7 @@ class Supervisor:
     def _down(self, part: Part, reason: str) -> None:
         """A part does not run: plan its next start."""
         now_s = time.monotonic()
-        part.reason = reason
+        part.reason = reason[:MOST_REASON]
         part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
         part.process, part.state = None, "restarting"
         part.vitals.end()
@@ -335,7 +338,7 @@ class Supervisor:
             "severity": severity,
             "element": "supervisor",
             "subject": subject,
-            "text": text,
+            "text": text[: 2 * MOST_REASON],
             "details": details,
         }
         self._pending.append(["events", row])
@@ -364,14 +367,31 @@ class Supervisor:
             return
         del self._pending[self._under_way : -MOST_PENDING]  # bounded: the newest states matter most
         self._request = uuid.uuid4().hex
-        rows = self._pending[:MOST_PENDING]
-        header = {"rows": rows, "req": self._request, "from": "supervisor"}
+        count, record = self._record_message()
+        if not count:
+            return
         try:
-            self._mailbox.post("dbmanager", frame.encode(Kind.RECORD, header))
+            self._mailbox.post("dbmanager", record)
         except MailboxError as exc:
             log.warning("record-waits", error=str(exc), rows=len(self._pending))
             return
-        self._under_way, self._posted_s = len(rows), now_s
+        self._under_way, self._posted_s = count, now_s
+
+    def _record_message(self) -> tuple[int, bytes]:
+        """Rows from the head of ``_pending``, as many as one message holds; a larger row is dropped."""
+        count = min(len(self._pending), MOST_PENDING)
+        while count:
+            header = {"rows": self._pending[:count], "req": self._request, "from": "supervisor"}
+            try:
+                return count, frame.encode(Kind.RECORD, header)
+            except FrameTooLarge as exc:
+                if count == 1:
+                    table, _row = self._pending.pop(0)
+                    log.error("record-dropped", table=table, problem=str(exc))
+                    count = min(len(self._pending), MOST_PENDING)
+                else:
+                    count //= 2
+        return 0, b""
 
     def _take(self) -> Sequence[Message]:
         """What has arrived; a damaged message is none, a damaged segment is made anew by the next look."""

@@ -14,11 +14,14 @@ half of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
+
+import structlog
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.intake import Request
@@ -26,6 +29,7 @@ from gateway_agent.nbd.loop import IN, Loop
 from gateway_agent.nbd.storage import Storage
 from pmdaemon.runtime.threads import ThreadGroup
 
+log = structlog.get_logger("jobs")
 PIECE_BYTES: Final = 1 << 20  # read or written at a time: well below a millisecond from memory
 MAX_JOBS: Final = 64  # of one connection with a pool of workers at a time
 
@@ -46,7 +50,24 @@ class Job:
         self._at = 0
 
     def step(self) -> bool:
-        """Do the next piece; returns whether the request is done, or has failed with ``error``."""
+        """Do the next piece; returns whether the request is done, or has failed with ``error``.
+
+        Raises nothing: the request is answered, and what does the jobs goes on, whatever happens in one.
+        """
+        try:
+            return self._piece()
+        except MemoryError:
+            self._failed(p.ENOMEM, "no memory is left")
+        except Exception as exc:  # noqa: BLE001 - see above
+            self._failed(p.EIO, repr(exc))
+        return True
+
+    def _failed(self, error: int, problem: str) -> None:
+        self.error = error
+        with contextlib.suppress(MemoryError):
+            log.error("request-failed", error=error, problem=problem, request=self.request[2:6])
+
+    def _piece(self) -> bool:
         _, _, command, length, offset, flags, _ = self.request
         fua = bool(flags & p.CMD_FLAG_FUA)
         at, end = self._at, min(self._at + PIECE_BYTES, length)

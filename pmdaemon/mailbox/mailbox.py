@@ -92,7 +92,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
             raise
     except BaseException as exc:
         if isinstance(exc, MailboxCorrupt):
-            segment.mark_damaged()
+            segment.mark_damaged(name, exc)
         segment.close()
         raise
 
@@ -172,8 +172,8 @@ class Mailbox:
                         return
                     raise MailboxFull(self.name, (recipients,))
             self._post_copies(recipients, payload, urgent)
-        except MailboxCorrupt:
-            self._segment.mark_damaged()
+        except MailboxCorrupt as exc:
+            self._segment.mark_damaged(self.name, exc)
             raise
 
     def _post_copies(
@@ -210,8 +210,8 @@ class Mailbox:
         flat = [payload if type(payload) is bytes else flatten(payload) for payload in payloads]
         try:
             posted = self._writer.post_many(outlet[0], flat, urgent)
-        except MailboxCorrupt:
-            self._segment.mark_damaged()
+        except MailboxCorrupt as exc:
+            self._segment.mark_damaged(self.name, exc)
             raise
         if posted < len(flat):
             raise MailboxFull(self.name, (recipient,), posted=posted)
@@ -263,7 +263,7 @@ class Mailbox:
                 if taken:
                     break  # never lose what is in hand; the damage is met again
                 if not isinstance(exc, MessageDamaged):
-                    self._segment.mark_damaged()
+                    self._segment.mark_damaged(self.name, exc)
                 raise
             if (room_bytes <= 0 and taken) or len(taken) >= max_messages:
                 break
@@ -330,8 +330,8 @@ class Mailbox:
     def _something_waits(self) -> bool:
         try:
             return any(reader.find() >= 0 for reader in self._readers)
-        except MailboxCorrupt:
-            self._segment.mark_damaged()
+        except MailboxCorrupt as exc:
+            self._segment.mark_damaged(self.name, exc)
             raise
 
     def awake(self) -> None:

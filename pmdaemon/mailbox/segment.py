@@ -29,12 +29,15 @@ import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import structlog
+
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox import mutex
 from pmdaemon.mailbox.errors import (
     LayoutInvalid,
     LayoutMismatch,
     MachineUnsupported,
+    MailboxCorrupt,
     SegmentError,
     SegmentExists,
     SegmentMissing,
@@ -46,6 +49,7 @@ from pmdaemon.mailbox.errors import (
 from pmdaemon.mailbox.layout import Layout
 from pmdaemon.mailbox.liveness import is_alive, start_ticks
 
+log = structlog.get_logger("mailbox")
 _NEW_SUFFIX = ".new-"
 # Linux 5.14, asm-generic/mman-common.h; the mmap module does not name them yet.
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
@@ -276,9 +280,21 @@ class Segment:
         """Whether a participant has met damage; ``mark_damaged``."""
         return bool(self.words[lay.H_DAMAGED])
 
-    def mark_damaged(self) -> None:
-        """Let the server see that the segment must be made anew. Any thread of any participant."""
-        self.words[lay.H_DAMAGED] = 1
+    @property
+    def damaged_by(self) -> str:
+        """The participant that has met the damage first; empty without damage."""
+        number = self.words[lay.H_DAMAGED]
+        names = self.layout.participants
+        return names[number - 1] if 0 < number <= len(names) else "a stray store" if number else ""
+
+    def mark_damaged(self, name: str, error: MailboxCorrupt) -> None:
+        """Let the server see that the segment must be made anew, and say in the log what ``name`` has met.
+
+        The log has one line for a segment, that of the first. Thread: any, of any participant.
+        """
+        if not self.words[lay.H_DAMAGED]:
+            self.words[lay.H_DAMAGED] = 1 + self.layout.index(name)
+            log.error("mailbox-damage-met", participant=name, path=str(self.path), problem=str(error))
 
     def has_room(self, index: int) -> bool:
         """Whether the room of participant ``index`` is reserved."""

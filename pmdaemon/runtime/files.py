@@ -9,11 +9,15 @@ that file aside; the next process of the same number removes it, and nobody read
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 from pmdaemon.errors import ConfigError
+
+_NEVER_SYNCED: Final = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS)
 
 
 def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> None:
@@ -45,7 +49,9 @@ def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> No
 def make_directory(path: Path, mode: int = 0o777) -> None:
     """Make ``path`` and its missing parents, if it is not there.
 
-    Durability: the names of what was made are on disk on return.
+    Durability: its name, and those of the parents that were made, are on disk on return, also when a process
+    that has died since made them. The parent of one that exists is left alone if it may not be opened, or is
+    of a kind that cannot be synced (a read-only root that holds a mount point).
 
     ``mode`` is that of ``path``; parents that are missing get the usual one.
 
@@ -53,6 +59,11 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
         OSError: it cannot be made, it is a file, or the disk fails.
     """
     if path.is_dir():
+        try:
+            sync_directory(path.parent)
+        except OSError as exc:
+            if exc.errno not in _NEVER_SYNCED:
+                raise
         return
     make_directory(path.parent)
     path.mkdir(mode=mode, exist_ok=True)

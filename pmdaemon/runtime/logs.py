@@ -22,6 +22,7 @@ import socket
 import stat
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -41,13 +42,15 @@ class LineSink:
         process: named in the line that reports the lost ones.
         write: as ``os.write`` to one descriptor; returns the bytes taken, raises OSError.
 
-    Thread: any.
+    Thread: any; also the one that writes a line just now, from a ``__del__`` or the handler of a signal.
     """
 
     def __init__(self, process: str, write: Callable[[bytes], int]) -> None:
         self._process = process
         self._write = write
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._waiting: deque[bytes] = deque()
+        self._is_writing = False
         self._lost = 0
         self._since = ""
         self._reason = ""
@@ -57,11 +60,22 @@ class LineSink:
         """Write one line; the end of line is added."""
         data = (text + "\n").encode(errors="backslashreplace")
         with self._lock:
-            if (self._lost == 0 or self._put(self._report())) and self._put(data):
-                self._lost = 0
-            else:
-                self._since = self._since if self._lost else _now()
-                self._lost += 1
+            self._waiting.append(data)
+            if self._is_writing:  # by a call of this very thread, which writes this line after its own
+                return
+            self._is_writing = True
+            try:
+                while self._waiting:
+                    self._write_or_count(self._waiting.popleft())
+            finally:
+                self._is_writing = False
+
+    def _write_or_count(self, data: bytes) -> None:
+        if (self._lost == 0 or self._put(self._report())) and self._put(data):
+            self._lost = 0
+        else:
+            self._since = self._since if self._lost else _now()
+            self._lost += 1
 
     def _put(self, data: bytes) -> bool:
         data = b"\n" + data if self._is_torn else data
@@ -84,7 +98,7 @@ class LineSink:
 class _Stderr(io.TextIOBase):
     """``sys.stderr`` as a sink: complete lines are passed on, ``flush`` passes on the rest.
 
-    Lock ``_lock`` guards ``_begun``.
+    Lock ``_lock`` guards ``_begun``; its holder may print again from a ``__del__``.
     """
 
     encoding = "utf-8"
@@ -93,7 +107,7 @@ class _Stderr(io.TextIOBase):
     def __init__(self, sink: LineSink) -> None:
         super().__init__()
         self._sink = sink
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._begun = ""
 
     def writable(self) -> bool:
@@ -223,6 +237,10 @@ def _writer() -> Callable[[bytes], int]:
 
 
 def _write_if_ready(data: bytes) -> int:
+    """A pipe that is ready takes ``PIPE_BUF`` bytes at once, and might wait for a reader with more."""
     poll = select.poll()
     poll.register(STDERR, select.POLLOUT)
-    return os.write(STDERR, data) if poll.poll(0) else 0
+    taken = 0
+    while taken < len(data) and poll.poll(0):
+        taken += os.write(STDERR, data[taken : taken + select.PIPE_BUF])
+    return taken

@@ -69,45 +69,51 @@ class ThreadGroup:
         """Start ``target`` as a thread called ``name`` (15 characters at most).
 
         ``limit_s`` is how long its first step may take, as for ``watchdog.beat``.
+
+        Raises:
+            RuntimeError, MemoryError: the system has no room for a thread; nothing was started.
         """
         if len(name) > 15:
             raise ValueError(f"thread name {name!r} is longer than 15 characters")
 
         def outermost() -> None:
-            set_os_thread_name(name)
-            watchdog.enter(name, limit_s)
             try:
+                set_os_thread_name(name)
+                watchdog.enter(name, limit_s)
                 target()
             except BaseException as exc:
-                log.exception("thread-died", thread=name)
                 with self._lock:
                     self._failure = self._failure or (name, exc)
+                with contextlib.suppress(MemoryError):
+                    log.exception("thread-died", thread=name)
                 if self._on_failure is not None:
                     self._on_failure(name, exc)
             finally:
                 watchdog.leave()
 
         thread = threading.Thread(target=outermost, name=name, daemon=True)
-        with self._lock:
-            self._threads.append(thread)
         with watchdog.within(watchdog.START_S, f"started the thread {name}"):
             thread.start()
+        with self._lock:
+            self._threads.append(thread)
         return thread
 
     def join(self, limit_s: float = 5.0) -> None:
         """Wait for every member.
 
         Raises:
-            ThreadDidNotStop: some did not end in time; names them.
+            ThreadDidNotStop: some did not end in time; names them. The next call waits for them.
         """
         deadline = Deadline(limit_s)
         with self._lock:
             threads, self._threads = self._threads, []
         for thread in threads:
             thread.join(deadline.left_s())
-        late = [thread.name for thread in threads if thread.is_alive()]
+        late = [thread for thread in threads if thread.is_alive()]
         if late:
-            raise ThreadDidNotStop(late, limit_s)
+            with self._lock:
+                self._threads += late
+            raise ThreadDidNotStop([thread.name for thread in late], limit_s)
 
 
 def watch(stop: Stop, note: Callable[[str], None] = lambda _text: None) -> None:
@@ -135,6 +141,9 @@ def watch(stop: Stop, note: Callable[[str], None] = lambda _text: None) -> None:
 
 def _end_hung(text: str, note: Callable[[str], None]) -> None:
     signal.alarm(_LAST_WORDS_S)  # ends the process all the same if what hangs is the log
-    log.critical("thread-hangs", problem=text, exit_status=watchdog.HUNG_STATUS)
-    note(text)
-    os._exit(watchdog.HUNG_STATUS)
+    try:
+        with contextlib.suppress(Exception):
+            log.critical("thread-hangs", problem=text, exit_status=watchdog.HUNG_STATUS)
+        note(text)
+    finally:
+        os._exit(watchdog.HUNG_STATUS)

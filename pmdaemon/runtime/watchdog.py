@@ -87,9 +87,11 @@ def enter(name: str, limit_s: float) -> Progress:
 
 
 def leave() -> None:
-    """The calling thread ends."""
-    with _lock:
-        _all.discard(_mine())
+    """The calling thread ends, and may have died before it was watched."""
+    progress: Progress | None = getattr(_own, "progress", None)
+    if progress is not None:
+        with _lock:
+            _all.discard(progress)
 
 
 def _mine() -> Progress:
@@ -135,14 +137,19 @@ def look() -> str:
     for progress in _watched():
         progress.idle = progress.idle + 1 if progress.seen == progress.steps else 0
         progress.seen = progress.steps
-        if progress.idle >= progress.limit_s / LOOK_S:
+        # Asked last whether it has made a step since: one that wakes now has the idle looks of its rest.
+        if progress.idle >= progress.limit_s / LOOK_S and progress.seen == progress.steps:
             return str(progress)
     return ""
 
 
 def slow() -> list[tuple[str, str]]:
     """Threads whose step has taken longer than ``SLOW_S``: name, and words about it. Thread: any."""
-    found = [item for item in _watched() if item.limit_s < AT_REST and item.idle * LOOK_S >= SLOW_S]
+    found = [
+        item
+        for item in _watched()
+        if item.idle * LOOK_S >= SLOW_S and item.limit_s < AT_REST and item.seen == item.steps
+    ]
     return sorted((item.name, f"{item}; the limit is {item.limit_s:.0f} s") for item in found)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pmdaemon.mailbox import attach
+from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.config import ApiConfig
 from sla_server.api.doors import SOCKET_NAME, open_local
@@ -48,7 +49,7 @@ def run(config: AppServerConfig, stop: Stop) -> int:
     listener = open_listener(config.api.listen)
     box = attach(config.runtime_dir / "app.mbx", "appserver")
     local_path = config.data_dir / SOCKET_NAME
-    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(config.data_dir, 0o700)
     local = open_local(local_path)
     try:
         source = open_source(config.database, config.data_dir)

@@ -28,6 +28,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 
 CONNECT_TIMEOUT_S = 5
+FULL_ADVICE = "Make room on the disk that holds it; what comes in meanwhile waits in the ingest queue"
 
 
 def make_engine(config: DatabaseConfig, data_dir: Path, *, read_only: bool = False) -> Engine:
@@ -129,8 +130,11 @@ def translated(engine: Engine) -> Iterator[None]:
     except (DataError, IntegrityError) as exc:
         raise DatabaseRefused(_first_line(exc)) from exc
     except SQLAlchemyError as exc:
-        kind = DatabaseDamaged if _is_damage(exc) else DatabaseUnavailable
-        raise kind(where(engine), _first_line(exc)) from exc
+        if _is_damage(exc):
+            raise DatabaseDamaged(where(engine), _first_line(exc)) from exc
+        if _is_full(exc):
+            raise DatabaseUnavailable(where(engine), _first_line(exc), FULL_ADVICE) from exc
+        raise DatabaseUnavailable(where(engine), _first_line(exc)) from exc
 
 
 def _is_damage(error: SQLAlchemyError) -> bool:
@@ -138,6 +142,13 @@ def _is_damage(error: SQLAlchemyError) -> bool:
     cause = error.orig if isinstance(error, DBAPIError) else None
     code = getattr(cause, "sqlite_errorcode", 0)  # only errors of SQLite itself have one
     return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _is_full(error: SQLAlchemyError) -> bool:
+    """Whether the database says that its disk has no room."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    code = getattr(cause, "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
 
 
 def _first_line(error: SQLAlchemyError) -> str:

@@ -44,13 +44,15 @@ class DatabaseUnavailable(DbError):
     retryable = True
     exit_status = 75  # EX_TEMPFAIL of sysexits
 
-    def __init__(self, where: str, reason: str) -> None:
+    def __init__(
+        self,
+        where: str,
+        reason: str,
+        advice: str = "Check that it runs, that it accepts this user, and that [database] url names it",
+    ) -> None:
         self.where = where
         self.reason = reason
-        super().__init__(
-            f"the database {where} cannot be used: {reason}. "
-            "Check that it runs, that it accepts this user, and that [database] url names it"
-        )
+        super().__init__(f"the database {where} cannot be used: {reason}. {advice}")
 
 
 class DatabaseDamaged(DatabaseUnavailable):

@@ -27,7 +27,7 @@ from pmdaemon.runtime.clock import STEP_US, Clock
 from sla_server.db import partitions, schema
 from sla_server.db.archive import FinishedFile
 from sla_server.db.batch import Batch, decode_batch
-from sla_server.db.engine import begin
+from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
 from sla_server.db.ingest_queue import Record
 from sla_server.db.intake import Mended
@@ -91,6 +91,11 @@ class IngestStore:
         self._rollup_s = rollup_s
         self._clock = clock
         self._probe = probe
+
+    @property
+    def where(self) -> str:
+        """The database, for people; without a password."""
+        return where(self._engine)
 
     def prepare(self) -> None:
         """Make the rows and partitions that must exist, once at start.

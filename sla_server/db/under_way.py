@@ -9,10 +9,12 @@ Thread: the writer's; ``db-commit`` runs between ``start`` and ``wait`` and alon
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import IngestStore
 from sla_server.db.window import Window
 
@@ -32,8 +34,8 @@ class UnderWay:
         self._store = store
         self._clock = clock
         self._threads = ThreadGroup()
-        self._ended = True
-        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None  # until the commit itself has said that it is done
         self._was_told = False  # the caller knows of ``_error``
         self._oldest_seq = 0
         self.window: Window | None = None
@@ -43,7 +45,7 @@ class UnderWay:
     @property
     def is_over(self) -> bool:
         """Whether ``wait`` would return at once."""
-        return self._ended
+        return self._thread is None or not self._thread.is_alive()
 
     def start(self, window: Window, size_bytes: int, oldest_seq: int) -> None:
         """Begin to commit a window; nothing may be under way.
@@ -61,6 +63,7 @@ class UnderWay:
 
         Raises:
             CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``IngestStore.commit``.
+            DatabaseUnavailable: also when the thread has not come as far as that.
         """
         assert self.window is not None  # the caller looked
         if self._was_told:
@@ -77,16 +80,24 @@ class UnderWay:
         self._error, self._was_told = None, False
 
     def _begin(self) -> None:
-        self._ended, self._error, self._was_told = False, None, False
-        self._threads.start("db-commit", self._run, COMMIT_S)
+        self._thread, self._was_told = None, False
+        self._error = self._not_begun("the thread db-commit ended before its transaction did")
+        try:
+            self._thread = self._threads.start("db-commit", self._run, COMMIT_S)
+        except (RuntimeError, MemoryError) as exc:
+            self._error = self._not_begun(f"the thread db-commit cannot be started ({exc or 'no memory'})")
+
+    def _not_begun(self, reason: str) -> DatabaseUnavailable:
+        return DatabaseUnavailable(self._store.where, reason, "See that this machine has memory to spare")
 
     def _run(self) -> None:
         """Thread: ``db-commit``."""
-        assert self.window is not None  # start() set it
         began_ns = self._clock.monotonic_ns()
         try:
+            assert self.window is not None  # start() set it
             self._store.commit(self.window, self._oldest_seq)
         except BaseException as exc:  # noqa: BLE001 - whatever it is, ``wait`` raises it
             self._error = exc
+        else:
+            self._error = None
         self.duration_ns = self._clock.monotonic_ns() - began_ns
-        self._ended = True

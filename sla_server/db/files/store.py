@@ -98,7 +98,8 @@ class LocalFiles:
     def aside(self, name: str) -> Path:
         """See ``FileStore``; in the same directory, so that a rename is enough."""
         path = self._root / name
-        make_directory(path.parent)
+        if not path.parent.is_dir():  # ``publish`` syncs those that exist
+            make_directory(path.parent)
         return path.with_name("_" + path.name)
 
     def publish(self, aside: Path, name: str) -> None:

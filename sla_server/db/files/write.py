@@ -68,7 +68,7 @@ class FileWriter:
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._encoder = ThreadGroup()
-        self._problem: Exception | None = None
+        self._problem: BaseException | None = None
         self.bytes = 0
         self.rows = 0
 
@@ -92,8 +92,8 @@ class FileWriter:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, pa.ArrowException, FilesUnavailable) as exc:
-            raise ArchiveFailed(self._aside or Path(self._name), str(exc)) from exc
+        except (OSError, pa.ArrowException, FilesUnavailable, MemoryError) as exc:
+            raise ArchiveFailed(self._aside or Path(self._name), str(exc) or "no memory is left") from exc
 
     def write(self, table: pa.Table) -> None:
         """Add rows; ArchiveFailed when the disk is full or broken, perhaps for rows added before."""
@@ -120,8 +120,8 @@ class FileWriter:
         """Thread: ``db-encode``."""
         try:
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        except (OSError, pa.ArrowException) as exc:
-            self._problem = exc  # for ``_wait``
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, ``_wait`` raises it
+            self._problem = exc
 
     def _wait(self) -> None:
         """Until no row group is under way; raises what went wrong with it."""
@@ -137,6 +137,8 @@ class FileWriter:
     ) -> FileRow:
         """Publish the file and return the row that makes it count. Durability: the file's, not the row's.
 
+        The row says what is on disk: a file that lacks a row that was added is not published.
+
         Args:
             kind: cuts, rollups or missed.
             created_us: wall clock.
@@ -144,6 +146,9 @@ class FileWriter:
             max_us: end of the newest.
             cuts: how many cuts the rows come from.
             name: in place of the one given first.
+
+        Raises:
+            ArchiveFailed: the disk is full or broken, no memory is left, or rows are missing.
         """
         name = name or self._name
         self._flush()
@@ -154,6 +159,9 @@ class FileWriter:
                 raise AssertionError("no file under way")
             self._writer.close()
             file.close()
+            held = pq.read_metadata(aside).num_rows
+            if held != self.rows:
+                raise ArchiveFailed(aside, f"it holds {held} rows of the {self.rows} that were added")
             with aside.open("rb") as written:
                 sha256 = digest_of(written)
             size_bytes = aside.stat().st_size

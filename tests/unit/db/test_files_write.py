@@ -73,6 +73,69 @@ def test_a_row_group_that_could_not_be_written_is_told_by_the_next_call(files, t
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
+def fails_once(writer, error):
+    """The encoder of a writer whose next row group ends with ``error``, and whose later ones are written."""
+    true_write, errors = writer._writer.write_table, [error]
+
+    def write_table(rows, **how):
+        if errors:
+            raise errors.pop()
+        true_write(rows, **how)
+
+    return write_table
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(MemoryError(), ArchiveFailed), (KeyError("a defect"), KeyError)],
+    ids=["memory", "defect"],
+)
+def test_a_row_group_that_is_lost_for_whatever_reason_is_an_error(files, tmp_path, monkeypatch, error, told):
+    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
+        writer.write(table(1))
+        writer._wait()
+        monkeypatch.setattr(writer._writer, "write_table", fails_once(writer, error))
+        writer.write(table(2))
+        with pytest.raises(told):
+            writer.write(table(3))
+        with pytest.raises(told):
+            writer.finish("cuts", T0, T0, T0 + 1)
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def threads_that_lose(monkeypatch, doomed):
+    """Threads number ``doomed`` of those started under ``db-encode`` end before their target has begun."""
+    true_start, count = write.ThreadGroup.start, iter(range(1, 1000))
+
+    def start(group, name, target, limit_s=120.0):
+        lost = name == "db-encode" and next(count) == doomed
+        return true_start(group, name, (lambda: None) if lost else target, limit_s)
+
+    monkeypatch.setattr(write.ThreadGroup, "start", start)
+
+
+def test_a_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    threads_that_lose(monkeypatch, 2)
+    with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:
+        for number in (1, 2, 3):
+            writer.write(table(number))
+        with pytest.raises(ArchiveFailed, match="holds 4 rows of the 6"):
+            writer.finish("cuts", T0, T0, T0 + 1)
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_a_merged_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeypatch):
+    parts = [put(files, NAME.replace("1-1", f"{number}-{number}"), table(number)) for number in (1, 2, 3)]
+    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    threads_that_lose(monkeypatch, 2)
+    before = sorted(tmp_path.rglob("*.parquet"))
+    with pytest.raises(ArchiveFailed, match="holds 4 rows of the 6"):
+        merge(files, parts)
+    assert sorted(tmp_path.rglob("*.parquet")) == before
+
+
 def test_bytes_are_those_of_row_groups_that_are_written(files, monkeypatch):
     monkeypatch.setattr(write, "ROW_GROUP_ROWS", 4)
     with write.FileWriter(files, NAME, parquet.SCHEMA) as writer:

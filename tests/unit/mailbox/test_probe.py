@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from pmdaemon.mailbox import Mailbox, attach, probe
 from pmdaemon.mailbox import layout as lay
@@ -28,6 +29,21 @@ def test_whatever_a_death_leaves_is_in_order_and_is_only_read(tmp_path: Path) ->
         before = path.read_bytes()
         probe(path)
         assert path.read_bytes() == before
+
+
+def test_the_log_says_once_which_participant_met_what_damage(path: Path) -> None:
+    make_mesh(path, "a", "b")
+    with attach(path, "a") as a, attach(path, "b") as b, capture_logs() as logs:
+        a.post("b", b"x")
+        word, value = _head(a)
+        a._words[word] = value
+        for _ in range(2):
+            with pytest.raises(MailboxCorrupt):
+                b.take()
+        assert (b._segment.is_damaged, b._segment.damaged_by) == (True, "b")
+    (entry,) = logs
+    assert (entry["event"], entry["participant"]) == ("mailbox-damage-met", "b")
+    assert "lane of a" in entry["problem"]
 
 
 def test_a_segment_with_living_participants_is_in_order(path: Path) -> None:

@@ -25,10 +25,13 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.pki import certificates
 from pmdaemon.pki.errors import StateUnusable
 from pmdaemon.pki.store import Store
+from pmdaemon.runtime import files
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
 from sla_server.api.security import load_or_make_token
+from sla_server.data_dir import prepare_data_dir
 from sla_server.db.files.store import LocalFiles
-from sla_server.db.ingest_queue import Record
+from sla_server.db.ingest_queue import IngestQueue, Record
+from sla_server.db.process import directory_lock
 from sla_server.db.refused import put_aside
 
 KEY = certificates.make_key()
@@ -76,11 +79,11 @@ def refused(directory: Path, content: str) -> None:
 
 
 def parquet(directory: Path, content: str) -> None:
-    files = LocalFiles(directory / "parquet")
+    store = LocalFiles(directory / "parquet")
     name = "cuts/2027-01-15/a-1-5.parquet"
-    aside = files.aside(name)
+    aside = store.aside(name)
     aside.write_text(content)
-    files.publish(aside, name)
+    store.publish(aside, name)
 
 
 def copied(directory: Path, content: str) -> None:
@@ -197,6 +200,67 @@ def test_a_name_that_a_dead_process_left_unsynced_is_synced_before_it_is_used(
     (tmp_path / "gateway_id").write_text("5c2e7f4e-1f0f-4f4e-9a6e-0d8f0b1c2d3e\n")
     state.gateway_id(tmp_path)
     assert disk.synced == [tmp_path]
+
+
+def data_dir(path: Path) -> None:
+    prepare_data_dir(path)
+
+
+def manager_dir(path: Path) -> None:
+    with directory_lock(path):
+        pass
+
+
+def queue_dir(path: Path) -> None:
+    IngestQueue(path, 1 << 20).close()
+
+
+def spool_dir(path: Path) -> None:
+    state.make_private_directory(path)
+
+
+def authority_dir(path: Path) -> None:
+    Store(path).create()
+
+
+def parquet_dir(path: Path) -> None:
+    _ = LocalFiles(path).lock_dir
+
+
+def token_dir(path: Path) -> None:
+    load_or_make_token(path / "api.token")
+
+
+@pytest.mark.parametrize(
+    "use", [data_dir, manager_dir, queue_dir, spool_dir, authority_dir, parquet_dir, token_dir]
+)
+@pytest.mark.parametrize("made", ["a", "a/b"])
+def test_a_directory_that_a_dead_process_left_unsynced_is_synced_before_it_is_used(
+    tmp_path: Path, disk: Disk, use: Callable[[Path], None], made: str
+) -> None:
+    """Killed between making a directory and the sync of its parent: the next start relies on its name."""
+    for name in ("a", "a/b")[: 1 + made.count("/")]:
+        (tmp_path / name).mkdir(mode=0o700)
+    use(tmp_path / "a/b")
+    assert (tmp_path / made).parent in disk.done
+    assert tmp_path / "a" in disk.done
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS])
+def test_a_parent_that_cannot_be_synced_by_its_kind_is_left_to_whoever_made_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(_path: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "sync_directory", refused)
+    make_directory(tmp_path)
+
+
+def test_a_disk_that_fails_under_a_directory_that_exists_is_an_error(tmp_path: Path, disk: Disk) -> None:
+    disk.fails_at = 1
+    with pytest.raises(OSError, match="Input/output"):
+        make_directory(tmp_path)
 
 
 def test_a_directory_keeps_its_mode_and_what_stands_in_the_way_is_told(tmp_path: Path) -> None:

@@ -135,6 +135,63 @@ def test_threads_lose_no_line_and_count_each_lost_one() -> None:
     assert b"lines=400" in device.pieces[0]
 
 
+@pytest.mark.parametrize("begun", ["", "a beginning "])
+def test_what_is_printed_while_a_line_is_written_comes_after_it(begun: str) -> None:
+    """As a ``__del__`` does that the collector happens to run there."""
+    pieces: list[bytes] = []
+
+    def write(data: bytes) -> int:
+        if not pieces:
+            stderr.write("from within\n")
+        pieces.append(data)
+        return len(data)
+
+    sink = LineSink("x", write)
+    stderr = logs._Stderr(sink)
+    stderr.write(begun)
+    thread = threading.Thread(target=sink.line, args=("a line",), daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert pieces == [b"a line\n", f"{begun}from within\n".encode()]
+
+
+def test_a_collection_within_stderr_itself_does_not_wait_for_itself() -> None:
+    device = Device()
+    stderr = logs._Stderr(LineSink("x", device))
+
+    class Text(str):
+        """Prints when it is joined, as the collector may at any allocation."""
+
+        def __radd__(self, other: str) -> str:
+            stderr.write("from within\n")
+            return other + str(self)
+
+    thread = threading.Thread(target=stderr.write, args=(Text("a line\n"),), daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert device.pieces == [b"from within\n", b"a line\n"]
+
+
+UNREAD = """
+import os, sys
+from pmdaemon.runtime import logs
+read, write = os.pipe()
+os.dup2(write, 2)
+taken = [logs._write_if_ready(b"x" * 6000) for _ in range(100)]
+print(sum(taken), taken[-1], len(os.read(read, 1 << 20)))
+"""
+
+
+def test_a_long_line_does_not_wait_for_a_reader_of_a_pipe_that_may_not_be_opened_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNREAD], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    total, last, held = map(int, done.stdout.split())
+    assert (last, total) == (0, held)
+
+
 WRITER = """
 import sys, warnings
 from pmdaemon.runtime import logs

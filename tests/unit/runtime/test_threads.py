@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from pmdaemon.runtime import threads, watchdog
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup
 
 
@@ -45,3 +46,59 @@ def test_a_thread_that_does_not_stop_is_named() -> None:
 def test_a_name_too_long_for_top_is_refused() -> None:
     with pytest.raises(ValueError, match="15 characters"):
         ThreadGroup().start("a-name-of-20-letters", lambda: None)
+
+
+@pytest.mark.parametrize("step", ["enter", "set_os_thread_name"])
+def test_a_thread_that_dies_before_its_target_has_failed(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def full(*_args: object) -> None:
+        raise MemoryError
+
+    told: list[str] = []
+    monkeypatch.setattr(watchdog if step == "enter" else threads, step, full)
+    group = ThreadGroup(on_failure=lambda name, _exc: told.append(name))
+    group.start("doomed", lambda: told.append("its target has run"))
+    group.join(60)
+    assert told == ["doomed"]
+    assert group.failed is not None
+    assert isinstance(group.failed[1], MemoryError)
+
+
+def test_a_failure_that_cannot_be_logged_is_kept_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def exception(self, *_args: object, **_values: object) -> None:
+            raise MemoryError
+
+    told: list[str] = []
+    monkeypatch.setattr(threads, "log", Full())
+    group = ThreadGroup(on_failure=lambda name, _exc: told.append(name))
+    group.start("broken", [].pop)
+    group.join(60)
+    assert told == ["broken"]
+    assert group.failed is not None
+    assert isinstance(group.failed[1], IndexError)
+
+
+def test_a_thread_that_could_not_be_started_is_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    seen: list[int] = []
+    group = ThreadGroup()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="can't start"):
+            group.start("never", lambda: None)
+    group.start("next", lambda: seen.append(1))
+    group.join(60)
+    assert seen == [1]
+
+
+def test_a_thread_that_did_not_stop_is_waited_for_by_the_next_join() -> None:
+    release, seen = threading.Event(), []
+    group = ThreadGroup()
+    group.start("stubborn", lambda: seen.append(release.wait(60)))
+    with pytest.raises(ThreadDidNotStop):
+        group.join(0.01)
+    release.set()
+    group.join(60)
+    assert seen == [True]

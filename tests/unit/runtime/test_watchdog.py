@@ -119,6 +119,71 @@ def test_a_process_whose_thread_hangs_ends_with_a_status_and_says_which() -> Non
     assert "event=thread-hangs" in done.stderr
 
 
+FULL = """
+import sys, threading
+from pmdaemon.runtime import logs, threads, watchdog
+from pmdaemon.runtime.stop import Stop
+logs.configure("hangs")
+watchdog.LOOK_S = 0.01
+def full(*_args, **_values):
+    raise MemoryError
+if sys.argv[1] == "log":
+    threads.log = type("Full", (), {"critical": full})
+    note = lambda text: print(text, flush=True)
+else:
+    note = full
+threads.watch(Stop(), note)
+lock = threading.Lock()
+lock.acquire()
+threads.ThreadGroup().start("stuck", lock.acquire, limit_s=0.05)
+watchdog.rest()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("part", ["log", "note"])
+def test_a_process_that_hangs_ends_although_it_can_neither_be_logged_nor_noted(part: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, part], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == HUNG_STATUS
+    assert "its thread stuck has made no progress" in done.stdout + done.stderr
+
+
+def test_a_thread_that_wakes_from_rest_is_not_blamed_for_its_rest() -> None:
+    rest()
+    looks(700)
+    assert watchdog.slow() == []
+    beat()
+    assert watchdog.slow() == []
+    looks(1)
+    assert watchdog.slow() == []
+
+
+class Waking(watchdog.Progress):
+    """A thread that ends its rest in the midst of a look: ``awake`` is called when its limit is read."""
+
+    __slots__ = ("rests",)
+
+    @property
+    def limit_s(self) -> float:  # type: ignore[override]
+        if self.rests and self.idle >= 700:
+            self.rests = False
+            self.steps += 1
+        return watchdog.AT_REST if self.rests else 5.0
+
+    @limit_s.setter
+    def limit_s(self, _value: float) -> None:
+        self.rests = True
+
+
+def test_a_thread_that_wakes_during_a_look_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waking = Waking("wakes", 5.0)
+    monkeypatch.setattr(watchdog, "_watched", lambda: [waking])
+    assert looks(706) == []
+    assert watchdog.look() == "its thread wakes has made no progress for 5 s"
+
+
 def test_a_parent_hears_a_child_until_it_is_silent() -> None:
     pulse = Pulse()
     assert (pulse.look(), pulse.has_beaten) == (1, False)

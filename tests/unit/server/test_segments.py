@@ -63,12 +63,12 @@ def test_a_damaged_segment_does_not_survive_a_start(made: Segments, name: str) -
 def test_damage_met_by_a_part_is_seen_and_cured(made: Segments) -> None:
     made.prepare()
     damage(made.path(MAIN))
-    assert made.damaged() == []
+    assert made.damaged() == {}
     with pytest.raises(MailboxCorrupt):
         attach(made.path(MAIN), "dbmanager")
-    assert made.damaged() == [MAIN]
+    assert list(made.damaged()) == [MAIN]
     made.renew(MAIN)
-    assert made.damaged() == []
+    assert made.damaged() == {}
     attach(made.path(MAIN), "dbmanager").close()
 
 

@@ -19,6 +19,8 @@ from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, St
 from pmdaemon.runtime.failures import note
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, SAID_S
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.pressure import Problem
 from sla_server import config as configuration
 from sla_server.segments import APP, MAIN
@@ -105,6 +107,41 @@ def test_a_message_that_is_no_frame_does_not_end_the_server(tmp_path: Path) -> N
     supervisor._pipe.close()
 
 
+@pytest.mark.parametrize("length", [900, 70_000])
+def test_reasons_of_any_length_do_not_end_the_server(tmp_path: Path, length: int) -> None:
+    class Box:
+        def __init__(self) -> None:
+            self.posted: list[dict[str, Any]] = []
+            self.answers: list[Any] = []
+
+        def take(self) -> list[Any]:
+            answers, self.answers = self.answers, []
+            return answers
+
+        def post(self, _recipient: str, message: bytes) -> None:
+            header = frame.decode(message).header
+            self.posted.append(header)
+            answer = frame.encode(Kind.RECORDED, {"req": header["req"]})
+            self.answers.append(SimpleNamespace(sender="dbmanager", payload=answer))
+
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor, box = Supervisor(config, None, Stop()), Box()
+    part = Part("services", [])
+    for number in range(40):
+        part.restarts = number
+        supervisor._down(part, "x" * length)
+        supervisor._event(part, "process-restarted", f"services was restarted: {'x' * length}")
+    supervisor._pending.append(["events", {"text": "x" * 70_000}])
+    supervisor._mailbox = cast(Any, box)
+    for _ in range(300):
+        supervisor._drain()
+    rows = [row for header in box.posted for row in header["rows"]]
+    assert supervisor._pending == []
+    assert {row["restarts"] for table, row in rows if table == "processes"} == set(range(40))
+    assert len(rows) == 80
+    supervisor._pipe.close()
+
+
 @pytest.mark.parametrize(
     "error", [MessageDamaged("lane of dbmanager", 5), MailboxCorrupt("lane of dbmanager", "a link")]
 )
@@ -188,6 +225,7 @@ def test_a_segment_that_is_damaged_while_parts_run_is_made_anew(
     (event,) = [row for table, row in served._pending if row.get("kind") == "mailbox-damaged"]
     assert event["subject"] == name
     assert event["severity"] == "error"
+    assert ": dbmanager has met damage in it" in event["text"]
     deadline = time.monotonic() + 60
     while not all(part.process for part in served.parts.values()) and time.monotonic() < deadline:
         served._look()
