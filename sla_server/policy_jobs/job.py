@@ -24,6 +24,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from sla_server import config as configuration
+from sla_server.db.engine import check_made
 from sla_server.db.policies import open_policies
 from sla_server.policy_jobs import inputs, policy, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
@@ -112,9 +113,10 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
 
     Raises:
         JobRunning, NothingToLearn, UnreadableAgreement, NoJava, SparkFailed, NoRightToPublish,
-            DatabaseUnavailable: nothing was published.
+            DatabaseUnavailable, NoDatabaseYet: nothing was published.
     """
     started_s = time.monotonic()
+    check_made(config.database, config.data_dir)
     job_dir = config.data_dir / "policy-job"
     with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
         store.check_may_publish()

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from pyspark.errors import PySparkRuntimeError
 
 from sla_server import config as configuration
+from sla_server.cli.main import cli
 from sla_server.config import PolicyJobConfig
 from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
 from sla_server.db.policies import PolicyStore
@@ -53,6 +54,7 @@ def test_a_second_run_says_so_and_ends_with_79(tmp_path: Path, capfd: pytest.Cap
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
     with job.only_one(tmp_path / "data" / "policy-job" / "lock"):
+        (tmp_path / "data" / "sla.db").touch()
         told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 79
     assert "another policy job is running" in capfd.readouterr().err
@@ -113,6 +115,8 @@ def test_the_right_to_publish_is_checked_before_anything_is_read(
 ) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "sla.db").touch()
 
     def refuse(_store: PolicyStore) -> NoReturn:
         raise NoRightToPublish("db", ["policies"])
@@ -121,3 +125,17 @@ def test_the_right_to_publish_is_checked_before_anything_is_read(
     told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 77  # an empty SQLite file would be told as such: nothing was read
     assert "may not insert into policies. Run sql/roles.sql" in capfd.readouterr().err
+
+
+def test_before_the_first_start_of_a_server_nothing_is_made(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    told = CliRunner().invoke(job.main, ["--config", str(path)])
+    seen = CliRunner().invoke(cli, ["storage", "status", "--config", str(path)])
+    assert (told.exit_code, seen.exit_code) == (69, 69)
+    for words in (capfd.readouterr().err, seen.stderr):
+        assert "no server has been started here yet" in words
+        assert "sla-server start" in words
+    assert list(tmp_path.iterdir()) == [path]
