@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from pmdaemon.errors import ConfigError, SlaError
 from sla_server.cli.client import Client
 from sla_server.cli.condition import is_below
-from sla_server.cli.errors import Refused
+from sla_server.cli.errors import Refused, ServerDown
 from sla_server.cli.server import cli
 from sla_server.data_dir import lock_data_dir, prepare_data_dir
 
@@ -254,3 +254,28 @@ def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"mode 0750.*Run: chmod 700 {home}"):
         prepare_data_dir(home)
     assert home.stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"status": "ok"}, "of another data directory answers at http://127.0.0.1:8411. Give that one's"),
+        (Refused(503, {"status": "down"}), "of another data directory answers at http://127.0.0.1:8411."),
+        (ServerDown("http://127.0.0.1:8411", "refused"), "Start one with 'sla-server start'"),
+    ],
+)
+def test_status_says_that_another_server_has_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+
+    def get(_client: Client, _path: str) -> Any:
+        if isinstance(answer, SlaError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Client, "get", get)
+    told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+    assert told.exit_code == 69
+    assert words in told.stderr
