@@ -171,7 +171,7 @@ def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
         f"[database]\nqueue_bytes = {16 << 20}\n"
         '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
     )
-    small = SimpleNamespace(f_bavail=1000, f_bfree=1000, f_frsize=4096)
+    small = SimpleNamespace(f_blocks=1000, f_bavail=1000, f_bfree=1000, f_frsize=4096)
     monkeypatch.setattr("sla_server.db.ingest_queue.os.statvfs", lambda _path: small)
     told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
     assert told.exit_code == 74, told.output
@@ -189,6 +189,19 @@ def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -
     told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
     assert told.exit_code == 78
     assert "sla ca init" in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_data_directory_where_no_file_can_be_is_not_called_full(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "/proc/nowhere"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    assert told.stderr.startswith("sla-server: /proc/nowhere: ")
+    assert "are free" not in told.stderr
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
