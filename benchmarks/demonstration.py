@@ -40,6 +40,7 @@ SHARES = (0.12, 0.15, 0.45, 0.12)
 SHORTEST_S = 30
 DEADLINE_S = 60.0  # of each wait for something that takes seconds on a quiet machine
 POLICY_LIMIT_S = 900.0  # half a minute of work of one processor, which others may want, too
+WORD_EACH_S = 15.0  # while the policy job says nothing
 SETTLED_S = 2.0  # a greedy neighbour has filled the disk's queue
 RECENT_S = 1.0  # I/Os due before that have ended, unless they take longer than is promised by far
 
@@ -99,8 +100,14 @@ class Demo:
             await self._until(lambda: self.times.released_s is not None, stopped_s)
             stop_greedy.set()
             narrator.cancel()
-        self._say("5. policy job: PySpark turns the stored statistics into a policy (some 30 s)")
-        self.policy_version = await asyncio.to_thread(self._policy_job)
+        self._say(
+            "5. policy job: PySpark turns what was stored into a policy (a minute or two on a busy machine)"
+        )
+        job = asyncio.create_task(asyncio.to_thread(self._policy_job))
+        begun_s = time.monotonic()
+        while not (await asyncio.wait([job], timeout=WORD_EACH_S))[0]:
+            print(f"   {time.monotonic() - begun_s:.0f} s: the policy job is at work", flush=True)
+        self.policy_version = await job
         return self.figures()
 
     async def _until(self, ready: Callable[[], bool], least_s: float) -> None:
@@ -241,7 +248,9 @@ def measure(seconds: float, folder: Path, endless: bool = False, api_port: int =
     if folder.exists():
         shutil.rmtree(folder)
     with Stage(folder, api_port=api_port) as stage:
-        return summary(asyncio.run(_main(Demo(stage, seconds, endless))))
+        found = summary(asyncio.run(_main(Demo(stage, seconds, endless))))
+    print(f"data and logs of this run stay in {folder}", flush=True)
+    return found
 
 
 def _page_port() -> int:

@@ -38,7 +38,8 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
             click.echo(configuration.show(config), nl=False)
         elif check_config:
             check_files(config)
-            click.echo(f"{path}: valid; {len(config.plane)} data planes, {len(config.export)} volumes")
+            planes, volumes = len(config.plane), len(config.export)
+            click.echo(f"{path}: valid; {_counted(planes, 'data plane')}, {_counted(volumes, 'volume')}")
         else:
             logs.configure("gateway-agent")
             agent.run(config)
@@ -78,6 +79,10 @@ def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fi
             f"enrolled as {held.name} ({held.gateway_id}); certificate for {days:.0f} days, renewed by itself"
         )
         click.echo(f'In the agent\'s file: name = "{held.name}", server = "{server}", tls = true')
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def check_files(config: AgentConfig) -> None:

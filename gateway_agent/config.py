@@ -229,9 +229,7 @@ class AgentConfig(StrictModel):
             plane=plane.name,
             listen=plane.listen,
             control_socket=self.control_socket(plane.name),
-            exports=[
-                ExportConfig.model_validate(export.model_dump(exclude={"plane", "cap"})) for export in own
-            ],
+            exports=[_export_config(export) for export in own],
             client_rule=self.client_rule,
             static_caps={export.volume: export.cap for export in own if export.cap is not None},
         )
@@ -254,3 +252,12 @@ class AgentConfig(StrictModel):
             host=self.host,
             reconnect=self.reconnect,
         )
+
+
+def _export_config(export: ExportEntry) -> ExportConfig:
+    try:
+        return ExportConfig.model_validate(export.model_dump(exclude={"plane", "cap"}))
+    except ValidationError as exc:
+        told = describe(exc)
+        whole = told.removeprefix("(whole file): ")  # names the volume itself
+        raise ValueError(whole if whole != told else f"export {export.volume}: {told}") from exc

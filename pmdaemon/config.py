@@ -208,7 +208,7 @@ def parse_listen(value: str) -> tuple[str, int]:
     host, _, port_text = value.rpartition(":")
     host = host.strip("[]")
     if not host or not port_text.isdigit() or int(port_text) > 65535:
-        raise ValueError('expected "address:port", for example "127.0.0.1:7411"; port 0 takes a free one')
+        raise ValueError('expected "address:port", the port at most 65535, for example "127.0.0.1:7411"')
     if host == "localhost":
         host = "127.0.0.1"
     try:

@@ -35,6 +35,10 @@ class ServerNotRunning(SlaError):
     exit_status = 69  # EX_UNAVAILABLE
     retryable = True
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, elsewhere: str = "") -> None:
         self.data_dir = data_dir
-        super().__init__(f"no server is running on {data_dir}. Start one with 'sla-server start'")
+        does = f"; an SLA server of another data directory answers at {elsewhere}" if elsewhere else ""
+        then = (
+            "Give that one's --config, or stop it first" if elsewhere else "Start one with 'sla-server start'"
+        )
+        super().__init__(f"no server is running on {data_dir}{does}. {then}")

@@ -104,6 +104,10 @@ class Connection:
             else:
                 self._dial(self._address)
 
+    def dial_no_more(self) -> None:
+        """The link is stopping: what is open stays so, and what is lost is not looked for again."""
+        self._address = None
+
     def take(self, connected: Transport) -> None:
         """The other side has dialled us; this connection takes the place of the one there is."""
         if self._socket is not None:
@@ -241,8 +245,12 @@ class Connection:
         if was_open:
             self._peer.lost(reason)
         elif reason != self._last_failure:  # said once, not at every try
-            log.warning("cannot-connect", to=self.name, address=str(self._address), reason=reason)
+            log.warning("cannot-connect", to=self.name, address=_words(self._address), reason=reason)
             self._last_failure = reason
+
+
+def _words(address: str | tuple[str, int] | None) -> str:
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
 
 
 def _family(address: str | tuple[str, int]) -> socket.AddressFamily:

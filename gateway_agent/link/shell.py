@@ -165,6 +165,8 @@ class Shell:
         self._selector.unregister(self._stop)
         if self.doorway is not None:
             self.doorway.close()
+        for plane in self._planes:  # they are stopping as well
+            plane.dial_no_more()
         if not self._core.collecting:
             self._core.collect_now()
         while self._core.collecting and not deadline.passed:

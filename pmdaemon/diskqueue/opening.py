@@ -116,7 +116,9 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
     header = _settle_index(index, file, recovered, settings, now_us)
     for extent in report.extents:
         log.warning("queue-damage", queue=name, **extent._asdict())
-    if not report.clean:
+    if is_new:
+        log.info("queue-made", queue=name, ring_bytes=file.ring_bytes)
+    elif not report.clean:
         log.info("queue-recovered", queue=name, live=report.live, restored=report.restored,
                  index=report.index_problem or "whole")  # fmt: skip
     return Opened(file, header, recovered)

@@ -31,7 +31,7 @@ def open_listener(setting: str, host: str, port: int) -> socket.socket:
         raise ConfigError(
             setting,
             f"cannot listen on {host}:{port}: {exc.strerror}",
-            "Stop what uses the port (another server? sla-server status tells), or choose another port for "
-            f"{setting}; 0 takes a free one",
+            f"Stop what uses the port ('ss -ltnp sport = :{port}' names it; it may be the SLA server of "
+            f"another data directory), or choose another port for {setting}; 0 takes a free one",
         ) from exc
     return listener

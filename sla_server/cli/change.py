@@ -110,6 +110,8 @@ def read_documents(path: str) -> bytes:
         ) from exc
     except UnicodeDecodeError as exc:
         raise BadUsage(f"{where} is not UTF-8 text; save it as UTF-8") from exc
+    if b"\0" in documents:  # UTF-8 allows it, YAML does not
+        raise BadUsage(f"{where} is no text: it holds zero bytes. Give -f a file of YAML documents")
     if not documents.strip():
         raise BadUsage(f"{where} is empty; an agreement was expected")
     return documents

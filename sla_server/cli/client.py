@@ -1,9 +1,9 @@
 """Where the server is, who we are, and one call.
 
-Server: ``--server`` or ``SLA_SERVER``; else the Unix socket in the data directory of the configuration named
-by ``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api] listen`` of that
-configuration, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``, ``--token-file``,
-else ``api.token`` in that data directory.
+Server: ``--server`` or ``SLA_SERVER`` (``HOST:PORT`` is http); else the Unix socket in the data directory of
+the configuration named by ``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api]
+listen`` of that configuration, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``,
+``--token-file``, else ``api.token`` in that data directory.
 
 The token goes to the server alone. It is never sent in clear over a network: plain http is for loopback
 addresses. There, and on the Unix socket, the kernel says which user listens: it must be ourselves, root or
@@ -63,7 +63,8 @@ class Client:
         """
         tree = read_toml(config)
         if server:
-            return cls(server.rstrip("/"), token_file, config)
+            address = server.rstrip("/")
+            return cls(address if "://" in address else f"http://{address}", token_file, config)
         listen = str(_api_table(tree).get("listen", ""))
         server = f"http://{listen}" if listen and not listen.endswith(":0") else DEFAULT_SERVER
         local = data_dir_of(tree) / SOCKET_NAME

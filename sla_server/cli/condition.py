@@ -120,6 +120,20 @@ def look(config: ResolvedConfig, client: Client | None, pid: int) -> Condition:
     return Condition(rows, trouble, str(told.get("status", "")), list(told.get("problems", [])), failed)
 
 
+def another_at(listen: str) -> str:
+    """The address of an SLA server that answers where this one would; "" if none does."""
+    if listen.endswith(":0"):
+        return ""
+    with closing(Client(f"http://{listen}")) as client:
+        try:
+            client.get("/health")
+        except Refused:  # 503: it is one, and not well
+            return client.server
+        except SlaError:
+            return ""
+        return client.server
+
+
 def page_of(client: Client | None) -> str:
     """A new one-time sign-in address; the plain address of the page where none can be had."""
     if client is None:

@@ -59,6 +59,11 @@ def add(client: Client, address: str, name: str, output: str) -> None:
         print_json(answer)
         return
     click.echo(f"{address}: dialled as {name} within some seconds; 'sla gateways list' shows how it goes")
+    if not address.startswith(("127.", "[::1]", "localhost:")):
+        click.echo(
+            "note: another machine is dialled only if the server has enabled = true in [pmdaemon.tls]",
+            err=True,
+        )
 
 
 @gateways.command()

@@ -37,12 +37,16 @@ def run(client: Client, config: Path | None) -> None:
     """Run the policy job and have its result put in force."""
     click.echo("policy job: starting Spark; this takes a minute at most on small data", err=True)
     # A session of its own: Ctrl-C reaches this command alone, and the job ends with it, however it ends.
-    status = subprocess.run(
-        job_command(config or client.config),
-        check=False,
-        start_new_session=True,
-        preexec_fn=end_with_parent,
-    ).returncode
+    try:
+        status = subprocess.run(
+            job_command(config or client.config),
+            check=False,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        ).returncode
+    except KeyboardInterrupt:
+        click.echo("interrupted; the policy in force stays", err=True)
+        raise SystemExit(130) from None
     if status:
         raise JobFailed(status)
     try:

@@ -26,7 +26,7 @@ from sla_server import config as configuration
 from sla_server import data_dir
 from sla_server.api.config import split_address
 from sla_server.cli import group
-from sla_server.cli.condition import connected, look, page_of
+from sla_server.cli.condition import another_at, connected, look, page_of
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
 from sla_server.supervisor import Supervisor
@@ -40,6 +40,7 @@ CONFIG = click.option(
     help="The server's TOML file (default: built-in values, data in ./sla-data).",
 )
 READY_LIMIT_S = 60.0
+LOOK_S = 0.5  # each look makes a client of its own, which costs more than the question
 EX_TEMPFAIL = 75
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 
@@ -169,7 +170,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             said = printable_lines(f"{reasons}the end of {log_path}:\n{tail}")
             click.echo(f"sla-server: {what}\n{said}", err=True)
             raise SystemExit(EX_TEMPFAIL if ended is None else max(ended, 1))
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
     click.echo(f"server started (pid {process.pid}), page: {page}")
 
 
@@ -186,7 +187,7 @@ def status(path: Path | None, output: str) -> None:
     config = configuration.load(path)
     pid = data_dir.running_pid(config.data_dir)
     if pid is None:
-        raise ServerNotRunning(config.data_dir)
+        raise ServerNotRunning(config.data_dir, another_at(config.api.listen))
     with connected(config, path) as client:
         found, page = look(config, client, pid), page_of(client)
     if output == "json":

@@ -50,10 +50,12 @@ class Stores(NamedTuple):
 
 @contextmanager
 def _opened(client: Client, path: Path | None, *, read_only: bool = True) -> Iterator[Stores]:
-    from sla_server.db.engine import make_engine
+    from sla_server.db.engine import check_made, make_engine
     from sla_server.db.files.store import open_files
 
     config = configuration.load(path or client.config)
+    if read_only:  # a restore makes the database
+        check_made(config.database, config.data_dir)
     engine = make_engine(config.database, config.data_dir, read_only=read_only)
     try:
         yield Stores(config, engine, open_files(config.database, config.data_dir))

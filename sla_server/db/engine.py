@@ -25,7 +25,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 
 from pmdaemon.runtime.config import masked
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
+from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable, NoDatabaseYet
 
 CONNECT_TIMEOUT_S = 5
 FULL_ADVICE = "Make room on the disk that holds it; what comes in meanwhile waits in the ingest queue"
@@ -44,6 +44,17 @@ def make_engine(config: DatabaseConfig, data_dir: Path, *, read_only: bool = Fal
     if url.drivername == "sqlite":
         return _sqlite_engine(config, url, read_only)
     return _postgresql_engine(config, url, read_only)
+
+
+def check_made(config: DatabaseConfig, data_dir: Path) -> None:
+    """See that a server has been started with this configuration, before anything is made for a command.
+
+    Raises:
+        NoDatabaseYet: SQLite's file is missing. A PostgreSQL server is asked when it is used.
+    """
+    url = make_url(config.resolved_url(data_dir))
+    if url.drivername == "sqlite" and not (path := Path(url.database or "").absolute()).exists():
+        raise NoDatabaseYet(path)
 
 
 def where(engine: Engine) -> str:

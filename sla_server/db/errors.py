@@ -4,6 +4,7 @@
     └── DbError                    root
         ├── DatabaseUnavailable    cannot be reached or used just now; the writer retries, readers may too
         │   └── DatabaseDamaged    its file is damaged: trying again cannot help, a backup does
+        ├── NoDatabaseYet          its file is missing: no server has been started with this configuration
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
@@ -53,6 +54,19 @@ class DatabaseUnavailable(DbError):
         self.where = where
         self.reason = reason
         super().__init__(f"the database {where} cannot be used: {reason}. {advice}")
+
+
+class NoDatabaseYet(DbError):
+    """SQLite's file is missing; the server's first start makes it."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(
+            f"no server has been started here yet: there is no {path}. Run 'sla-server start', or name the "
+            "server's configuration with --config (SLA_CONFIG)"
+        )
 
 
 class DatabaseDamaged(DatabaseUnavailable):

@@ -122,6 +122,8 @@ def check_room(directory: Path, data_bytes: int) -> None:
             return
     there = next(parent for parent in path.absolute().parents if parent.exists())
     disk_of = os.statvfs(there)
+    if not disk_of.f_blocks:  # /proc and the like hold no files: what makes the directory says so
+        return
     free_blocks = disk_of.f_bavail if os.geteuid() else disk_of.f_bfree
     needed_bytes = DATA_START + data_bytes + INDEX_START + _entries(data_bytes) * ENTRY_BYTES
     if (free_bytes := free_blocks * disk_of.f_frsize) < needed_bytes:

@@ -24,11 +24,12 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from sla_server import config as configuration
+from sla_server.db.engine import check_made
 from sla_server.db.policies import open_policies
 from sla_server.policy_jobs import inputs, policy, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.schema import MISSED_DDL, PROMISE_DDL, SLOT_DDL
-from sla_server.policy_jobs.session import build_session, stderr_to
+from sla_server.policy_jobs.session import build_session, scratch_of, stderr_to
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,23 +113,27 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
 
     Raises:
         JobRunning, NothingToLearn, UnreadableAgreement, NoJava, SparkFailed, NoRightToPublish,
-            DatabaseUnavailable: nothing was published.
+            DatabaseUnavailable, NoDatabaseYet: nothing was published.
     """
     started_s = time.monotonic()
+    check_made(config.database, config.data_dir)
     job_dir = config.data_dir / "policy-job"
     with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
         store.check_may_publish()
         read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
         log_path = job_dir / "spark.log"
-        shutil.rmtree(job_dir / "scratch", ignore_errors=True)
+        shutil.rmtree(scratch_of(job_dir), ignore_errors=True)  # of a run that was killed
         click.echo(
             f"read {read.slots.num_rows} rollups and {read.hours.num_rows} hours; "
             f"{read.rollups - read.slots.num_rows} rollups in {len(read.slot_files)} files; starting Spark, "
             f"which writes its warnings to {log_path}",
             err=True,
         )
-        with stderr_to(log_path):
-            found = on_spark(config.policy, job_dir, read, log_path)
+        try:
+            with stderr_to(log_path):
+                found = on_spark(config.policy, job_dir, read, log_path)
+        finally:
+            shutil.rmtree(scratch_of(job_dir), ignore_errors=True)
         job = {
             "window_days": config.policy.window_days,
             "rollups": read.rollups,

@@ -8,6 +8,7 @@ job runs against the installed package.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     """
     for variable in _FOREIGN:
         os.environ.pop(variable, None)
+    scratch = scratch_of(work_dir)
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(scratch)  # of PySpark and the Python workers, as java.io.tmpdir is of Java
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -47,6 +51,11 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     return session
 
 
+def scratch_of(work_dir: Path) -> Path:
+    """Where Spark, its Java and Python leave temporary files; the job removes it when it ends and starts."""
+    return work_dir / "scratch"
+
+
 def is_local(master: str) -> bool:
     """Whether executors run on this machine: ``local[...]``, ``local-cluster[...]``."""
     return master.startswith("local")
@@ -54,7 +63,9 @@ def is_local(master: str) -> bool:
 
 def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
     """What a classic session is started with."""
+    temporary = f"-Djava.io.tmpdir={shlex.quote(str(scratch_of(work_dir)))}"
     found = {
+        "spark.driver.extraJavaOptions": temporary,
         "spark.driver.memory": driver_memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -67,8 +78,7 @@ def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
     }
     if is_local(master):  # nobody else may call the driver; executors of a cluster must
         found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        # Not /tmp: what a job that was killed left there is removed by the next one.
-        found["spark.local.dir"] = str(work_dir / "scratch")
+        found |= {"spark.local.dir": str(scratch_of(work_dir)), "spark.executor.extraJavaOptions": temporary}
     return found
 
 

@@ -111,20 +111,23 @@ def test_a_machine_without_java_runs_spark_all_the_same(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from sla_server.policy_jobs.session import build_session\n"
         "s = build_session('local[1]', Path(sys.argv[1]), '512m')\n"
-        "print('sum', s.range(10).groupBy().sum().first()[0])"
+        "print('sum', s.range(10).groupBy().sum().first()[0])\n"
+        "import tempfile; print(tempfile.gettempdir())\n"
+        "print(s._jvm.java.lang.System.getProperty('java.io.tmpdir'))"
     )
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
     environment["PATH"] = str(tools)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [sys.executable, "-c", script, str(tmp_path / "policy job")],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "sum 45" in done.stdout
-    assert (tmp_path / "java-home" / "bin" / "java").exists(), "the stand-in was used"
+    scratch = str(tmp_path / "policy job" / "scratch")
+    assert done.stdout.splitlines() == ["sum 45", scratch, scratch], "nothing goes to /tmp"
+    assert (tmp_path / "policy job" / "java-home" / "bin" / "java").exists(), "the stand-in was used"
 
 
 def test_rows_in_files_count_like_rows_in_sql(spark: SparkSession, tmp_path: Path) -> None:

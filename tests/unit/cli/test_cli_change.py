@@ -249,3 +249,12 @@ def test_what_cannot_be_cut_goes_whole_and_the_server_says_the_limit(sla: Termin
         assert done.exit_code == 1
         assert "one call takes 60000" in done.stderr
     assert sla.asked == []
+
+
+def test_a_binary_file_is_called_no_text(sla: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(bytes(1 << 20))
+    done = sla("apply", "-f", str(path))
+    assert done.exit_code == 2
+    assert f"{path} is no text" in done.stderr
+    assert sla.asked == []

@@ -30,6 +30,8 @@ def config(tmp_path: Path) -> Path:
 def test_where_the_server_is(config: Path, tmp_path: Path) -> None:
     assert Client.find(None, None, None).server == DEFAULT_SERVER
     assert Client.find("http://127.0.0.1:1/", None, config).server == "http://127.0.0.1:1"
+    assert Client.find("127.0.0.1:28411", None, None).server == "http://127.0.0.1:28411"
+    assert Client.find("[::1]:8411/", None, None).server == "http://[::1]:8411"
     assert Client.find(None, None, config).server == "http://127.0.0.1:9999"
     config.write_text('[api]\nlisten = "127.0.0.1:0"\n')
     assert Client.find(None, None, config).server == DEFAULT_SERVER

@@ -12,6 +12,9 @@ def test_add_and_remove(sla: Terminal) -> None:
     done = sla("gateways", "add", "10.0.0.9:7412", "--name", "host-9")
     assert done.exit_code == 0
     assert "sla gateways list" in done.output
+    assert "only if the server has enabled = true in [pmdaemon.tls]" in done.stderr
+    assert sla("gateways", "add", "127.0.0.1:7412", "--name", "own").stderr == ""
+    del sla.box.posted[-1]
     done = sla("gateways", "remove", "10.0.0.5:7412")
     assert done.output == "10.0.0.5:7412: not dialled any more\n"
     assert sla.asked == [

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from pmdaemon.errors import ConfigError, SlaError
 from sla_server.cli.client import Client
 from sla_server.cli.condition import is_below
-from sla_server.cli.errors import Refused
+from sla_server.cli.errors import Refused, ServerDown
 from sla_server.cli.server import cli
 from sla_server.data_dir import lock_data_dir, prepare_data_dir
 
@@ -171,7 +171,7 @@ def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
         f"[database]\nqueue_bytes = {16 << 20}\n"
         '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
     )
-    small = SimpleNamespace(f_bavail=1000, f_bfree=1000, f_frsize=4096)
+    small = SimpleNamespace(f_blocks=1000, f_bavail=1000, f_bfree=1000, f_frsize=4096)
     monkeypatch.setattr("sla_server.db.ingest_queue.os.statvfs", lambda _path: small)
     told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
     assert told.exit_code == 74, told.output
@@ -189,6 +189,19 @@ def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -
     told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
     assert told.exit_code == 78
     assert "sla ca init" in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_data_directory_where_no_file_can_be_is_not_called_full(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "/proc/nowhere"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    assert told.stderr.startswith("sla-server: /proc/nowhere: ")
+    assert "are free" not in told.stderr
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
@@ -254,3 +267,28 @@ def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"mode 0750.*Run: chmod 700 {home}"):
         prepare_data_dir(home)
     assert home.stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"status": "ok"}, "of another data directory answers at http://127.0.0.1:8411. Give that one's"),
+        (Refused(503, {"status": "down"}), "of another data directory answers at http://127.0.0.1:8411."),
+        (ServerDown("http://127.0.0.1:8411", "refused"), "Start one with 'sla-server start'"),
+    ],
+)
+def test_status_says_that_another_server_has_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+
+    def get(_client: Client, _path: str) -> Any:
+        if isinstance(answer, SlaError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Client, "get", get)
+    told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+    assert told.exit_code == 69
+    assert words in told.stderr

@@ -85,7 +85,12 @@ def test_children_get_what_concerns_them(write, tmp_path):
         ('name = "gw-a"', 'name = "gw-a"\nspool_bytes = 10', "spool_bytes"),
         ('name = "gw-a"', 'name = "gw-a"\ncolour = "red"', "no such key"),
         ('backend = "b0"', 'backend = "b0"\nplane = "nbd-7"', "nbd-7"),
-        ('backend = "b0"', 'backend = "b0"\nfile = "/x"', "exactly one of upstream and file"),
+        (
+            'backend = "b0"',
+            'backend = "b0"\nfile = "/x"',
+            "volume vol-1: set exactly one of upstream and file",
+        ),
+        ("nbd+unix:///disk", "nbd+nix:///disk", "export [^:]+: upstream: "),
         ('backend = "b0"', 'backend = "b 0"', "letters"),
         ('listen = "unix', 'listen = "tcp:10.0.0.1:10809"\n#', "10.0.0.1"),
         ("array-1", "array 1", "array 1"),
@@ -141,7 +146,7 @@ def test_show_config_can_be_read_again(write, tmp_path):
 
 def test_check_config_and_its_failure(write):
     result = CliRunner().invoke(cli, ["run", "--config", str(write()), "--check-config"])
-    assert (result.exit_code, "1 data planes, 1 volumes" in result.output) == (0, True)
+    assert (result.exit_code, "1 data plane, 1 volume\n" in result.output) == (0, True)
     result = CliRunner().invoke(cli, ["run", "--config", str(write("name = 3\n")), "--check-config"])
     assert result.exit_code == ConfigError.exit_status
     assert "gateway-agent:" in result.output

@@ -139,6 +139,7 @@ def test_nothing_is_left_when_the_command_ends(tmp_path: Path, number: signal.Si
         command.stdin.close()
     assert status == (130 if number == signal.SIGINT else -number)
     assert "Traceback" not in log.read_text()
+    assert ("interrupted; the policy in force stays" in log.read_text()) == (number == signal.SIGINT)
 
 
 def test_a_driver_that_is_gone_starts_no_java(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkRuntimeError
 
+from sla_server import config as configuration
+from sla_server.cli.main import cli
 from sla_server.config import PolicyJobConfig
 from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
 from sla_server.db.policies import PolicyStore
@@ -51,9 +54,36 @@ def test_a_second_run_says_so_and_ends_with_79(tmp_path: Path, capfd: pytest.Cap
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
     with job.only_one(tmp_path / "data" / "policy-job" / "lock"):
+        (tmp_path / "data" / "sla.db").touch()
         told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 79
     assert "another policy job is running" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ends", [errors.SparkFailed("no memory", Path("spark.log")), KeyboardInterrupt()])
+def test_nothing_of_spark_is_left_when_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    scratch = tmp_path / "policy-job" / "scratch"
+    (scratch / "spark-of-a-run-that-was-killed").mkdir(parents=True)
+    (tmp_path / "sla.db").touch()
+    found: list[bool] = []
+
+    def compute(*_: Any) -> NoReturn:
+        found.append(scratch.exists())
+        (scratch / "spark-1" / "blockmgr").mkdir(parents=True)
+        raise ends
+
+    rows = SimpleNamespace(num_rows=1)
+    read = SimpleNamespace(slots=rows, hours=rows, rollups=1, slot_files=[])
+    monkeypatch.setattr(job.inputs, "read", lambda *_: read)
+    monkeypatch.setattr(job, "on_spark", compute)
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
+    config = configuration.load(None)
+    with pytest.raises(type(ends)):
+        job.run(config, "me")
+    assert found == [False]
+    assert not scratch.exists()
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +115,8 @@ def test_the_right_to_publish_is_checked_before_anything_is_read(
 ) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "sla.db").touch()
 
     def refuse(_store: PolicyStore) -> NoReturn:
         raise NoRightToPublish("db", ["policies"])
@@ -93,3 +125,17 @@ def test_the_right_to_publish_is_checked_before_anything_is_read(
     told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 77  # an empty SQLite file would be told as such: nothing was read
     assert "may not insert into policies. Run sql/roles.sql" in capfd.readouterr().err
+
+
+def test_before_the_first_start_of_a_server_nothing_is_made(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    told = CliRunner().invoke(job.main, ["--config", str(path)])
+    seen = CliRunner().invoke(cli, ["storage", "status", "--config", str(path)])
+    assert (told.exit_code, seen.exit_code) == (69, 69)
+    for words in (capfd.readouterr().err, seen.stderr):
+        assert "no server has been started here yet" in words
+        assert "sla-server start" in words
+    assert list(tmp_path.iterdir()) == [path]
