@@ -33,6 +33,7 @@ from pmdaemon.errors import ConfigError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 STDERR: Final = 2
+MOST_NESTED: Final = 16  # lines that one line may cause while it is written; more are dropped
 
 
 class LineSink:
@@ -51,6 +52,7 @@ class LineSink:
         self._lock = threading.RLock()
         self._waiting: deque[bytes] = deque()
         self._is_writing = False
+        self._nested = 0
         self._lost = 0
         self._since = ""
         self._reason = ""
@@ -60,9 +62,13 @@ class LineSink:
         """Write one line; the end of line is added."""
         data = (text + "\n").encode(errors="backslashreplace")
         with self._lock:
-            self._waiting.append(data)
             if self._is_writing:  # by a call of this very thread, which writes this line after its own
+                if self._nested < MOST_NESTED:  # else each line may cause another one for ever
+                    self._nested += 1
+                    self._waiting.append(data)
                 return
+            self._waiting.append(data)
+            self._nested = 0
             self._is_writing = True
             try:
                 while self._waiting:

@@ -24,7 +24,8 @@ def test_a_record_put_aside_is_on_disk_on_return(tmp_path: Path, monkeypatch: py
     assert kept.read_bytes() == b"payload"
     assert kept.name in event["text"]
     assert (event["kind"], event["at_us"]) == ("data-refused", 1_000)
-    directory, content, name = synced
+    *parents, directory, content, name = synced
     assert directory == str(tmp_path), "the new directory's name"
+    assert parents == [str(tmp_path.parent)], "that of the directory it is made in"
     assert Path(content).parent == tmp_path / "refused"
     assert name == str(tmp_path / "refused"), "content, then its name"
