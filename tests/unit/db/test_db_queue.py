@@ -178,7 +178,7 @@ def test_room_is_asked_for_only_while_the_queue_is_not_made(
     assert list(tmp_path.iterdir()) == []
     needed_bytes = sum(made.stat().st_size for made in _made(tmp_path / "other"))
     for free_bytes, is_refused in ((needed_bytes, False), (needed_bytes - 1, True)):
-        found = SimpleNamespace(f_bavail=free_bytes, f_bfree=free_bytes, f_frsize=1)
+        found = SimpleNamespace(f_blocks=1, f_bavail=free_bytes, f_bfree=free_bytes, f_frsize=1)
         monkeypatch.setattr(os, "statvfs", lambda _path, found=found: found)
         with pytest.raises(NoRoomForQueue) if is_refused else nullcontext():
             check_room(tmp_path / "q", SIZE_BYTES)
