@@ -238,6 +238,6 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch):
         done = CliRunner().invoke(
             cli, ["storage", command, "--config", str(path)], obj=Client("http://127.0.0.1:1")
         )
-        assert done.exit_code == 75, command
-        assert "cannot be used" in done.stderr
-    assert not (tmp_path / "data" / "sla.db").exists()
+        assert done.exit_code == 69, command
+        assert "no server has been started here yet" in done.stderr
+    assert not (tmp_path / "data").exists()
