@@ -80,9 +80,10 @@ class PmConfig(StrictModel):
     or more and from 4 processors."""
     thread_quantum_ms: float = Field(default=10.0, ge=0.1, le=1000.0)
     """T_thr of the formula: within this time a pair gets through all its gateways once."""
-    catch_up_bytes_per_s: int = Field(default=16 << 20, ge=256 << 10, le=1 << 40)
-    """Backlog that a pair asks its gateways for after an outage, over all of them. More ends the backlog
-    sooner and takes more of the processors meanwhile; the newest cut of each gateway comes in any case."""
+    catch_up_bytes_per_s: int = Field(default=64 << 20, ge=256 << 10, le=1 << 40)
+    """Backlog that a pair asks its gateways for after an outage, over all of them, at most. Below that the
+    rate follows what the machine can take: late answers and refusals halve it. The newest cut of each gateway
+    comes in any case."""
     open_files: int = Field(default=16384, ge=256, le=1 << 20)
     """Descriptors wanted (RLIMIT_NOFILE is raised to it): one a gateway and some 50 more."""
 

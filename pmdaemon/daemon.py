@@ -31,12 +31,12 @@ from pmdaemon.listed import DialledFile, GatewayList
 from pmdaemon.net.children import Child
 from pmdaemon.net.dialler import Dialler
 from pmdaemon.net.handoff import Channel
-from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.pki.authority import Authority
 from pmdaemon.rooms import reserve_pair
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.limited_log import LimitedLog
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.traffic import NO_ROOM_NS, Traffic

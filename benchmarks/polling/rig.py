@@ -115,14 +115,13 @@ class Rig:
 
     def __init__(self, mailbox: Any) -> None:
         clock = SystemClock()
-        self.registry = CountingRegistry()
+        self.registry = CountingRegistry(CatchUp(1 << 40, 10**9))
         self.counters: Counter[str] = Counter()
         self.schedule = Rounds()
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
         self.courier = Courier(mailbox, 0, self.registry.refused)
         self.book = ControlBook()
-        self.catch_up = CatchUp(1 << 40)
         self.polls = self.sent_bytes = 0
         self.reception = reception = Reception(
             self.registry,
@@ -151,7 +150,6 @@ class Rig:
             registered=self.registered,
             counters=Counter(),
             book=self.book,
-            catch_up_bytes_per_s=1 << 40,
         )
 
     def register(self, sockets: Sockets) -> None:

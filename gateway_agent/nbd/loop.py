@@ -18,8 +18,8 @@ from typing import Final
 import structlog
 
 from gateway_agent.errors import GatewayError
-from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.limited_log import LimitedLog
 from pmdaemon.runtime.stop import Stop
 
 IN: Final = select.EPOLLIN

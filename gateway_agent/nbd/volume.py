@@ -20,8 +20,8 @@ from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import Loop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.throttle.rates import Caps, RateSet
-from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.limited_log import LimitedLog
 
 
 @dataclass(frozen=True, slots=True)

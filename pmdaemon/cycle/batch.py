@@ -43,6 +43,7 @@ class Letter(NamedTuple):
         judge: it goes to services.
         cuts: how many.
         gateway_ids: whose, each cut's.
+        is_in_order: each cut is newer than all of its gateway that came before.
     """
 
     keep: bool
@@ -50,6 +51,7 @@ class Letter(NamedTuple):
     cuts: int
     message: bytes | memoryview
     gateway_ids: Sequence[str]
+    is_in_order: bool
 
 
 _Entry = tuple[int, int, str, int, int, bool, bool, bool]
@@ -79,6 +81,7 @@ class CutBatch:
         self._end = HEAD_BYTES
         self.room = self._buffer[HEAD_BYTES : HEAD_BYTES + ROOM_BYTES]
         self._is_mixed = False
+        self._is_in_order = True
         self.opened_ns = 0
 
     def __len__(self) -> int:
@@ -99,8 +102,12 @@ class CutBatch:
         now_ns: int,
         keep: bool = True,
         judge: bool = True,
+        is_next: bool = False,
     ) -> bool:
-        """Append one CUT frame; False if it must be taken first. The first one may be larger than a batch."""
+        """Append one CUT frame; False if it must be taken first. The first one may be larger than a batch.
+
+        ``is_next``: no newer one of its gateway came before.
+        """
         entries, start = self._entries, self._end
         end = start + len(cut)
         if not entries:
@@ -111,13 +118,15 @@ class CutBatch:
         self._end_at(end)
         if not (keep and judge):
             self._is_mixed = True
+        if not is_next:
+            self._is_in_order = False
         entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge))
         return True
 
     def add_placed(
         self, cut_bytes: int, gateway_id: str, recv_unix_us: int, offset_us: int, now_ns: int
     ) -> bool:
-        """``add`` for both recipients of a cut that lies at the beginning of ``room``; False as there."""
+        """``add`` for both recipients of a next cut, at the beginning of ``room``; False as there."""
         entries, start = self._entries, self._end
         end = start + cut_bytes
         if not entries:
@@ -144,6 +153,7 @@ class CutBatch:
         end = self._end
         self._end_at(HEAD_BYTES)
         is_mixed, self._is_mixed = self._is_mixed, False
+        in_order, self._is_in_order = self._is_in_order, True
         if not entries:
             return []
         if not is_mixed:
@@ -151,12 +161,13 @@ class CutBatch:
             begin = HEAD_BYTES - len(head)
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
-            return [Letter(True, True, len(entries), message, _gateways(entries))]
+            return [Letter(True, True, len(entries), message, _gateways(entries), in_order)]
         letters = []
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
-                letters.append(Letter(keep, not keep, len(chosen), self._join(chosen), _gateways(chosen)))
+                joined = self._join(chosen)
+                letters.append(Letter(keep, not keep, len(chosen), joined, _gateways(chosen), in_order))
         return letters
 
     def _join(self, entries: list[_Entry]) -> bytes:

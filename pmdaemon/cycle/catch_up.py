@@ -6,38 +6,105 @@ come late, on which control depends. So a poll of a gateway that is behind asks 
 budget lasts; otherwise it asks for the newest cut alone, as during a pause (``cycle.pause``). Gateways that
 have caught up need none of the budget, so those that wait get their turn.
 
-A token is one answer of up to ``BACKLOG_BYTES``. Pure; thread: outbound only. Source: DESIGN.md 4 ("paced").
+The budget is a rate in bytes that finds its own size, as TCP finds a path's: what a machine can store beside
+the present is known to nobody beforehand, and differs by a factor of a hundred. Every answer with backlog
+that comes in time raises it, twofold in a second at first, by a tenth after the first setback. An answer that
+takes longer than ``SLOW`` of the interval, or a batch that found no room at dbmanager, halves it.
+
+Thread: any; it has a lock of its own. Only polls and answers of gateways that are behind come here.
+Source: DESIGN.md 4 ("paced"); ADR 17.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
-BACKLOG_BYTES: Final = 256 << 10  # of cuts in one answer, at most (gateway_agent.link.reply)
+FIRST_BYTES_PER_S: Final = 4 << 20
+LEAST_BYTES_PER_S: Final = 256 << 10  # one full answer a second: every gateway gets its turn some time
 SAVED_S: Final = 0.25  # what was not asked for is forgotten after this long: no burst after a quiet time
+SLOW: Final = 0.25  # of the interval: an answer is late after the whole
+FORGET_NS: Final = 60 * 10**9  # without backlog; the next outage finds another machine
+_GROWTH_FIRST: Final = 1.0  # of what was answered: twofold in a second
+_GROWTH_AFTER: Final = 0.1
+_FIRST_ANSWER_BYTES: Final = 64 << 10
+_LEAST_ANSWER_BYTES: Final = 4 << 10  # an empty one costs, too
+_WEIGHT: Final = 0.1  # of one answer in the mean
 
 
 class CatchUp:
-    """A token bucket of backlog answers.
+    """A token bucket of bytes of backlog.
 
     Args:
-        bytes_per_s: backlog asked for at most, over all gateways of the pair.
+        most_bytes_per_s: its rate is never above this, over all gateways of the pair.
+        interval_ns: between two polls of a gateway.
+
+    Attributes:
+        bytes_per_s: its rate now.
     """
 
-    __slots__ = ("_filled_ns", "_per_ns", "_tokens", "most")
+    __slots__ = (
+        "_answer_bytes",
+        "_filled_ns",
+        "_growth",
+        "_halved_ns",
+        "_interval_ns",
+        "_lock",
+        "_most",
+        "_tokens",
+        "bytes_per_s",
+    )
 
-    def __init__(self, bytes_per_s: int) -> None:
-        self._per_ns = bytes_per_s / BACKLOG_BYTES / 1e9
-        self.most = max(1.0, self._per_ns * SAVED_S * 1e9)
-        self._tokens = self.most
+    def __init__(self, most_bytes_per_s: int, interval_ns: int) -> None:
+        self._most = float(most_bytes_per_s)
+        self._interval_ns = interval_ns
+        self._lock = threading.Lock()
+        self._answer_bytes = float(_FIRST_ANSWER_BYTES)  # the mean of one with backlog
         self._filled_ns: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.bytes_per_s = min(self._most, float(FIRST_BYTES_PER_S))
+        self._growth = _GROWTH_FIRST
+        self._halved_ns: int | None = None
+        self._tokens = self._room
+
+    @property
+    def _room(self) -> float:
+        return max(self.bytes_per_s * SAVED_S, self._answer_bytes)
 
     def grant(self, now_ns: int) -> bool:
-        """Whether a gateway that is behind may be asked for backlog now; takes a token if so."""
-        if self._filled_ns is not None:
-            self._tokens = min(self.most, self._tokens + (now_ns - self._filled_ns) * self._per_ns)
-        self._filled_ns = now_ns
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
+        """Whether a gateway that is behind may be asked for backlog now; charges a mean answer if so."""
+        with self._lock:
+            if self._filled_ns is not None and now_ns - self._filled_ns > FORGET_NS:
+                self._begin()
+            elif self._filled_ns is not None:
+                earned = (now_ns - self._filled_ns) * 1e-9 * self.bytes_per_s
+                self._tokens = min(self._room, self._tokens + earned)
+            self._filled_ns = now_ns
+            if self._tokens < self._answer_bytes:
+                return False
+            self._tokens -= self._answer_bytes
+            return True
+
+    def answered(self, size_bytes: int, waited_ns: int, now_ns: int) -> None:
+        """A poll that asked for backlog was answered with ``size_bytes`` of cuts, after ``waited_ns``."""
+        with self._lock:
+            size_bytes = max(size_bytes, _LEAST_ANSWER_BYTES)
+            self._answer_bytes += _WEIGHT * (size_bytes - self._answer_bytes)
+            if waited_ns > SLOW * self._interval_ns:
+                self._halve(now_ns)
+            else:
+                self.bytes_per_s = min(self._most, self.bytes_per_s + self._growth * size_bytes)
+
+    def refused(self, now_ns: int) -> None:
+        """A batch found no room at dbmanager."""
+        with self._lock:
+            self._halve(now_ns)
+
+    def _halve(self, now_ns: int) -> None:
+        """Once for what was under way together."""
+        if self._halved_ns is None or now_ns - self._halved_ns >= self._interval_ns:
+            self._halved_ns = now_ns
+            self._growth = _GROWTH_AFTER
+            self.bytes_per_s = max(min(self._most, float(LEAST_BYTES_PER_S)), self.bytes_per_s / 2)

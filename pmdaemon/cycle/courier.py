@@ -132,12 +132,13 @@ class Courier:
         keep: bool = True,
         judge: bool = True,
         live: bool = False,
+        is_next: bool = False,
     ) -> None:
         """Add one CUT frame to the batch (it is copied), posting what is full."""
         add = self.batch.add
-        if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge):
+        if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge, is_next):
             self.post_cuts()
-            add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
+            add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge, is_next)
 
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""

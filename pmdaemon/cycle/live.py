@@ -40,6 +40,11 @@ class LiveCuts:
         epoch, seq = cut
         return any(first <= seq <= last for first, last in self._ranges.get(epoch, ()))
 
+    def newest(self, epoch: int) -> int:
+        """The newest cut of this epoch that went ahead; 0 if none did."""
+        ranges = self._ranges.get(epoch)
+        return ranges[-1][1] if ranges else 0
+
     def add(self, epoch: int, seq: int) -> None:
         """This cut went to services."""
         ranges = self._ranges.setdefault(epoch, [])

@@ -22,9 +22,6 @@ WAITING_BYTES: Final = 64 << 20  # 4,000 gateways with 16 streams each take 26 M
 
 
 class _Waiting(NamedTuple):
-    epoch: int
-    seq: int
-    start_us: int
     raw: bytes
     recv_us: int
     offset_us: int
@@ -32,9 +29,9 @@ class _Waiting(NamedTuple):
 
     def follows(self, other: _Waiting) -> bool:
         """Whether it is newer; epochs are random numbers, so between them the agent's clock decides."""
-        if self.epoch == other.epoch:
-            return self.seq > other.seq
-        return self.start_us > other.start_us
+        mine, its = frame.decode(self.raw).header, frame.decode(other.raw).header
+        field = "seq" if mine["ep"] == its["ep"] else "t"
+        return bool(mine[field] > its[field])
 
 
 class NewestCuts:
@@ -56,18 +53,19 @@ class NewestCuts:
         for gateway_id, raw, *rest in zip(
             letter.gateway_ids, frame.split(message.blob), *columns, strict=True
         ):
-            header = frame.decode(raw).header
-            cut = _Waiting(header["ep"], header["seq"], header["t"], bytes(raw), *rest)
-            dropped += self._put(gateway_id, cut)
+            dropped += self._put(gateway_id, _Waiting(bytes(raw), *rest), is_next=letter.is_in_order)
         while self._size_bytes > WAITING_BYTES and len(self._waiting) > 1:
             self._drop(next(iter(self._waiting)))
             dropped += 1
         return dropped
 
-    def _put(self, gateway_id: str, cut: _Waiting) -> bool:
-        """Whether one of two cuts had to go; an older one never replaces a newer one."""
+    def _put(self, gateway_id: str, cut: _Waiting, *, is_next: bool) -> bool:
+        """Whether one of two cuts had to go; an older one never replaces a newer one.
+
+        ``is_next``: it is the newer one, nobody need look; looking at every cut is dear when time is short.
+        """
         former = self._waiting.get(gateway_id)
-        if former is not None and not cut.follows(former):
+        if former is not None and not is_next and not cut.follows(former):
             return True
         self._waiting[gateway_id] = cut
         self._size_bytes += len(cut.raw) - (len(former.raw) if former else 0)

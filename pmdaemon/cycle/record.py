@@ -38,6 +38,9 @@ from pmdaemon.cycle.live import LiveCuts
 from pmdaemon.cycle.pause import BEYOND, Pause
 from pmdaemon.errors import BadCut
 
+FREE_CUTS: Final = (
+    4  # a backlog so short costs hardly more than the newest cut alone, which would come as well
+)
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
 
@@ -103,6 +106,7 @@ class Record:
     """Positions of one gateway; outlives its sessions.
 
     Attributes:
+        backlog_poll: the last poll that asked for backlog out of the budget.
         rewinds: how often ``received`` was set back.
         skipped_cuts: cuts the agent no longer had when asked.
         repeated_cuts: cuts that came again and were dropped here.
@@ -118,6 +122,7 @@ class Record:
         "_sole",
         "_spooled",
         "_waiting_since_ns",
+        "backlog_poll",
         "not_kept_cuts",
         "repeated_cuts",
         "rewinds",
@@ -125,6 +130,7 @@ class Record:
     )
 
     def __init__(self) -> None:
+        self.backlog_poll: int | None = None
         self.rewinds = 0
         self.skipped_cuts = 0
         self.repeated_cuts = 0
@@ -297,10 +303,21 @@ class Record:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        is_paused = self._pause is not None and now_ns < self._pause.until_ns
-        if is_paused or (self.has_backlog and not catch_up.grant(now_ns)):
+        if self._pause is not None and now_ns < self._pause.until_ns:
             start = [epoch, BEYOND]  # of the running epoch, the last
+        elif self.has_backlog and not self._backlog_is_short():
+            if catch_up.grant(now_ns):
+                self.backlog_poll = poll
+            else:
+                start = [epoch, BEYOND]
         return PollRequest(ack, start)
+
+    def _backlog_is_short(self) -> bool:
+        position = self._sole
+        if position is None:
+            return False
+        newest = self._live.newest(position.number) if self._live is not None else 0
+        return max(newest, self._spooled) - position.received <= FREE_CUTS
 
     def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""

@@ -96,8 +96,8 @@ class Gateway:
         self.condition = Condition.LOST
         self.dropped = 0
         self.announced_dropped = (0, 0)
-        self._answer_to: int | None = None
         self._answer_bytes = 0
+        self._answer_to: int | None = None
 
     def begin(self, conn: Peer, hello: Hello, registration: Registration, durable: dict[int, int]) -> None:
         """A session has registered. The caller has closed the one before."""
@@ -152,6 +152,10 @@ class Gateway:
             self._answer_to, self._answer_bytes = poll, 0
         self._answer_bytes += size_bytes
         return self._answer_bytes <= ANSWER_BYTES
+
+    def answer_bytes(self, poll: int) -> int:
+        """Of the cuts in the answer to ``poll``, the last that came. Thread: inbound."""
+        return self._answer_bytes if poll == self._answer_to else 0
 
     def unask(self, number: int) -> None:
         """The poll did not leave: the session had just ended, or not quite begun. Thread: outbound."""

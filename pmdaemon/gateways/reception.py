@@ -40,6 +40,7 @@ from pmdaemon.gateways.registration import (
 from pmdaemon.gateways.registry import Registry
 from pmdaemon.gateways.usual import UsualAnswers
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.limited_log import LimitedLog
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import negotiate
@@ -84,6 +85,7 @@ class Reception:
         self._on_registered = on_registered
         self._stamp = (-1, 0)
         self._counters = counters
+        self._fleet_log = LimitedLog("reception")
         self._desk = desk
         self._allowances = Allowances(registry, courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
@@ -188,7 +190,13 @@ class Reception:
         gateway = self._registry.register(conn, hello, registration)
         conn.gateway = gateway
         self._counters["registrations"] += 1
-        log.info("gateway-up", gateway=gateway.name, gateway_id=gateway.gateway_id, address=conn.address)
+        self._fleet_log.info(
+            conn.last_received_ns,
+            "gateway-up",
+            gateway=gateway.name,
+            gateway_id=gateway.gateway_id,
+            address=conn.address,
+        )
 
     def _supersede(self, gateway: Gateway, older: Peer, address: str) -> None:
         """The newer session wins; the older one is told and closed, and not reported as lost."""
@@ -310,13 +318,15 @@ class Reception:
                 gateway.awaiting_since_ns = None
         if sent_ns is None:
             raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
+        if poll == gateway.record.backlog_poll:
+            self._registry.catch_up.answered(gateway.answer_bytes(poll), now_ns - sent_ns, now_ns)
         gateway.offset.add(wall_us, self._unix_us(now_ns), (now_ns - sent_ns) // 1000)
         self._counters["replies"] += 1
         if now_ns - sent_ns > self._interval_us * 1000:
             self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved
         if gateway.condition is Condition.STALLED:
             gateway.condition = Condition.UP
-            log.info("gateway-recovered", gateway=gateway.name)
+            self._fleet_log.info(now_ns, "gateway-recovered", gateway=gateway.name)
             self._tell(gateway, "recovered", "it answers polls again")
         gateway.dropped = dropped
 
@@ -359,7 +369,9 @@ class Reception:
         self._counters["stalls"] += 1
         if gateway.condition is Condition.UP:
             gateway.condition = Condition.STALLED
-            log.warning("gateway-stalled", gateway=gateway.name, reason=reason)
+            self._fleet_log.warning(
+                self._clock.monotonic_ns(), "gateway-stalled", gateway=gateway.name, reason=reason
+            )
             self._tell(gateway, "stalled", reason)
 
     def lost(self, conn: Peer, reason: str, *, by_us: bool = False) -> None:
@@ -373,7 +385,9 @@ class Reception:
         gateway.end()
         self._counters["lost_sessions"] += not by_us
         state = "detached" if by_us else "lost"
-        log.warning(f"gateway-{state}", gateway=gateway.name, reason=reason)
+        self._fleet_log.warning(
+            self._clock.monotonic_ns(), f"gateway-{state}", gateway=gateway.name, reason=reason
+        )
         self._tell(gateway, state, reason)
 
     def refused(self, conn: Peer, reason: str) -> None:

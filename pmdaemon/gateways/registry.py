@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.watermarks import Notice, Watermarks
 from pmdaemon.gateways.gateway import Gateway
 from pmdaemon.gateways.peer import Peer
@@ -26,10 +27,12 @@ class Registry:
     """Gateways by id. A record outlives its sessions, until the gateway moves to another pair or makes room.
 
     Attributes:
+        catch_up: the pair's budget for backlog.
         get: a gateway that registered at least once, by its id, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, catch_up: CatchUp) -> None:
+        self.catch_up = catch_up
         self.lock = threading.Lock()
         self.watermarks = Watermarks()
         self._gateways: dict[str, Gateway] = {}
@@ -104,6 +107,7 @@ class Registry:
 
     def refused(self, gateway_ids: set[str], now_ns: int) -> None:
         """A batch of these gateways was refused: what is not durable is asked for again. Any thread."""
+        self.catch_up.refused(now_ns)
         for gateway_id in gateway_ids:
             if (gateway := self.get(gateway_id)) is not None:
                 with gateway.lock:

@@ -99,7 +99,7 @@ class UsualAnswers:
         add_placed = self._add_placed
         gateway_id, offset_us = gateway.gateway_id, offset.offset_us
         if not (is_placed and add_placed(cut_bytes, gateway_id, unix_us, offset_us, now_ns)):
-            self._courier.cut(data[:cut_bytes], gateway_id, unix_us, offset_us, now_ns)
+            self._courier.cut(data[:cut_bytes], gateway_id, unix_us, offset_us, now_ns, is_next=True)
         waited_ns = now_ns - sent_ns
         offset.add(wall_us, unix_us, waited_ns // 1000)
         self._taken += 1

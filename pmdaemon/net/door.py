@@ -16,9 +16,10 @@ import structlog
 
 from pmdaemon.net.clerk import Clerk
 from pmdaemon.net.connection import Connection
-from pmdaemon.net.strangers import HANDSHAKES_A_ROUND, LimitedLog, Strangers, limit_for
+from pmdaemon.net.strangers import HANDSHAKES_A_ROUND, Strangers, limit_for
 from pmdaemon.net.transport import TlsTransport
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.limited_log import LimitedLog
 
 log = structlog.get_logger("inbound")
 

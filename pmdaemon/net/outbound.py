@@ -25,7 +25,6 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.cycle import watermarks
-from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.control import ControlBook, thresholds_order
 from pmdaemon.cycle.courier import DBMANAGER, SERVICES
 from pmdaemon.cycle.schedule import Schedule
@@ -89,7 +88,6 @@ class Outbound:
         counters: Counter[str],
         book: ControlBook | None = None,
         ownership: Ownership | None = None,
-        catch_up_bytes_per_s: int,
     ) -> None:
         self._registry = registry
         self._mailbox = mailbox
@@ -102,7 +100,7 @@ class Outbound:
         self._counters = counters
         self._book = book or ControlBook()
         self._ownership = ownership or Ownership(0)
-        self._catch_up = CatchUp(catch_up_bytes_per_s)
+        self._catch_up = registry.catch_up
         # Numbers of different pairs differ, so that a gateway that moves cannot confuse two polls.
         self._poll = self._ownership.pair << 40
         self.steps = 0

@@ -27,6 +27,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.config import PmFile
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
@@ -110,7 +111,7 @@ class Pair:
         self._is_unified = settings.pairs == "unified"
         self._channel = handoff.Channel(control)
         self._mailbox = mailbox
-        self.registry = Registry()
+        self.registry = Registry(CatchUp(settings.catch_up_bytes_per_s, settings.interval_ns))
         self.in_counters: Counter[str] = Counter()
         self.out_counters: Counter[str] = Counter()
         self._hints: Handover[Hint] = Handover()
@@ -168,7 +169,6 @@ class Pair:
             counters=self.out_counters,
             book=book,
             ownership=self.ownership,
-            catch_up_bytes_per_s=settings.catch_up_bytes_per_s,
         )
 
     def run(self, stop: Stop) -> int:

@@ -14,16 +14,13 @@ Thread: the inbound thread's.
 from __future__ import annotations
 
 import resource
-from typing import Any, Final, Generic, TypeVar
-
-import structlog
+from typing import Final, Generic, TypeVar
 
 MAX_STRANGERS: Final = 1024  # with TLS
 MAX_PLAIN: Final = 8192  # without: half of the default limit of open files, and twice a large fleet
 PATIENCE_NS: Final = 2 * 10**9
 TLS_LIMIT_NS: Final = 5 * 10**9  # a handshake is two round trips
 HANDSHAKES_A_ROUND: Final = 4  # about 1 ms each: what a registered gateway waits for behind a storm
-LINES_A_SECOND: Final = 10
 
 Conn = TypeVar("Conn")
 
@@ -61,25 +58,3 @@ class Strangers(Generic[Conn]):
     def remove(self, conn: Conn) -> None:
         """It has registered, or is gone. Harmless for one that is not here."""
         self._since.pop(conn, None)
-
-
-class LimitedLog:
-    """Warnings, at most ``LINES_A_SECOND``; what was left out is counted in the next second's first line."""
-
-    def __init__(self, name: str) -> None:
-        self._log = structlog.get_logger(name)
-        self._window_s = -1
-        self._written = 0
-        self._left_out = 0
-
-    def warning(self, now_ns: int, event: str, **values: Any) -> None:
-        """One line, or none."""
-        if now_ns // 10**9 != self._window_s:
-            if self._left_out:
-                self._log.warning("more-like-these", left_out=self._left_out)
-            self._window_s, self._written, self._left_out = now_ns // 10**9, 0, 0
-        if self._written >= LINES_A_SECOND:
-            self._left_out += 1
-            return
-        self._written += 1
-        self._log.warning(event, **values)

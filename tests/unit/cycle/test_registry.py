@@ -40,7 +40,7 @@ class World:
     """A registry with one gateway, and the map it must agree with."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
+        self.registry = Registry(CatchUp(1 << 40, 10**9))
         self.incarnation = 1
         self.polls = 0
         self.high: dict[int, int] = {}
@@ -75,7 +75,7 @@ class World:
         """Asked and answered: an old epoch that was acknowledged as a whole is over."""
         if (gateway := self.registry.get(GATEWAY)) is not None:
             self.polls += 1
-            gateway.record.poll(self.polls, 0, CatchUp(1 << 40))
+            gateway.record.poll(self.polls, 0, self.registry.catch_up)
             gateway.record.answered(self.polls)
 
     def move(self, *_: int) -> None:

@@ -14,8 +14,8 @@ from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import Context, Volume
 from gateway_agent.throttle.rates import Caps, RateSet
-from pmdaemon.net.strangers import LimitedLog
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.limited_log import LimitedLog
 
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20

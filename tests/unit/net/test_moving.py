@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.control import ControlBook
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.schedule import Schedule
@@ -46,7 +47,7 @@ class Side:
         parent, pair = handoff.make()
         self.parent = handoff.Channel(parent)
         self.box = FakeMailbox()
-        self.registry = Registry()
+        self.registry = Registry(CatchUp(1 << 40, 10**9))
         self.counters: Counter[str] = Counter()
         self.hints: Handover[Hint] = Handover()
         self.inbox: Handover[ToOutbound] = Handover()
@@ -92,7 +93,6 @@ class Side:
             counters=self.counters,
             book=book,
             ownership=self.ownership,
-            catch_up_bytes_per_s=1 << 40,
         )
         self.box.deliver("dbmanager", Kind.WATERMARKS, {"inc": 1, "hw": []})
 

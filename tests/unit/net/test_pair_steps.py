@@ -12,6 +12,7 @@ import structlog
 
 from pmdaemon.cycle import courier as courier_module
 from pmdaemon.cycle.batch import BATCH_AGE_NS
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.cycle.pause import BEYOND
 from pmdaemon.cycle.record import LAG_NS
@@ -51,7 +52,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.box = FakeMailbox()
-        self.registry = Registry()
+        self.registry = Registry(CatchUp(1 << 40, SECOND))
         self.counters: Counter[str] = Counter()
         self.hints: Handover[Hint] = Handover()
         self.registered: Handover[ToOutbound] = Handover()
@@ -84,7 +85,6 @@ class Bench:
             hints=self.hints,
             registered=self.registered,
             counters=self.counters,
-            catch_up_bytes_per_s=1 << 40,
         )
         self.agents: list[Agent] = []
 

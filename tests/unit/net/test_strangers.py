@@ -5,14 +5,11 @@ from __future__ import annotations
 import resource
 
 import pytest
-import structlog
 
 from pmdaemon.net.strangers import (
-    LINES_A_SECOND,
     MAX_PLAIN,
     MAX_STRANGERS,
     PATIENCE_NS,
-    LimitedLog,
     Strangers,
     limit_for,
 )
@@ -40,13 +37,3 @@ def test_half_of_the_descriptors_is_left_to_gateways(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (files, files))
     assert (limit_for(tls=True), limit_for(tls=False)) == (tls, plain)
-
-
-def test_ten_thousand_refusals_are_a_few_lines_and_none_is_uncounted() -> None:
-    limited = LimitedLog("test")
-    with structlog.testing.capture_logs() as lines:
-        for index in range(10_000):
-            limited.warning(5 * 10**9 + index, "refused", n=index)
-        limited.warning(6 * 10**9, "refused", n=10_000)
-    assert len(lines) == LINES_A_SECOND + 2
-    assert [line["left_out"] for line in lines if "left_out" in line] == [10_000 - LINES_A_SECOND]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pmdaemon.cycle.catch_up import CatchUp
 from pmdaemon.cycle.courier import Courier
 from pmdaemon.gateways.quotas import LIMITS
 from pmdaemon.gateways.reception import Reception
@@ -83,7 +84,7 @@ class Bench:
         self.hints: Handover[Hint] = Handover()
         self.clerk = Clerk(self.real, self.hints, Counter())
         self.registered: Handover[str] = Handover()
-        registry, box = Registry(), FakeMailbox()
+        registry, box = Registry(CatchUp(1 << 40, 10**9)), FakeMailbox()
         courier = Courier(box, 0, registry.refused)
         reception = Reception(
             registry,
