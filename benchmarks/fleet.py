@@ -12,7 +12,7 @@ after its end.
 
 ``make bench-fleet ARGS="--gateways 400 --for 30"`` is shorter; the goals are for 4,000. With
 ``--stop-dbmanager 30`` dbmanager is stopped for so long after the measured time, and what that does to the
-PMDaemon is said (ADR 14); all cuts must be stored in the end as well.
+PMDaemon is said (ADR 14), meanwhile and until everything is in SQL again (ADR 17).
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ WARM_S: Final = 30.0
 PROGRESS_S: Final = 10.0
 START_LIMIT_S: Final = 120.0
 STORE_LIMIT_S: Final = 120.0
+SETTLE_S: Final = 5.0  # after an outage, within which replies may be late
+CAUGHT_UP: Final = 5  # cuts a gateway that are on their way at any time
+CATCH_UP_LIMIT_S: Final = 900.0
 QUEUE_BYTES: Final = 2 << 30  # 80 s of the fleet
 SLICE_S: Final = 60
 JUDGED_AFTER_S: Final = 45
@@ -140,7 +143,7 @@ def _watch(run: Run, for_s: float) -> tuple[dict[str, Any], list[tuple[str, floa
 
 
 def _outage(run: Run, for_s: float) -> dict[str, float]:
-    """Stop dbmanager for so long: replies and late ones meanwhile, CPU of the PMDaemon."""
+    """Stop dbmanager for so long: replies and late ones meanwhile and while it catches up."""
     stopped = fleet_watch.part(run.server_pid, "dbmanager")
     began, figures = run.usage(), run.figures()
     stopped.suspend()
@@ -151,7 +154,16 @@ def _outage(run: Run, for_s: float) -> dict[str, float]:
         stopped.resume()  # it could not be stopped in order otherwise
     cores = {name: cores for name, cores, _, _ in fleet_watch.rows(began, ended, for_s)}
     counts = {name: value - figures.get(name, 0.0) for name, value in counts.items()}
+    resumed_s = time.monotonic()
+    time.sleep(SETTLE_S)
+    settled = run.figures()
+    behind = CAUGHT_UP * run.gateways
+    _wait(lambda: run.stored_cuts() >= run.simulator.ask()["cuts"] - behind, "caught up", CATCH_UP_LIMIT_S)
+    caught_up_s, last = time.monotonic() - resumed_s, run.figures()
     found = {
+        "caught_up_s": caught_up_s,
+        "replies_catching_up": last["replies_total"] - settled["replies_total"],
+        "late_catching_up": last.get(LATE, 0.0) - settled.get(LATE, 0.0),
         "replies": counts["replies_total"],
         "late": counts.get(LATE, 0.0),
         "pmdaemon_cores": sum(used for name, used in cores.items() if name.startswith(("pm", "pair-"))),
@@ -160,6 +172,10 @@ def _outage(run: Run, for_s: float) -> dict[str, float]:
         "dbmanager stopped: {replies:.0f} replies, {late:.0f} late, pm {pmdaemon_cores:.2f} cores".format(
             **found
         )
+    )
+    _say(
+        "caught up after {caught_up_s:.0f} s; {late_catching_up:.0f} of {replies_catching_up:.0f} "
+        "replies late after 5 s".format(**found)
     )
     return found
 

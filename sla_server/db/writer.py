@@ -212,6 +212,8 @@ class Writer:
             self._to_sql()
         if done or not self._is_full or self._under_way.is_over:
             self._settle()
+        if self._under_way.window is None:
+            self._filing.commit_if_stored(self._sql_seq)
         self._filing.finish_if_due(now=done)
         self._queue.delete_through(min(self._sql_seq, self.parquet_seq))
         self._probe("deleted")
@@ -281,8 +283,9 @@ class Writer:
         return batch
 
     def _to_sql(self) -> None:
-        """Begin to commit the window, and another one."""
+        """Begin to commit the window, and another one; between two, a file that waits for this."""
         self._settle()
+        self._filing.commit_if_stored(self._sql_seq)
         if self._window.last_seq:  # not dropped meanwhile
             self._under_way.start(self._window, self._window_bytes, self._queue.oldest_seq)
             self._window, self._window_bytes = self._store.window(), 0
