@@ -2,7 +2,8 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 ARGS ?=
-TWO := -n 2 --dist loadfile
+THREE := -n 3 --dist loadfile
+FOUR := -n 4 --dist loadfile
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -15,14 +16,14 @@ demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
 	@$(PY) -m benchmarks.demonstration $(ARGS)
 
-# End to end the product runs by the clock: those tests get the machine for themselves. ARGS="tests/db -k name": some.
+# End to end tests mostly wait for the product's clock, so four files run at a time. ARGS="tests/db -k name": some.
 test: setup ## everything: lint, types, unit, databases, end to end, browser, Spark
 	@$(MAKE) --no-print-directory lint types
 ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
 else
-	@failed=0; $(PY) -m pytest $(TWO) --durations=20 --ignore=tests/e2e || failed=1; \
-	$(PY) -m pytest --durations=20 tests/e2e || failed=1; exit $$failed
+	@failed=0; $(PY) -m pytest $(THREE) --durations=20 --ignore=tests/e2e || failed=1; \
+	$(PY) -m pytest $(FOUR) --durations=20 tests/e2e || failed=1; exit $$failed
 endif
 
 test-loaded: ## the same with two busy loops beside it, as on a shared machine
@@ -46,7 +47,7 @@ types: setup ## mypy --strict
 	@$(PY) -m mypy
 
 unit: setup
-	@$(PY) -m pytest -q $(TWO) tests/unit
+	@$(PY) -m pytest -q $(THREE) tests/unit
 
 check: lint types unit ## what every commit passes
 

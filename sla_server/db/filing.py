@@ -91,18 +91,20 @@ class Filing:
             taken = batch
             self._guard(lambda: self._archive.add(taken.first_seq, taken.last_seq, taken.cuts, taken.columns))
 
-    def finish_if_due(self, *, now: bool) -> None:
+    def finish_if_due(self, *, now: bool, may_wait: bool) -> None:
         """Finish the file under way when it is due, or ``now``, and commit it.
+
+        ``may_wait``: there is a backlog; ``commit_if_stored`` commits it, unless another one is due before.
 
         Raises:
             DatabaseUnavailable: it is finished; the next call commits it.
         """
         is_due = now or self._archive.is_due or self.read_bytes >= self._queue.size_bytes // 2
-        if self._finished is not None and is_due:
+        if self._finished is not None and (is_due or not may_wait):
             self._flush_and_commit(self._finished)  # two files never wait
         if self._finished is None and self._archive.last_seq and is_due:
             self._guard(self._finish)
-        if self._finished is not None and now:
+        if self._finished is not None and not may_wait:
             self._flush_and_commit(self._finished)
 
     def commit_if_stored(self, sql_seq: int) -> None:

@@ -214,7 +214,7 @@ class Writer:
             self._settle()
         if self._under_way.window is None:
             self._filing.commit_if_stored(self._sql_seq)
-        self._filing.finish_if_due(now=done)
+        self._filing.finish_if_due(now=done, may_wait=self._is_full and not done)
         self._queue.delete_through(min(self._sql_seq, self.parquet_seq))
         self._probe("deleted")
         has_old = not final and not self._is_full and self._retention.run_if_due()

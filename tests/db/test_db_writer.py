@@ -305,6 +305,20 @@ def test_a_backlog_is_read_while_a_window_is_committed(rig, monkeypatch):
     assert archived(rig) == identity(items)
 
 
+def test_in_a_backlog_a_file_waits_for_its_cuts_and_no_window_is_cut_short(rig, monkeypatch):
+    """Bringing its cuts to SQL for the file's sake would commit half a window, and wait for that."""
+    items, gate = backlog(rig, monkeypatch, 30)
+    rig.clock.advance(3600)  # a file is due
+    assert rig.writer.step()
+    assert rig.writer._filing._finished is not None
+    assert (rig.writer.sql_seq, rig.writer.parquet_seq) == (0, 0), "nobody has waited"
+    gate.go.set()
+    rig.settle(final=True)
+    assert rig.writer.sql_seq == rig.writer.parquet_seq
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
 def test_rows_that_somebody_waits_for_wait_for_the_transaction(rig, monkeypatch):
     """Two transactions at once could lock each other out."""
     record = record_message([("events", {"event_id": "e"})])
