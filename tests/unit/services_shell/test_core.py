@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.kinds import Kind
+from sla_server.services import core
 from sla_server.services.catalog import Catalog
 from sla_server.services.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.judge import Judgement
@@ -441,6 +443,18 @@ def test_judged_slices_are_recorded_and_counted_into_the_episode() -> None:
     rows = bench.records()
     assert row in [(table, dict(found)) for table, found in rows]
     assert [found["slices_bad"] for table, found in rows if table == "episodes"] == [1]
+
+
+@pytest.mark.parametrize(("took_s", "views"), [(0.0, 12), (0.1, 6), (10.0, 4)])
+def test_a_live_view_that_is_dear_is_made_less_often_but_never_stale(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, views: int
+) -> None:
+    bench = Bench()
+    cpu_ns = count(step=round(took_s * 1e9))  # what the view costs is not this test's to spend
+    monkeypatch.setattr(core.time, "thread_time_ns", lambda: next(cpu_ns))
+    for _ in range(12):
+        bench.tick(1)
+    assert len(bench.app.take_posted(Kind.SNAPSHOT)) == views
 
 
 def test_a_snapshot_too_large_for_a_header_goes_as_json() -> None:
