@@ -43,7 +43,7 @@ class Letter(NamedTuple):
         judge: it goes to services.
         cuts: how many.
         gateway_ids: whose, each cut's.
-        is_in_order: each cut is newer than all of its gateway that came before.
+        is_next: of each cut, whether it is surely newer than all of its gateway that came before.
     """
 
     keep: bool
@@ -51,10 +51,10 @@ class Letter(NamedTuple):
     cuts: int
     message: bytes | memoryview
     gateway_ids: Sequence[str]
-    is_in_order: bool
+    is_next: Sequence[bool]
 
 
-_Entry = tuple[int, int, str, int, int, bool, bool, bool]
+_Entry = tuple[int, int, str, int, int, bool, bool, bool, bool]
 """A plain tuple, because one is made for each cut; its places:"""
 _START: Final = 0
 _END: Final = 1
@@ -64,6 +64,7 @@ _OFFSET_US: Final = 4
 _LIVE: Final = 5
 _KEEP: Final = 6
 _JUDGE: Final = 7
+_NEXT: Final = 8
 
 
 class CutBatch:
@@ -81,7 +82,6 @@ class CutBatch:
         self._end = HEAD_BYTES
         self.room = self._buffer[HEAD_BYTES : HEAD_BYTES + ROOM_BYTES]
         self._is_mixed = False
-        self._is_in_order = True
         self.opened_ns = 0
 
     def __len__(self) -> int:
@@ -118,9 +118,7 @@ class CutBatch:
         self._end_at(end)
         if not (keep and judge):
             self._is_mixed = True
-        if not is_next:
-            self._is_in_order = False
-        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge))
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge, is_next))
         return True
 
     def add_placed(
@@ -133,7 +131,7 @@ class CutBatch:
             self.opened_ns = now_ns
         elif end > HEAD_BYTES + BATCH_BYTES or len(entries) >= BATCH_CUTS:
             return False
-        entries.append((start, end, gateway_id, recv_unix_us, offset_us, False, True, True))
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, False, True, True, True))
         self._end_at(end)
         return True
 
@@ -153,7 +151,6 @@ class CutBatch:
         end = self._end
         self._end_at(HEAD_BYTES)
         is_mixed, self._is_mixed = self._is_mixed, False
-        in_order, self._is_in_order = self._is_in_order, True
         if not entries:
             return []
         if not is_mixed:
@@ -161,13 +158,13 @@ class CutBatch:
             begin = HEAD_BYTES - len(head)
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
-            return [Letter(True, True, len(entries), message, _gateways(entries), in_order)]
+            return [Letter(True, True, len(entries), message, _gateways(entries), _nexts(entries))]
         letters = []
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
                 joined = self._join(chosen)
-                letters.append(Letter(keep, not keep, len(chosen), joined, _gateways(chosen), in_order))
+                letters.append(Letter(keep, not keep, len(chosen), joined, _gateways(chosen), _nexts(chosen)))
         return letters
 
     def _join(self, entries: list[_Entry]) -> bytes:
@@ -194,3 +191,7 @@ def cuts_head(
 
 def _gateways(entries: list[_Entry]) -> list[str]:
     return [item[_GATEWAY] for item in entries]
+
+
+def _nexts(entries: list[_Entry]) -> list[bool]:
+    return [item[_NEXT] for item in entries]

@@ -8,8 +8,9 @@ have caught up need none of the budget, so those that wait get their turn.
 
 The budget is a rate in bytes that finds its own size, as TCP finds a path's: what a machine can store beside
 the present is known to nobody beforehand, and differs by a factor of a hundred. Every answer with backlog
-that comes in time raises it, twofold in a second at first, by a tenth after the first setback. An answer that
-takes longer than ``SLOW`` of the interval, or a batch that found no room at dbmanager, halves it.
+that comes in time raises it, twofold in a second at first, by a tenth after the first setback. It is halved
+when many answers take longer than ``SLOW`` of the interval, or when a batch found no room at dbmanager. Many:
+a few gateways behind slow links say nothing of this machine.
 
 Thread: any; it has a lock of its own. Only polls and answers of gateways that are behind come here.
 Source: DESIGN.md 4 ("paced"); ADR 17.
@@ -24,12 +25,14 @@ FIRST_BYTES_PER_S: Final = 4 << 20
 LEAST_BYTES_PER_S: Final = 256 << 10  # one full answer a second: every gateway gets its turn some time
 SAVED_S: Final = 0.25  # what was not asked for is forgotten after this long: no burst after a quiet time
 SLOW: Final = 0.25  # of the interval: an answer is late after the whole
+MANY: Final = 0.25  # of the recent answers
 FORGET_NS: Final = 60 * 10**9  # without backlog; the next outage finds another machine
 _GROWTH_FIRST: Final = 1.0  # of what was answered: twofold in a second
 _GROWTH_AFTER: Final = 0.1
 _FIRST_ANSWER_BYTES: Final = 64 << 10
-_LEAST_ANSWER_BYTES: Final = 4 << 10  # an empty one costs, too
+_LEAST_ANSWER_BYTES: Final = 32 << 10  # an empty one costs, too, and the next may be full
 _WEIGHT: Final = 0.1  # of one answer in the mean
+_SLOW_WEIGHT: Final = 0.05
 
 
 class CatchUp:
@@ -46,11 +49,13 @@ class CatchUp:
     __slots__ = (
         "_answer_bytes",
         "_filled_ns",
+        "_granted_ns",
         "_growth",
         "_halved_ns",
         "_interval_ns",
         "_lock",
         "_most",
+        "_slow_ratio",
         "_tokens",
         "bytes_per_s",
     )
@@ -59,14 +64,16 @@ class CatchUp:
         self._most = float(most_bytes_per_s)
         self._interval_ns = interval_ns
         self._lock = threading.Lock()
-        self._answer_bytes = float(_FIRST_ANSWER_BYTES)  # the mean of one with backlog
         self._filled_ns: int | None = None
         self._begin()
 
     def _begin(self) -> None:
         self.bytes_per_s = min(self._most, float(FIRST_BYTES_PER_S))
         self._growth = _GROWTH_FIRST
+        self._answer_bytes = float(_FIRST_ANSWER_BYTES)  # the mean of one with backlog
+        self._slow_ratio = 0.0
         self._halved_ns: int | None = None
+        self._granted_ns: int | None = None
         self._tokens = self._room
 
     @property
@@ -85,6 +92,7 @@ class CatchUp:
             if self._tokens < self._answer_bytes:
                 return False
             self._tokens -= self._answer_bytes
+            self._granted_ns = now_ns
             return True
 
     def answered(self, size_bytes: int, waited_ns: int, now_ns: int) -> None:
@@ -92,15 +100,18 @@ class CatchUp:
         with self._lock:
             size_bytes = max(size_bytes, _LEAST_ANSWER_BYTES)
             self._answer_bytes += _WEIGHT * (size_bytes - self._answer_bytes)
-            if waited_ns > SLOW * self._interval_ns:
-                self._halve(now_ns)
-            else:
+            is_slow = waited_ns > SLOW * self._interval_ns
+            self._slow_ratio += _SLOW_WEIGHT * (is_slow - self._slow_ratio)
+            if not is_slow:
                 self.bytes_per_s = min(self._most, self.bytes_per_s + self._growth * size_bytes)
+            elif self._slow_ratio > MANY:
+                self._halve(now_ns)
 
     def refused(self, now_ns: int) -> None:
-        """A batch found no room at dbmanager."""
+        """A batch found no room at dbmanager. If nothing was granted lately, the backlog is not why."""
         with self._lock:
-            self._halve(now_ns)
+            if self._granted_ns is not None and now_ns - self._granted_ns <= 2 * self._interval_ns:
+                self._halve(now_ns)
 
     def _halve(self, now_ns: int) -> None:
         """Once for what was under way together."""

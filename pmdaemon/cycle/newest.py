@@ -50,10 +50,10 @@ class NewestCuts:
         message = frame.decode(letter.message)
         columns = (message.header[name] for name in ("recv_us", "offset_us", "live"))
         dropped = 0
-        for gateway_id, raw, *rest in zip(
-            letter.gateway_ids, frame.split(message.blob), *columns, strict=True
+        for gateway_id, is_next, raw, *rest in zip(
+            letter.gateway_ids, letter.is_next, frame.split(message.blob), *columns, strict=True
         ):
-            dropped += self._put(gateway_id, _Waiting(bytes(raw), *rest), is_next=letter.is_in_order)
+            dropped += self._put(gateway_id, _Waiting(bytes(raw), *rest), is_next=is_next)
         while self._size_bytes > WAITING_BYTES and len(self._waiting) > 1:
             self._drop(next(iter(self._waiting)))
             dropped += 1

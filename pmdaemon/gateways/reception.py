@@ -86,6 +86,7 @@ class Reception:
         self._stamp = (-1, 0)
         self._counters = counters
         self._fleet_log = LimitedLog("reception")
+        self._fleet_warnings = LimitedLog("reception")  # not crowded out by what is merely said
         self._desk = desk
         self._allowances = Allowances(registry, courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
@@ -369,7 +370,7 @@ class Reception:
         self._counters["stalls"] += 1
         if gateway.condition is Condition.UP:
             gateway.condition = Condition.STALLED
-            self._fleet_log.warning(
+            self._fleet_warnings.warning(
                 self._clock.monotonic_ns(), "gateway-stalled", gateway=gateway.name, reason=reason
             )
             self._tell(gateway, "stalled", reason)
@@ -385,7 +386,7 @@ class Reception:
         gateway.end()
         self._counters["lost_sessions"] += not by_us
         state = "detached" if by_us else "lost"
-        self._fleet_log.warning(
+        self._fleet_warnings.warning(
             self._clock.monotonic_ns(), f"gateway-{state}", gateway=gateway.name, reason=reason
         )
         self._tell(gateway, state, reason)

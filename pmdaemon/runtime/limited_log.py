@@ -13,7 +13,7 @@ LINES_A_SECOND: Final = 10
 
 
 class LimitedLog:
-    """Lines, at most ``LINES_A_SECOND``; what was left out is counted in the next second's first line."""
+    """Lines, at most ``LINES_A_SECOND``; what was left out is counted by a line of a later second."""
 
     def __init__(self, name: str) -> None:
         self._log = structlog.get_logger(name)

@@ -1,12 +1,12 @@
 """The live view: the newest snapshot, a short trend of each agreement, and the places for live streams.
 
-``services`` posts a snapshot a second; the bridge's thread puts it here, any number of request threads read
-or wait. A snapshot is turned into JSON once, however many pages watch.
+``services`` posts a snapshot a second (large ones less often); the bridge's thread puts it here, any number
+of request threads read or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
-(one small point a snapshot, 15 minutes), ``_reports`` (the newest of dbmanager and of the supervisor, for
-when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in
-this process only; a stream says so with its first event, so a restart confuses nobody. Nothing survives a
+(one small point a snapshot, 15 minutes at one a second), ``_reports`` (the newest of dbmanager and of the
+supervisor, for when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1
+in this process only; a stream says so with its first event, so a restart confuses nobody. Nothing survives a
 restart and nothing needs to: the next snapshot comes within a second.
 
 Source: DESIGN.md 11; docs/formats/messages.md, "Live snapshot".

@@ -56,7 +56,7 @@ class Filing:
         archive: Archive,
         clock: Clock,
         settle: Callable[[], None],
-        flush: Callable[[], None],
+        flush: Callable[[], int],
         probe: Callable[[str], None],
     ) -> None:
         self._queue = queue
@@ -68,6 +68,7 @@ class Filing:
         self._probe = probe
         self._finished: FinishedFile | None = None
         self._blocked_until_ns = 0
+        self._finished_bytes = 0
         self.parquet_seq = 0
         self.read_bytes = 0
         self.problem: Problem | None = None
@@ -100,6 +101,7 @@ class Filing:
             DatabaseUnavailable: it is finished; the next call commits it.
         """
         is_due = now or self._archive.is_due or self.read_bytes >= self._queue.size_bytes // 2
+        may_wait = may_wait and self._finished_bytes + self.read_bytes < self._queue.size_bytes * 5 // 8
         if self._finished is not None and (is_due or not may_wait):
             self._flush_and_commit(self._finished)  # two files never wait
         if self._finished is None and self._archive.last_seq and is_due:
@@ -120,8 +122,8 @@ class Filing:
             self._commit(self._finished)
 
     def _flush_and_commit(self, finished: FinishedFile) -> None:
-        self._flush()
-        if self._finished is finished:  # not while it was flushed
+        sql_seq = self._flush()
+        if self._finished is finished and finished.last_seq <= sql_seq:
             self._commit(finished)
 
     @property
@@ -145,7 +147,7 @@ class Filing:
 
     def _finish(self) -> None:
         self._finished = self._archive.finish()
-        self.read_bytes = 0
+        self._finished_bytes, self.read_bytes = self.read_bytes, 0
 
     def _guard(self, action: Callable[[], None]) -> None:
         """A full or broken disk stops the archive for a while, not the rest."""
@@ -166,7 +168,9 @@ class Filing:
     def _commit(self, finished: FinishedFile) -> None:
         if self._store.commit_file(finished, self._queue.oldest_seq):
             self.parquet_seq = finished.last_seq
-            self._finished = self.problem = None
+            self._finished = None
+            if self._is_usable:
+                self.problem = None
             self._probe("file-committed")
             return
         log.error("file-discarded", first=finished.first_seq, last=finished.last_seq)

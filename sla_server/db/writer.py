@@ -290,10 +290,11 @@ class Writer:
             self._under_way.start(self._window, self._window_bytes, self._queue.oldest_seq)
             self._window, self._window_bytes = self._store.window(), 0
 
-    def _flush(self) -> None:
-        """All that was read is in SQL on return."""
+    def _flush(self) -> int:
+        """All that was read is in SQL on return, unless it was refused or read again; up to where."""
         self._to_sql()
         self._settle()
+        return self._sql_seq
 
     def _settle(self) -> None:
         """Wait for the transaction under way, if any, and go by how it ended."""

@@ -319,6 +319,74 @@ def test_in_a_backlog_a_file_waits_for_its_cuts_and_no_window_is_cut_short(rig, 
     assert archived(rig) == identity(items)
 
 
+def test_a_file_never_counts_before_its_cuts_even_if_a_window_is_refused(rig, monkeypatch):
+    items, gate = backlog(rig, monkeypatch, 30)
+    for _ in range(2):
+        assert rig.writer.step()
+    rig.clock.advance(3600)
+    assert rig.writer.step()
+    assert rig.writer._filing._finished is not None
+    assert rig.writer.step()
+    commit, commit_file, seen = gate.commit, rig.store.commit_file, []
+
+    def refuses(*_how):
+        gate.commit = commit
+        raise DatabaseRefused("by the test")
+
+    def noted(finished, oldest):
+        seen.append((finished.last_seq, rig.store.cursors()[0]))
+        return commit_file(finished, oldest)
+
+    gate.commit = refuses
+    monkeypatch.setattr(rig.store, "commit_file", noted)
+    gate.go.set()
+    rig.clock.advance(3600)  # the next file is due: this one must go
+    rig.settle(final=True)
+    assert seen
+    assert all(file_seq <= sql_seq for file_seq, sql_seq in seen)
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_a_full_disk_stays_a_problem_when_a_file_that_waited_is_committed(rig, monkeypatch):
+    _, gate = backlog(rig, monkeypatch, 60)
+    rig.clock.advance(3600)
+    rig.writer.step()
+    assert rig.writer._filing._finished is not None
+    gate.go.set()
+
+    def no_space(*_how):
+        rig.archive.abort()
+        raise ArchiveFailed(rig.parquet_dir, "No space left on device")
+
+    monkeypatch.setattr(rig.archive, "add", no_space)
+    while not rig.writer.parquet_seq:
+        rig.writer.step()
+        rig.clock.advance(0.01)
+    assert rig.writer.problems()
+
+
+def test_a_file_that_waits_holds_back_no_more_than_the_queue_has_room_for(rig, monkeypatch):
+    monkeypatch.setattr(writers, "STEP_BYTES", 20_000)
+    items = []
+
+    def message():
+        items.append(make_cut(len(items) + 1, streams=range(60)))
+        return cuts_message(items[-1:])
+
+    while rig.writer._filing.read_bytes < 0.35 * rig.queue.size_bytes:
+        rig.feed(message())
+    assert rig.writer.parquet_seq == 0
+    rig.writer._backlog_until_ns = rig.clock.monotonic_ns() + 15 * 10**9
+    while rig.queue.fullness_ratio < 0.93:
+        rig.queue.append_many([message()])
+    while not rig.writer.parquet_seq:
+        rig.writer.step()
+    assert rig.writer._read_seq < 0.8 * len(items)
+    rig.settle(final=True)
+    assert archived(rig) == identity(items)
+
+
 def test_rows_that_somebody_waits_for_wait_for_the_transaction(rig, monkeypatch):
     """Two transactions at once could lock each other out."""
     record = record_message([("events", {"event_id": "e"})])

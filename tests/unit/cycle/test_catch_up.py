@@ -46,11 +46,13 @@ def test_answers_in_time_raise_it_up_to_the_limit_and_late_ones_halve_it_once_an
     for _ in range(10):
         budget.answered(MB, SECOND // 2, SECOND)
     assert budget.bytes_per_s == MOST / 2, "all of them were under way together"
+    assert budget.grant(2 * SECOND)
     budget.refused(2 * SECOND)
     assert budget.bytes_per_s == MOST / 4
     budget.answered(10 * MB, SECOND // 10, 2 * SECOND)
     assert budget.bytes_per_s == MOST / 4 + MB, "after a setback it grows slowly"
     for now_s in range(3, 40):
+        budget.grant(now_s * SECOND)
         budget.refused(now_s * SECOND)
     assert budget.bytes_per_s == LEAST_BYTES_PER_S
     assert CatchUp(LEAST_BYTES_PER_S, SECOND).bytes_per_s == LEAST_BYTES_PER_S
@@ -58,13 +60,36 @@ def test_answers_in_time_raise_it_up_to_the_limit_and_late_ones_halve_it_once_an
 
 def test_long_after_the_last_backlog_it_begins_again() -> None:
     budget = CatchUp(MOST, SECOND)
-    assert budget.grant(0)
-    for now_s in range(1, 40):
+    for now_s in range(40):
+        budget.grant(now_s * SECOND)
         budget.refused(now_s * SECOND)
-    budget.grant(FORGET_NS)
-    assert budget.bytes_per_s == LEAST_BYTES_PER_S
-    budget.grant(2 * FORGET_NS + 1)
+    budget.answered(0, 0, 39 * SECOND)
+    assert budget.bytes_per_s < 2 * LEAST_BYTES_PER_S
+    budget.grant(FORGET_NS + 40 * SECOND)
     assert budget.bytes_per_s == FIRST_BYTES_PER_S
+    granted = 1
+    while budget.grant(FORGET_NS + 40 * SECOND):
+        granted += 1
+    assert granted == FIRST_BYTES_PER_S / 4 / (64 << 10), "what answers bring is open again, too"
+
+
+def test_refusals_before_anything_was_granted_say_nothing_of_it() -> None:
+    budget = CatchUp(MOST, SECOND)
+    for now_s in range(30):  # dbmanager is away
+        budget.refused(now_s * SECOND)
+    assert budget.bytes_per_s == FIRST_BYTES_PER_S
+
+
+def test_a_few_slow_links_do_not_hold_up_the_others() -> None:
+    budget = CatchUp(MOST, SECOND)
+    for number in range(10_000):
+        is_slow = number % 10 == 0
+        budget.answered(64 << 10, SECOND if is_slow else SECOND // 100, number * SECOND // 500)
+    assert budget.bytes_per_s == MOST
+    for number in range(10_000, 20_000):
+        is_slow = number % 2 == 0
+        budget.answered(64 << 10, SECOND if is_slow else SECOND // 100, number * SECOND // 500)
+    assert budget.bytes_per_s < MOST / 4, "half of all answers: it is this machine"
 
 
 @pytest.mark.parametrize("capacity", [2 * MB, 10 * MB, 40 * MB])
