@@ -14,12 +14,12 @@ import pytest
 from benchmarks.stage import Agent, Stage
 from tests.e2e.conftest import Driver
 
-LIFE_S = 20.0
+LIFE_S = 60.0  # agents renew in its second half, which must be long enough for a busy machine
 
 
 @pytest.fixture(scope="module")
 def tls_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Server and two agents with TLS and certificates that live for seconds."""
+    """Server and two agents with TLS and certificates that live for a minute."""
     folder = tmp_path_factory.mktemp("tls-stage")
     with Stage(folder, tls=True, extra_toml=f"certificate_days = {LIFE_S / 86_400}\n") as running:
         running.start_server()
