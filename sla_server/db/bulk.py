@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Table, column, select, text
 from sqlalchemy import table as table_clause
+from sqlalchemy.exc import DBAPIError
 
 from sla_server.db.upserts import Changes, conflict_clause, insert_into, params, upsert
 
@@ -75,12 +76,15 @@ def _copy(connection: Connection, into: Table, columns: Mapping[str, Column], ch
     connection.execute(
         text(f"CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ({declared}) ON COMMIT DELETE ROWS")
     )
+    command = f"COPY {stage} ({', '.join(names)}) FROM STDIN (FORMAT BINARY)"
     driver: Any = connection.connection.driver_connection
-    with driver.cursor() as cursor:
-        listed = ", ".join(names)
-        with cursor.copy(f"COPY {stage} ({listed}) FROM STDIN (FORMAT BINARY)") as copy:
+    errors: Any = connection.dialect.loaded_dbapi
+    try:
+        with driver.cursor() as cursor, cursor.copy(command) as copy:
             for some in copy_stream([columns[name] for name in names], [kinds[name] for name in names]):
                 copy.write(some)
+    except errors.Error as exc:  # as SQLAlchemy raises it, which cannot see this
+        raise DBAPIError.instance(command, None, exc, errors.Error, dialect=connection.dialect) from exc
     source: Any = select(*(column(name) for name in names)).select_from(table_clause(stage))
     insert = insert_into(connection, into).from_select(names, source)
     connection.execute(conflict_clause(insert, into, changes))

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from db_rig import Rig
 from db_samples import T0, assert_database_holds, cuts_message, gateway, make_cut, record_message
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.db import schema
+from sla_server.db import bulk, schema
 from sla_server.db.bulk import COPY_FROM_ROWS, upsert_columns
-from sla_server.db.engine import begin
+from sla_server.db.engine import begin, make_engine
+from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.writer import REST_LIMIT_NS
 
 MANY = 700  # streams: more than one IN list
@@ -99,3 +100,21 @@ def test_a_database_of_the_first_release_goes_on(database):
     assert [row["text"] for row in second.reader.events()] == ["changed since"]
     assert_database_holds(second.reader, [make_cut(1), make_cut(2)])
     second.close()
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
+def test_a_database_that_goes_away_within_a_copy_is_away_and_nothing_else(database, monkeypatch):
+    engine = make_engine(database.config, database.data_dir)
+    ids = np.arange(COPY_FROM_ROWS, dtype=np.int64)
+
+    def cut_off(*_what):
+        with begin(engine) as other:
+            busy = "FROM pg_stat_activity WHERE query LIKE 'COPY%'"
+            other.execute(text(f"SELECT pg_terminate_backend(pid) {busy}"))
+        while True:
+            yield bytes(1 << 16)
+
+    monkeypatch.setattr(bulk, "copy_stream", cut_off)
+    with pytest.raises(DatabaseUnavailable), begin(engine) as connection:
+        upsert_columns(connection, schema.streams, {"stream_id": ids, "cuts": ids})
+    engine.dispose()
