@@ -199,7 +199,7 @@ def _compare_sums(proof: Proof, rows: list[dict[str, Any]], times: Counter[Key],
 
 
 def _broken_counters(rows: list[dict[str, Any]]) -> list[str]:
-    """Places where a cumulative counter neither goes on nor begins anew."""
+    """Places where a cumulative counter neither goes on nor starts again at zero."""
     problems = []
     last: dict[int, dict[str, Any]] = {}
     rows = sorted(rows, key=lambda row: (row["raw_start_us"], row["seq"]))

@@ -135,7 +135,7 @@ class Simulator:
         return self._process.pid
 
     def ask(self, command: str = "look") -> dict[str, Any]:
-        """Its counts; ``mark`` begins the lags anew, ``freeze`` ends the making of cuts.
+        """Its counts; ``mark`` forgets the lags measured so far, ``freeze`` ends the making of cuts.
 
         Raises:
             RuntimeError: it has ended, because the server closed a connection as a rule.
