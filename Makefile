@@ -16,14 +16,15 @@ demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
 	@$(PY) -m benchmarks.demonstration $(ARGS)
 
-# End to end tests mostly wait for the product's clock, so four files run at a time. ARGS="tests/db -k name": some.
-test: setup ## everything: lint, types, unit, databases, end to end, browser, Spark
-	@$(MAKE) --no-print-directory lint types
+# Long tests go first and the quick ones fill the gaps; types are checked beside them. ARGS="tests/e2e -k name": some.
+test: setup ## everything: lint, types, unit, integration, crash, end to end, browser, Spark
+	@$(MAKE) --no-print-directory lint
 ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
 else
-	@failed=0; $(PY) -m pytest $(THREE) --durations=20 --ignore=tests/e2e || failed=1; \
-	$(PY) -m pytest $(FOUR) --durations=20 tests/e2e || failed=1; exit $$failed
+	@$(MAKE) --no-print-directory types & types=$$!; failed=0; \
+	$(PY) -m pytest $(FOUR) --no-loadscope-reorder --durations=30 tests/crash tests/e2e tests/integration tests/unit || failed=1; \
+	wait $$types || failed=1; exit $$failed
 endif
 
 test-loaded: ## the same with two busy loops beside it, as on a shared machine

@@ -42,23 +42,23 @@ from benchmarks import harness
 from benchmarks.chaos_clients import Clients
 from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
-from benchmarks.cutting_proxy import CuttingProxy
 from benchmarks.harness import machine_facts, rows_for, table
-from benchmarks.postgres import PostgresServer
-from benchmarks.stage import Agent, Stage, StageError
 from gateway_agent.clock import STEP_FILE
 from sla_server.db.config import DatabaseConfig
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.postgres import PostgresServer
+from tests.support.stage import Agent, Stage, StageError
 
 SPOOL_BYTES = 4 << 20
 SMALL_SPOOL_BYTES = 6 << 10
 DATA_BYTES = 256 << 20
 DEBUG = {"SLA_LOG_LEVEL": "debug"}
 VICTIMS = {  # name: (fragment of its command line, weight)
-    "dbmanager": ("sla_server.part dbmanager", 5),
+    "dbmanager": ("sla_server.process dbmanager", 5),
     "pair": ("-m pmdaemon pair", 4),
-    "services": ("sla_server.part services", 2),
+    "services": ("sla_server.process services", 2),
     "pmdaemon": ("-m pmdaemon run", 2),
-    "appserver": ("sla_server.part appserver", 1),
+    "appserver": ("sla_server.process appserver", 1),
     "supervisor": ("-m sla_server start", 2),
     "link-a": ("gateway_agent.link.main --config {sockets}/a/", 3),
     "link-b": ("gateway_agent.link.main --config {sockets}/b/", 3),
@@ -350,7 +350,7 @@ class Chaos:
 
     def _stored(self, newest: dict[tuple[str, int], int]) -> bool:
         from sla_server.db.errors import DbError
-        from sla_server.db.reads import open_reader
+        from sla_server.db.queries.reader import open_reader
 
         self._revive()
         try:

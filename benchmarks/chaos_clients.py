@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import threading
 
-from benchmarks.load import Load
-from benchmarks.stage import Agent, Stage
+from tests.support.load import Load
+from tests.support.stage import Agent, Stage
 
 
 class Clients(threading.Thread):

@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks import harness
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
-from sla_server.services.brain import Brain
-from sla_server.services.decisions import SetCaps
-from sla_server.services.settings import ControlSettings
-from sla_server.services.simulator import IO_COST, SimClient, SimGateway, Simulation
+from sla_server.services.control.controller import Brain
+from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.simulation import IO_COST, SimClient, SimGateway, Simulation
 
 SEEDS: Final = range(16)
 LIMIT_S: Final = 0.012

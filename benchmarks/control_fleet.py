@@ -25,10 +25,10 @@ from pmdaemon.wire.names import stream_id
 from sla_server.agreements.compile import InForce
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
-from sla_server.services.brain import Brain
 from sla_server.services.collector import Collector
-from sla_server.services.judge import Judge
-from sla_server.services.settings import ControlSettings
+from sla_server.services.control.controller import Brain
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.judging.judge import Judge
 from sla_server.services.snapshot import Shown, snapshot_frame
 
 GATEWAYS: Final = 4_000

@@ -29,9 +29,17 @@ from typing import Any
 
 import click
 
-from benchmarks.load import Load, between, percentile_ms
-from benchmarks.stage import GOLD_IOPS, GREEDY_DEPTH, PROMISE_MS, Agent, Stage, StageError, free_port
 from benchmarks.verdict import Figures, bad_seconds_ratio, keeps, rate, summary, time_to_restore, told
+from tests.support.load import Load, between, percentile_ms
+from tests.support.stage import (
+    GOLD_IOPS,
+    GREEDY_DEPTH,
+    PROMISE_MS,
+    Agent,
+    Stage,
+    StageError,
+    free_port,
+)
 
 PAGE_PORT = 8411
 # Least shares of the whole: gold alone, greedy joins (observe), enforced after the promise holds again, gold

@@ -30,12 +30,12 @@ from sqlalchemy import Engine, func, select
 
 from benchmarks import fleet_load, fleet_watch, harness
 from benchmarks.fleet_watch import Simulator
-from benchmarks.postgres import PostgresServer
-from benchmarks.stage import Stage
 from sla_server.db import migrate, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.reads import open_reader
+from sla_server.db.queries.reader import open_reader
+from tests.support.postgres import PostgresServer
+from tests.support.stage import Stage
 
 STREAMS: Final = 16
 WARM_S: Final = 30.0

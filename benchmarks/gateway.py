@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.stage import Agent, Stage
+from tests.support.stage import Agent, Stage
 
 SECONDS = 2
 ROUNDS = 5

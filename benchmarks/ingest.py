@@ -29,21 +29,21 @@ from typing import Any, Final
 
 from benchmarks import harness
 from benchmarks.ingest_load import EPOCH, Fleet, fleet
-from benchmarks.postgres import PostgresServer
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import migrate
-from sla_server.db.archive import Archive
+from sla_server.db.archive.writer import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.ingest import IngestStore
-from sla_server.db.ingest_queue import IngestQueue
-from sla_server.db.reads import open_reader
+from sla_server.db.ingest.queue import IngestQueue
+from sla_server.db.ingest.transaction import IngestStore
+from sla_server.db.ingest.writer import Writer
+from sla_server.db.queries.reader import open_reader
 from sla_server.db.retention import Retention
-from sla_server.db.writer import Writer
+from tests.support.postgres import PostgresServer
 
 GATEWAYS: Final = 1000
 STREAMS: Final = 64

@@ -15,7 +15,7 @@ The goals are counted on the streaming form (post_many) and, at 100 KB, on check
 has any; one message at a time, and full checksums, stand beside them as rows without a target (ADR 7).
 
 Also: slots inspected per take behind 10,000 foreign messages, kills with everything acknowledged accounted
-for (tests/crash/chaos.py), and the round trip of two sleeping processes.
+for (tests/support/mailbox_chaos.py), and the round trip of two sleeping processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks import harness
 from benchmarks.mailbox_steps import steps
 from benchmarks.mailbox_transports import BATCH, VARIANTS, Transport
 from pmdaemon.mailbox import Layout, LookAhead, Mailbox, Route, attach, create_segment
-from tests.crash import chaos
+from tests.support import mailbox_chaos
 
 ROUNDS = 5
 MESSAGES = {100: 120_000, 4096: 120_000, 102_400: 9_000}  # a variant and round: 0.04 s to 1 s
@@ -167,7 +167,7 @@ def measure() -> harness.Sample:
     values["inspected_with_resets"] = inspected(LookAhead(), "shared", 20_000)
     values["inspected_without_look_ahead"] = inspected(LookAhead(enabled=False), "shared", 20)
     values["round_trip_us"] = round_trip_us(3_000)
-    outcomes = {form: chaos.run(form, KILLS // 2, 120, 7) for form in ("lanes", "shared")}
+    outcomes = {form: mailbox_chaos.run(form, KILLS // 2, 120, 7) for form in ("lanes", "shared")}
     values["chaos_kills"] = sum(outcome.kills for outcome in outcomes.values())
     values["chaos_faults"] = sum(o.lost + o.doubled + o.disordered for o in outcomes.values())
     raw = {

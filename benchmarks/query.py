@@ -23,18 +23,18 @@ from flask.testing import FlaskClient
 
 import dashboard
 from benchmarks import harness, query_data
-from benchmarks.postgres import PostgresServer
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.api.calls import Calls
 from sla_server.api.config import ApiConfig
-from sla_server.api.live import LiveView
-from sla_server.api.meters import Meters
-from sla_server.api.parts import Parts
+from sla_server.api.context import Parts
+from sla_server.api.live_view import LiveView
+from sla_server.api.metrics import Meters
+from sla_server.api.operations import Calls
 from sla_server.api.routes import PREFIX, ROUTES
 from sla_server.api.security import Guard, Logins
 from sla_server.api.source import Source
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.reads import open_reader
+from sla_server.db.queries.reader import open_reader
+from tests.support.postgres import PostgresServer
 
 ROUNDS = 5
 NO_SQL = {"health", "mode", "live", "trend", "stream", "operation", "session_state", "metrics", "openapi"}

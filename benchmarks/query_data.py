@@ -23,7 +23,7 @@ from pyarrow import csv
 
 from pmdaemon.wire.histogram import COARSE_BUCKETS
 from pmdaemon.wire.names import stream_id
-from sla_server.db import histcodec, migrate, partitions, schema
+from sla_server.db import histogram_codec, migrate, partitions, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
 
@@ -145,10 +145,10 @@ class Generator:
             buckets = np.unique(rng.integers(20, 60, size=9))
             buckets = np.sort(np.concatenate((buckets, buckets + 99)))
             counts = rng.integers(1, 4_000, size=len(buckets))
-            sparse.append("\\x" + histcodec.encode_sparse(buckets, counts).hex())
+            sparse.append("\\x" + histogram_codec.encode_sparse(buckets, counts).hex())
             hour = np.zeros(COARSE_BUCKETS, dtype=np.int64)
             np.add.at(hour, (buckets % 99) >> 1, counts * 60)
-            dense.append("\\x" + histcodec.encode_hours(hour[None])[0].hex())
+            dense.append("\\x" + histogram_codec.encode_hours(hour[None])[0].hex())
         self._sparse, self._dense = pa.array(sparse), pa.array(dense)
 
     def _grid(self, from_us: int, to_us: int, step_us: int) -> tuple[Any, Any, Any]:

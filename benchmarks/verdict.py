@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from benchmarks import harness
-from benchmarks.load import Load, Timed, between, percentile_ms
-from benchmarks.stage import PROMISE_MS
+from tests.support.load import Load, Timed, between, percentile_ms
+from tests.support.stage import PROMISE_MS
 
 MOST_BAD_RATIO: Final = 0.5  # held means: more often than not; without control every second is bad
 LEAST_KEPT_RATIO: Final = (

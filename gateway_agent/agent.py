@@ -24,7 +24,7 @@ import structlog
 
 from gateway_agent.children import Children, Spec
 from gateway_agent.config import AgentConfig
-from gateway_agent.link import state
+from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.files import write_whole
@@ -46,13 +46,13 @@ def run(config: AgentConfig) -> None:
     stop = Stop()
     stop.install_signals()
     stop.watch_parent()
-    state.make_private_directory(config.state_dir)
-    state.make_private_directory(config.runtime_dir)
+    state_files.make_private_directory(config.state_dir)
+    state_files.make_private_directory(config.runtime_dir)
     with contextlib.ExitStack() as locks:
         # runtime_dir too: the link of another identity would take our planes' counts by their sockets.
         for directory in sorted({config.state_dir.resolve(), config.runtime_dir.resolve()}):
-            locks.callback(os.close, state.lock_directory(directory))
-        gateway_id = state.gateway_id(config.state_dir)
+            locks.callback(os.close, state_files.lock_directory(directory))
+        gateway_id = state_files.gateway_id(config.state_dir)
         specs = write_child_configs(config, gateway_id)
         log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
         children = Children(specs, stop, SystemClock(), lambda: publish(config, gateway_id, children))
@@ -96,6 +96,6 @@ def publish(config: AgentConfig, gateway_id: str, children: Children) -> None:
         "restarts": {child.spec.name: max(child.policy.restarts, 0) for child in children.all},
     }
     try:
-        state.write_json(config.runtime_dir / "agent.json", value, synced=False)
+        state_files.write_json(config.runtime_dir / "agent.json", value, synced=False)
     except OSError as exc:
         log.warning("cannot-publish", reason=str(exc))

@@ -9,7 +9,7 @@ import click
 from gateway_agent import agent
 from gateway_agent import enrol as enrolment
 from gateway_agent.config import AgentConfig
-from gateway_agent.link import state
+from gateway_agent.link import state_files
 from gateway_agent.link.config import parse_server
 from gateway_agent.nbd.storage import Storage
 from pmdaemon.errors import ConfigError
@@ -72,8 +72,8 @@ def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fi
             where, pin = parse_server(server), enrolment.normal_fingerprint(fingerprint)
         except ValueError as exc:
             raise ConfigError("enrol", str(exc)) from exc
-        state.make_private_directory(state_dir)
-        held = enrolment.enrol(state_dir, state.gateway_id(state_dir), where, token, pin)
+        state_files.make_private_directory(state_dir)
+        held = enrolment.enrol(state_dir, state_files.gateway_id(state_dir), where, token, pin)
         days = (held.not_after_us - held.not_before_us) / 86_400e6
         click.echo(
             f"enrolled as {held.name} ({held.gateway_id}); certificate for {days:.0f} days, renewed by itself"

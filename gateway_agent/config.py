@@ -30,8 +30,7 @@ from gateway_agent.link.config import (
     parse_server,
 )
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig, StaticCap
-from pmdaemon.config import parse_listen
-from pmdaemon.runtime.config import StrictModel, describe
+from pmdaemon.runtime.config import StrictModel, describe, parse_address
 from pmdaemon.wire.names import is_name
 
 MAX_EXPORTS = 512  # the server takes no more of one gateway
@@ -136,7 +135,7 @@ class AgentConfig(StrictModel):
     @classmethod
     def _is_listen(cls, value: str) -> str:
         if value:
-            parse_listen(value)
+            parse_address(value)
         return value
 
     @field_validator("state_dir", "runtime_dir")
@@ -146,7 +145,7 @@ class AgentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
-        if not self.tls and self.listen and not is_own_host(parse_listen(self.listen)[0]):
+        if not self.tls and self.listen and not is_own_host(parse_address(self.listen)[0]):
             raise ValueError(
                 f"listen {self.listen!r} can be reached from other hosts, and without TLS anybody could pose "
                 "as the server. Run gateway-agent enrol and set tls = true"

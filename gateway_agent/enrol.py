@@ -23,15 +23,15 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
-from gateway_agent.link import state
+from gateway_agent.link import state_files
 from gateway_agent.link.errors import EnrolmentFailed
 from gateway_agent.link.identity import CA, DIRECTORY, write_own
 from pmdaemon.errors import WireError
-from pmdaemon.excerpt import printable
 from pmdaemon.pki import certificates, contexts, identity
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -64,7 +64,7 @@ def enrol(
         StateFileBroken: state_dir cannot be used.
     """
     directory = state_dir / DIRECTORY
-    state.make_private_directory(directory)
+    state_files.make_private_directory(directory)
     deadline = Deadline(LIMIT_S)
     where = f"{server[0]}:{server[1]}"
     authority = _pinned(server, fingerprint, deadline)

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import structlog
 
-from pmdaemon import config as configuration
-from pmdaemon.daemon import Daemon, raise_open_files
-from pmdaemon.net import pair as pair_process
+from pmdaemon.poller import config as configuration
+from pmdaemon.poller import pair as pair_process
+from pmdaemon.poller.parent import Daemon, raise_open_files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import note, noted, outermost

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pmdaemon.config import PmConfig
 from pmdaemon.mailbox import default_runtime_dir
+from pmdaemon.poller.config import PmConfig
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
 from sla_server.api.config import ApiConfig

@@ -167,7 +167,7 @@ class Supervisor:
         config = ["--config", str(self.config_path)] if self.config_path else []
         if name == "pmdaemon":
             return [sys.executable, "-m", "pmdaemon", "run", *config]
-        return [sys.executable, "-m", "sla_server.part", name, *config]
+        return [sys.executable, "-m", "sla_server.process", name, *config]
 
     def _start(self, part: Part) -> None:
         environment = {

@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox
+from pmdaemon.poller.backpressure import Teller
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, SAID_S, Pulse
 from pmdaemon.wire.pressure import Problem

@@ -22,10 +22,10 @@ from typing import Any
 from benchmarks.polling import payload
 from benchmarks.polling.peers import WARM_ROUNDS, GoOn, Sockets, Timed
 from benchmarks.polling.rig import MemorySink, Rig
-from pmdaemon.gateways.usual import FRAMES
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
-from pmdaemon.net.connection import Connection
-from pmdaemon.net.unified import UnifiedCore
+from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.fast_path import FRAMES
+from pmdaemon.poller.unified import UnifiedCore
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.kinds import Kind
 

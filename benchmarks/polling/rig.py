@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.polling.peers import Sockets
-from pmdaemon.cycle.catch_up import CatchUp
-from pmdaemon.cycle.control import ControlBook
-from pmdaemon.cycle.courier import Courier
-from pmdaemon.cycle.watermarks import Notice
-from pmdaemon.gateways.reception import Reception
-from pmdaemon.gateways.registry import Registry
-from pmdaemon.net.handover import Handover
-from pmdaemon.net.inbound import Hint, Inbound
-from pmdaemon.net.moving import ToOutbound
-from pmdaemon.net.outbound import Outbound
-from pmdaemon.net.vigil import Patience
+from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.inbound import Hint, Inbound
+from pmdaemon.poller.migration import ToOutbound
+from pmdaemon.poller.outbound import Outbound
+from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.registry import Registry
+from pmdaemon.poller.standing_caps import ControlBook
+from pmdaemon.poller.timeouts import Patience
+from pmdaemon.poller.watermarks import Notice
 from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.thread_inbox import Handover
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import structlog
 
 from gateway_agent.link.session import AgentSession
-from pmdaemon.excerpt import printable
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.late import Late, joined
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gateway_agent.enforcers.base import CapSet
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.excerpt import excerpt, printable
+from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire.cut import IO_KINDS
 
 Header = dict[str, Any]

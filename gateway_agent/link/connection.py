@@ -3,7 +3,7 @@
     waiting ──backoff over──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
                                   └───────────── 5 s for both ─────────────────────────────────────►
 
-Where the other side dials us (``address`` None, see ``link.doorway``), waiting ends with ``take``.
+Where the other side dials us (``address`` None, see ``link.listener``), waiting ends with ``take``.
 Without TLS there is no securing. With TLS the peer must show the server's certificate, from the pinned CA.
 What is said on it is the business of its ``Peer``; this class moves bytes and reports openings and losses.
 
@@ -25,9 +25,9 @@ import structlog
 
 from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.errors import LinkError, PeerLost
-from pmdaemon.net.transport import HandshakeFailed, TlsTransport, Transport
 from pmdaemon.pki.identity import SERVER_URI
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport
 
 log = structlog.get_logger("connection")
 

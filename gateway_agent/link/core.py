@@ -25,11 +25,11 @@ from gateway_agent.enforcers.base import CapSet
 from gateway_agent.link import commands, reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import CapsKeeper
-from gateway_agent.link.collect import Collector
+from gateway_agent.link.collection import Collector
 from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.identity import Identity
-from gateway_agent.link.plane import PlanePeer
+from gateway_agent.link.plane_client import PlanePeer
 from gateway_agent.link.session import AgentSession, State
 from gateway_agent.link.spool import Spool
 from gateway_agent.link.streams import StreamBook

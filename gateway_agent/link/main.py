@@ -18,22 +18,21 @@ import structlog
 
 from gateway_agent.children import restarts_of_this_process
 from gateway_agent.clock import agent_clock
-from gateway_agent.link import state
+from gateway_agent.link import state_files
 from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.config import LinkConfig, load_link, resolve_server
 from gateway_agent.link.core import Facts, LinkCore
 from gateway_agent.link.identity import Identity
-from gateway_agent.link.plane import PlanePeer
-from gateway_agent.link.shell import Shell
+from gateway_agent.link.loop import Shell
+from gateway_agent.link.plane_client import PlanePeer
 from gateway_agent.link.spool import Spool
 from gateway_agent.link.streams import StreamBook
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import Source
 from gateway_agent.sources.host import HostSource
-from pmdaemon.config import parse_listen
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.config import show
+from pmdaemon.runtime.config import parse_address, show
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
@@ -71,7 +70,7 @@ def publish_planes(config: LinkConfig, core: LinkCore) -> None:
         for name, plane in core.planes.items()
     }
     try:
-        state.write_json(
+        state_files.write_json(
             config.runtime_dir / "link.json", {"pid": os.getpid(), "planes": planes}, synced=False
         )
     except OSError as exc:
@@ -97,7 +96,7 @@ def run(config: LinkConfig, stop: Stop) -> None:
     chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
     backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
     sockets = {plane.name: plane.control_socket for plane in config.planes}
-    listen = parse_listen(config.listen) if config.listen else None
+    listen = parse_address(config.listen) if config.listen else None
     server = None if listen else resolve_server(config.server)
     shell = Shell(core, server, sockets, backoff, stop, clock, identity, listen)
     if shell.doorway is not None:

@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from gateway_agent.link import spool_record, state
+from gateway_agent.link import spool_record, state_files
 from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link.spool_record import Account, Gaps, Key, marks_of, with_gap
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
@@ -122,7 +122,7 @@ class Spool:
         self._open_queue = open_queue or (lambda settings: DiskQueue(settings, helper=False))
         self._is_broken = False
         self._index_due_ns = self._clock.monotonic_ns() + INDEX_SYNC_NS
-        state.make_private_directory(directory)
+        state_files.make_private_directory(directory)
         if list(directory.glob("*.spool")):
             raise SpoolUnusable(
                 str(directory), "it holds *.spool files of an earlier version; move them away"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from gateway_agent.link import state
+from gateway_agent.link import state_files
 from gateway_agent.link.errors import StateFileBroken
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.wire import names
@@ -50,7 +50,7 @@ class StreamBook:
         if self._path is None:
             return []
         try:
-            rows = state.read_json(self._path, _FIX) or []
+            rows = state_files.read_json(self._path, _FIX) or []
         except StateFileBroken as exc:
             log.error("streams-forgotten", problem=str(exc))
             return []
@@ -89,7 +89,7 @@ class StreamBook:
             OSError: it could not be written; do not spool the cut.
         """
         if self._dirty and self._path is not None:
-            state.write_json(self._path, [list(key) for key in self._streams.values()], synced=True)
+            state_files.write_json(self._path, [list(key) for key in self._streams.values()], synced=True)
         self._dirty = False
 
     def new_session(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from gateway_agent.link import commands, state
+from gateway_agent.link import commands, state_files
 from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.errors import StateFileBroken
 from pmdaemon.errors import MalformedFrame
@@ -30,7 +30,7 @@ class ThresholdStore:
         if self._path is None:
             return None
         try:
-            value = state.read_json(self._path, "It is begun anew")
+            value = state_files.read_json(self._path, "It is begun anew")
             return commands.thresholds(value) if isinstance(value, dict) else None
         except (StateFileBroken, MalformedFrame) as exc:
             log.error("thresholds-forgotten", problem=str(exc))
@@ -44,7 +44,7 @@ class ThresholdStore:
         """
         self.current = received
         if self._path is not None:
-            state.write_json(self._path, self.header(), synced=True)
+            state_files.write_json(self._path, self.header(), synced=True)
 
     def header(self) -> dict[str, Any]:
         """Header of THRESHOLDS and DP_THRESHOLDS."""

@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from gateway_agent.throttle.rates import LEAST_RATE, MOST_RATE
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import StrictModel, describe
 from pmdaemon.wire.names import is_name
+from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE
 
 NBD_PORT = 10809  # IANA
 

@@ -21,7 +21,7 @@ import structlog
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.loop import IN, OUT, Loop
 from pmdaemon.errors import ProtocolViolation, WireError
-from pmdaemon.excerpt import excerpt
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gateway_agent.errors import ExportRefused
-from gateway_agent.nbd.account import Stream, StreamCut
+from gateway_agent.nbd.accounting import Stream, StreamCut
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import ThresholdSet

@@ -17,16 +17,16 @@ import structlog
 
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.account import Stream
+from gateway_agent.nbd.accounting import Stream
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.file_session import FileSession
 from gateway_agent.nbd.jobs import Turns, WorkerPool
-from gateway_agent.nbd.proxy import ProxySession
+from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import Session
 from gateway_agent.nbd.storage import Storage
 from gateway_agent.nbd.volume import Context, Volume
-from gateway_agent.throttle.rates import RateSet
 from pmdaemon.wire.names import is_name
+from pmdaemon.wire.rates import RateSet
 
 log = structlog.get_logger("exports")
 RETRY_FIRST_S: Final = 1.0

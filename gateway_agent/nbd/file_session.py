@@ -22,11 +22,11 @@ from collections import deque
 from typing import Final
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.account import FAILED_BIT, Stream
+from gateway_agent.nbd.accounting import FAILED_BIT, Stream
 from gateway_agent.nbd.buffers import Buffers
-from gateway_agent.nbd.intake import MAX_QUEUED, Request
 from gateway_agent.nbd.jobs import PIECE_BYTES, Job, Runner
 from gateway_agent.nbd.replies import Finished
+from gateway_agent.nbd.request_buffer import MAX_QUEUED, Request
 from gateway_agent.nbd.session import Session
 from gateway_agent.nbd.storage import Storage
 from gateway_agent.nbd.volume import Context, Volume

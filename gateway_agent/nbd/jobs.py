@@ -24,8 +24,8 @@ from typing import Final, Protocol
 import structlog
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.intake import Request
 from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.request_buffer import Request
 from gateway_agent.nbd.storage import Storage
 from pmdaemon.runtime.threads import ThreadGroup
 

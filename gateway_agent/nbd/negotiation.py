@@ -14,7 +14,7 @@ import structlog
 
 from gateway_agent.errors import ExportRefused, GatewayError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.account import Stream
+from gateway_agent.nbd.accounting import Stream
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.handshake import Action, Close, Open, Send, ServerHandshake, Transmit
 from gateway_agent.nbd.loop import IN, Loop

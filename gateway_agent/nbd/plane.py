@@ -21,6 +21,7 @@ import structlog
 
 from gateway_agent.errors import GatewayError
 from gateway_agent.nbd.buffers import Buffers
+from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.config import Address, PlaneConfig, load_plane, parse_listen
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, StreamTable
@@ -33,13 +34,12 @@ from gateway_agent.nbd.starvation import RunDelay
 from gateway_agent.nbd.thresholds import parse_thresholds
 from gateway_agent.nbd.upstream import UpstreamOpening
 from gateway_agent.nbd.volume import Context, Volume
-from gateway_agent.throttle.caps import CapsInForce
-from gateway_agent.throttle.rates import Caps
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire.rates import Caps
 
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it

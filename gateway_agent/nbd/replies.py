@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.account import FAILED_BIT
+from gateway_agent.nbd.accounting import FAILED_BIT
 
 InFlight = dict[int, tuple[int, int, int, int]]
 """cookie -> (arrived_ns, sent_ns, word without outcome, payload bytes of a successful reply)."""

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.account import (
+from gateway_agent.nbd.accounting import (
     FAILED_BIT,
     FOLD_INTS,
     KIND_FLUSH,
@@ -31,10 +31,10 @@ from gateway_agent.nbd.account import (
     Stream,
     word_of,
 )
-from gateway_agent.nbd.intake import Intake, Request
 from gateway_agent.nbd.loop import GONE, IN, OUT
-from gateway_agent.nbd.outflow import OutFlow
 from gateway_agent.nbd.replies import Finished, InFlight
+from gateway_agent.nbd.reply_buffer import OutFlow
+from gateway_agent.nbd.request_buffer import Intake, Request
 from gateway_agent.nbd.volume import Context, Volume
 
 log = structlog.get_logger("session")

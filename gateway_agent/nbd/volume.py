@@ -19,9 +19,9 @@ from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import Loop
 from gateway_agent.nbd.protocol import ExportFacts
-from gateway_agent.throttle.rates import Caps, RateSet
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.wire.rates import Caps, RateSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Imports of ours: ``pmdaemon.errors`` and ``pmdaemon.runtime`` only. Payloads are
 """
 
 from pmdaemon.mailbox.doorbell import BACKSTOP_S
-from pmdaemon.mailbox.dump import describe
+from pmdaemon.mailbox.inspect import describe
 from pmdaemon.mailbox.layout import Layout, Route
 from pmdaemon.mailbox.mailbox import Mailbox, attach
 from pmdaemon.mailbox.message import LookAhead, Message, View

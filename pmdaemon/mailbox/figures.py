@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from pmdaemon.mailbox.doorbell import Ringer
 from pmdaemon.mailbox.hand import Hand
-from pmdaemon.mailbox.lane import LaneWriter
 from pmdaemon.mailbox.layout import (
     C_BUSY,
     C_DISCARDED,
@@ -32,7 +31,8 @@ from pmdaemon.mailbox.layout import (
     C_TAKES,
     C_THRESHOLD,
 )
-from pmdaemon.mailbox.taking import LaneReader
+from pmdaemon.mailbox.reader import LaneReader
+from pmdaemon.mailbox.writer import LaneWriter
 
 RESET_CAUSES: Final = ("invalid", "scans", "idle", "urgent", "returned")
 

@@ -47,14 +47,14 @@ from pmdaemon.mailbox.errors import (
 )
 from pmdaemon.mailbox.figures import Sources, metrics, publish, stats
 from pmdaemon.mailbox.hand import Hand
-from pmdaemon.mailbox.lane import LaneWriter
 from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP
 from pmdaemon.mailbox.message import LookAhead, Message, View
+from pmdaemon.mailbox.reader import LaneReader
 from pmdaemon.mailbox.ring import Outlet
 from pmdaemon.mailbox.segment import Segment
-from pmdaemon.mailbox.shared import SharedWriter
-from pmdaemon.mailbox.taking import LaneReader
+from pmdaemon.mailbox.shared_writer import SharedWriter
 from pmdaemon.mailbox.wiring import Buffer, flatten, keep_freed_memory, make_outlets, places
+from pmdaemon.mailbox.writer import LaneWriter
 from pmdaemon.runtime.clock import Deadline
 
 _LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides

@@ -16,11 +16,11 @@ from typing import Any, Final, cast
 
 from pmdaemon.mailbox.doorbell import Ringer
 from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
-from pmdaemon.mailbox.lane import LaneWriter
 from pmdaemon.mailbox.layout import C_ROOM, SLOT_BYTES
 from pmdaemon.mailbox.ring import Outlet, Ring
 from pmdaemon.mailbox.segment import Segment
-from pmdaemon.mailbox.shared import SharedWriter
+from pmdaemon.mailbox.shared_writer import SharedWriter
+from pmdaemon.mailbox.writer import LaneWriter
 
 _ATTEMPTS: Final = 5
 

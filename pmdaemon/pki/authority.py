@@ -15,7 +15,7 @@ Durability: a certificate is recorded before it is handed out. A token is burnt 
 so that it never makes two, but not by a request that is refused.
 
 Thread: any; the functions read and write files and may take milliseconds, so the threads that serve gateways
-never call them (``net.clerk`` does).
+never call them (``poller.certificates`` does).
 
 Source: P3, P7; DESIGN.md 5 "Credentials".
 """

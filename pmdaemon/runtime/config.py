@@ -7,6 +7,7 @@ force, as TOML) and ``--check-config``.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -162,3 +163,22 @@ def show(model: BaseModel) -> str:
 
     table("", model.model_dump(mode="json"))
     return "\n".join(lines).strip() + "\n"
+
+
+def parse_address(value: str) -> tuple[str, int]:
+    """("127.0.0.1", 7411) from "127.0.0.1:7411".
+
+    Raises:
+        ValueError: not "address:port".
+    """
+    host, _, port_text = value.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port_text.isdigit() or int(port_text) > 65535:
+        raise ValueError('expected "address:port", the port at most 65535, for example "127.0.0.1:7411"')
+    if host == "localhost":
+        host = "127.0.0.1"
+    try:
+        ipaddress.ip_address(host)
+    except ValueError as exc:
+        raise ValueError(f'{host!r} is not an IP address; use "127.0.0.1:{port_text}"') from exc
+    return host, int(port_text)

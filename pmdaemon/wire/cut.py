@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.errors import BadCut
-from pmdaemon.excerpt import excerpt
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind

@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pmdaemon.errors import BadCut, FrameTooLarge, MalformedFrame, PeerRefused, ProtocolViolation, WireError
-from pmdaemon.excerpt import printable
+from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 

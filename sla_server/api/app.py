@@ -22,9 +22,10 @@ from werkzeug.exceptions import HTTPException
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import watchdog
-from sla_server.api import answers, changes, lists, watching
+from sla_server.api import responses
+from sla_server.api.context import Parts
 from sla_server.api.errors import ApiError, Unavailable
-from sla_server.api.parts import Parts
+from sla_server.api.handlers import live, read, write
 from sla_server.api.routes import ROUTES, Route
 from sla_server.api.security import HEADERS, session_key, start_session
 
@@ -47,7 +48,7 @@ LOGIN_PAGE: Final = """<!doctype html>
 
 def handler_of(route: Route) -> Handler:
     """The function that answers a route."""
-    for module in (lists, changes, watching):
+    for module in (read, write, live):
         found = vars(module).get(route.operation)
         if callable(found):
             return cast(Handler, found)
@@ -88,7 +89,7 @@ def _bound(route: Route, parts: Parts) -> Callable[..., Response]:
     known = {query.name for query in route.query}
 
     def answer(**path: Any) -> Response:
-        answers.check_parameters(request, known)
+        responses.check_parameters(request, known)
         if route.changes:
             g.who = parts.guard.require_change(request)
         return handler(parts, request, **path)
@@ -118,11 +119,11 @@ def _wrap(app: Flask, parts: Parts) -> None:
         watchdog.beat(REQUEST_S)
         g.started_s = time.monotonic()
         parts.guard.check_host(request)
-        answers.check_text(request)
+        responses.check_text(request)
 
     @app.after_request
     def _after(response: Response) -> Response:
-        response = answers.finish(request, response)
+        response = responses.finish(request, response)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         operation = request.endpoint or "none"
@@ -140,25 +141,25 @@ def _tell_errors(app: Flask) -> None:
     @app.errorhandler(SlaError)
     def _ours(error: SlaError) -> Response:
         if isinstance(error, ApiError):
-            return answers.as_problem(error)
+            return responses.as_problem(error)
         if error.retryable:
-            return answers.as_problem(Unavailable(str(error)))
+            return responses.as_problem(Unavailable(str(error)))
         return _unforeseen(error)
 
     @app.errorhandler(HTTPException)
     def _flask(error: HTTPException) -> Response:
-        return answers.as_problem(answers.from_http(error))
+        return responses.as_problem(responses.from_http(error))
 
     @app.errorhandler(OSError)
     def _no_room(error: OSError) -> Response:
         if error.errno not in PASSING:
             return _unforeseen(error)
         log.warning("request-refused", path=request.path, error=error.strerror)
-        return answers.as_problem(Unavailable(f"the server is short of something: {error.strerror}"))
+        return responses.as_problem(Unavailable(f"the server is short of something: {error.strerror}"))
 
     @app.errorhandler(Exception)
     def _unforeseen(error: Exception) -> Response:
         log.error("request-failed", path=request.path, exc_info=error)
-        return answers.as_problem(
+        return responses.as_problem(
             ApiError("this is a fault of the server", "Its log has the details; please report it")
         )

@@ -14,8 +14,8 @@ from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.config import ApiConfig
 from sla_server.api.doors import SOCKET_NAME, open_local
+from sla_server.api.server import WebServer, open_listener
 from sla_server.api.source import open_source
-from sla_server.api.web import WebServer, open_listener
 from sla_server.db.config import DatabaseConfig
 
 

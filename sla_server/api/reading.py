@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from sla_server.api.app import create_app
-from sla_server.api.parts import Parts
+from sla_server.api.context import Parts
 
 __all__ = ["Parts", "create_app", "product_version"]
 

@@ -1,4 +1,4 @@
-"""What the API reads from SQL, as a protocol of plain rows; ``sla_server.db.reads.Reader`` fulfils it.
+"""What the API reads from SQL, as a protocol of plain rows; ``queries.reader.Reader`` fulfils it.
 
 Rows are dicts as in docs/formats/sql.md, JSON columns decoded. Every method may raise an error of
 ``sla_server.db.errors``; the app turns a retryable one into a 503 that says which database does not answer.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.reads import open_reader
+from sla_server.db.queries.reader import open_reader
 
 Row = dict[str, Any]
 

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from pmdaemon.config import parse_listen
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import CA_DAYS, DAY_S, Authority, Entry
+from pmdaemon.runtime.config import parse_address
 from pmdaemon.wire.names import is_name
 from sla_server import config as configuration
-from sla_server.cli import words
+from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.shared import OUTPUT, console, duration_s, print_json
 from sla_server.cli.tables import Column, build
@@ -88,7 +88,8 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
         return
     where = address or _own_address(config)
     click.echo(
-        f"token for {name}, good once until {words.when(expires_us)}. On the gateway's host, as its user:\n"
+        f"token for {name}, good once until {formatting.when(expires_us)}. "
+        "On the gateway's host, as its user:\n"
     )
     click.echo(
         f"  read -rs SLA_ENROL_TOKEN && export SLA_ENROL_TOKEN    # then paste: {made}\n"
@@ -98,7 +99,7 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
 
 
 def _own_address(config: configuration.ResolvedConfig) -> str:
-    host, port = parse_listen(config.pmdaemon.listen)
+    host, port = parse_address(config.pmdaemon.listen)
     return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared only
 
 
@@ -183,7 +184,7 @@ def list_(output: str) -> None:
         return
     click.echo(f"authority {authority.fingerprint()}")
     for item in waiting:
-        click.echo(f"token for {item.name}, good until {words.when(item.expires_us)}")
+        click.echo(f"token for {item.name}, good until {formatting.when(item.expires_us)}")
     if not entries:
         click.echo("No gateway is enrolled. Begin with: sla ca token NAME")
         return

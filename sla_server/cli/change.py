@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import click
 
-from pmdaemon.excerpt import printable_lines
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.cli.chunks import Part, cut, in_file
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, Refused
-from sla_server.cli.parts import Part, cut, in_file
 from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 
 

@@ -8,12 +8,17 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from sla_server.cli import words
+from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.shared import OUTPUT, console, pass_client, print_json
 from sla_server.cli.tables import Column, Row, build
 
-_STYLES = {"connected": words.GOOD, "waiting": words.BAD, "not-dialled": words.BAD, "unknown": words.WARN}
+_STYLES = {
+    "connected": formatting.GOOD,
+    "waiting": formatting.BAD,
+    "not-dialled": formatting.BAD,
+    "unknown": formatting.WARN,
+}
 
 
 def state_of(row: Row) -> Text:
@@ -33,7 +38,7 @@ def remark_of(row: Row) -> str:
 
 COLUMNS = (
     Column("ADDRESS", lambda row, _now_us: str(row["address"])),
-    Column("NAME", lambda row, _now_us: str(row["name"] or words.DASH)),
+    Column("NAME", lambda row, _now_us: str(row["name"] or formatting.DASH)),
     Column("STATE", lambda row, _now_us: state_of(row)),
     Column("REMARK", lambda row, _now_us: remark_of(row)),
 )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import click
 
-from pmdaemon.excerpt import printable_lines
+from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import outermost
 
 

@@ -13,7 +13,7 @@ import click
 
 from pmdaemon.mailbox import default_runtime_dir, describe
 from sla_server import config as configuration
-from sla_server.cli import words
+from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.shared import OUTPUT, console, print_json
 from sla_server.cli.tables import Column, build
@@ -39,7 +39,7 @@ ROUTES: Final = (
     Column("FROM", lambda row, _now_us: str(row["sender"])),
     Column("TO", lambda row, _now_us: str(row["recipient"])),
     _figure("WAITING", "messages"),
-    Column("BYTES", lambda row, _now_us: words.count(row["bytes"]), number=True),
+    Column("BYTES", lambda row, _now_us: formatting.count(row["bytes"]), number=True),
     Column("FULL", lambda row, _now_us: f"{row['fill_ratio']:.0%}", number=True),
 )
 
@@ -79,12 +79,12 @@ def _segments() -> list[Path]:
 
 
 def _pid(person: dict[str, Any]) -> str:
-    return f"{person['pid']}{'' if person['attached'] else ' gone'}" if person["pid"] else words.DASH
+    return f"{person['pid']}{'' if person['attached'] else ' gone'}" if person["pid"] else formatting.DASH
 
 
 def _looks(person: dict[str, Any]) -> str:
     looked = person["inspected_per_take"]
-    return words.DASH if looked is None else f"{looked:.2f}"
+    return formatting.DASH if looked is None else f"{looked:.2f}"
 
 
 def _show(entry: dict[str, Any]) -> None:

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import click
 
-from pmdaemon.config import parse_listen
 from pmdaemon.errors import ConfigError
-from pmdaemon.excerpt import printable_lines
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.config import parse_address
+from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import data_dir
 from sla_server.api.config import split_address
 from sla_server.cli import group
-from sla_server.cli.condition import another_at, connected, look, page_of
+from sla_server.cli.status import another_at, connected, look, page_of
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
 from sla_server.supervisor import Supervisor
@@ -120,7 +120,7 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
     """
     for setting, (host, port), left in (
         ("api.listen", split_address(config.api.listen), "api.port"),
-        ("pmdaemon.listen", parse_listen(config.pmdaemon.listen), "pmdaemon.port"),
+        ("pmdaemon.listen", parse_address(config.pmdaemon.listen), "pmdaemon.port"),
     ):
         deadline = Deadline(LEFTOVER_LIMIT_S if (config.runtime_dir / left).exists() else 0)
         while True:
@@ -134,7 +134,7 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
 
 
 def _check_room(config: configuration.ResolvedConfig) -> None:
-    from sla_server.db.ingest_queue import check_room  # numpy and the queue, for this one look
+    from sla_server.db.ingest.queue import check_room  # numpy and the queue, for this one look
 
     check_room(config.database.resolved_queue_dir(config.data_dir), config.database.queue_bytes)
 

@@ -19,7 +19,7 @@ import click
 
 from pmdaemon.runtime.clock import SystemClock
 from sla_server import config as configuration
-from sla_server.cli import words
+from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.shared import CONFIG, OUTPUT, console, pass_client, print_json
 from sla_server.cli.tables import Column, build
@@ -27,16 +27,16 @@ from sla_server.cli.tables import Column, build
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from sla_server.db.files.store import FileStore
+    from sla_server.db.archive.store import FileStore
 
 KIND_COLUMNS: Final = (
     Column("KIND", lambda row, _now_us: str(row["kind"])),
-    Column("FILES", lambda row, _now_us: words.count(row["files"]), number=True),
+    Column("FILES", lambda row, _now_us: formatting.count(row["files"]), number=True),
     Column("SIZE", lambda row, _now_us: size(row["bytes"]), number=True),
-    Column("ROWS", lambda row, _now_us: words.count(row["rows"]), number=True),
-    Column("CUTS", lambda row, _now_us: words.count(row["cuts"] or None), number=True),
-    Column("OLDEST", lambda row, _now_us: words.when(row["min_us"])),
-    Column("NEWEST", lambda row, _now_us: words.when(row["max_us"])),
+    Column("ROWS", lambda row, _now_us: formatting.count(row["rows"]), number=True),
+    Column("CUTS", lambda row, _now_us: formatting.count(row["cuts"] or None), number=True),
+    Column("OLDEST", lambda row, _now_us: formatting.when(row["min_us"])),
+    Column("NEWEST", lambda row, _now_us: formatting.when(row["max_us"])),
 )
 
 
@@ -50,8 +50,8 @@ class Stores(NamedTuple):
 
 @contextmanager
 def _opened(client: Client, path: Path | None, *, read_only: bool = True) -> Iterator[Stores]:
+    from sla_server.db.archive.store import open_files
     from sla_server.db.engine import check_made, make_engine
-    from sla_server.db.files.store import open_files
 
     config = configuration.load(path or client.config)
     if read_only:  # a restore makes the database
@@ -77,7 +77,7 @@ def _counted(number: int, one: str, more: str) -> str:
 
 def _with_times(text: str) -> str:
     """``hour 1795255200000000``, as JSON has it, with a time that people read."""
-    return re.sub(r"\bhour (\d+)", lambda found: f"hour from {words.when(int(found[1]))}", text)
+    return re.sub(r"\bhour (\d+)", lambda found: f"hour from {formatting.when(int(found[1]))}", text)
 
 
 @click.group()
@@ -91,7 +91,7 @@ def storage() -> None:
 @pass_client
 def status(client: Client, config: Path | None, output: str) -> None:
     """Show how many files there are, and whether names and manifest agree; reads no file."""
-    from sla_server.db.files.overview import overview
+    from sla_server.db.archive.overview import overview
 
     with _opened(client, config) as stores:
         told = overview(stores.engine, stores.files)
@@ -116,8 +116,8 @@ def compact(client: Client, config: Path | None, output: str) -> None:
 
     The server does the same by itself when hour and day are over.
     """
-    from sla_server.db.files.housekeeper import Housekeeper
-    from sla_server.db.files.overview import owners
+    from sla_server.db.archive.overview import owners
+    from sla_server.db.archive.upkeep import Housekeeper
 
     with _opened(client, config) as stores:
         found = owners(stores.engine)  # says so if there is no database, instead of making one
@@ -152,7 +152,7 @@ def compact(client: Client, config: Path | None, output: str) -> None:
 @pass_client
 def verify(client: Client, config: Path | None, output: str) -> None:
     """Read every file: checksums, manifest against files against SQL. Exit status 1 if something is wrong."""
-    from sla_server.db.files.verify import verify as look
+    from sla_server.db.archive.verify import verify as look
 
     with _opened(client, config) as stores:
         report = look(stores.engine, stores.files)
@@ -178,7 +178,7 @@ def verify(client: Client, config: Path | None, output: str) -> None:
 @pass_client
 def backup(client: Client, config: Path | None, directory: Path) -> None:
     """Copy database, files and token to a new DIRECTORY; the server may run."""
-    from sla_server.db.files.backup import make
+    from sla_server.db.backup import make
 
     with _opened(client, config) as stores:
         config_of, data_dir = stores.config.database, stores.config.data_dir
@@ -195,8 +195,8 @@ def backup(client: Client, config: Path | None, directory: Path) -> None:
 @pass_client
 def restore(client: Client, config: Path | None, directory: Path) -> None:
     """Bring a backup back from DIRECTORY into an empty database; the server must be stopped."""
-    from sla_server.db.files.backup import restore as bring_back
-    from sla_server.db.files.lock import storage_lock
+    from sla_server.db.archive.lock import storage_lock
+    from sla_server.db.backup import restore as bring_back
     from sla_server.db.process import directory_lock
 
     with _opened(client, config, read_only=False) as stores:
@@ -204,6 +204,6 @@ def restore(client: Client, config: Path | None, directory: Path) -> None:
         with directory_lock(data_dir), storage_lock(stores.files.lock_dir):
             head = bring_back(stores.engine, stores.files, data_dir, directory)
     click.echo(
-        f"{head.database} database and {head.files} files restored as of {words.when(head.made_us)}. "
+        f"{head.database} database and {head.files} files restored as of {formatting.when(head.made_us)}. "
         "Now: sla storage verify, then sla-server start"
     )

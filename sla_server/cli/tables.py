@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pmdaemon.excerpt import printable_lines
-from sla_server.cli import words
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.cli import formatting
 
 Row = dict[str, Any]
 
@@ -44,56 +44,62 @@ def _live(row: Row, key: str) -> Any:
 
 
 def _plain(key: str) -> Callable[[Row, int], str]:
-    return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else words.DASH)
+    return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else formatting.DASH)
 
 
 def _counted(key: str) -> Column:
-    return Column(key.upper(), lambda row, _now_us: words.count(row.get(key)), number=True)
+    return Column(key.upper(), lambda row, _now_us: formatting.count(row.get(key)), number=True)
 
 
 def state_of(state: Any) -> Text:
     """State of an objective, in words and colour."""
-    text, style = words.STATES.get(str(state), (str(state or "unknown"), ""))
+    text, style = formatting.STATES.get(str(state), (str(state or "unknown"), ""))
     return Text(text, style)
 
 
 def severity_of(row: Row) -> Text:
     """Severity of an event."""
-    return Text(str(row.get("severity", "")), words.SEVERITIES.get(str(row.get("severity")), ""))
+    return Text(str(row.get("severity", "")), formatting.SEVERITIES.get(str(row.get("severity")), ""))
 
 
 def rollups_of(row: Row) -> str:
     """How many rollups a policy was computed from."""
-    return words.count((row.get("job") or {}).get("rollups"))
+    return formatting.count((row.get("job") or {}).get("rollups"))
 
 
 def what_of(row: Row) -> str:
     """Text of an event, with its subject before it where the text does not name it."""
     subject, text = str(row.get("subject") or ""), str(row.get("text") or "")
     if not text:
-        return subject or words.DASH
+        return subject or formatting.DASH
     return text if not subject or subject in text else f"{subject}: {text}"
 
 
 def gateway_state(row: Row) -> Text:
     """State of a gateway."""
-    style = {"up": words.GOOD, "recovered": words.GOOD, "stalled": words.WARN, "detached": words.WARN}.get(
-        str(row.get("state")), words.BAD
-    )
-    return Text(str(row.get("state") or words.DASH), style)
+    style = {
+        "up": formatting.GOOD,
+        "recovered": formatting.GOOD,
+        "stalled": formatting.WARN,
+        "detached": formatting.WARN,
+    }.get(str(row.get("state")), formatting.BAD)
+    return Text(str(row.get("state") or formatting.DASH), style)
 
 
 def held_late(row: Row) -> Text:
     """I/Os that a throttle held for longer than the gateway's ``max_hold_s``, and the longest delay."""
     longest_us = _live(row, "longest_hold_us")
     if not longest_us:
-        return Text(words.DASH)
-    return Text(f"{words.count(_live(row, 'late_ios'))} (\u2264 {words.latency(longest_us)})", words.WARN)
+        return Text(formatting.DASH)
+    return Text(
+        f"{formatting.count(_live(row, 'late_ios'))} (\u2264 {formatting.latency(longest_us)})",
+        formatting.WARN,
+    )
 
 
 def clock_of(row: Row) -> str:
     """How far a gateway's clock is off; nothing before its first cut, when nothing is known."""
-    return words.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else words.DASH
+    return formatting.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else formatting.DASH
 
 
 KINDS: Final = {
@@ -102,10 +108,12 @@ KINDS: Final = {
         (
             Column("NAME", _plain("name")),
             Column("STATE", lambda row, _now_us: gateway_state(row)),
-            Column("LAST CUT", lambda row, now_us: words.ago(row.get("last_cut_us"), now_us), number=True),
+            Column(
+                "LAST CUT", lambda row, now_us: formatting.ago(row.get("last_cut_us"), now_us), number=True
+            ),
             Column("CLOCK", lambda row, _now_us: clock_of(row), number=True),
-            Column("STREAMS", lambda row, _now_us: words.count(_live(row, "streams")), number=True),
-            Column("LOST CUTS", lambda row, _now_us: words.count(row.get("dropped_cuts")), number=True),
+            Column("STREAMS", lambda row, _now_us: formatting.count(_live(row, "streams")), number=True),
+            Column("LOST CUTS", lambda row, _now_us: formatting.count(row.get("dropped_cuts")), number=True),
             Column("ADDRESS", _plain("address")),
         ),
         "No gateway has connected. Start an agent beside the storage: gateway-agent run --config FILE",
@@ -115,10 +123,10 @@ KINDS: Final = {
         (
             Column("VOLUME", _plain("volume")),
             Column("BACKEND", _plain("backend")),
-            Column("IOPS", lambda row, _now_us: words.count(_live(row, "iops")), number=True),
-            Column("P95", lambda row, _now_us: words.latency(_live(row, "p95_us")), number=True),
-            Column("P99", lambda row, _now_us: words.latency(_live(row, "p99_us")), number=True),
-            Column("CAP/s", lambda row, _now_us: words.count(_live(row, "cap_cost_per_s")), number=True),
+            Column("IOPS", lambda row, _now_us: formatting.count(_live(row, "iops")), number=True),
+            Column("P95", lambda row, _now_us: formatting.latency(_live(row, "p95_us")), number=True),
+            Column("P99", lambda row, _now_us: formatting.latency(_live(row, "p99_us")), number=True),
+            Column("CAP/s", lambda row, _now_us: formatting.count(_live(row, "cap_cost_per_s")), number=True),
             _counted("reads"),
             _counted("writes"),
         ),
@@ -129,11 +137,13 @@ KINDS: Final = {
         (
             Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
-            Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
+            Column("NOW", lambda row, _now_us: formatting.latency(row.get("latency_us")), number=True),
             Column("PROMISED", lambda row, _now_us: promise(row), number=True),
-            Column("KEPT", lambda row, _now_us: words.percent(row.get("compliance"), 2), number=True),
-            Column("COVER", lambda row, _now_us: words.percent(row.get("coverage")), number=True),
-            Column("BUDGET", lambda row, _now_us: words.percent(row.get("budget_remaining"), 0), number=True),
+            Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
+            Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
+            Column(
+                "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
+            ),
         ),
         "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
     ),
@@ -141,11 +151,11 @@ KINDS: Final = {
         "/throttles",
         (
             Column("VOLUME", _plain("volume")),
-            Column("AT MOST", lambda row, _now_us: words.cap(row)),
+            Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
             Column("STATE", _plain("state")),
             Column("TOO LATE", lambda row, _now_us: held_late(row), number=True),
-            Column("BY", lambda row, _now_us: str(row.get("who") or row.get("source") or words.DASH)),
-            Column("SINCE", lambda row, _now_us: words.when(row.get("requested_us"))),
+            Column("BY", lambda row, _now_us: str(row.get("who") or row.get("source") or formatting.DASH)),
+            Column("SINCE", lambda row, _now_us: formatting.when(row.get("requested_us"))),
             Column("REASON", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
         ),
         "No throttle was ever set.",
@@ -153,7 +163,7 @@ KINDS: Final = {
     "events": Kind(
         "/events",
         (
-            Column("TIME", lambda row, _now_us: words.when(row.get("at_us"))),
+            Column("TIME", lambda row, _now_us: formatting.when(row.get("at_us"))),
             Column("SEVERITY", lambda row, _now_us: severity_of(row)),
             Column("KIND", _plain("kind")),
             Column("WHAT", lambda row, _now_us: what_of(row)),
@@ -165,7 +175,7 @@ KINDS: Final = {
         (
             Column("VERSION", _plain("version"), number=True),
             Column("STATE", _plain("state")),
-            Column("CREATED", lambda row, _now_us: words.when(row.get("created_us"))),
+            Column("CREATED", lambda row, _now_us: formatting.when(row.get("created_us"))),
             Column("ROLLUPS", lambda row, _now_us: rollups_of(row), number=True),
             Column("BY", _plain("published_by")),
         ),
@@ -176,14 +186,14 @@ KINDS: Final = {
 
 def objective_of(row: Row) -> str:
     """agreement/objective, or the agreement alone if it has none."""
-    return "/".join(str(row[key]) for key in ("name", "objective") if row.get(key)) or words.DASH
+    return "/".join(str(row[key]) for key in ("name", "objective") if row.get(key)) or formatting.DASH
 
 
 def promise(row: Row) -> str:
     """Percentile and threshold."""
     if row.get("threshold_us") is None:
-        return words.DASH
-    return f"p{row.get('percentile', 0):g} {words.latency(row['threshold_us'])}"
+        return formatting.DASH
+    return f"p{row.get('percentile', 0):g} {formatting.latency(row['threshold_us'])}"
 
 
 def by_objective(rows: Sequence[Row]) -> list[Row]:

@@ -23,8 +23,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pmdaemon.excerpt import printable_lines
-from sla_server.cli import words
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
 from sla_server.cli.shared import console, pass_client
@@ -33,30 +33,30 @@ from sla_server.cli.tables import Column, Row, build, objective_of, promise, sta
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
     Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
-    Column("NOW", lambda row, _now_us: words.latency(row.get("latency_us")), number=True),
+    Column("NOW", lambda row, _now_us: formatting.latency(row.get("latency_us")), number=True),
     Column("PROMISED", lambda row, _now_us: promise(row), number=True),
-    Column("KEPT", lambda row, _now_us: words.percent(row.get("compliance"), 2), number=True),
-    Column("BUDGET", lambda row, _now_us: words.percent(row.get("budget_remaining"), 0), number=True),
+    Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
+    Column("BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True),
 )
 VOLUMES: Final = (
     Column("VOLUME", lambda row, _now_us: str(row.get("volume"))),
-    Column("IOPS", lambda row, _now_us: words.count(row.get("iops")), number=True),
-    Column("RATE", lambda row, _now_us: words.rate(row.get("bytes_per_s")), number=True),
-    Column("P50", lambda row, _now_us: words.latency(row.get("p50_us")), number=True),
-    Column("P95", lambda row, _now_us: words.latency(row.get("p95_us")), number=True),
-    Column("P99", lambda row, _now_us: words.latency(row.get("p99_us")), number=True),
-    Column("HELD", lambda row, _now_us: words.count(row.get("held")), number=True),
-    Column("CAP/s", lambda row, _now_us: words.count(row.get("cap_cost_per_s")), number=True),
+    Column("IOPS", lambda row, _now_us: formatting.count(row.get("iops")), number=True),
+    Column("RATE", lambda row, _now_us: formatting.rate(row.get("bytes_per_s")), number=True),
+    Column("P50", lambda row, _now_us: formatting.latency(row.get("p50_us")), number=True),
+    Column("P95", lambda row, _now_us: formatting.latency(row.get("p95_us")), number=True),
+    Column("P99", lambda row, _now_us: formatting.latency(row.get("p99_us")), number=True),
+    Column("HELD", lambda row, _now_us: formatting.count(row.get("held")), number=True),
+    Column("CAP/s", lambda row, _now_us: formatting.count(row.get("cap_cost_per_s")), number=True),
 )
 THROTTLES: Final = (
     Column("THROTTLED", lambda row, _now_us: str(row.get("volume"))),
-    Column("AT MOST", lambda row, _now_us: words.cap(row)),
+    Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
     Column("STATE", lambda row, _now_us: str(row.get("state"))),
-    Column("FOR", lambda row, now_us: words.ago(row.get("since_us"), now_us), number=True),
+    Column("FOR", lambda row, now_us: formatting.ago(row.get("since_us"), now_us), number=True),
     Column("WHY", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
 )
 EVENTS: Final = (
-    Column("TIME", lambda row, _now_us: words.when(row.get("at_us"))),
+    Column("TIME", lambda row, _now_us: formatting.when(row.get("at_us"))),
     Column("EVENT", lambda row, _now_us: what_of(row) if row.get("text") else str(row.get("kind"))),
 )
 EVENTS_SHOWN: Final = 5
@@ -70,7 +70,7 @@ def frame(snapshot: Row, trouble: str = "") -> RenderableType:
     now_us = int(snapshot.get("at_us") or 0)
     parts: list[RenderableType] = [_headline(snapshot, trouble)]
     if trouble:
-        parts.append(Text(printable_lines(trouble), words.BAD))
+        parts.append(Text(printable_lines(trouble), formatting.BAD))
     known = bool(snapshot.get("at_us"))  # before the first live view an empty list says nothing
     sections: tuple[tuple[tuple[Column, ...], list[Row], str], ...] = (
         (SLAS, snapshot.get("slas", []), NO_SLAS if known else "Agreements are not known yet."),
@@ -102,7 +102,7 @@ def _headline(snapshot: Row, trouble: str) -> Table:
     policy = snapshot.get("policy") or {}
     if policy.get("version"):
         facts.append(f"policy {policy['version']}")
-    stamp = "" if trouble else words.when(snapshot.get("at_us"))
+    stamp = "" if trouble else formatting.when(snapshot.get("at_us"))
     line.add_row(Text(printable_lines(" · ".join(facts)), "bold"), Text(stamp, "dim"))
     return line
 
@@ -131,13 +131,14 @@ def top(client: Client, once: bool, interval: float) -> None:
 def trouble_of(snapshot: Row) -> str:
     """What is wrong with the view itself or with the server, in words; empty when nothing is."""
     server = snapshot.get("server") or {}
-    database = words.sentence(server.get("database"))
+    database = formatting.sentence(server.get("database"))
     if not server.get("stale"):
         told = (
             [f"{database} Live values go on; compliance and events are those last read."] if database else []
         )
         told += [
-            f"{row['process']}, since {words.when(row['since_us'])}: {words.sentence(row['reason'])}"
+            f"{row['process']}, since {formatting.when(row['since_us'])}: "
+            f"{formatting.sentence(row['reason'])}"
             for row in snapshot.get("problems", [])
             if not (database and row["what"] == "database")
         ]
@@ -146,7 +147,7 @@ def trouble_of(snapshot: Row) -> str:
         return f"{database} The services part waits for it; agreements come back with it."
     if server.get("age_s") is None:
         return "The services part has not sent a live view yet; 'sla-server status' says more."
-    silent = words.span(server["age_s"])
+    silent = formatting.span(server["age_s"])
     return f"No live data for {silent}: the services part does not answer (sla-server status)."
 
 

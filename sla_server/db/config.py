@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from pmdaemon.runtime.config import StrictModel
-from sla_server.db.files.config import FilesConfig
+from sla_server.db.archive.config import FilesConfig
 
 DRIVERS = ("sqlite", "postgresql+psycopg")
 

@@ -18,10 +18,10 @@ from sqlalchemy import Engine, inspect, select, text
 
 from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
 from sla_server.db import schema
+from sla_server.db.archive import manifest
+from sla_server.db.archive.manifest import FileRow
 from sla_server.db.engine import translated
 from sla_server.db.errors import BackupFailed
-from sla_server.db.files import manifest
-from sla_server.db.files.manifest import FileRow
 from sla_server.db.migrate import current_revision
 
 NAMES: Final = {"postgresql": "sql.dump", "sqlite": "sla.db"}

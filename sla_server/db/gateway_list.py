@@ -21,7 +21,7 @@ from sqlalchemy import Engine, select
 from pmdaemon.runtime.files import write_whole
 from sla_server.db import schema
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.query import Queries
+from sla_server.db.queries.query import Queries
 
 FILE: Final = "gateways.json"
 LOOK_S: Final = 5.0

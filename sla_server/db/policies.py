@@ -18,13 +18,13 @@ from sqlalchemy import Connection, Engine, Table, func, insert, select, text
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import schema
+from sla_server.db.archive import manifest
+from sla_server.db.archive.store import FileStore, open_files
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
 from sla_server.db.errors import NoRightToPublish
-from sla_server.db.files import manifest
-from sla_server.db.files.store import FileStore, open_files
-from sla_server.db.reads import Reader
+from sla_server.db.queries.reader import Reader
 
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 HOURS_A_WEEK: Final = 168

@@ -29,8 +29,8 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy import Engine
 
-from pmdaemon.cycle.teller import Teller
 from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.poller.backpressure import Teller
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
@@ -38,24 +38,24 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db import migrate
-from sla_server.db.archive import Archive
+from sla_server.db.archive.lock import storage_lock
+from sla_server.db.archive.store import open_files
+from sla_server.db.archive.upkeep import Housekeeper
+from sla_server.db.archive.writer import Archive
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import AnotherManager, DatabaseDamaged, DatabaseUnavailable, FilesUnavailable
-from sla_server.db.files.housekeeper import Housekeeper
-from sla_server.db.files.lock import storage_lock
-from sla_server.db.files.store import open_files
 from sla_server.db.gateway_list import LOOK_S, GatewayListFile
-from sla_server.db.ingest import IngestStore
-from sla_server.db.ingest_queue import STEP_BYTES, IngestQueue, Record
-from sla_server.db.intake import Intake
-from sla_server.db.inventory import Row, event_row
-from sla_server.db.outage import Outage
-from sla_server.db.post_office import PostOffice
-from sla_server.db.reads import Reader
+from sla_server.db.ingest.intake import Intake
+from sla_server.db.ingest.inventory import Row, event_row
+from sla_server.db.ingest.outage import Outage
+from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, Record
+from sla_server.db.ingest.receiver import PostOffice
+from sla_server.db.ingest.transaction import IngestStore
+from sla_server.db.ingest.watermarks import HighWater
+from sla_server.db.ingest.writer import STEP_S, Writer
+from sla_server.db.queries.reader import Reader
 from sla_server.db.retention import Retention
-from sla_server.db.watermarks import HighWater
-from sla_server.db.writer import STEP_S, Writer
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"

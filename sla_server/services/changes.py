@@ -17,7 +17,7 @@ from typing import Final
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.services.catalog import Catalog, Change
-from sla_server.services.journal import Journal
+from sla_server.services.record_sender import Journal
 
 MAX_WAITING: Final = 64
 Make = Callable[[Catalog, int], Change | None]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from pmdaemon.runtime.config import StrictModel
-from sla_server.services.settings import ControlSettings
+from sla_server.services.control.settings import ControlSettings
 
 
 class ServicesConfig(StrictModel):

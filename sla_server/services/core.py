@@ -17,33 +17,33 @@ from typing import Final
 import structlog
 
 from pmdaemon.errors import WireError
-from pmdaemon.excerpt import printable
-from pmdaemon.gateways.alerts import parse_alert
+from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
 from sla_server.agreements.compile import InForce
 from sla_server.agreements.standing import Standing
 from sla_server.services import catalog as catalogs
-from sla_server.services.attendance import Attendance
+from sla_server.services.absences import Attendance
 from sla_server.services.catalog import Catalog
 from sla_server.services.changes import Changes, Job
 from sla_server.services.config import ServicesConfig
-from sla_server.services.cut_mail import read_cuts
-from sla_server.services.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.cut_batch import read_cuts
+from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
-from sla_server.services.journal import Journal
-from sla_server.services.looker import Found
 from sla_server.services.outbox import Outbox
-from sla_server.services.policies import PolicyInForce
+from sla_server.services.policy_in_force import PolicyInForce
 from sla_server.services.pressure import Pressures
 from sla_server.services.problems import Problems
 from sla_server.services.protocols import Controller, Eyes
+from sla_server.services.record_sender import Journal
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
+from sla_server.services.sql_worker import Found
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 

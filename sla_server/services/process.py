@@ -27,14 +27,14 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
-from sla_server.services.brain import Brain
 from sla_server.services.collector import Collector
 from sla_server.services.config import ServicesConfig
+from sla_server.services.control.controller import Brain
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
-from sla_server.services.journal import Journal
-from sla_server.services.looker import LOOK_LIMIT_S, Looker
 from sla_server.services.outbox import Outbox
+from sla_server.services.record_sender import Journal
+from sla_server.services.sql_worker import LOOK_LIMIT_S, Looker
 from sla_server.services.sqlstore import open_store
 from sla_server.services.startup import Start, marker_event, read_start
 from sla_server.services.store import Store

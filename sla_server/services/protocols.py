@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.catalog import Catalog
-from sla_server.services.decisions import Decision
-from sla_server.services.looker import Found
+from sla_server.services.control.decisions import Decision
+from sla_server.services.sql_worker import Found
 
 
 class Controller(Protocol):

@@ -17,18 +17,18 @@ from typing import Any, Final, Literal, Protocol
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pmdaemon.config import ListedGateway
+from pmdaemon.poller.config import ListedGateway
 from pmdaemon.runtime.config import describe
 from sla_server.agreements.errors import AgreementsRefused, Problem
 from sla_server.agreements.load import Loaded
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog, Change
 from sla_server.services.changes import Changes, Job
+from sla_server.services.control.throttle import LEAST
 from sla_server.services.documents import Reader
-from sla_server.services.journal import Journal
 from sla_server.services.protocols import Controller, Eyes
+from sla_server.services.record_sender import Journal
 from sla_server.services.rows import Rows, audit_row, event_row
-from sla_server.services.throttles import LEAST
 
 log = structlog.get_logger("requests")
 Body = dict[str, Any]

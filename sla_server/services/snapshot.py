@@ -8,14 +8,14 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from pmdaemon.errors import FrameTooLarge
-from pmdaemon.excerpt import excerpt
+from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from sla_server import strict_json
 from sla_server.agreements.history import Counts
 from sla_server.agreements.standing import Standing
-from sla_server.services.looker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.rows import Row
+from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
 SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
 EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new volumes some 13 KB

@@ -1,4 +1,4 @@
-"""``Store`` over ``sla_server.db.reads``: the only file of this package that knows the database package."""
+"""``Store`` over ``sla_server.db.queries``: the only file of this package that knows the database package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.reads import Reader, open_reader
+from sla_server.db.queries.reader import Reader, open_reader
 from sla_server.services.store import JudgeInputs, Row
 
 _STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")

@@ -13,8 +13,8 @@ from typing import Final
 from pmdaemon.runtime.clock import Clock
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
-from sla_server.services.looker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import Store
 
 MODES: Final = ("observe", "enforce")

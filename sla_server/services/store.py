@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class JudgeInputs(Protocol):
-    """What slices are judged from (``sla_server.db.reads.SliceInputs``)."""
+    """What slices are judged from (``sla_server.db.queries.reader.SliceInputs``)."""
 
     @property
     def rows(self) -> list[Row]:

@@ -17,8 +17,8 @@ import pytest
 
 from pmdaemon.mailbox import Layout, Mailbox, Message, Route, attach, create_segment
 from pmdaemon.mailbox.errors import MailboxFull
-from tests.crash.killing import Fate, Journal, child
-from tests.unit.mailbox.support import abandon, audit
+from tests.support.killing import Fate, Journal, child
+from tests.support.mailbox import abandon, audit
 
 NEVER = 1 << 60
 LAST_POST = 20  # stores of a post that reclaims a run of three, and somewhat more

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load import Load
-from benchmarks.stage import Agent, Stage
+from tests.support.load import Load
+from tests.support.stage import Agent, Stage
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,7 +44,7 @@ class Driver:
         self._running: list[tuple[Load, asyncio.Event, object]] = []
 
     def start(self, socket_path: Path, export: str, **how: float) -> Load:
-        """Start a load; see ``benchmarks.load.Load`` for ``how``."""
+        """Start a load; see ``tests.support.load.Load`` for ``how``."""
         load = Load(socket_path, export, seed=len(self._running) + 1, **how)  # type: ignore[arg-type]
         stop = asyncio.Event()
         future = asyncio.run_coroutine_threadsafe(load.run(stop), self._loop)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Agent, Stage
+from tests.support.stage import Agent, Stage
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_every_place_agrees_with_fio(fio_stage: Stage, volume: str, tmp_path: Pa
     listed = row(table["items"] if isinstance(table, dict) else table, volume)
     assert (listed["reads"], listed["writes"]) == expected
     assert totals_in_sql(fio_stage, volume) == expected
-    from tests.e2e.browser import text_of
+    from tests.support.browser import text_of
 
     page = text_of(f"http://127.0.0.1:{fio_stage.api_port}/", f'[data-volume="{volume}"] [data-total]')
     assert page.replace(",", "").replace("\u202f", "").replace("\u00a0", "").split()[0] == str(reads + writes)

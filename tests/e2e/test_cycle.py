@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import GOLD_IOPS, GREEDY_DEPTH, Stage
 from tests.e2e.conftest import Driver
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH, Stage
 
 
 def gold_state(stage: Stage) -> str:
@@ -66,7 +65,7 @@ def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
 
 def screenshot(stage: Stage, folder: Path) -> None:
     """The page during a real run; kept in docs/ when asked for (make screenshot)."""
-    from tests.e2e.browser import take_screenshot
+    from tests.support.browser import take_screenshot
 
     shot = folder / "dashboard.png"
     take_screenshot(f"http://127.0.0.1:{stage.api_port}/", shot, 1280, 1000, "[data-throttle]")

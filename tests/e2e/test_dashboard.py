@@ -31,11 +31,12 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.api import process
 from sla_server.api.config import WORKER_THREADS, ApiConfig
-from sla_server.api.web import WebServer, open_listener
+from sla_server.api.server import WebServer, open_listener
 from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
-from tests.e2e.browser import (
+from tests.support import api
+from tests.support.browser import (
     console_errors,
     fresh_page,
     running,
@@ -44,7 +45,6 @@ from tests.e2e.browser import (
     text_of,
     wait_for,
 )
-from tests.unit.api import fakes
 
 pytestmark = pytest.mark.e2e
 Page = Callable[..., AbstractContextManager[Chrome]]
@@ -55,13 +55,13 @@ class Site:
     """A web server with a feed that the test decides."""
 
     def __init__(
-        self, folder: Path, snapshot: Callable[[int], dict[str, Any]] | None = fakes.snapshot, **config: Any
+        self, folder: Path, snapshot: Callable[[int], dict[str, Any]] | None = api.snapshot, **config: Any
     ) -> None:
         self.folder = folder
         self.config = config
         self.stop = Stop()
-        self.box = fakes.FakeBox(answer=lambda _header: (True, 200, {}))
-        self.source = fakes.FakeSource()
+        self.box = api.FakeBox(answer=lambda _header: (True, 200, {}))
+        self.source = api.FakeSource()
         self.snapshot = snapshot
         self.start("127.0.0.1:0")
 
@@ -96,7 +96,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(fakes.data_dir(tmp_path))
+    made = Site(api.data_dir(tmp_path))
     yield made
     made.close()
     made.box.close()
@@ -143,14 +143,14 @@ def axis_of(driver: Chrome) -> tuple[float, float]:
 
 
 def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> None:
-    site = Site(fakes.data_dir(tmp_path), snapshot=None)
+    site = Site(api.data_dir(tmp_path), snapshot=None)
     try:
         began_s = time.time()
-        idle = [{**fakes.snapshot()["slas"][0], "latency_us": None}]
+        idle = [{**api.snapshot()["slas"][0], "latency_us": None}]
         for ago_s in range(600, 0, -1):  # ten minutes without an agreement, then with one, but no I/O
             slas = [] if ago_s > 300 else idle
-            site.server.parts.live.put(fakes.snapshot(round((began_s - ago_s) * 1e6), slas=slas))
-        site.snapshot = fakes.snapshot
+            site.server.parts.live.put(api.snapshot(round((began_s - ago_s) * 1e6), slas=slas))
+        site.snapshot = api.snapshot
         with page(WIDE_PX, 900) as driver:
             driver.get(site.url)
             until(driver, lambda: "of 12.0 ms" in text(driver, "#chart-title"), "the newest values are shown")
@@ -231,10 +231,8 @@ def test_a_reader_without_session_can_change_nothing(site: Site, page: Page) -> 
 
 
 def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
-    manual = {**fakes.snapshot()["throttles"][0], "throttle_id": "t-2", "source": "manual", "victim": ""}
-    site.snapshot = lambda at_us: fakes.snapshot(
-        at_us, throttles=[*fakes.snapshot(at_us)["throttles"], manual]
-    )
+    manual = {**api.snapshot()["throttles"][0], "throttle_id": "t-2", "source": "manual", "victim": ""}
+    site.snapshot = lambda at_us: api.snapshot(at_us, throttles=[*api.snapshot(at_us)["throttles"], manual])
     with page() as driver:
         sign_in(driver, site)
         wait_for(driver, "[data-volume=batch] button", visible=True)
@@ -287,8 +285,8 @@ def test_focus_stays_where_it_is_while_data_come_in(site: Site, page: Page) -> N
 
 def test_names_are_text_never_markup(site: Site, page: Page) -> None:
     nasty = "<img src=x onerror=document.title='owned'>"
-    row = {**fakes.snapshot()["throttles"][0], "text": nasty}
-    site.snapshot = lambda at_us: fakes.snapshot(at_us, throttles=[row])
+    row = {**api.snapshot()["throttles"][0], "text": nasty}
+    site.snapshot = lambda at_us: api.snapshot(at_us, throttles=[row])
     with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle] p")
@@ -316,26 +314,26 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site, page: P
         port = site.server.port
         site.close()
         until(driver, lambda: "Connection to the server lost" in text(driver, "#banner"), "the loss is said")
-        site.stop, site.snapshot = Stop(), fakes.snapshot
+        site.stop, site.snapshot = Stop(), api.snapshot
         site.start(f"127.0.0.1:{port}")
         until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "live again by itself")
         until(driver, lambda: text(driver, "#feed") == "live", "the feed is live")
 
 
 def test_what_is_in_trouble_is_said_since_when_and_why(site: Site, page: Page) -> None:
-    full = {"process": "dbmanager", "what": "database", "since_us": fakes.NOW_US, "reason": "no space left"}
+    full = {"process": "dbmanager", "what": "database", "since_us": api.NOW_US, "reason": "no space left"}
     with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
-        site.snapshot = lambda at_us: fakes.snapshot(at_us, problems=[full])
+        site.snapshot = lambda at_us: api.snapshot(at_us, problems=[full])
         until(driver, lambda: "No space left." in text(driver, "#banner"), "the reason")
         assert text(driver, "#banner").startswith("dbmanager, since ")
-        site.snapshot = fakes.snapshot
+        site.snapshot = api.snapshot
         until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "over")
 
 
 def test_a_page_without_a_place_polls(tmp_path: Path, page: Page) -> None:
-    site = Site(fakes.data_dir(tmp_path), live_streams_max=1)
+    site = Site(api.data_dir(tmp_path), live_streams_max=1)
     held = ask(site, "/api/v1/live/stream")
     try:
         with page() as driver:
@@ -361,7 +359,7 @@ class Config:
     """What the process takes of the server's configuration."""
 
     def __init__(self, folder: Path) -> None:
-        self.data_dir = fakes.data_dir(folder)
+        self.data_dir = api.data_dir(folder)
         self.runtime_dir = folder / "run"
         self.runtime_dir.mkdir(mode=0o700)
         self.database = DatabaseConfig()
@@ -380,14 +378,14 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
         assert time.monotonic() < end_s
         time.sleep(0.02)
     assert local.stat().st_mode & 0o777 == 0o600
-    headers = {"Authorization": f"Bearer {fakes.TOKEN}"}
+    headers = {"Authorization": f"Bearer {api.TOKEN}"}
     try:
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers
         ) as client:
             with closing(Client("", local=local)) as ours:
                 assert ours.get("/session") == {"signed_in": False}
-            services.post("appserver", frame.encode(Kind.SNAPSHOT, fakes.snapshot()))
+            services.post("appserver", frame.encode(Kind.SNAPSHOT, api.snapshot()))
             while client.get("/api/v1/live").json()["mode"] is None:
                 assert time.monotonic() < end_s
             answers: list[httpx.Response] = []

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Agent, Stage
 from tests.e2e.conftest import Driver
+from tests.support.stage import Agent, Stage
 
 LIMIT_S = 60.0
 FULL, DEAD, UNREAD = "full device", "pipe without reader", "pipe that is not read"
@@ -72,7 +72,7 @@ def test_no_process_dies_of_its_log(tmp_path: Path, driver: Driver, server: str,
             before = {fragment: sorted(stage.pids(fragment)) for fragment in lasting}
             assert [len(pids) for pids in before.values()] == [1, 2, 2]
             # Each of these deaths, and each new client, is worth a line to every process that sees it.
-            for fragment in ("gateway_agent.link.main", "sla_server.part services", "-m pmdaemon pair"):
+            for fragment in ("gateway_agent.link.main", "sla_server.process services", "-m pmdaemon pair"):
                 killed = stage.kill(fragment)
                 assert killed
                 stage.wait(

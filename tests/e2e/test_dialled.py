@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Stage
 from pmdaemon.wire.kinds import Kind
-from tests.unit.pmdaemon.pm_agent import DEADLINE_S, Agent
+from tests.support.gateways import DEADLINE_S, Agent
+from tests.support.stage import Stage
 
 
 @pytest.fixture

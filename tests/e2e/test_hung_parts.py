@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Stage
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.reads import open_reader
+from sla_server.db.queries.reader import open_reader
+from tests.support.stage import Stage
 
 PARTS = {
-    "dbmanager": ("sla_server.part dbmanager", "dbmanager has made no progress for"),
-    "services": ("sla_server.part services", "services has made no progress for"),
+    "dbmanager": ("sla_server.process dbmanager", "dbmanager has made no progress for"),
+    "services": ("sla_server.process services", "services has made no progress for"),
     "pmdaemon": ("-m pmdaemon run", "pmdaemon has made no progress for"),
     "supervisor": ("-m sla_server start", "supervisor has not reported for"),
 }

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Stage
-from tests.e2e.browser import text_of
 from tests.e2e.conftest import Driver
+from tests.support.browser import text_of
+from tests.support.stage import Stage
 
 KILLED = {
-    "dbmanager": "sla_server.part dbmanager",
-    "services": "sla_server.part services",
+    "dbmanager": "sla_server.process dbmanager",
+    "services": "sla_server.process services",
     "pair": "-m pmdaemon pair",
     "link": "gateway_agent.link.main",
-    "appserver": "sla_server.part appserver",
+    "appserver": "sla_server.process appserver",
     "pmdaemon": "-m pmdaemon run",
 }
 SHOWN_AS = {"pair": "pair-0", "link": "the link"}

@@ -16,12 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.stage import free_port
 from pmdaemon.mailbox import Segment, describe
 from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.mailbox.layout import C_HEAD, H_CREATED_US
 from pmdaemon.mailbox.liveness import start_ticks
 from pmdaemon.runtime.clock import Deadline
+from tests.support.stage import free_port
 
 
 class Operator:

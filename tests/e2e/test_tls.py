@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stage import Agent, Stage
 from tests.e2e.conftest import Driver
+from tests.support.stage import Agent, Stage
 
 LIFE_S = 60.0  # agents renew in its second half, which must be long enough for a busy machine
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks import nbd
-from benchmarks.stage import Agent, Stage
+from tests.support import nbd_client
+from tests.support.stage import Agent, Stage
 
 TRACE = Path(__file__).parents[1] / "fixtures" / "traces" / "wsrch-excerpt.trace"
 VOLUME_BYTES = 1 << 30  # sparse; addresses are taken modulo this
@@ -44,11 +44,11 @@ def requests() -> list[Request]:
 async def replay(socket_path: Path, volume: str, trace: list[Request]) -> None:
     """Send each request at its time, wait for all answers."""
     reader, writer = await asyncio.open_unix_connection(str(socket_path), limit=1 << 22)
-    await nbd.client_handshake(reader, writer, volume)
+    await nbd_client.client_handshake(reader, writer, volume)
 
     async def answers() -> None:
         for _ in trace:
-            _magic, error, cookie = nbd.SIMPLE.unpack(await reader.readexactly(nbd.SIMPLE.size))
+            _magic, error, cookie = nbd_client.SIMPLE.unpack(await reader.readexactly(nbd_client.SIMPLE.size))
             assert not error
             if trace[cookie].read:
                 await reader.readexactly(trace[cookie].length)
@@ -57,11 +57,13 @@ async def replay(socket_path: Path, volume: str, trace: list[Request]) -> None:
     start_s = time.monotonic()
     for cookie, request in enumerate(trace):
         await asyncio.sleep(max(0.0, start_s + request.at_s - time.monotonic()))
-        kind = nbd.READ if request.read else nbd.WRITE
-        head = nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, kind, cookie, request.offset, request.length)
+        kind = nbd_client.READ if request.read else nbd_client.WRITE
+        head = nbd_client.REQUEST.pack(
+            nbd_client.REQUEST_MAGIC, 0, kind, cookie, request.offset, request.length
+        )
         writer.write(head + (b"" if request.read else bytes(request.length)))
     await receiving
-    writer.write(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.DISC, 0, 0, 0))
+    writer.write(nbd_client.REQUEST.pack(nbd_client.REQUEST_MAGIC, 0, nbd_client.DISC, 0, 0, 0))
     await writer.drain()
     writer.close()
 

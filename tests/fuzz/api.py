@@ -22,11 +22,11 @@ from flask.testing import FlaskClient
 
 import dashboard
 from pmdaemon.runtime.stop import Stop
-from sla_server.api.bridge import Bridge
+from sla_server.api.mailbox_thread import Bridge
 from sla_server.api.openapi import SCHEMAS, document
 from tests.fuzz import Counts
-from tests.unit.agreements.documents import FULL
-from tests.unit.api import fakes
+from tests.support import api
+from tests.support.agreements import FULL
 
 ODD_TEXT: Final = (
     "", "0", "-1", "1", "1000", "1001", "5000", "9" * 30, "1e5", "1_0", " 1", "٣", "nan", "true", "null",
@@ -44,10 +44,10 @@ class Target:
     """The application over fakes; services answer, refuse or stay silent."""
 
     def __init__(self) -> None:
-        self.box = fakes.FakeBox()
-        parts = fakes.make_parts(self.box, request_wait_s=0.001, max_body_bytes=20_000)
+        self.box = api.FakeBox()
+        parts = api.make_parts(self.box, request_wait_s=0.001, max_body_bytes=20_000)
         self.box.bridge = Bridge(self.box, parts.live, parts.calls, Stop())
-        parts.live.put(fakes.snapshot())
+        parts.live.put(api.snapshot())
         self.web: FlaskClient = dashboard.create_app(parts).test_client()
         paths: dict[str, Any] = document()["paths"]
         self.operations = [
@@ -75,7 +75,7 @@ class Target:
         )
         try:
             self._check(sent, told if asked == method else None, answer)
-            if headers.get("Authorization") != f"Bearer {fakes.TOKEN}":
+            if headers.get("Authorization") != f"Bearer {api.TOKEN}":
                 assert not self.box.posted, f"{sent}: a change without token was passed on"
         finally:
             answer.close()
@@ -150,7 +150,7 @@ def _query(random: Random, told: dict[str, Any]) -> str:
 def _headers(random: Random) -> dict[str, str]:
     headers = {}
     if random.random() < 0.8:
-        headers["Authorization"] = f"Bearer {fakes.TOKEN}"
+        headers["Authorization"] = f"Bearer {api.TOKEN}"
     elif random.random() < 0.5:
         headers["Authorization"] = random.choice(("Bearer", "Basic x", "Bearer \xe9", "x" * 2000))
     for name, values in (

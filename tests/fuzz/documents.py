@@ -24,9 +24,9 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.model import Agreement
 from sla_server.config import ServerConfig
-from sla_server.db.files.backup import read_head
+from sla_server.db.backup import read_head
 from tests.fuzz import Counts
-from tests.unit.agreements.documents import FULL
+from tests.support.agreements import FULL
 
 SECRET: Final = "hunter2"
 SERVER: Final = f"""\

@@ -13,10 +13,10 @@ from typing import Final
 
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.account import word_of
+from gateway_agent.nbd.accounting import word_of
 from gateway_agent.nbd.handshake import ClientHandshake, Open, ServerHandshake, State
-from gateway_agent.nbd.intake import Intake
 from gateway_agent.nbd.replies import InFlight, ReplyReader
+from gateway_agent.nbd.request_buffer import Intake
 from tests.fuzz.nbd_clients import negotiate, read_all
 from tests.fuzz.nbd_model import STUCK_S
 from tests.fuzz.nbd_targets import Target

@@ -21,18 +21,18 @@ from typing import Any, Final
 
 from gateway_agent.link.session import AgentSession, State
 from pmdaemon.errors import WireError
-from pmdaemon.gateways.alerts import parse_alert
-from pmdaemon.gateways.credentials import parse_enrol
-from pmdaemon.gateways.registration import check_schema, parse_hello, parse_register, parse_streams
+from pmdaemon.poller.alerts import parse_alert
+from pmdaemon.poller.credentials import parse_enrol
+from pmdaemon.poller.registration import check_schema, parse_hello, parse_register, parse_streams
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
-from sla_server.db.intake import Intake
-from sla_server.db.watermarks import HighWater
+from sla_server.db.ingest.intake import Intake
+from sla_server.db.ingest.watermarks import HighWater
 from tests.fuzz import Counts
-from tests.unit.net.test_pair_steps import OTHER, Bench
-from tests.unit.pmdaemon.pm_agent import GATEWAY, Taken, hello, make_cut, register, schema, streams
-from tests.unit.services_shell.support import Bench as ServicesBench
+from tests.support.gateways import GATEWAY, Taken, hello, make_cut, register, schema, streams
+from tests.support.services import Bench as ServicesBench
+from tests.unit.pmdaemon.poller.test_pair_steps import OTHER, Bench
 
 Header = dict[str, Any]
 NOW_US: Final = 1_800_000_000_000_000

@@ -12,9 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import demo_table, demonstration, harness
-from benchmarks.load import Load, Timed, percentile_ms
-from benchmarks.modelled_disk import Disk
-from benchmarks.stage import StageError
 from benchmarks.verdict import (
     Figures,
     bad_seconds_ratio,
@@ -24,6 +21,9 @@ from benchmarks.verdict import (
     time_to_restore,
     told,
 )
+from tests.support.load import Load, Timed, percentile_ms
+from tests.support.modelled_disk import Disk
+from tests.support.stage import StageError
 
 BAD_MS, GOOD_MS = 600, 50
 CLOSED = Figures(

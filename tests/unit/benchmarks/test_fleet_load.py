@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks import fleet_load, fleet_watch
 from benchmarks.ingest_load import VARIANTS
-from pmdaemon.cycle.control import thresholds_order
+from pmdaemon.poller.standing_caps import thresholds_order
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, names, poll
 from pmdaemon.wire.cut import COL

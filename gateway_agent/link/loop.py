@@ -1,0 +1,177 @@
+"""The link's loop: sockets, selector and clock around the core. The only place of the link that waits.
+
+One thread. It sleeps in ``select`` until a socket is ready, the stop is asked for, or the earliest of: the
+core's next due time, a connection's next try.
+
+The server is dialled once every plane has introduced itself, or ``PLANES_GRACE_NS`` after the start: so that
+the first registration normally names all exports.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from gateway_agent.link.backoff import Backoff
+from gateway_agent.link.connection import Connection
+from gateway_agent.link.core import LinkCore
+from gateway_agent.link.errors import ServerLost
+from gateway_agent.link.identity import Identity
+from gateway_agent.link.listener import Doorway
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.clock import Clock, Deadline
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import sni
+from pmdaemon.wire.kinds import Kind
+
+log = structlog.get_logger("link")
+
+PLANES_GRACE_NS: Final = 2_000_000_000
+PLANE_RETRY_S: Final = (0.05, 1.0)  # a plane on the same host is back within a second or broken
+SLEEP_S: Final = 30.0  # far below ``watchdog.LIMIT_S``, however long the interval is
+STOP_LIMIT_S: Final = 1.0  # a last collection takes 200 ms at most
+
+
+class ServerPort:
+    """The core's face to the PMDaemon; a ``Peer``."""
+
+    def __init__(self, core: LinkCore) -> None:
+        self._core = core
+
+    def opened(self) -> None:
+        """See ``Peer``."""
+        self._core.server_connected()
+
+    def received(self, data: bytes) -> None:
+        """See ``Peer``."""
+        self._core.server_data(data)
+
+    def lost(self, reason: str) -> None:
+        """See ``Peer``."""
+        self._core.server_lost(reason)
+
+    def pending(self) -> bytearray:
+        """See ``Peer``."""
+        return self._core.session.outgoing
+
+
+class PlanePort:
+    """The core's face to one data plane; a ``Peer``."""
+
+    def __init__(self, core: LinkCore, name: str) -> None:
+        self._core = core
+        self._name = name
+
+    def opened(self) -> None:
+        """See ``Peer``."""
+        self._core.plane_connected(self._name)
+
+    def received(self, data: bytes) -> None:
+        """See ``Peer``."""
+        self._core.plane_data(self._name, data)
+
+    def lost(self, reason: str) -> None:
+        """See ``Peer``."""
+        self._core.plane_lost(self._name, reason)
+
+    def pending(self) -> bytearray:
+        """See ``Peer``."""
+        return self._core.planes[self._name].outgoing
+
+
+class Shell:
+    """Runs one core. Thread: constructed and run by one and the same."""
+
+    def __init__(
+        self,
+        core: LinkCore,
+        server: tuple[str, int] | None,
+        plane_sockets: Mapping[str, str],
+        server_backoff: Backoff,
+        stop: Stop,
+        clock: Clock,
+        identity: Identity | None = None,
+        listen: tuple[str, int] | None = None,
+    ) -> None:
+        self._core = core
+        self._stop = stop
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(stop, selectors.EVENT_READ)
+        tls = identity.context if identity is not None else None
+        name = sni.name_of(identity.held.gateway_id) if identity is not None else None
+        self._server = Connection(
+            "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls, name
+        )
+        self.doorway = Doorway(listen, self._server, self._selector, clock, tls, name) if listen else None
+        chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._planes = [
+            Connection(
+                name, path, PlanePort(core, name), Backoff(*PLANE_RETRY_S, 0.1, chance), self._selector, clock
+            )
+            for name, path in plane_sockets.items()
+        ]
+        self._grace_end_ns = clock.monotonic_ns() + PLANES_GRACE_NS
+
+    def run(self) -> None:
+        """Until the stop is asked for; then one last cut and a goodbye."""
+        while not self._stop.is_set():
+            watchdog.beat()
+            self._turn()
+        self._finish()
+
+    def _server_may_be_dialled(self) -> bool:
+        is_complete = all(plane.source.can_be_asked for plane in self._core.planes.values())
+        return is_complete or self._clock.monotonic_ns() >= self._grace_end_ns
+
+    def _connections(self) -> list[Connection]:
+        if self._server.due_ns is None or self._server_may_be_dialled():
+            return [*self._planes, self._server]
+        return self._planes
+
+    def _turn(self, limit_s: float | None = None) -> None:
+        for connection in self._connections():
+            connection.turn()
+        for key, events in self._selector.select(self._timeout_s(limit_s)):
+            if isinstance(key.data, Connection | Doorway):
+                key.data.ready(events)
+        if self.doorway is not None:
+            self.doorway.turn()
+        try:
+            self._core.tick()
+        except ServerLost as exc:
+            self._server.close(exc.reason)
+        # What the core wants said now leaves now, not after the next sleep.
+        for connection in self._connections():
+            connection.turn()
+
+    def _timeout_s(self, limit_s: float | None) -> float:
+        due = [connection.due_ns for connection in self._connections()]
+        if self._server.due_ns is not None:
+            due.append(self._grace_end_ns if not self._server_may_be_dialled() else self._server.due_ns)
+        if self.doorway is not None:
+            due.append(self.doorway.due_ns)
+        known = [item for item in due if item is not None]
+        wait_s = (min([*known, self._core.next_due_ns()]) - self._clock.monotonic_ns()) / 1e9
+        return max(0.0, min(wait_s, SLEEP_S if limit_s is None else limit_s))
+
+    def _finish(self) -> None:
+        log.info("stopping", reason=self._stop.reason)
+        deadline = Deadline(STOP_LIMIT_S, self._clock)
+        self._selector.unregister(self._stop)
+        if self.doorway is not None:
+            self.doorway.close()
+        for plane in self._planes:  # they are stopping as well
+            plane.dial_no_more()
+        if not self._core.collecting:
+            self._core.collect_now()
+        while self._core.collecting and not deadline.passed:
+            self._turn(deadline.left_s())
+        self._core.session.drain(Kind.BYE, {"reason": self._stop.reason})
+        if self._server.due_ns is None:
+            self._server.turn()
+        self._selector.close()

@@ -1,0 +1,116 @@
+"""One data plane as the link sees it: frames on its control socket. Bytes in, bytes out; no socket.
+
+    DP_HELLO ◄── on every connection, first        DP_COLLECT, DP_CAPS, DP_THRESHOLDS, DP_LEASE ──►
+    DP_CUT   ◄── exactly one for each DP_COLLECT
+
+Unknown kinds are ignored (a newer plane may announce something); a DP_CUT that nobody asked for, or anything
+before DP_HELLO, closes the connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway_agent.enforcers.nbd import NbdEnforcer
+from gateway_agent.link.errors import PlaneLost
+from gateway_agent.sources.nbd import NbdSource
+from pmdaemon.errors import WireError
+from pmdaemon.runtime.excerpt import excerpt
+from pmdaemon.wire import frame, names
+from pmdaemon.wire.kinds import Kind
+
+
+class PlanePeer:
+    """State of one control connection; ``source`` and ``enforcer`` are its two faces.
+
+    Thread: the link's loop only.
+
+    ``outgoing`` are bytes for the socket: the shell takes them away as they are sent.
+    """
+
+    def __init__(self, name: str, got: int) -> None:
+        self.name = name
+        self.outgoing = bytearray()
+        self.source = NbdSource(name, self._send, got)
+        self.enforcer = NbdEnforcer(name, self._send, self.source)
+        self.pid = 0
+        self.listening: list[str] = []
+        self.is_stopping = False
+        self._reader = frame.FrameReader()
+
+    def _send(self, data: bytes) -> None:
+        self.outgoing += data
+
+    def send(self, kind: Kind, header: dict[str, Any]) -> None:
+        """Queue one frame."""
+        self._send(frame.encode(kind, header))
+
+    def opened(self) -> None:
+        """The control socket is connected."""
+        self.outgoing = bytearray()
+        self._reader = frame.FrameReader()
+        self.is_stopping = False
+        self.source.connected()
+        self.enforcer.connected()
+
+    def closed(self) -> None:
+        """The control socket is gone."""
+        self.outgoing = bytearray()
+        self.source.disconnected()
+        self.enforcer.disconnected()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it stops, and waits for its last counts to be collected."""
+        return self.is_stopping and self.source.can_be_asked and not self.source.awaits_answer
+
+    def receive(self, data: bytes) -> bool:
+        """Take in bytes; returns whether the plane's exports changed.
+
+        Raises:
+            PlaneLost: the bytes are not the protocol; close the connection.
+        """
+        changed = False
+        try:
+            for received in list(self._reader.feed(data)):
+                if received.kind == Kind.DP_HELLO:
+                    changed = self._hello(received.header) or changed
+                elif received.kind == Kind.DP_CUT:
+                    if not self.source.awaits_answer:
+                        raise PlaneLost(self.name, "sent a cut that nobody asked for")
+                    self.source.answered(received)
+                    self.enforcer.source_answered()
+        except WireError as exc:
+            raise PlaneLost(self.name, str(exc)) from exc
+        return changed
+
+    def _hello(self, header: dict[str, Any]) -> bool:
+        if header.get("plane") != self.name:
+            raise PlaneLost(
+                self.name,
+                f"calls itself {excerpt(header.get('plane'))}; its control_socket is another plane's",
+            )
+        exports = header.get("exports")
+        if not isinstance(exports, list):
+            raise PlaneLost(self.name, "announces no list of exports")
+        pid, listening = header.get("pid", 0), header.get("listening", [])
+        self.is_stopping = header.get("stopping") is True
+        self.pid = pid if isinstance(pid, int) else 0
+        self.listening = [str(item) for item in listening] if isinstance(listening, list) else []
+        return self.source.said_hello([self._export(item) for item in exports])
+
+    def _export(self, item: Any) -> dict[str, Any]:
+        """What REGISTER says of one export: these five keys and no other."""
+        if not isinstance(item, dict):
+            raise PlaneLost(self.name, f"announces {excerpt(item)} as an export")
+        volume, backend, size_bytes = item.get("volume"), item.get("backend"), item.get("size_bytes", 0)
+        for value in (volume, backend):
+            if not isinstance(value, str) or not names.is_name(value):
+                raise PlaneLost(self.name, f"announces an export with the unusable name {excerpt(value)}")
+        return {
+            "volume": volume,
+            "backend": backend,
+            "size_bytes": size_bytes if isinstance(size_bytes, int) and size_bytes > 0 else 0,
+            "read_only": item.get("read_only") is True,
+            "source": "nbd",
+        }

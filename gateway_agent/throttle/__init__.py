@@ -1,1 +1,0 @@
-"""Throttling: the GCRA algorithm, the three rates of a volume, and which caps are in force (all pure)."""

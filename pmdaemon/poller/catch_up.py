@@ -1,0 +1,121 @@
+"""How much backlog a pair asks its gateways for, so that catching up leaves room for the present.
+
+After an outage every gateway of a fleet holds a backlog, and each answer may carry 256 KB of it: thirty times
+what the present needs. Asked for by all at once, it fills the pair, dbmanager and the database, and answers
+come late, on which control depends. So a poll of a gateway that is behind asks for backlog only while this
+budget lasts; otherwise it asks for the newest cut alone, as during a pause (``poller.refusal_backoff``).
+Gateways that have caught up need none of the budget, so those that wait get their turn.
+
+The budget is a rate in bytes that finds its own size, as TCP finds a path's: what a machine can store beside
+the present is known to nobody beforehand, and differs by a factor of a hundred. Every answer with backlog
+that comes in time raises it, twofold in a second at first, by a tenth after the first setback. It is halved
+when many answers take longer than ``SLOW`` of the interval, or when a batch found no room at dbmanager. Many:
+a few gateways behind slow links say nothing of this machine.
+
+Thread: any; it has a lock of its own. Only polls and answers of gateways that are behind come here.
+Source: DESIGN.md 4 ("paced"); ADR 17.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+FIRST_BYTES_PER_S: Final = 4 << 20
+LEAST_BYTES_PER_S: Final = 256 << 10  # one full answer a second: every gateway gets its turn some time
+SAVED_S: Final = 0.25  # what was not asked for is forgotten after this long: no burst after a quiet time
+SLOW: Final = 0.25  # of the interval: an answer is late after the whole
+MANY: Final = 0.25  # of the recent answers
+FORGET_NS: Final = 60 * 10**9  # without backlog; the next outage finds another machine
+_GROWTH_FIRST: Final = 1.0  # of what was answered: twofold in a second
+_GROWTH_AFTER: Final = 0.1
+_FIRST_ANSWER_BYTES: Final = 64 << 10
+_LEAST_ANSWER_BYTES: Final = 32 << 10  # an empty one costs, too, and the next may be full
+_WEIGHT: Final = 0.1  # of one answer in the mean
+_SLOW_WEIGHT: Final = 0.05
+
+
+class CatchUp:
+    """A token bucket of bytes of backlog.
+
+    Args:
+        most_bytes_per_s: its rate is never above this, over all gateways of the pair.
+        interval_ns: between two polls of a gateway.
+
+    Attributes:
+        bytes_per_s: its rate now.
+    """
+
+    __slots__ = (
+        "_answer_bytes",
+        "_filled_ns",
+        "_granted_ns",
+        "_growth",
+        "_halved_ns",
+        "_interval_ns",
+        "_lock",
+        "_most",
+        "_slow_ratio",
+        "_tokens",
+        "bytes_per_s",
+    )
+
+    def __init__(self, most_bytes_per_s: int, interval_ns: int) -> None:
+        self._most = float(most_bytes_per_s)
+        self._interval_ns = interval_ns
+        self._lock = threading.Lock()
+        self._filled_ns: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.bytes_per_s = min(self._most, float(FIRST_BYTES_PER_S))
+        self._growth = _GROWTH_FIRST
+        self._answer_bytes = float(_FIRST_ANSWER_BYTES)  # the mean of one with backlog
+        self._slow_ratio = 0.0
+        self._halved_ns: int | None = None
+        self._granted_ns: int | None = None
+        self._tokens = self._room
+
+    @property
+    def _room(self) -> float:
+        return max(self.bytes_per_s * SAVED_S, self._answer_bytes)
+
+    def grant(self, now_ns: int) -> bool:
+        """Whether a gateway that is behind may be asked for backlog now; charges a mean answer if so."""
+        with self._lock:
+            if self._filled_ns is not None and now_ns - self._filled_ns > FORGET_NS:
+                self._begin()
+            elif self._filled_ns is not None:
+                earned = (now_ns - self._filled_ns) * 1e-9 * self.bytes_per_s
+                self._tokens = min(self._room, self._tokens + earned)
+            self._filled_ns = now_ns
+            if self._tokens < self._answer_bytes:
+                return False
+            self._tokens -= self._answer_bytes
+            self._granted_ns = now_ns
+            return True
+
+    def answered(self, size_bytes: int, waited_ns: int, now_ns: int) -> None:
+        """A poll that asked for backlog was answered with ``size_bytes`` of cuts, after ``waited_ns``."""
+        with self._lock:
+            size_bytes = max(size_bytes, _LEAST_ANSWER_BYTES)
+            self._answer_bytes += _WEIGHT * (size_bytes - self._answer_bytes)
+            is_slow = waited_ns > SLOW * self._interval_ns
+            self._slow_ratio += _SLOW_WEIGHT * (is_slow - self._slow_ratio)
+            if not is_slow:
+                self.bytes_per_s = min(self._most, self.bytes_per_s + self._growth * size_bytes)
+            elif self._slow_ratio > MANY:
+                self._halve(now_ns)
+
+    def refused(self, now_ns: int) -> None:
+        """A batch found no room at dbmanager. If nothing was granted lately, the backlog is not why."""
+        with self._lock:
+            if self._granted_ns is not None and now_ns - self._granted_ns <= 2 * self._interval_ns:
+                self._halve(now_ns)
+
+    def _halve(self, now_ns: int) -> None:
+        """Once for what was under way together."""
+        if self._halved_ns is None or now_ns - self._halved_ns >= self._interval_ns:
+            self._halved_ns = now_ns
+            self._growth = _GROWTH_AFTER
+            self.bytes_per_s = max(min(self._most, float(LEAST_BYTES_PER_S)), self.bytes_per_s / 2)

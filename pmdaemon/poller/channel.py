@@ -1,0 +1,204 @@
+"""The channel between the parent and a pair: headers, sockets, and states too large for a message.
+
+One SOCK_SEQPACKET socket pair a child. Message boundaries are kept, so a header and its descriptors stay
+together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS):
+
+    parent -> pair   new {address, dialled}, socket     an accepted or dialled connection, nothing read yet
+                     map {owners}                       which pair has which shard
+                     moved {shard, gw, address, dialled, hops}, socket, state    see ``poller.migration``
+                     mail {shard, sender}, state        a message for a shard that has moved here
+                     elsewhere {gw, address}            the same gateway has registered with another pair
+    pair -> parent   report {...}                       once a second, see ``Report``
+                     moved, mail                        as above, to be passed on
+                     up {gw, address}                   a gateway has registered here
+                     refused {address, reason, is_over}  why a dialled connection ends, or has ended
+
+A *state* is an unlinked memory file (memfd), so its size has no limit. Both ends are non-blocking. What the
+other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits for room
+in the acceptor: a *new* connection that finds a queue is refused, and the agent dials again. The kernel keeps
+descriptors in flight alive; if the receiver dies first, it closes them and the agents dial again.
+
+Thread: ``tell`` may be called by any thread; everything else by the one that owns the end.
+
+Source: P12; DESIGN.md 5; notes/polling.md 7 (SOCK_SEQPACKET, measured).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from pmdaemon.errors import PeerGone
+
+MAX_MESSAGE_BYTES: Final = 65536  # a report with 256 shards and its metrics is some 10 KB
+MAX_DESCRIPTORS: Final = 2
+TAKE: Final = 64  # messages of one ``take``: a storm of arrivals must not keep the inbound thread
+_FD_BYTES: Final = array.array("i").itemsize
+
+
+class Report(NamedTuple):
+    """What a pair tells the parent each second.
+
+    Attributes:
+        connections: open, registered or not.
+        gateways: with a session.
+        t_ptmax_us: see ``sizing``.
+        busy_ratio: CPU time of the process by wall time, since the last report.
+        shards: (shard, gateways with a session), of shards that have any.
+        steps: rounds each thread has made, by its name.
+        metrics: counters and gauges for ``/metrics``, by name.
+    """
+
+    connections: int = 0
+    gateways: int = 0
+    t_ptmax_us: float = 0.0
+    busy_ratio: float = 0.0
+    shards: Sequence[Sequence[int]] = ()
+    steps: dict[str, int] = {}  # noqa: RUF012  # never changed; a default for the parent's first look
+    metrics: dict[str, float] = {}  # noqa: RUF012  # as above
+
+
+class Parcel:
+    """A received message. ``descriptors`` are the receiver's to close."""
+
+    def __init__(self, header: dict[str, Any], descriptors: list[int]) -> None:
+        self.header = header
+        self.descriptors = descriptors
+
+    @property
+    def op(self) -> str:
+        """What it is about."""
+        return str(self.header["op"])
+
+    def close(self) -> None:
+        """Close what nobody took."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+    def take_socket(self) -> socket.socket:
+        """The first descriptor, as a socket."""
+        return socket.socket(fileno=self.descriptors.pop(0))
+
+    def take_state(self) -> bytes:
+        """The content of the last descriptor, a memory file; closes it."""
+        with os.fdopen(self.descriptors.pop(), "rb") as file:
+            file.seek(0)
+            return file.read()
+
+
+def make() -> tuple[socket.socket, socket.socket]:
+    """(parent's end, pair's end), both non-blocking."""
+    parent, pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent.setblocking(False)
+    pair.setblocking(False)
+    return parent, pair
+
+
+def state_file(data: bytes) -> int:
+    """A memory file with ``data``; returns its descriptor."""
+    fd = os.memfd_create("sla-moved", os.MFD_CLOEXEC)
+    with open(os.dup(fd), "wb") as file:
+        file.write(data)
+    return fd
+
+
+class Channel:
+    """One end of the control socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+
+    def fileno(self) -> int:
+        """Readable when something has arrived."""
+        return self._sock.fileno()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for room; the owner's selector must then ask for write readiness."""
+        return len(self._outbox)
+
+    def offer(self, header: dict[str, Any], sock: socket.socket) -> bool:
+        """Send now, or not at all; False if there is no room. The caller closes its copy either way."""
+        return not self._outbox and self._send(_encode(header), [sock.fileno()])
+
+    def tell(self, header: dict[str, Any]) -> None:
+        """Send now; dropped if the other side does not read just now. For what is soon told again."""
+        with contextlib.suppress(OSError):
+            self._sock.send(_encode(header))
+
+    def send(self, header: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send in order, now or as soon as there is room. Takes the descriptors and closes them once sent."""
+        self._outbox.append((_encode(header), list(descriptors)))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits; True when nothing does any more."""
+        while self._outbox:
+            data, descriptors = self._outbox[0]
+            if not self._send(data, descriptors):
+                return False
+            self._outbox.popleft()
+            _close(descriptors)
+        return True
+
+    def _send(self, data: bytes, descriptors: list[int]) -> bool:
+        try:
+            if descriptors:
+                socket.send_fds(self._sock, [data], descriptors)
+            else:
+                self._sock.send(data)
+        except OSError:  # full, too many descriptors in flight, or dead: its end of file tells
+            return False
+        return True
+
+    def take(self) -> list[Parcel]:
+        """What has arrived, ``TAKE`` messages at most.
+
+        Raises:
+            PeerGone: the other side has closed its end or died, and everything it sent was taken.
+        """
+        taken: list[Parcel] = []
+        while len(taken) < TAKE:
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(
+                    MAX_MESSAGE_BYTES, socket.CMSG_SPACE(MAX_DESCRIPTORS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                break
+            except OSError as exc:
+                if taken:
+                    break
+                raise PeerGone("the other end", exc.strerror or "") from exc
+            descriptors = array.array("i")
+            for level, kind, raw in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    descriptors.frombytes(raw[: len(raw) - len(raw) % _FD_BYTES])
+            if not data:
+                if taken:
+                    break  # serve these first; the end of the stream is still there
+                raise PeerGone("the other end", "its control socket is closed")
+            taken.append(Parcel(json.loads(data), list(descriptors)))
+        return taken
+
+    def close(self) -> None:
+        """Close this end and everything that still waits for room."""
+        while self._outbox:
+            _close(self._outbox.popleft()[1])
+        self._sock.close()
+
+
+def _encode(header: dict[str, Any]) -> bytes:
+    return json.dumps(header, separators=(",", ":")).encode()
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -1,0 +1,116 @@
+"""Who may speak, and for whom: what a session's certificate allows. Pure.
+
+Without TLS (loopback only) everybody may. With TLS a peer without a certificate may ask for the CA's
+certificate and enrol, nothing else; a peer with one may register the gateway named in it, under the name in
+it, unless it was revoked. Expired certificates and those of another CA do not get this far: the handshake
+refuses them.
+
+Source: P3; DESIGN.md 5 "Credentials"; docs/operations/security.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Container
+from typing import Any, Final, NamedTuple, Protocol
+
+from pmdaemon.errors import MalformedFrame, PeerRefused, not_enrolled
+from pmdaemon.pki.identity import Credential
+from pmdaemon.poller.registration import Hello
+from pmdaemon.runtime.excerpt import excerpt
+
+MAX_REQUEST_BYTES: Final = 2048
+MAX_TOKEN_CHARACTERS: Final = 100
+
+
+class Enrolment(NamedTuple):
+    """A checked ENROL. ``request``: certificate signing request, DER."""
+
+    token: str
+    request: bytes
+    gateway_id: str
+
+
+class Desk(Protocol):
+    """Where certificates are handed out. It answers later, to the connection itself."""
+
+    @property
+    def authority_der(self) -> bytes:
+        """The CA's certificate."""
+
+    @property
+    def revoked(self) -> Container[str]:
+        """Serials that are not accepted any more."""
+
+    def enrol(self, conn: Any, enrolment: Enrolment) -> None:
+        """Ask for a first certificate."""
+
+    def renew(self, conn: Any, held: Credential, request: bytes) -> None:
+        """Ask for the next one."""
+
+    def used(self, held: Credential) -> None:
+        """A gateway has shown this certificate and was let in: older ones of it end."""
+
+
+def check_holder(held: Credential | None, revoked: Container[str]) -> Credential:
+    """Whether a peer with this certificate may speak at all; decided before what it says is looked at.
+
+    Raises:
+        PeerRefused: ``not-enrolled`` or ``revoked``.
+    """
+    if held is None:
+        raise not_enrolled()
+    if held.serial in revoked:
+        raise PeerRefused(
+            "revoked", f"the certificate {held.serial} of gateway {held.name} was revoked; enrol it again"
+        )
+    return held
+
+
+def check_identity(held: Credential, hello: Hello) -> None:
+    """Whether the holder of this certificate may say this HELLO.
+
+    Raises:
+        PeerRefused: ``wrong-identity`` or ``wrong-name``.
+    """
+    if held.gateway_id != hello.gateway_id:
+        raise PeerRefused(
+            "wrong-identity",
+            f"it calls itself {hello.gateway_id}, its certificate is for {held.gateway_id} ({held.name})",
+        )
+    if held.name != hello.name:
+        raise PeerRefused(
+            "wrong-name",
+            f"it calls itself {hello.name!r}, its certificate is for {held.name!r}. Correct `name` in the "
+            "agent's file, or enrol it under the new name",
+        )
+
+
+def parse_enrol(header: dict[str, Any]) -> Enrolment:
+    """Check an ENROL header.
+
+    Raises:
+        MalformedFrame: names the key and what is expected; never shows the token.
+    """
+    token, gateway_id = header.get("token"), header.get("gw")
+    if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN_CHARACTERS:
+        raise MalformedFrame(f"ENROL: key 'token' must be text of 1 to {MAX_TOKEN_CHARACTERS} characters")
+    try:
+        if not isinstance(gateway_id, str):
+            raise ValueError("not text")
+        gateway_id = str(uuid.UUID(gateway_id))
+    except ValueError as exc:
+        raise MalformedFrame(f"ENROL: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
+    return Enrolment(token, parse_request("ENROL", header), gateway_id)
+
+
+def parse_request(kind: str, header: dict[str, Any]) -> bytes:
+    """The signing request of an ENROL or RENEW.
+
+    Raises:
+        MalformedFrame: it is missing or too long.
+    """
+    request = header.get("csr")
+    if not isinstance(request, bytes) or not 0 < len(request) <= MAX_REQUEST_BYTES:
+        raise MalformedFrame(f"{kind}: key 'csr' must be 1 to {MAX_REQUEST_BYTES} bytes")
+    return request

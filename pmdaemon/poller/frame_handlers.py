@@ -1,0 +1,449 @@
+"""Acts on each frame an agent sends: the inbound half of the daemon's side of a session.
+
+``wire.session`` has already decided that the frame is allowed now; here its header is checked and its
+meaning carried out. What is wrong raises a ``WireError``; the caller closes that connection with it.
+CUT frames are handed on as they are; their columns are never looked at (P10: the inbound thread's work
+for one gateway is short and independent of the number of its streams).
+
+Thread: belongs to the inbound thread. Other threads reach gateways through their locks.
+
+Source: P3, P9, P10; docs/formats/messages.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
+from pmdaemon.poller import announcements
+from pmdaemon.poller.alerts import parse_alert
+from pmdaemon.poller.allowances import Allowances
+from pmdaemon.poller.credentials import (
+    Desk,
+    check_holder,
+    check_identity,
+    parse_enrol,
+    parse_request,
+)
+from pmdaemon.poller.enrolments import Enrolments
+from pmdaemon.poller.fast_path import UsualAnswers
+from pmdaemon.poller.gateway import ANSWER_BYTES, Condition, Gateway
+from pmdaemon.poller.peer import Peer
+from pmdaemon.poller.publisher import DBMANAGER, SERVICES, Courier
+from pmdaemon.poller.registration import (
+    Hello,
+    Registration,
+    check_schema,
+    parse_hello,
+    parse_register,
+    parse_streams,
+)
+from pmdaemon.poller.registry import Registry
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import excerpt, printable
+from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.wire import cut, frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import negotiate
+
+SOFTWARE: Final = "storage-sla-server 0.1"
+MAX_STREAMS: Final = (
+    4 * cut.MAX_ROWS
+)  # clients come and go within a session; four times what one cut may hold
+log = structlog.get_logger("reception")
+
+Handler = Callable[["Reception", Peer, frame.Frame], None]
+
+
+class Reception:
+    """Carries out what agents send.
+
+    Args:
+        on_registered: told of each new session, so that outbound schedules it.
+        counters: shared with the pair's summary line; only the inbound thread adds to it here.
+        desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
+
+    Attributes:
+        usual: takes nearly every answer before it comes here.
+        enrolments: is told of certificates made and refused.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        courier: Courier,
+        clock: Clock,
+        *,
+        interval_us: int,
+        on_registered: Callable[[str], None],
+        counters: Counter[str],
+        desk: Desk | None = None,
+    ) -> None:
+        self._registry = registry
+        self._courier = courier
+        self._clock = clock
+        self._interval_us = interval_us
+        self._on_registered = on_registered
+        self._stamp = (-1, 0)
+        self._counters = counters
+        self._fleet_log = LimitedLog("reception")
+        self._fleet_warnings = LimitedLog("reception")  # not crowded out by what is merely said
+        self._desk = desk
+        self._allowances = Allowances(registry, courier, clock, counters)
+        self.enrolments = Enrolments(courier, clock)
+        self.usual = UsualAnswers(courier, clock, interval_us, counters)
+
+    def handle(self, conn: Peer, received: frame.Frame) -> None:
+        """Carry out one frame.
+
+        Raises:
+            WireError: the frame is malformed or out of place; close this connection.
+        """
+        handler = _HANDLERS.get(received.kind)
+        if handler is None:
+            self._counters["unsupported_frames"] += 1
+            if conn.gateway is not None:
+                self._allowances.demand(conn.gateway.gateway_id, conn.gateway.name, "answers")
+            conn.send((Kind.UNSUPPORTED, frame.encode(Kind.UNSUPPORTED, {"kind": received.kind})))
+            return
+        handler(self, conn, received)
+
+    def _unix_us(self, now_ns: int) -> int:
+        """Wall clock of a read at ``now_ns``; looked at once for all frames of it."""
+        if now_ns != self._stamp[0]:
+            self._stamp = now_ns, self._clock.unix_us()
+        return self._stamp[1]
+
+    # -- registration
+
+    def _hello(self, conn: Peer, received: frame.Frame) -> None:
+        held = check_holder(conn.credential, self._desk.revoked) if self._desk is not None else None
+        hello = parse_hello(received.header)
+        if held is not None and self._desk is not None:
+            check_identity(held, hello)
+            self._desk.used(held)
+        conn.hello = hello
+        proto = negotiate(hello.proto_min, hello.proto_max)
+        header = {
+            "proto": proto,
+            "features": [],
+            "software": SOFTWARE,
+            "interval_us": self._interval_us,
+            "server_us": self._clock.unix_us(),
+        }
+        conn.send((Kind.WELCOME, frame.encode(Kind.WELCOME, header)))
+
+    # -- certificates
+
+    def _ca_query(self, conn: Peer, _received: frame.Frame) -> None:
+        body = {"ca": self._required_desk().authority_der}
+        conn.send((Kind.CA_CERT, frame.encode(Kind.CA_CERT, body)))
+
+    def _enrol(self, conn: Peer, received: frame.Frame) -> None:
+        self._counters["enrolments_asked"] += 1
+        self._required_desk().enrol(conn, parse_enrol(received.header))
+
+    def _renew(self, conn: Peer, received: frame.Frame) -> None:
+        desk = self._required_desk()
+        assert conn.credential is not None  # HELLO is not passed without one
+        self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
+        desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
+
+    def _required_desk(self) -> Desk:
+        if self._desk is None:
+            raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
+        return self._desk
+
+    def _schema(self, conn: Peer, received: frame.Frame) -> None:
+        check_schema(received.header)
+        conn.schema_seen = True
+
+    def _register(self, conn: Peer, received: frame.Frame) -> None:
+        hello = conn.hello
+        if hello is None or not conn.schema_seen:
+            raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
+        registration = parse_register(received.header)
+        is_known = conn.gateway is not None
+        self._check_quotas(hello, registration, "changes" if is_known else "sessions")
+        if conn.gateway is not None:
+            conn.gateway.exports = registration.exports
+        else:
+            self._begin(conn, hello, registration)
+        # Before services hears of it: the thresholds it answers with may be sent only to who is registered.
+        conn.send((Kind.REGISTERED, frame.encode(Kind.REGISTERED, {"ok": True})))
+        assert conn.gateway is not None  # begun just now, or before
+        self._announce(conn.gateway)
+        self._on_registered(hello.gateway_id)
+
+    def _check_quotas(self, hello: Hello, registration: Registration, step: str) -> None:
+        gateway_id, name = hello.gateway_id, hello.name
+        self._allowances.demand(gateway_id, name, step)
+        self._allowances.demand_new(
+            gateway_id, name, "epochs", [hello.epoch, *(row[0] for row in registration.spool)]
+        )
+        self._allowances.demand_new(
+            gateway_id, name, "volumes", [item["volume"] for item in registration.exports]
+        )
+
+    def _begin(self, conn: Peer, hello: Hello, registration: Registration) -> None:
+        older = self._registry.get(hello.gateway_id)
+        if older is not None and older.conn is not None:
+            self._supersede(older, older.conn, conn.address)
+        gateway = self._registry.register(conn, hello, registration)
+        conn.gateway = gateway
+        self._counters["registrations"] += 1
+        self._fleet_log.info(
+            conn.last_received_ns,
+            "gateway-up",
+            gateway=gateway.name,
+            gateway_id=gateway.gateway_id,
+            address=conn.address,
+        )
+
+    def _supersede(self, gateway: Gateway, older: Peer, address: str) -> None:
+        """The newer session wins; the older one is told and closed, and not reported as lost."""
+        self._counters["superseded_sessions"] += 1
+        log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
+        older.gateway = None
+        text = f"gateway {gateway.gateway_id} has registered again from {address}; the newer session wins"
+        details = {"gateway_id": gateway.gateway_id, "older": older.address, "newer": address}
+        row = announcements.event(
+            "gateway-superseded", "warning", gateway.name, text, self._clock.unix_us(), **details
+        )
+        self._courier.news(row, DBMANAGER)
+        body = {"code": "superseded", "text": text}
+        older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
+
+    def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
+        """The same gateway has registered with another pair, or has moved here again: the newer wins."""
+        conn = gateway.conn
+        if conn is not None:
+            self._supersede(gateway, conn, address)
+            gateway.end()
+
+    def announce_session(self, gateway: Gateway) -> None:
+        """GATEWAY up and STREAMS_SEEN to everybody: it has moved here from another pair."""
+        self._announce_to(gateway, DBMANAGER, SERVICES)
+
+    def _announce(self, gateway: Gateway) -> None:
+        """GATEWAY up to everybody.
+
+        Raises:
+            FrameTooLarge: the exports do not fit one announcement; fewer or shorter names.
+        """
+        message = announcements.gateway_state(gateway, "up", "", self._clock.unix_us())
+        gateway.announced_dropped = (gateway.dropped, self._clock.monotonic_ns())
+        self._courier.news(message, DBMANAGER, SERVICES)
+
+    def announce_again(self, *recipients: str) -> None:
+        """Every session's GATEWAY up and STREAMS_SEEN: a recipient has restarted and knows nothing."""
+        for gateway in self._registry.all():
+            if gateway.conn is not None:
+                self._announce_to(gateway, *recipients)
+
+    def _announce_to(self, gateway: Gateway, *recipients: str) -> None:
+        self._courier.news(announcements.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
+        if gateway.condition is Condition.STALLED:
+            stalled = announcements.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
+            self._courier.news(stalled, *recipients)
+        for message in announcements.streams_seen(gateway.gateway_id, gateway.streams.values()):
+            self._courier.news(message, *recipients)
+
+    def _streams(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        streams = parse_streams(received.header, gateway.gateway_id)
+        new = [stream for stream in streams if stream.stream_id not in gateway.streams]
+        names = [stream.stream_id for stream in new]
+        self._allowances.demand_new(gateway.gateway_id, gateway.name, "streams", names)
+        gateway.streams.update((stream.stream_id, stream) for stream in new)
+        while len(gateway.streams) > MAX_STREAMS:
+            del gateway.streams[next(iter(gateway.streams))]  # the oldest: the others have known it for long
+        for message in announcements.streams_seen(gateway.gateway_id, new):
+            self._courier.news(message, DBMANAGER, SERVICES)
+
+    # -- statistics
+
+    def _cut(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = conn.gateway
+        assert gateway is not None  # see _gateway_of
+        gateway_bytes, epoch, seq = cut.check(received)
+        if gateway_bytes != gateway.id_bytes:
+            raise BadCut(f"it names gateway {uuid.UUID(bytes=gateway_bytes)}, the session is another's")
+        live = bool(received.flags & frame.FLAG_LIVE)
+        now_ns = conn.last_received_ns
+        record = gateway.record
+        if not gateway.takes_answer(len(received.raw)):
+            self._counters["over_limit"] += 1
+            raise BadCut(
+                f"the answer to a poll holds more than {ANSWER_BYTES} bytes of cuts; end it with REPLY"
+            )
+        # Positions of cuts belong to this thread; the lock is for rewinds by others.
+        hole = not live and record.leaves_hole(epoch, seq, received.header.get("gap", 0))
+        if hole:
+            # What is batched must be posted first: it may lie below the floor that is announced next.
+            self._courier.post_cuts()
+        with gateway.lock:
+            verdict = record.received(epoch, seq, live, now_ns)
+        if hole and verdict.keep:
+            self._give_up_before(gateway, epoch, seq)
+        self._counters["cuts"] += 1
+        if not verdict.keep and not verdict.judge:
+            return
+        self._courier.cut(
+            received.raw,
+            gateway.gateway_id,
+            self._unix_us(now_ns),
+            gateway.offset.offset_us,
+            now_ns,
+            keep=verdict.keep,
+            judge=verdict.judge,
+            live=live,
+        )
+
+    def _give_up_before(self, gateway: Gateway, epoch: int, seq: int) -> None:
+        """The agent lacks cuts before this one and the cut does not say so: dbmanager must be told."""
+        with gateway.lock:
+            gateway.record.give_up_before(epoch, seq)
+        self._counters["unexplained_holes"] += 1
+        log.warning("cuts-missing", gateway=gateway.name, epoch=epoch, seq=seq)
+        self._announce(gateway)
+
+    def _reply(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        header = received.header
+        poll, dropped = _count(header, "poll"), _count(header, "dropped")
+        wall_us = _count(header, "wall_us", cut.MAX_TIME_US)
+        now_ns = conn.last_received_ns
+        with gateway.lock:
+            sent_ns = gateway.record.answered(poll)
+            if sent_ns is not None:
+                gateway.awaiting_since_ns = None
+        if sent_ns is None:
+            raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
+        if poll == gateway.record.backlog_poll:
+            self._registry.catch_up.answered(gateway.answer_bytes(poll), now_ns - sent_ns, now_ns)
+        gateway.offset.add(wall_us, self._unix_us(now_ns), (now_ns - sent_ns) // 1000)
+        self._counters["replies"] += 1
+        if now_ns - sent_ns > self._interval_us * 1000:
+            self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved
+        if gateway.condition is Condition.STALLED:
+            gateway.condition = Condition.UP
+            self._fleet_log.info(now_ns, "gateway-recovered", gateway=gateway.name)
+            self._tell(gateway, "recovered", "it answers polls again")
+        gateway.dropped = dropped
+
+    # -- answers to orders, and what an agent says unasked
+
+    def _caps_ack(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        header = received.header
+        gen = _count(header, "gen")
+        self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
+        state = "confirmed" if header.get("ok") is True else "refused"
+        reason = printable(header.get("reason", ""), 500)
+        message = announcements.caps_state(gateway.gateway_id, gen, state, reason, self._clock.unix_us())
+        self._courier.news(message, SERVICES)
+
+    def _thresholds_ack(self, conn: Peer, received: frame.Frame) -> None:
+        version = _count(received.header, "version")
+        gateway = _gateway_of(conn)
+        self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
+        log.debug("thresholds-acknowledged", gateway=gateway.name, version=version)
+
+    def _alert(self, conn: Peer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        alert = parse_alert(received.header, self._clock.unix_us())
+        if not self._allowances.allow(gateway.gateway_id, gateway.name, "alerts"):
+            return
+        self._counters["alerts"] += 1
+        self._courier.news(announcements.alert(gateway.gateway_id, alert), SERVICES)
+
+    # -- state of a gateway
+
+    def _tell(self, gateway: Gateway, state: str, reason: str) -> None:
+        message = announcements.gateway_state(gateway, state, reason, self._clock.unix_us())
+        self._courier.news(message, DBMANAGER, SERVICES)
+
+    def stalled(self, gateway: Gateway, reason: str) -> None:
+        """It did not answer a poll in time. It may be polled again, and stays stalled until it answers."""
+        with gateway.lock:
+            gateway.awaiting_since_ns = None
+        self._counters["stalls"] += 1
+        if gateway.condition is Condition.UP:
+            gateway.condition = Condition.STALLED
+            self._fleet_warnings.warning(
+                self._clock.monotonic_ns(), "gateway-stalled", gateway=gateway.name, reason=reason
+            )
+            self._tell(gateway, "stalled", reason)
+
+    def lost(self, conn: Peer, reason: str, *, by_us: bool = False) -> None:
+        """A connection is over. Says so to everybody if a gateway was registered on it.
+
+        ``by_us``: this process ends, nothing is wrong with the gateway: it is ``detached``, not ``lost``.
+        """
+        gateway, conn.gateway = conn.gateway, None
+        if gateway is None:
+            return
+        gateway.end()
+        self._counters["lost_sessions"] += not by_us
+        state = "detached" if by_us else "lost"
+        self._fleet_warnings.warning(
+            self._clock.monotonic_ns(), f"gateway-{state}", gateway=gateway.name, reason=reason
+        )
+        self._tell(gateway, state, reason)
+
+    def refused(self, conn: Peer, reason: str) -> None:
+        """A session ended by an error of the peer; news if it was never registered but named itself."""
+        self._counters["refused_sessions"] += 1
+        held, hello = conn.credential, conn.hello
+        if hello is None and held is not None:  # refused before its HELLO counted: it is whom we certified
+            hello = Hello(held.gateway_id, held.name, 0, 0, 0, "")
+        if conn.gateway is not None or hello is None:
+            return
+        # Without TLS a peer may use another's id: it says nothing about a gateway that is there.
+        if not self._registry.has_session(hello.gateway_id) and self._allowances.allow_claim("refusals"):
+            message = announcements.gateway_refused(hello, conn.address, reason, self._clock.unix_us())
+            self._courier.news(message, DBMANAGER, SERVICES)
+
+    def announce_losses(self, gateway: Gateway, min_age_ns: int) -> None:
+        """Tell of cuts the agent's spool had to drop, at most once in ``min_age_ns``."""
+        dropped, at_ns = gateway.announced_dropped
+        if gateway.dropped > dropped and self._clock.monotonic_ns() - at_ns >= min_age_ns:
+            log.warning("cuts-dropped-by-agent", gateway=gateway.name, dropped=gateway.dropped)
+            self._announce(gateway)
+
+
+def _gateway_of(conn: Peer) -> Gateway:
+    # Cannot be None: the session's table lets these kinds pass only after REGISTERED.
+    assert conn.gateway is not None
+    return conn.gateway
+
+
+def _count(header: dict[str, Any], key: str, limit: int = 1 << 63) -> int:
+    value = header.get(key)
+    if type(value) is not int or not 0 <= value < limit:
+        raise MalformedFrame(
+            f"key {key!r} is {excerpt(value)}, expected an integer of 0 or more, below {limit}"
+        )
+    return value
+
+
+_HANDLERS: Final[dict[int, Handler]] = {
+    Kind.HELLO: Reception._hello,
+    Kind.CA_QUERY: Reception._ca_query,
+    Kind.ENROL: Reception._enrol,
+    Kind.RENEW: Reception._renew,
+    Kind.SCHEMA: Reception._schema,
+    Kind.REGISTER: Reception._register,
+    Kind.STREAMS: Reception._streams,
+    Kind.CUT: Reception._cut,
+    Kind.REPLY: Reception._reply,
+    Kind.CAPS_ACK: Reception._caps_ack,
+    Kind.THRESHOLDS_ACK: Reception._thresholds_ack,
+    Kind.ALERT: Reception._alert,
+}

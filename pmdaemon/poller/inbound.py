@@ -1,0 +1,435 @@
+"""The inbound thread of a pair: the only one that selects on agents' sockets, reads, closes and posts.
+
+It wakes for data, for a blocked send that has cleared, for new connections from the parent and for hints
+of the outbound thread; it never waits for one gateway. Fairness: a ready socket gets one read of at most
+``ROOM_BYTES`` a round (epoll is level-triggered, what is left comes up in the next round), so a gateway
+with a large backlog delays another by one read's work. Time: every ``SWEEP_NS`` it ends the sessions that
+``poller.timeouts`` names. Who comes in is the affair of ``poller.admission``.
+
+Whatever goes wrong while one connection is served ends that connection: it is logged with its trace, counted
+(``connection_faults``) and closed, and the thread goes on. A damaged mailbox alone is no peer's doing and
+ends the process, which the parent replaces.
+
+Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
+(a handover); moves connections with ``poller.migration``.
+
+Source: P10, P16; DESIGN.md 3.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from typing import Final
+
+import structlog
+
+from pmdaemon.errors import MailboxError, PeerGone, WireError
+from pmdaemon.pki.errors import CredentialRefused
+from pmdaemon.poller.admission import Door
+from pmdaemon.poller.certificates import Clerk
+from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.fast_path import FRAMES
+from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.inbound_messages import (
+    AnnounceAgain,
+    Answered,
+    Blocked,
+    Hint,
+    Post,
+    Refused,
+    Revoked,
+)
+from pmdaemon.poller.migration import Forward, Mover
+from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.readiness import EVENTS_A_ROUND, READ, WRITE, Readiness
+from pmdaemon.poller.registry import Registry
+from pmdaemon.poller.sizing import DecayingMax
+from pmdaemon.poller.timeouts import SWEEP_NS, Patience, Vigil
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.transport import HandshakeFailed
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import error_code, farewell
+
+FAULTS_A_TRACE: Final = 100  # a peer that found a defect must not fill the log with its trace
+NEWS_RETRY_NS: Final = 20_000_000
+TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
+log = structlog.get_logger("inbound")
+_UNUSUAL: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
+
+
+class Inbound:
+    """The inbound thread's work; ``run`` is the thread's target, ``step`` one round of it.
+
+    Attributes:
+        received_bytes: from agents, by this process.
+        steps: rounds so far.
+        t_ptmax: CPU us a message takes, at most (P11).
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        reception: Reception,
+        courier: Courier,
+        clock: Clock,
+        patience: Patience,
+        *,
+        hints: Handover[Hint],
+        mover: Mover | None,
+        counters: Counter[str],
+        clerk: Clerk | None = None,
+        on_sweep: Callable[[], None] = lambda: None,
+        thread_time_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._reception = reception
+        self._usual = reception.usual
+        self._courier = courier
+        self._batch = courier.batch
+        self._clock = clock
+        self._monotonic_ns = clock.monotonic_ns
+        self._hints = hints
+        self._mover = mover
+        self._channel_waits = False
+        self.steps = 0
+        self._counters = counters
+        self._door = Door(clock, counters, clerk, lambda conn: self._hints.put(Blocked(conn)))
+        self._vigil = Vigil(registry, reception, clock, patience, counters, clerk)
+        self._on_sweep = on_sweep
+        self._readiness = Readiness()
+        self._thread_time_ns = thread_time_ns
+        self._connections: set[Connection] = set()
+        self.received_bytes = 0
+        self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
+        self._reads = 0
+        self.t_ptmax = DecayingMax()
+        self._readiness.register(hints, selectors.EVENT_READ)
+        if mover is not None:
+            self._readiness.register(mover, selectors.EVENT_READ)
+
+    @property
+    def connections(self) -> int:
+        """Open connections, registered or not."""
+        return len(self._connections)
+
+    def run(self, stop: Stop) -> None:
+        """Work until the stop; then post what is batched and close every connection."""
+        self.watch(stop)
+        while not stop.is_set():
+            self.step()
+        self.shut(stop.reason)
+
+    def watch(self, stop: Stop) -> None:
+        """Let the stop end a step's wait."""
+        self._readiness.register(stop, selectors.EVENT_READ)
+
+    def shut(self, reason: str) -> None:
+        """Tell every agent, post what waits, close everything."""
+        bye = frame.encode(Kind.BYE, {"reason": f"server stops: {reason}"})
+        why = f"its pair of the PMDaemon stops: {reason}"
+        for conn in tuple(self._connections):
+            conn.finish(Kind.BYE, bye, why)
+            self._drop(conn, why, by_us=True)
+        self._courier.post_cuts()
+        self._courier.flush(self._clock.monotonic_ns())
+        self._readiness.close()
+
+    def step(self, limit_s: float | None = None) -> bool:
+        """One round: wait, serve each ready descriptor once, flush and sweep what is due.
+
+        Returns:
+            Whether a connection was ready.
+        """
+        self._door.begin_round()
+        ready = self._readiness.wait(self._timeout_s() if limit_s is None else limit_s, EVENTS_A_ROUND)
+        self.steps += 1
+        self._usual.begin()
+        served = False
+        owner_of = self._readiness.owners.get
+        for descriptor, events in ready:
+            source = owner_of(descriptor)  # None: closed by an earlier event of this round
+            if isinstance(source, Connection):
+                served = True
+                try:
+                    if events == READ and source.secured:
+                        self._receive(source)  # nearly every event
+                    else:
+                        self._serve(source, events)
+                except MailboxError:
+                    raise
+                except Exception:  # noqa: BLE001 - ``_fault`` logs it
+                    self._fault(source)
+            elif source is self._hints:
+                self._follow_hints()
+            elif source is self._mover and self._mover is not None:
+                self._welcome_arrivals(self._mover, events)
+        if self._mover is not None:
+            self._move(self._mover)
+        now_ns = self._clock.monotonic_ns()
+        self._usual.account()
+        self._courier.flush(now_ns)
+        for recipient in self._courier.neglected():
+            self._reception.announce_again(recipient)
+        if now_ns >= self._sweep_at_ns:
+            self._sweep_at_ns = now_ns + SWEEP_NS
+            self._sweep(now_ns)
+            self._on_sweep()
+        return served
+
+    def _fault(self, conn: Connection) -> None:
+        """A defect of ours came up while this connection was served: it ends, nothing else does."""
+        self._counters["connection_faults"] += 1
+        if self._counters["connection_faults"] % FAULTS_A_TRACE == 1:
+            log.exception("connection-fault", address=conn.address, count=self._counters["connection_faults"])
+        self._drop(conn, "a fault of the server, see its log")
+
+    def _timeout_s(self) -> float:
+        if self._mover is not None and self._mover.has_work:
+            return 0.0
+        now_ns = self._clock.monotonic_ns()
+        until_ns = self._sweep_at_ns
+        if (due_ns := self._courier.due_ns()) is not None:
+            until_ns = min(until_ns, due_ns)
+        if self._courier.waiting_news:
+            until_ns = min(until_ns, now_ns + NEWS_RETRY_NS)
+        return max(0.0, (until_ns - now_ns) / 1e9)
+
+    # -- connections
+
+    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
+        """Serve a new socket; None if it was turned away. With TLS configured it must speak that.
+
+        One that ``is_known``, a registered gateway's from another pair, needs no place among the strangers.
+        """
+        if not is_known:
+            may_stay, oldest = self._door.make_room(sock, address)
+            if oldest is not None:
+                reason = "it did not register, and others wait"
+                self._door.note_eviction(oldest, reason)
+                self._drop(oldest, reason)
+            if not may_stay:
+                return None
+        conn = self._door.open(sock, address, is_known=is_known)
+        if conn is not None:
+            self._connections.add(conn)
+            self._readiness.register(conn, selectors.EVENT_READ)
+        return conn
+
+    def _secure(self, conn: Connection) -> None:
+        """One step of a TLS handshake; a few a round, the others come up again in the next."""
+        if not self._door.handshakes_left:
+            return
+        if self._mover is not None and self._mover.takes_before_tls(conn, self):
+            return
+        self._door.handshakes_left -= 1
+        try:
+            wanted = conn.secure()
+        except (HandshakeFailed, CredentialRefused) as exc:
+            self._note_refusal(conn, exc.code, str(exc))
+            self._drop(conn, str(exc))
+            return
+        if wanted is None:
+            self._counters["tls_handshakes"] += 1
+        self._readiness.modify(conn, wanted or selectors.EVENT_READ)
+
+    def release(self, conn: Connection) -> None:
+        """Serve a connection no more; it leaves for another process."""
+        self._connections.discard(conn)
+        self._door.strangers.remove(conn)
+        self._readiness.unregister(conn)
+
+    def read_pending(self, conn: Connection) -> None:
+        """Act on bytes that came with a connection from another process."""
+        try:
+            self._handle(conn, conn.resume_frames())
+        except MailboxError:
+            raise
+        except Exception:  # noqa: BLE001 - ``_fault`` logs it
+            self._fault(conn)
+        if not conn.closed and conn.waiting_bytes:
+            self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _welcome_arrivals(self, mover: Mover, events: int) -> None:
+        try:
+            if events & WRITE:
+                mover.channel.flush()
+            if events & ~WRITE:
+                mover.take(self)
+        except PeerGone as exc:
+            # The parent has died; its pipe stops this process. Until then, serve what is here.
+            log.warning("no-more-arrivals", reason=str(exc))
+            self._readiness.unregister(mover)
+            self._mover = None
+
+    def _move(self, mover: Mover) -> None:
+        """Let sessions leave, and ask for write readiness while the parent's end is full."""
+        if mover.has_work:
+            mover.work(self)
+        if bool(mover.channel.waiting) != self._channel_waits:
+            self._channel_waits = not self._channel_waits
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
+            self._readiness.modify(mover, events)
+
+    def _serve(self, conn: Connection, events: int) -> None:
+        if not conn.secured:
+            self._secure(conn)
+            return
+        if events & ~READ and conn.flush():
+            self._readiness.modify(conn, selectors.EVENT_READ)
+        if events & ~WRITE:  # also an error or a hang-up: reading tells which
+            self._receive(conn)
+        if conn.doomed and not conn.closed:
+            self._end_doomed(conn)
+
+    def _end_doomed(self, conn: Connection) -> None:
+        self._counters["doomed_connections"] += 1
+        self._ended(conn, conn.doomed)
+
+    def _receive(self, conn: Connection) -> None:
+        """Read once and act on it; one read in ``TIMED_READS`` is timed, for T_ptmax."""
+        clock = self._monotonic_ns
+        now_ns = clock()
+        self._reads += 1
+        is_timed = not self._reads % TIMED_READS
+        started_ns = self._thread_time_ns() if is_timed else 0
+        room = self._batch.room
+        try:
+            size = conn.receive(room, now_ns)
+        except OSError as exc:
+            self._ended(conn, f"receiving failed: {exc.strerror or exc}")
+            return
+        if size is None:
+            self._ended(conn, "the connection was closed by the agent")
+            return
+        self.received_bytes += size
+        is_usual = self._usual.take(conn, room, size, is_placed=True)
+        messages = FRAMES if is_usual else self._take(conn, room[:size])
+        if is_timed and messages:
+            self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
+
+    def _take(self, conn: Connection, data: memoryview) -> int:
+        """Act on what one read brought, the long way; returns the number of frames."""
+        usual = self._usual
+        lesson = bytes(data) if usual.has_lesson else b""  # handling a cut may move it over what was read
+        messages = self._handle(conn, conn.session.feed(data))
+        if lesson and messages == FRAMES:
+            is_accepted = conn.gateway is not None  # a refused session has none any more
+            if is_accepted and conn.session.is_whole:  # nothing is left behind the two frames
+                usual.learn(memoryview(lesson))
+        return messages
+
+    def _handle(self, conn: Connection, frames: Iterator[frame.Frame]) -> int:
+        """Act on frames, one after the other; returns their number."""
+        messages = 0
+        try:
+            for received in frames:
+                messages += 1
+                if received.kind in _UNUSUAL and self._leaves(conn, received, frames):
+                    return messages
+                self._reception.handle(conn, received)
+            if conn.gateway is not None:
+                self._door.strangers.remove(conn)
+        except WireError as exc:
+            self._refuse(conn, exc)
+        return messages
+
+    def _ended(self, conn: Connection, reason: str) -> None:
+        """The peer, or the network, has ended it: counted where nobody said goodbye properly."""
+        part_bytes = conn.session.pending_bytes
+        if part_bytes:
+            reason += f", {part_bytes} bytes into a frame"
+        if conn.drain_until_ns is None and (part_bytes or conn.gateway is None):
+            code = "cut-short" if part_bytes else "closed"
+            self._note_refusal(conn, code, reason)
+        self._drop(conn, reason)
+
+    def _note_refusal(self, conn: Connection, code: str, reason: str) -> None:
+        if conn.is_dialled and self._mover is not None:
+            self._mover.tell_refusal(conn, f"{code}: {reason}")
+        self._door.note_refusal(conn, code, reason)
+
+    def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
+        """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
+        if received.kind != Kind.HELLO:
+            self._drop(conn, farewell(received))
+            return True
+        if self._mover is None or not self._mover.is_foreign(conn, received):
+            return False
+        if isinstance(frames, Generator):
+            frames.close()  # the session keeps HELLO and what follows it, for the other pair
+        self._mover.send_stranger(conn, received.header["gw"], self)
+        return True
+
+    def _refuse(self, conn: Connection, error: WireError) -> None:
+        """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
+        code = error_code(error)
+        self._note_refusal(conn, code, str(error))
+        self._reception.refused(conn, str(error))
+        last = frame.encode(Kind.ERROR, {"code": code, "text": f"{conn.address}: {error}"[:2000]})
+        conn.finish(Kind.ERROR, last, f"{code}: {error}")
+        self._reception.lost(conn, conn.end_reason)
+
+    def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
+        self._connections.discard(conn)
+        self._door.strangers.remove(conn)
+        self._readiness.unregister(conn)
+        conn.close()
+        if self._mover is not None:
+            self._mover.forget(conn)
+        self._reception.lost(conn, conn.end_reason or reason, by_us=by_us)
+        log.debug("disconnected", address=conn.address, reason=conn.end_reason or reason)
+
+    def _follow_hints(self) -> None:
+        for hint in self._hints.drain():
+            try:
+                self._follow(hint)
+            except MailboxError:
+                raise
+            except Exception:
+                if not isinstance(hint, Blocked | Answered | Refused):
+                    raise  # it is about no connection
+                self._fault(hint.conn)
+
+    def _follow(self, hint: Hint) -> None:
+        match hint:
+            case Post(message, recipients):
+                self._courier.news(message, *recipients)
+            case Forward():
+                if self._mover is not None:
+                    self._mover.forward(hint)
+            case AnnounceAgain(recipients):
+                self._reception.announce_again(*recipients)
+            case Blocked(conn):
+                if conn.closed:
+                    return
+                if conn.doomed:
+                    self._end_doomed(conn)
+                elif conn.waiting_bytes:
+                    self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            case Answered(conn, held, encoded):
+                conn.asking = False
+                self._reception.enrolments.made(conn, held)
+                conn.send((Kind.CERTIFICATE, encoded))
+            case Refused(conn, error):
+                conn.asking = False
+                self._reception.enrolments.refused(conn, error)
+                if not conn.closed:
+                    self._refuse(conn, error)
+            case Revoked():
+                for conn, error in self._vigil.revoked(tuple(self._connections)):
+                    self._refuse(conn, error)
+
+    def _sweep(self, now_ns: int) -> None:
+        for conn, error in self._vigil.expired(tuple(self._connections)):
+            self._refuse(conn, error)
+        for conn, reason, code in self._vigil.overdue(tuple(self._connections), now_ns):
+            if code:
+                self._note_refusal(conn, code, reason)
+            self._drop(conn, reason)
+        self._vigil.tend_records(now_ns)

@@ -1,0 +1,433 @@
+"""Which cuts of one gateway were received, which are durable, and where the next answer starts.
+
+Theory of operation. The agent keeps every cut until it is acknowledged. Per epoch there are two positions:
+
+    ... durable ...|... received, on its way into the queue ...|... still with the agent ...
+                   ^ ack[epoch]                                ^ received[epoch]
+
+A poll asks for what follows ``received`` (``from``) and acknowledges ``ack``. A *rewind* sets ``received``
+back to ``ack``: everything between is asked for again, and dbmanager drops what it has already. A poll that
+is under way during a rewind still asks for the old position; keeping its answer would put cut 8 into the
+queue before 5..7 are sent again. So each rewind counts, each poll remembers the count it was sent under,
+and the cuts of an answer to an older count are judged but *not kept*: they come again.
+
+Several epochs: the agent was restarted with cuts in its spool. They are answered oldest epoch first; a cut
+of a later epoch says that the earlier ones are exhausted. Cuts missing within an answer are those the agent
+does not hold any more; they are counted (``skipped_cuts``). Normally the cut's own ``gap`` says so to
+dbmanager; if it does not (``leaves_hole``), the epoch's *floor* is raised and announced in GATEWAY's
+``spool``, because dbmanager takes no cut behind a hole and would have us ask for the missing ones for ever.
+
+A cut may reach ``services`` twice: as LIVE, ahead of the backlog, and again in order; or again after a
+rewind. ``received`` returns a verdict for both recipients, so that each gets a cut once from this process.
+
+Invariants: floor[e], ack[e] <= received[e]; positions only grow, except ``received`` in a rewind, and
+``ack`` when another dbmanager knows less (a restored database).
+
+Thread: no lock of its own; the gateway's lock guards it (``poller.gateway``).
+
+Source: DESIGN.md 4, points 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pmdaemon.errors import BadCut
+from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.live_cuts import LiveCuts
+from pmdaemon.poller.refusal_backoff import BEYOND, Pause
+
+FREE_CUTS: Final = (
+    4  # a backlog so short costs hardly more than the newest cut alone, which would come as well
+)
+LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
+MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
+
+
+class Verdict(NamedTuple):
+    """What to do with a cut.
+
+    Attributes:
+        keep: send it to dbmanager.
+        judge: send it to services.
+    """
+
+    keep: bool
+    judge: bool
+
+
+_BOTH: Final = Verdict(keep=True, judge=True)
+_KEEP: Final = Verdict(keep=True, judge=False)
+_JUDGE: Final = Verdict(keep=False, judge=True)
+_DROP: Final = Verdict(keep=False, judge=False)
+
+
+class PollRequest(NamedTuple):
+    """The record's part of a POLL header."""
+
+    ack: list[list[int]]
+    start: list[int]
+
+
+_PollOut = tuple[int, int, int]
+"""(number, sent_ns, rewinds so far) of a poll that is not answered: a plain tuple, one is made a poll."""
+
+
+class _Epoch:
+    """Positions within one epoch. ``last`` is None for the running epoch, else its last cut in the spool.
+
+    The agent holds nothing at or below ``floor``, for whatever reason. What is at or below ``judged`` went to
+    services.
+    """
+
+    __slots__ = ("ack", "acked_to_agent", "floor", "judged", "last", "number", "over_poll", "received")
+
+    def __init__(self, number: int, floor: int, last: int | None, ack: int, judged: int = 0) -> None:
+        self.number = number
+        self.judged = judged
+        self.floor = floor
+        self.last = last
+        self.ack = ack
+        self.received = max(ack, floor)
+        self.acked_to_agent = 0
+        self.over_poll: int | None = None  # the first poll that acknowledged its last cut
+
+    @property
+    def exhausted(self) -> bool:
+        return self.last is not None and self.received >= self.last
+
+    @property
+    def is_behind(self) -> bool:
+        return self.received > max(self.ack, self.floor)
+
+
+class Record:
+    """Positions of one gateway; outlives its sessions.
+
+    Attributes:
+        backlog_poll: the last poll that asked for backlog out of the budget.
+        rewinds: how often ``received`` was set back.
+        skipped_cuts: cuts the agent no longer had when asked.
+        repeated_cuts: cuts that came again and were dropped here.
+        not_kept_cuts: cuts of an answer that a rewind had overtaken.
+    """
+
+    __slots__ = (
+        "_epochs",
+        "_live",
+        "_over",
+        "_pause",
+        "_polls",
+        "_sole",
+        "_spooled",
+        "_waiting_since_ns",
+        "backlog_poll",
+        "not_kept_cuts",
+        "repeated_cuts",
+        "rewinds",
+        "skipped_cuts",
+    )
+
+    def __init__(self) -> None:
+        self.backlog_poll: int | None = None
+        self.rewinds = 0
+        self.skipped_cuts = 0
+        self.repeated_cuts = 0
+        self.not_kept_cuts = 0
+        self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
+        self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
+        self._live: LiveCuts | None = None  # nearly always
+        self._over: dict[int, int] = {}  # what was durable of epochs that are over
+        self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
+        self._waiting_since_ns: int | None = None
+        self._pause: Pause | None = None  # until the first refusal
+        self._spooled = 0  # the last cut of the running epoch that the agent held when it registered
+
+    # -- session and watermarks
+
+    def register(self, epoch: int, spool: Sequence[tuple[int, int, int]], durable: Mapping[int, int]) -> None:
+        """A new session, or a changed spool: start behind what is durable.
+
+        Args:
+            epoch: the running epoch (HELLO).
+            spool: (epoch, first seq, last seq), oldest first; may or may not name the running epoch.
+            durable: high water per epoch, from WATERMARKS and DURABLE.
+        """
+        former = self._epochs
+        epochs = {}
+        for number, first, last in (*(item for item in spool if item[0] != epoch), (epoch, 1, None)):
+            epochs[number] = position = _Epoch(number, first - 1, last, durable.get(number, 0))
+            if number in former:
+                position.floor = max(position.floor, former[number].floor, former[number].acked_to_agent)
+                position.judged = former[number].judged
+        floor, self._spooled = next(
+            ((first - 1, last) for named, first, last in spool if named == epoch), (0, 0)
+        )
+        epochs[epoch].floor = max(floor, epochs[epoch].floor)
+        self._set_epochs(epochs)
+        self._live = self._live and self._live.keep_epochs(epochs)
+        self._over = {}
+        self._polls = ()
+        self.rewind()
+
+    def _set_epochs(self, epochs: dict[int, _Epoch]) -> None:
+        self._epochs = epochs
+        self._sole = next(iter(epochs.values())) if len(epochs) == 1 else None
+
+    def rewind(self) -> None:
+        """Ask again for everything that is not durable."""
+        self.rewinds += 1
+        self._waiting_since_ns = None
+        for position in self._epochs.values():
+            position.received = max(position.ack, position.floor)
+
+    def refused(self, now_ns: int, spread: float) -> None:
+        """A batch with its cuts found no room at dbmanager: ask again, after a pause (``Pause``)."""
+        self._pause = self._pause or Pause()
+        self._pause.refused(now_ns, spread)
+        self.rewind()
+
+    def restart(self, durable: Mapping[int, int]) -> None:
+        """Another dbmanager: only what it names is durable, what the agent was told to forget is gone."""
+        self._over = {}
+        for epoch, position in self._epochs.items():
+            position.floor = max(position.floor, position.acked_to_agent)
+            position.ack = durable.get(epoch, 0)
+        self.rewind()
+
+    def pack(self) -> dict[str, Any]:
+        """Everything but a pause, for the process that the gateway moves to."""
+        return {
+            "epochs": [
+                [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
+                for epoch, item in self._epochs.items()
+            ],
+            "judged": [[epoch, item.judged] for epoch, item in self._epochs.items()],
+            "live": [] if self._live is None else self._live.pack(),
+            "polls": [list(item) for item in self._polls],
+            "waiting_since_ns": self._waiting_since_ns,
+            "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
+        }
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> Record:
+        """The record of another process. Rewind it: what that one posted may come later than what we post."""
+        record = cls()
+        for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
+            position = _Epoch(epoch, floor, last, ack)
+            position.received, position.acked_to_agent = received, acked_to_agent
+            position.over_poll = over_poll
+            record._epochs[epoch] = position
+        for epoch, judged in packed["judged"]:
+            record._epochs[epoch].judged = judged
+        record._set_epochs(record._epochs)
+        record._live = LiveCuts(packed["live"]) if packed["live"] else None
+        record._polls = tuple((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
+        record._waiting_since_ns = packed["waiting_since_ns"]
+        counts = packed["counts"]
+        record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
+        return record
+
+    def spool(self) -> list[list[int]]:
+        """[epoch, first seq the agent may still hold, last seq known], oldest epoch first."""
+        rows = []
+        for epoch, position in self._epochs.items():
+            first = max(position.floor, position.acked_to_agent) + 1
+            last = position.received if position.last is None else position.last
+            rows.append([epoch, first, max(last, first - 1)])
+        return rows
+
+    def leaves_hole(self, epoch: int, seq: int, gap: int) -> bool:
+        """Whether a cut in order does not follow the last one, even over the ``gap`` it admits."""
+        position = self._epochs.get(epoch)
+        return position is not None and seq - 1 - gap > position.received
+
+    def give_up_before(self, epoch: int, seq: int) -> None:
+        """The agent has no cut below ``seq`` that we lack: they are lost for good."""
+        position = self._epochs[epoch]
+        position.floor = max(position.floor, seq - 1)
+
+    def high_water(self) -> list[tuple[int, int]]:
+        """(epoch, seq) durable, as far as notices came here: those of ``durable`` that were taken."""
+        held = [(epoch, item.ack) for epoch, item in self._epochs.items() if item.ack]
+        return [*self._over.items(), *held]
+
+    def durable(self, epoch: int, seq: int, now_ns: int) -> bool:
+        """Notice of dbmanager that all up to ``seq`` is on disk; False if the epoch is not held here."""
+        position = self._sole
+        if position is None or position.number != epoch:
+            position = self._epochs.get(epoch)
+        if position is None:
+            return False
+        if seq <= position.ack:
+            return True
+        position.ack = seq
+        if self._pause is not None:
+            self._pause = self._pause.accepted(now_ns)
+        if seq > position.received:
+            position.received = seq
+        behind = position.received > seq and position.received > position.floor
+        if not behind and position is not self._sole:
+            behind = any(item.is_behind for item in self._epochs.values())
+        self._waiting_since_ns = now_ns if behind else None
+        return True
+
+    def lags(self, now_ns: int) -> bool:
+        """Whether something received has waited ``LAG_NS`` for durability without any progress."""
+        return self._waiting_since_ns is not None and now_ns - self._waiting_since_ns > LAG_NS
+
+    @property
+    def behind_cuts(self) -> int:
+        """Cuts received and not known to be durable."""
+        return sum(item.received - max(item.ack, item.floor) for item in self._epochs.values())
+
+    # -- polls and answers
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the agent is known to hold more than the next cut."""
+        position = self._sole
+        return self._live is not None or position is None or position.received + 1 < self._spooled
+
+    def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
+        """Account for a poll that is about to leave, and say what it asks for."""
+        self._polls = (*self._polls[-MAX_POLLS_OUT + 1 :], (poll, now_ns, self.rewinds))
+        start: list[int] = []
+        ack: list[list[int]] = []
+        for epoch, position in self._epochs.items():
+            if position.ack:
+                ack.append([epoch, position.ack])
+                position.acked_to_agent = max(position.acked_to_agent, position.ack)
+                if position.over_poll is None and position.last is not None and position.ack >= position.last:
+                    position.over_poll = poll
+            if not start and not position.exhausted:
+                start = [epoch, position.received + 1]
+        if self._pause is not None and now_ns < self._pause.until_ns:
+            start = [epoch, BEYOND]  # of the running epoch, the last
+        elif self.has_backlog and not self._backlog_is_short():
+            if catch_up.grant(now_ns):
+                self.backlog_poll = poll
+            else:
+                start = [epoch, BEYOND]
+        return PollRequest(ack, start)
+
+    def _backlog_is_short(self) -> bool:
+        position = self._sole
+        if position is None:
+            return False
+        newest = self._live.newest(position.number) if self._live is not None else 0
+        return max(newest, self._spooled) - position.received <= FREE_CUTS
+
+    def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
+        """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""
+        position = self._sole
+        if position is None or self._polls or self._pause is not None or self.has_backlog:
+            return None
+        self._polls = ((poll, now_ns, self.rewinds),)
+        ack = position.ack
+        if ack > position.acked_to_agent:
+            position.acked_to_agent = ack
+        return position.number, ack, position.received + 1
+
+    def answered_usually(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
+        """The next cut of the only epoch and the REPLY behind it, in one step.
+
+        As ``received``, with the verdict to keep and to judge, and ``answered`` would account for them.
+
+        Returns:
+            When the poll was sent; None in any other case: nothing was changed, take those two.
+        """
+        position, polls = self._sole, self._polls
+        if position is None or len(polls) != 1 or self._live is not None:
+            return None
+        number, sent_ns, rewinds = polls[0]
+        if number != poll or rewinds != self.rewinds:
+            return None
+        if epoch != position.number or seq != position.received + 1 or seq <= position.judged:
+            return None
+        self._polls = ()
+        position.received = position.judged = seq
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns
+        return sent_ns
+
+    def answered(self, poll: int) -> int | None:
+        """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
+
+        Older polls the agent left out are forgotten. An old epoch whose last cut was acknowledged in an
+        answered poll is over.
+        """
+        polls = self._polls
+        for place, (number, sent_ns, _) in enumerate(polls):
+            if number == poll:
+                self._polls = polls[place + 1 :]
+                if len(self._epochs) > 1:
+                    self._forget_epochs([number for number, _, _ in polls[: place + 1]])
+                return sent_ns
+        return None
+
+    def _forget_epochs(self, passed: Sequence[int]) -> None:
+        # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
+        over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
+        for epoch in over:
+            self._over[epoch] = self._epochs.pop(epoch).ack
+        self._set_epochs(self._epochs)
+        self._live = self._live and self._live.keep_epochs(self._epochs)
+
+    def unsent(self, poll: int) -> None:
+        """A poll accounted for did not leave: its session had ended."""
+        self._polls = tuple(item for item in self._polls if item[0] != poll)
+        for position in self._epochs.values():
+            if position.over_poll == poll:
+                position.over_poll = None
+
+    @property
+    def oldest_poll(self) -> int | None:
+        """Number of the oldest unanswered poll; None when nothing is awaited."""
+        return self._polls[0][0] if self._polls else None
+
+    @property
+    def oldest_poll_sent_ns(self) -> int | None:
+        """When the oldest unanswered poll was sent; None when nothing is awaited."""
+        return self._polls[0][1] if self._polls else None
+
+    def received(self, epoch: int, seq: int, live: bool, now_ns: int) -> Verdict:
+        """A cut arrived.
+
+        Raises:
+            BadCut: its epoch was announced neither by HELLO nor in REGISTER.spool.
+        """
+        position = self._epochs.get(epoch)
+        if position is None:
+            raise BadCut(f"epoch {epoch} was not announced in HELLO or REGISTER")
+        went_before = self._live is not None and (epoch, seq) in self._live
+        judge = seq > position.judged and not went_before
+        if live:
+            if judge:
+                self._live = self._live or LiveCuts()
+                self._live.add(epoch, seq)
+            return _JUDGE if judge else _DROP
+        if seq <= position.received:
+            self.repeated_cuts += 1
+            return _DROP
+        if judge or went_before:
+            position.judged = max(position.judged, seq)
+            self._live = self._live and self._live.pass_by(epoch, position.judged)
+        if not self._polls or self._polls[0][2] != self.rewinds:
+            self.not_kept_cuts += 1
+            return _JUDGE if judge else _DROP
+        self._advance(epoch, position, seq, now_ns)
+        return _BOTH if judge else _KEEP
+
+    def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
+        for earlier, other in self._epochs.items():
+            if earlier == epoch:
+                break  # at once, when there is one epoch
+            if other.last is not None and not other.exhausted:
+                self.skipped_cuts += other.last - other.received
+                other.received = other.last
+        self.skipped_cuts += seq - position.received - 1
+        position.received = seq
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns

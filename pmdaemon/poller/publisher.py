@@ -1,0 +1,199 @@
+"""Posts everything the pair has to say to ``services`` and ``dbmanager``; never waits, never loses silently.
+
+Two kinds of mail with different promises:
+
+* *Cuts.* A batch that dbmanager cannot take is not kept here: the cuts are still with their
+  agents: ``on_refused`` rewinds those gateways and they are asked for again. For services the newest cut of
+  each gateway waits here (``poller.newest_cuts``) until there is room; the older ones it replaces are
+  counted.
+* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). Nobody asks for news again, so refused news
+  waits here, per recipient and in order, and is tried at each ``flush``. While news waits for a recipient no
+  cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES`` the oldest
+  is dropped and counted, and once the rest is delivered the recipient has to be told everything anew
+  (``neglected``), or it would miss some gateways for ever.
+
+Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
+
+Source: M2, P10; DESIGN.md 3 "Nobody waits", 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutBatch, Letter
+from pmdaemon.poller.newest_cuts import NewestCuts
+
+SERVICES: Final = "services"
+DBMANAGER: Final = "dbmanager"
+NEWS_BYTES: Final = 32 << 20  # 4,000 gateways with 16 volumes and streams each, announced twice
+MOST_RETRIED: Final = 8  # messages of waiting cuts a flush: 2 MB, a few ms between two reads
+log = structlog.get_logger("courier")
+
+
+class Poster(Protocol):
+    """The half of a mailbox that posts."""
+
+    def post(self, recipients: str | Sequence[str], payload: bytes | memoryview) -> object:
+        """Deliver or raise MailboxFull naming who had no room."""
+
+
+class _News:
+    """News that waits for one recipient."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[bytes] = deque()
+        self.size_bytes = 0
+        self.lacks_some = False
+
+    def push(self, message: bytes) -> int:
+        """Keep a message; returns how many old ones had to go."""
+        self.waiting.append(message)
+        self.size_bytes += len(message)
+        dropped = 0
+        while self.size_bytes > NEWS_BYTES and len(self.waiting) > 1:
+            self.size_bytes -= len(self.waiting.popleft())
+            dropped += 1
+        self.lacks_some |= dropped > 0
+        return dropped
+
+    def pop(self) -> None:
+        """The oldest was delivered."""
+        self.size_bytes -= len(self.waiting.popleft())
+
+
+class Courier:
+    """The pair's outgoing mail.
+
+    Attributes:
+        refused_keeping: batches dbmanager had no room for; their gateways were rewound.
+        dropped_live_cuts: cuts that a later one of their gateway replaced before services had room.
+        dropped_news: announcements given up.
+        posted_cuts: cuts posted to dbmanager.
+        posted_bytes: bytes of CUTS messages given to the mailbox.
+        batch: the cuts on their way; read into its ``room``.
+    """
+
+    def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str], int], None]) -> None:
+        self._poster = poster
+        self._on_refused = on_refused
+        self.batch = CutBatch(pair)
+        self._newest = NewestCuts(pair)
+        self._retry_ns = 0  # no sooner, because services has just had no room
+        self._news = {SERVICES: _News(), DBMANAGER: _News()}
+        self.refused_keeping = 0
+        self.dropped_live_cuts = 0
+        self.dropped_news = 0
+        self.posted_cuts = 0
+        self.posted_bytes = 0
+
+    # -- news
+
+    def news(self, message: bytes, *recipients: str) -> None:
+        """Post an announcement, behind what already waits for the same recipient."""
+        free = [name for name in recipients if not self._news[name].waiting]
+        refused = [name for name in recipients if name not in free]
+        if free:
+            refused += self._post(free, message)
+        for name in refused:
+            self.dropped_news += self._news[name].push(message)
+
+    def neglected(self) -> list[str]:
+        """Recipients that have taken what waited but not what was dropped before; named once."""
+        found = [name for name, news in self._news.items() if news.lacks_some and not news.waiting]
+        for name in found:
+            self._news[name].lacks_some = False
+        return found
+
+    @property
+    def waiting_news(self) -> int:
+        """Announcements that wait for room."""
+        return sum(len(news.waiting) for news in self._news.values())
+
+    def _retry_news(self) -> None:
+        for name, news in self._news.items():
+            while news.waiting and not self._post([name], news.waiting[0]):
+                news.pop()
+
+    # -- cuts
+
+    def cut(
+        self,
+        cut: bytes | memoryview,
+        gateway_id: str,
+        recv_unix_us: int,
+        offset_us: int,
+        now_ns: int,
+        *,
+        keep: bool = True,
+        judge: bool = True,
+        live: bool = False,
+        is_next: bool = False,
+    ) -> None:
+        """Add one CUT frame to the batch (it is copied), posting what is full."""
+        add = self.batch.add
+        if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge, is_next):
+            self.post_cuts()
+            add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge, is_next)
+
+    def flush(self, now_ns: int) -> None:
+        """Try waiting news, then post the batches that are due."""
+        if self.waiting_news:
+            self._retry_news()
+        if self._newest and now_ns >= self._retry_ns:
+            self._retry_newest(now_ns)
+        if self.batch.is_due(now_ns):
+            self.post_cuts()
+
+    def due_ns(self) -> int | None:
+        """When ``flush`` is next needed; None if nothing waits."""
+        return self.batch.opened_ns + BATCH_AGE_NS if len(self.batch) else None
+
+    def post_cuts(self) -> None:
+        """Post what is batched now, as one message if both recipients get the same cuts."""
+        for letter in self.batch.take():
+            self._post_letter(letter)
+
+    def _post_letter(self, letter: Letter) -> None:
+        names = [name for name, wanted in ((DBMANAGER, letter.keep), (SERVICES, letter.judge)) if wanted]
+        refused = [name for name in names if self._has_waiting(name)]
+        free = [name for name in names if name not in refused]
+        if free:
+            refused += self._post(free, letter.message)
+        self.posted_bytes += len(letter.message)
+        if SERVICES in refused:
+            self.dropped_live_cuts += self._newest.keep(letter)
+        if DBMANAGER in refused:
+            self.refused_keeping += 1
+            self._on_refused(set(letter.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
+        elif letter.keep:
+            self.posted_cuts += letter.cuts
+
+    def _has_waiting(self, name: str) -> bool:
+        """Whether a cut posted to this recipient now would overtake something."""
+        return bool(self._news[name].waiting or (name == SERVICES and self._newest))
+
+    def _retry_newest(self, now_ns: int) -> None:
+        for _ in range(MOST_RETRIED):
+            if not self._newest or self._news[SERVICES].waiting:
+                return
+            gateway_ids, message = self._newest.first()
+            if self._post([SERVICES], message):
+                self._retry_ns = now_ns + BATCH_AGE_NS
+                return
+            self._newest.posted(gateway_ids)
+            self.posted_bytes += len(message)
+
+    def _post(self, names: Sequence[str], message: bytes | memoryview) -> list[str]:
+        """Post; returns who had no room."""
+        try:
+            self._poster.post(names, message)
+        except MailboxFull as exc:
+            log.debug("mailbox-full", recipients=",".join(exc.recipients))
+            return [name for name in names if name in exc.recipients]
+        return []

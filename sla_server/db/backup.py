@@ -1,0 +1,305 @@
+"""Backup and restore of a server's state: SQL, the Parquet files that count, and the token.
+
+A backup is a directory:
+
+    backup.json      what it holds; written last, so a directory without it is no backup
+    sql.dump         of PostgreSQL (pg_dump, custom format), or
+    sla.db           of SQLite
+    parquet/...      the files in use at that moment, by their manifest paths
+    state/...        small files of the data directory (the API token)
+
+The server may run meanwhile: database and list of files are of one moment, and replaced files stay for
+``files.grace_s``, which must be longer than the copying takes. The ingest queue is not copied: it holds what
+is on its way into the database, and belongs to the disk it is on. Only what SQL has counted already and no
+file has yet is read from it and written to a file of the backup's own (``unfiled``), which restoring enters
+into the manifest; so the files of a restored server have every cut that its SQL counts.
+
+Restoring needs an empty database. If the data directory still has its queue, the records in it that are
+newer than the backup are applied again at the next start, exactly once (the cursors are in the database).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Engine, insert, update
+
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.files import (
+    close_directory,
+    copy_durably,
+    make_directory,
+    sync_directory,
+    write_whole,
+)
+from sla_server.db import dump, schema
+from sla_server.db.archive.file import digest_of
+from sla_server.db.archive.manifest import FileRow
+from sla_server.db.archive.store import FileStore, LocalFiles
+from sla_server.db.archive.writer import Archive
+from sla_server.db.engine import begin
+from sla_server.db.errors import BackupFailed, FileDamaged
+from sla_server.db.ingest.batch import decode_batch
+from sla_server.db.ingest.queue import Record, read_beside
+from sla_server.db.migrate import newest_revision
+
+HEAD: Final = "backup.json"
+FORMAT: Final = 2
+_FORMATS: Final = (1, FORMAT)
+_NOT_STATE: Final = frozenset(("lock", "dbmanager.lock", "storage.lock", "server.log"))
+_STATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_COPY_BYTES: Final = 1 << 20
+_RECORDS: Final = 256  # decoded at a time
+_NO_LIMIT: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What ``backup.json`` says.
+
+    Attributes:
+        unfiled: ``queue``, whose records up to ``queue_seq`` are in files with this one; ``row`` of the
+            manifest, None if they held no cut. None: there were no such records.
+    """
+
+    format: int
+    made_us: int
+    software: str
+    revision: str
+    database: str
+    files: int
+    bytes: int
+    sql_sha256: str
+    state: list[str]
+    unfiled: dict[str, Any] | None = None
+
+
+def make(
+    engine: Engine, files: FileStore, data_dir: Path, queue_dir: Path, target: Path, clock: Clock
+) -> Backup:
+    """Write a backup into ``target``, which must not exist or be empty.
+
+    Durability: everything is synced before ``backup.json`` appears.
+
+    Raises:
+        BackupFailed: nothing may be concluded from what is in ``target``.
+        FileDamaged: a file is not what the manifest says (`sla storage verify` tells all of them).
+    """
+    if target.exists() and any(target.iterdir()):
+        raise BackupFailed(f"{target} is not empty. Give a new directory for each backup")
+    make_directory(target, 0o700)
+    close_directory(target, "the backup's directory")
+    made_us = clock.unix_us()
+    unfiled = _Unfiled(queue_dir)
+    revision, rows = dump.dump(engine, target, unfiled.take)
+    copies = LocalFiles(target / "parquet")
+    for row in rows:
+        copy(files, copies, row)
+    own = unfiled.write(copies, clock)
+    if own is not None and own["row"] is not None:
+        rows.append(FileRow(**own["row"]))
+    state = sorted(path.name for path in _state_files(engine, data_dir))
+    make_directory(target / "state", 0o700)
+    for name in state:
+        copy_durably(data_dir / name, target / "state" / name)
+    size_bytes = sum(row.bytes for row in rows)
+    made = Backup(
+        FORMAT,
+        made_us,
+        version("storage-sla-server"),
+        revision,
+        engine.dialect.name,
+        len(rows),
+        size_bytes,
+        _digest(target / dump.NAMES[engine.dialect.name]),
+        state,
+        own,
+    )
+    sync_directory(target)
+    write_whole(target / HEAD, json.dumps(asdict(made), indent=1) + "\n", synced=True)
+    return made
+
+
+class _Unfiled:
+    """Records of the ingest queue that were in SQL and in no file at the moment of the dump."""
+
+    def __init__(self, queue_dir: Path) -> None:
+        self._queue_dir = queue_dir
+        self._queue = ""
+        self._bounds = (0, 0)
+        self._records: list[Record] = []
+
+    def take(self, cursors: dict[str, int]) -> None:
+        """Read them, before the server deletes them.
+
+        Raises:
+            BackupFailed: it did so already, and wrote over them.
+            QueueCorrupt: it is no queue.
+        """
+
+        def bounds(queue_id: str) -> tuple[int, int]:
+            self._queue = queue_id
+            self._bounds = cursors.get(f"{queue_id}/parquet", 0), cursors.get(f"{queue_id}/sql", 0)
+            return self._bounds
+
+        self._records = read_beside(self._queue_dir, bounds)
+
+    def write(self, copies: LocalFiles, clock: Clock) -> dict[str, Any] | None:
+        """Write their cuts to a file; what ``Backup.unfiled`` says of it.
+
+        Durability: the file is on disk.
+        """
+        after_seq, last_seq = self._bounds
+        if after_seq >= last_seq:
+            return None
+        archive = Archive(copies, self._queue, _NO_LIMIT, _NO_LIMIT, clock)
+        while self._records:
+            some, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
+            batch = decode_batch(some, after_seq)
+            archive.add(batch.first_seq, batch.last_seq, batch.cuts, batch.columns)
+            after_seq = batch.last_seq
+        return {"queue": self._queue, "queue_seq": last_seq, "row": archive.finish().row}
+
+
+def _enter(engine: Engine, unfiled: dict[str, Any]) -> None:
+    """The backup's own file counts, and its records are not taken from a queue again."""
+    table = schema.consumed
+    with begin(engine) as connection:
+        if unfiled["row"] is not None:
+            connection.execute(insert(schema.manifest), unfiled["row"])
+        mine = table.c.queue == f"{unfiled['queue']}/parquet"
+        connection.execute(update(table).where(mine).values(queue_seq=unfiled["queue_seq"]))
+
+
+def read_head(source: Path) -> Backup:
+    """What is in a backup.
+
+    Raises:
+        BackupFailed: this is none, or of a newer release.
+    """
+    try:
+        head: dict[str, Any] = dict(json.loads((source / HEAD).read_text()))
+        if head["format"] in _FORMATS and str(head["revision"]) <= newest_revision():
+            return _checked(Backup(**head))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as exc:
+        raise BackupFailed(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
+    raise BackupFailed(
+        f"{source} was made by release {head.get('software')}, which is newer. Install that release"
+    )
+
+
+def _checked(head: Backup) -> Backup:
+    """See that every field is what ``make`` writes: names become paths, and a backup may be another's work.
+
+    Raises:
+        ValueError: names the field and its value.
+    """
+    for name, kind in (("database", str), ("sql_sha256", str), ("made_us", int), ("state", list)):
+        if type(getattr(head, name)) is not kind:
+            raise ValueError(f"{name} {str(getattr(head, name))[:60]!r} is not {kind.__name__}")
+    for name in head.state:
+        if not isinstance(name, str) or not _STATE_NAME.fullmatch(name) or name in _NOT_STATE:
+            raise ValueError(f"state {str(name)[:60]!r} is not the name of a state file")
+    if (unfiled := head.unfiled) is not None:
+        if type(unfiled["queue"]) is not str or type(unfiled["queue_seq"]) is not int:
+            raise ValueError(f"unfiled {str(unfiled)[:60]!r} names no queue and record")
+        if unfiled["row"] is not None:
+            FileRow(**unfiled["row"])
+    return head
+
+
+def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:
+    """Bring a backup back. The server must be stopped; a migration happens at its next start.
+
+    Files first, the database last: whatever fails before leaves an empty database and may be repeated. At
+    last the backup's own file is entered; if that fails, empty the database and repeat.
+
+    Raises:
+        BackupFailed: the database is not empty, or the backup is damaged.
+    """
+    head = read_head(source)
+    if head.database != engine.dialect.name:
+        raise BackupFailed(f"the backup is of {head.database}, [database] url names {engine.dialect.name}")
+    dumped = source / dump.NAMES[head.database]
+    if not dumped.exists() or _digest(dumped) != head.sql_sha256:
+        raise BackupFailed(f"{dumped} is missing or damaged. Take another backup")
+    if not dump.is_empty(engine):
+        raise BackupFailed(
+            "the database is not empty. Restore into a new one: create an empty database (PostgreSQL) or "
+            "move the file away together with its -wal and -shm (SQLite)"
+        )
+    copies = LocalFiles(source / "parquet")
+    for name in copies.listing():
+        _bring_back(copies, files, name)
+    make_directory(data_dir, 0o700)
+    for name in head.state:
+        kept = source / "state" / name
+        if kept.is_symlink() or not kept.is_file():
+            raise BackupFailed(f"{kept} is missing or no plain file. Take another backup")
+        if not (data_dir / name).exists():
+            copy_durably(kept, data_dir / name)
+    dump.restore(engine, source)
+    if head.unfiled is not None:
+        _enter(engine, head.unfiled)
+    return head
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return digest_of(file)
+
+
+def copy(files: FileStore, target: FileStore, row: FileRow) -> None:
+    """Copy one file, checking it on the way.
+
+    Raises:
+        FileDamaged: it is missing, or not what its row says.
+    """
+    aside = target.aside(row.path)
+    try:
+        with files.open(row.path) as old, aside.open("wb") as new:
+            shutil.copyfileobj(old, new, _COPY_BYTES)
+    except FileNotFoundError as exc:
+        raise FileDamaged(row.path, "the file is missing") from exc
+    with aside.open("rb") as written:
+        if digest_of(written) != row.sha256:
+            aside.unlink()
+            raise FileDamaged(row.path, "its SHA-256 is not that in the manifest")
+    target.publish(aside, row.path)
+
+
+def _bring_back(copies: FileStore, files: FileStore, name: str) -> None:
+    """Copy a file back unless the same one is there."""
+    with copies.open(name) as copy_file:
+        wanted = digest_of(copy_file)
+    try:
+        with files.open(name) as there:
+            if digest_of(there) == wanted:
+                return
+    except FileNotFoundError:
+        pass
+    aside = files.aside(name)
+    with copies.open(name) as old, aside.open("wb") as new:
+        shutil.copyfileobj(old, new, _COPY_BYTES)
+    files.publish(aside, name)
+
+
+def _state_files(engine: Engine, data_dir: Path) -> Iterator[Path]:
+    """Small files of the data directory that are neither database nor lock nor log."""
+    database = Path(engine.url.database or "").name if engine.dialect.name == "sqlite" else None
+    for path in data_dir.glob("*"):
+        is_database = database is not None and path.name.startswith(database)
+        if (
+            path.is_file()
+            and _STATE_NAME.fullmatch(path.name)
+            and path.name not in _NOT_STATE
+            and not is_database
+        ):
+            yield path

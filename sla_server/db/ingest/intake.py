@@ -1,0 +1,323 @@
+"""What to keep of arriving messages, and what to answer once it is on disk. Pure: no queue, no mailbox.
+
+``absorb`` turns messages into queue records and notices. The caller appends the records, and only when
+their sync is confirmed sends the notices: that order is the promise of DURABLE and RECORDED.
+
+A CUTS message is stored as it came if all its cuts are new, else again with the new ones only, so the queue
+holds every cut once. DURABLE names the high water of *every* gateway in a CUTS message, also when all of it
+was known already: a pair that sends a cut again has not heard, so lost notices repair themselves.
+
+Invariant: ``high_water`` runs ahead of the disk only between ``absorb`` and the sync; if the sync fails,
+the process ends and reads back what is really there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+
+from pmdaemon.errors import WireError
+from pmdaemon.runtime.excerpt import excerpt, printable
+from pmdaemon.wire import cut as cuts
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.db.errors import BadRecord
+from sla_server.db.ingest.inventory import EVENT_NAMESPACE
+from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.records import check_row
+from sla_server.db.ingest.watermarks import Admission, HighWater, spool_floors
+
+log = structlog.get_logger("db-intake")
+HIGH_WATERS_A_FRAME: Final = 900  # at most 64 bytes each, within the 64 KiB header
+
+
+class Incoming(Protocol):
+    """A mailbox message."""
+
+    @property
+    def sender(self) -> str:
+        """Who posted it."""
+
+    @property
+    def payload(self) -> bytes:
+        """One frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A frame to post once the records are on disk."""
+
+    recipient: str
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Absorbed:
+    """What a batch of messages comes to.
+
+    Attributes:
+        records: payloads for the ingest queue, in order.
+        notices: to be sent after the sync.
+        is_urgent: holds a RECORD: the writer should not wait for its interval.
+    """
+
+    records: list[bytes] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    is_urgent: bool = False
+
+
+class Mended(NamedTuple):
+    """A high water that SQL had wrong: ``had`` instead of ``seq``."""
+
+    gateway_id: str
+    epoch: int
+    had: int
+    seq: int
+
+
+class Intake:
+    """Keeps the high waters. Thread: ``db-intake`` alone.
+
+    Args:
+        incarnation: of this dbmanager process; a new number makes every pair rewind.
+        high_water: from SQL.
+        dropped: gateway_id to the cuts its agent said it had dropped, from SQL.
+
+    Attributes:
+        counts: cuts kept, duplicate, hole; messages malformed; rows refused; since the start.
+    """
+
+    def __init__(
+        self, incarnation: int, high_water: HighWater, dropped: Mapping[str, int] | None = None
+    ) -> None:
+        self._incarnation = incarnation
+        self._high_water = high_water
+        self._dropped = dict(dropped or {})
+        self.counts: Counter[str] = Counter()
+
+    def recover(self, records: Iterable[Record], sql_seq: int, *, is_whole: bool = True) -> list[Mended]:
+        """Count what lies in the queue and is not in SQL yet, and compare the rest with what SQL says.
+
+        The queue keeps records for a while after they are in SQL, and those of an epoch have rising numbers:
+        so they say exactly what was kept of it. SQL says something else if it was changed, or restored, while
+        the server was stopped; the queue is believed, or cuts would be dropped as known, or kept twice.
+
+        Call before anything is absorbed.
+
+        Args:
+            records: all that the queue holds, in order.
+            sql_seq: those up to it are in SQL.
+            is_whole: none of the newest records is missing. If some are, SQL may rightly know more.
+        """
+        kept, in_sql = HighWater(), HighWater()
+        for record in records:
+            for gateway_id, epoch, seq in _kept_by(record):
+                kept.raise_to(gateway_id, epoch, seq)
+                if record.queue_seq <= sql_seq:
+                    in_sql.raise_to(gateway_id, epoch, seq)
+        mended = []
+        for gateway_id, epoch, seq in kept.rows():
+            had, least = self._high_water.of(gateway_id, epoch), in_sql.of(gateway_id, epoch)
+            if had < least or (had > seq and is_whole):
+                mended.append(Mended(gateway_id, epoch, had, least if had < least else seq))
+                self._high_water.put_right(gateway_id, epoch, mended[-1].seq)
+            self._high_water.raise_to(gateway_id, epoch, seq)
+        return mended
+
+    def greetings(self, pairs: Iterable[str]) -> list[Notice]:
+        """WATERMARKS of everything, for every pair, at start."""
+        return [notice for pair in pairs for notice in self._watermarks(pair, self._high_water.rows())]
+
+    def absorb(self, messages: Iterable[Incoming]) -> Absorbed:
+        """Decide on messages, in order. What is malformed is counted and logged, never stored."""
+        result = Absorbed()
+        durable: dict[str, set[tuple[str, int]]] = {}
+        for message in messages:
+            try:
+                parsed = frame.decode(message.payload)
+                if parsed.kind == Kind.CUTS:
+                    keys = self._absorb_cuts(parsed, message.payload, result)
+                    durable.setdefault(message.sender, set()).update(keys)
+                elif parsed.kind == Kind.GATEWAY:
+                    self._absorb_gateway(parsed.header, message, result)
+                elif parsed.kind == Kind.STREAMS_SEEN:
+                    result.records.append(message.payload)
+                elif parsed.kind == Kind.RECORD:
+                    self._absorb_record(parsed.header, message, result)
+                else:
+                    self.counts["unknown"] += 1
+            except (WireError, LookupError, TypeError, ValueError, OverflowError) as exc:
+                self.counts["malformed"] += 1
+                log.warning("malformed-message", sender=message.sender, error=printable(str(exc), 500))
+        for sender, keys in durable.items():
+            rows = [[gw, ep, self._high_water.of(gw, ep)] for gw, ep in sorted(keys)]
+            result.notices += self._frames(Kind.DURABLE, sender, [row for row in rows if row[2]])
+        return result
+
+    def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: Absorbed) -> set[tuple[str, int]]:
+        header = parsed.header
+        raws = list(frame.split(parsed.blob))
+        times = _times(header, len(raws))
+        headers = [frame.decode(raw).header for raw in raws]
+        identities = [cuts.identity(item) for item in headers]  # all, before the first is admitted
+        fresh: list[int] = []
+        holes = 0
+        for position, ((gateway_id, epoch, seq), item) in enumerate(zip(identities, headers, strict=True)):
+            gap = item.get("gap", 0)
+            gap = gap if type(gap) is int and gap > 0 else 0
+            verdict = self._high_water.admit(gateway_id, epoch, seq, gap)
+            self.counts[verdict.name.lower()] += 1
+            if verdict is Admission.NEW:
+                fresh.append(position)
+            elif verdict is Admission.HOLE and not holes:
+                high = self._high_water.of(gateway_id, epoch)
+                log.info("hole", gateway=gateway_id, epoch=epoch, seq=seq, high_water=high)
+            holes += verdict is Admission.HOLE  # one line a message is enough
+        if len(fresh) == len(raws):
+            result.records.append(payload)
+        elif fresh:
+            kept = {name: [values[position] for position in fresh] for name, values in times.items()}
+            blob = b"".join(raws[position] for position in fresh)
+            result.records.append(frame.encode(Kind.CUTS, {**header, **kept, "n": len(fresh)}, blob))
+        return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
+
+    def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+        gateway_id, dropped = header.get("gw"), header.get("dropped")
+        payload, rows = message.payload, []
+        if isinstance(gateway_id, str):
+            told = dropped if type(dropped) is int else 0
+            lost = self._raise_floors(header) - max(0, told - self._dropped.get(gateway_id, 0))
+            self._dropped[gateway_id] = max(told, self._dropped.get(gateway_id, 0))
+            if lost > 0:
+                payload = frame.encode(Kind.GATEWAY, {**header, "lost_cuts": lost})
+                rows = [["events", _lost_event(header, lost)]]
+        result.records.append(payload)
+        if rows:
+            record = {"rows": rows, "req": None, "from": "dbmanager"}
+            result.records.append(frame.encode(Kind.RECORD, record))
+        if header.get("state") == "up" and isinstance(gateway_id, str):
+            result.notices += self._watermarks(message.sender, self._high_water.rows(gateway_id))
+
+    def _raise_floors(self, header: dict[str, Any]) -> int:
+        """Pass what the agent does not hold any more; returns how many cuts this server lacks for good."""
+        lacking = 0
+        is_known = self._high_water.knows(str(header.get("gw")))
+        for gateway_id, epoch, seq in spool_floors(header):
+            before = self._high_water.of(gateway_id, epoch)
+            if self._high_water.raise_to(gateway_id, epoch, seq):
+                # Of a gateway that comes from another server, that one has them.
+                lacking += seq - before if is_known else 0
+                held_by = (
+                    "neither agent nor server" if is_known else "the agent does not, perhaps another server"
+                )
+                log.warning(
+                    "agent-lacks-cuts",
+                    gateway=gateway_id,
+                    epoch=epoch,
+                    first=before + 1,
+                    last=seq,
+                    held_by=held_by,
+                )
+        return lacking
+
+    def _absorb_record(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+        """A row that cannot be stored is left out; with ``together`` none is stored without the others."""
+        request = header.get("req")
+        rows = header.get("rows")
+        error = "" if isinstance(rows, list) else "`rows` is no list of [table, row]"
+        sound: list[Any] = []
+        for pair in rows if isinstance(rows, list) else ():
+            if problem := _problem_of(pair):
+                self.counts["rows_refused"] += 1
+                error = error or problem
+            else:
+                sound.append(pair)
+        if error:
+            left = 0 if header.get("together") is True else len(sound)
+            log.warning("record-refused", sender=message.sender, error=printable(error, 500), stored=left)
+            sound = sound[:left]
+        if sound or not error:
+            payload = frame.encode(Kind.RECORD, {**header, "rows": sound}) if error else message.payload
+            result.records.append(payload)
+            result.is_urgent = True
+        if isinstance(request, str):
+            answer = {"req": request, "ok": not error, "error": error}
+            result.notices.append(Notice(message.sender, frame.encode(Kind.RECORDED, answer)))
+
+    def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[Notice]:
+        # An empty one, too: a pair polls nobody before its first WATERMARKS.
+        return list(self._frames(Kind.WATERMARKS, recipient, rows)) or [
+            Notice(recipient, frame.encode(Kind.WATERMARKS, {"inc": self._incarnation, "hw": []}))
+        ]
+
+    def _frames(self, kind: Kind, recipient: str, rows: Sequence[list[Any]]) -> Iterator[Notice]:
+        for start in range(0, len(rows), HIGH_WATERS_A_FRAME):
+            header = {"inc": self._incarnation, "hw": list(rows[start : start + HIGH_WATERS_A_FRAME])}
+            yield Notice(recipient, frame.encode(kind, header))
+
+
+def _problem_of(pair: object) -> str:
+    """Why one [table, row] of a RECORD cannot be stored; empty if it can."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return f"`rows` holds {excerpt(pair)}, expected [table, row]"
+    try:
+        check_row(pair[0], pair[1])
+    except BadRecord as exc:
+        return str(exc)
+    except (LookupError, TypeError, ValueError, OverflowError) as exc:
+        return f"a row of {excerpt(pair[0])} cannot be read ({type(exc).__name__})"
+    return ""
+
+
+def _kept_by(record: Record) -> Iterator[tuple[str, int, int]]:
+    """(gateway_id, epoch, seq) that a record raises high waters to."""
+    try:
+        message = frame.decode(record.payload)
+    except WireError:
+        return  # the writer reports it
+    if message.kind == Kind.CUTS:
+        for raw in frame.split(message.blob):
+            yield cuts.identity(frame.decode(raw).header)
+    elif message.kind == Kind.GATEWAY:
+        yield from spool_floors(message.header)
+
+
+def _lost_event(header: dict[str, Any], lost: int) -> dict[str, Any]:
+    gateway_id, at_us = str(header["gw"]), header.get("at_us", 0)
+    name = str(header.get("name") or gateway_id)
+    text = (
+        f"{lost} cuts of gateway {name} are lost: this server does not have them and the agent does not hold "
+        "them any more. The database was restored from an older backup, or the ingest queue was lost"
+    )
+    return {
+        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}")),
+        "at_us": at_us,
+        "kind": "cuts-lost",
+        "severity": "critical",
+        "element": "gateway",
+        "subject": name,
+        "text": text,
+        "details": {"gateway_id": gateway_id, "cuts": lost},
+    }
+
+
+def _times(header: dict[str, Any], n: int) -> dict[str, list[int]]:
+    """The per-cut columns of a CUTS header; those the writer needs are checked.
+
+    Raises:
+        LookupError, TypeError: they do not fit the number of cuts.
+    """
+    columns: dict[str, list[int]] = {}
+    for name in ("recv_us", "offset_us", "live"):
+        values = header[name] if name != "live" else header.get(name, [False] * n)
+        if not isinstance(values, list) or len(values) != n:
+            raise TypeError(f"key {name!r} does not have one value for each of the {n} cuts")
+        if not all(isinstance(value, int) and abs(value) < 1 << 62 for value in values):
+            raise TypeError(f"key {name!r} holds something that is no time")
+        columns[name] = values
+    return columns

@@ -1,0 +1,376 @@
+"""GATEWAY and STREAMS_SEEN messages to rows of gateways, volumes, backends, streams and events.
+
+New data access (P3) is an event, too: ``volume-new`` when a volume is exported for the first time,
+``client-new`` when a client is first seen to use a volume through a gateway; one event a gateway and batch. A
+volume that is announced on another backend than is stored is ``volume-moved`` or ``volume-conflict``.
+
+A session that the server itself ended is ``detached``: stored, but no event, and none when it is back with
+the same epoch (``services`` says so if it is not). Else an event is written when a gateway's stored state or
+epoch changes, so a message that is posted again (a pair that restarted, a new incarnation of the dbmanager)
+makes none. Event ids are uuid5 of what happened.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from sqlalchemy import Column, Connection, select
+
+from pmdaemon.runtime import strict_json
+from sla_server.db import schema
+from sla_server.db.ingest.batch import Batch, Refused
+from sla_server.db.ingest.records import clean
+from sla_server.db.ingest.rollup import HOUR_US, Ingested
+from sla_server.db.queries.query import chunks
+from sla_server.db.upserts import upsert
+
+Row = dict[str, Any]
+EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
+SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
+_SEVERITY: Final = {
+    "up": "info",
+    "recovered": "info",
+    "stalled": "warning",
+    "lost": "critical",
+    "refused": "warning",
+}
+_PRESENT: Final = ("up", "stalled", "detached")
+SHOWN: Final = 5  # names in the text of an event
+REFUSED_SHOWN: Final = 3  # of one gateway in one batch
+SHOWN_DETAILS: Final = 100  # and in its details
+_INT_MAX: Final = (1 << 63) - 1
+
+
+def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
+    """A row of ``events`` whose id follows from ``identity``."""
+    unique_name = "\0".join(str(part) for part in (kind, *identity))
+    texts = {"element": "", "subject": "", "text": "", **columns}
+    texts["details"] = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
+    return {
+        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
+        "at_us": at_us,
+        "kind": kind,
+        "severity": severity,
+        **{name: clean(value) for name, value in texts.items()},
+    }
+
+
+def has_inventory(batch: Batch) -> bool:
+    """Whether ``store_inventory`` has anything to write."""
+    if batch.gateways or batch.streams_seen or batch.refused:
+        return True
+    return any(abs(item.offset_us) > SKEW_LIMIT_US for item in batch.cuts)
+
+
+def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
+    """Write the batch's gateways, exports and streams, and the events that follow."""
+    events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)
+    events += _store_exports(connection, batch.gateways, now_us)
+    events += _store_streams(connection, batch.streams_seen, now_us)
+    events += _skew_events(connection, batch.cuts)
+    names = _gateway_names(connection, {item.element for item in batch.refused})
+    events += [
+        event_row(
+            (item.queue_seq, item.position, item.reason),
+            now_us,
+            "data-refused",
+            "warning",
+            element="dbmanager",
+            subject=names.get(item.element) or item.element,
+            text=item.reason,
+        )
+        for item in _fewest(batch.refused)
+    ]
+    unique = {row["event_id"]: row for row in reversed(events)}
+    upsert(connection, schema.events, list(unique.values()))
+
+
+def _fewest(refused: Sequence[Refused]) -> Iterator[Refused]:
+    """The first few of each element, and how many more there are: an event is a row for months."""
+    by_element: dict[str, list[Refused]] = {}
+    for item in refused:
+        by_element.setdefault(item.element, []).append(item)
+    for items in by_element.values():
+        yield from items[:REFUSED_SHOWN]
+        if len(items) > REFUSED_SHOWN:
+            next_one, more = items[REFUSED_SHOWN], len(items) - REFUSED_SHOWN - 1
+            yield replace(next_one, reason=f"{next_one.reason}; {more} more in the same batch")
+
+
+def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+    table = schema.gateways
+    known: dict[str, tuple[str, str]] = {}
+    for names in chunks(sorted({_text(header, "gw") for header in headers})):
+        statement = select(table.c.gateway_id, table.c.state, table.c.epoch).where(
+            table.c.gateway_id.in_(names)
+        )
+        known |= {row.gateway_id: (row.state, row.epoch) for row in connection.execute(statement)}
+    rows: dict[str, Row] = {}
+    events: list[Row] = []
+    for header in headers:
+        gateway_id, state = _text(header, "gw"), _text(header, "state")
+        at_us = _int(header, "at_us", now_us)
+        epoch = str(header.get("ep", "")) or known.get(gateway_id, ("", ""))[1]
+        if state == "refused":
+            # Whoever was refused may have used a living gateway's name: its row is left alone. One event an
+            # hour and reason, because the refused try again every few seconds.
+            identity = (gateway_id, _text(header, "reason"), at_us // HOUR_US)
+            events.append(_state_event(header, identity, state, epoch, at_us))
+            continue
+        stored = "up" if state == "recovered" else state
+        if known.get(gateway_id) != (stored, epoch) and not _is_ours(known.get(gateway_id), stored, epoch):
+            events.append(_state_event(header, (gateway_id, epoch, state, at_us), state, epoch, at_us))
+        known[gateway_id] = (stored, epoch)
+        rows[gateway_id] = {
+            "gateway_id": gateway_id,
+            "name": _text(header, "name") or gateway_id,
+            "state": stored,
+            **{name: _text(header, name) for name in ("reason", "address", "software")},
+            "epoch": epoch,
+            "first_seen_us": rows[gateway_id]["first_seen_us"] if gateway_id in rows else at_us,
+            "last_seen_us": at_us,
+            "clock_offset_us": _int(header, "offset_us"),
+            "dropped_cuts": _int(header, "dropped") + _int(header, "lost_cuts"),
+        }
+    kept = ("name", "state", "reason", "address", "software", "epoch", "clock_offset_us")
+    upsert(connection, table, list(rows.values()), set_=kept, maximum=("last_seen_us", "dropped_cuts"))
+    return events
+
+
+def _is_ours(before: tuple[str, str] | None, state: str, epoch: str) -> bool:
+    """Whether a change of state is the server's own doing: its process ended, or is back."""
+    return state == "detached" or (state == "up" and before == ("detached", epoch))
+
+
+def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str, at_us: int) -> Row:
+    gateway_id = _text(header, "gw")
+    name = _text(header, "name") or gateway_id
+    reason = _text(header, "reason")
+    return event_row(
+        identity,
+        at_us,
+        f"gateway-{state}",
+        _SEVERITY.get(state, "warning"),
+        element="gateway",
+        subject=name,
+        text=f"gateway {name} is {state}" + (f": {reason}" if reason else ""),
+        details={"gateway_id": gateway_id, "epoch": epoch, "address": _text(header, "address")},
+    )
+
+
+def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+    volumes: dict[str, Row] = {}
+    exporters: dict[str, str] = {}
+    for header in headers:
+        gateway = _text(header, "name") or _text(header, "gw")
+        exporters |= dict.fromkeys((_text(export, "volume") for export in _maps(header, "exports")), gateway)
+        for export in _maps(header, "exports"):
+            if _text(export, "volume"):
+                volumes[_text(export, "volume")] = {
+                    "volume": _text(export, "volume"),
+                    "backend": _text(export, "backend"),
+                    "size_bytes": _int(export, "size_bytes"),
+                    "read_only": bool(export.get("read_only")),
+                    "first_seen_us": now_us,
+                }
+    known = _stored_backends(connection, volumes)
+    events = _settle_backends(connection, headers, volumes, known, now_us)
+    upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
+    _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
+    fresh: dict[str, list[str]] = {}
+    for volume in volumes.keys() - known.keys():
+        fresh.setdefault(exporters[volume], []).append(volume)
+    found = [_new_access("volume-new", gateway, "volumes", names, now_us) for gateway, names in fresh.items()]
+    return events + found
+
+
+def _stored_backends(connection: Connection, volumes: Iterable[str]) -> dict[str, str]:
+    table = schema.volumes
+    stored: dict[str, str] = {}
+    for some in chunks(sorted(volumes)):
+        rows = connection.execute(select(table.c.volume, table.c.backend).where(table.c.volume.in_(some)))
+        stored |= {row.volume: row.backend for row in rows}
+    return stored
+
+
+def _settle_backends(
+    connection: Connection,
+    headers: Sequence[Row],
+    volumes: dict[str, Row],
+    stored: dict[str, str],
+    now_us: int,
+) -> list[Row]:
+    """One backend for each volume that is announced with another one than is stored, and an event.
+
+    The stored one stays (``volume-conflict``) while another gateway that is not lost uses the volume there;
+    else the volume has moved (``volume-moved``).
+    """
+    events: list[Row] = []
+    in_force = dict(stored)
+    for header in headers:
+        for export in _maps(header, "exports"):
+            volume, new = _text(export, "volume"), _text(export, "backend")
+            old = in_force.get(volume, "")
+            if old and new and old != new:
+                others = _users_on(connection, volume, old, _text(header, "gw"))
+                if not others:
+                    in_force[volume] = new
+                events.append(_backend_event(header, volume, (old, new), others, now_us))
+            elif volume:
+                in_force[volume] = old or new
+            if volume in volumes:
+                volumes[volume]["backend"] = in_force[volume]
+    return events
+
+
+def _users_on(connection: Connection, volume: str, backend: str, besides: str) -> list[str]:
+    """Names of the other gateways that have streams of the volume on this backend and are not lost."""
+    streams, gateways = schema.streams, schema.gateways
+    statement = (
+        select(gateways.c.name)
+        .join(streams, streams.c.gateway_id == gateways.c.gateway_id)
+        .where(streams.c.volume == volume, streams.c.backend == backend)
+        .where(gateways.c.gateway_id != besides, gateways.c.state.in_(_PRESENT))
+    )
+    return sorted(set(connection.scalars(statement)))
+
+
+def _backend_event(
+    header: Row, volume: str, backends: tuple[str, str], others: Sequence[str], now_us: int
+) -> Row:
+    gateway_id, (old, new) = _text(header, "gw"), backends
+    name = _text(header, "name") or gateway_id
+    text = f"volume {volume} has moved from backend {old} to {new}, says gateway {name}"
+    if others:
+        text = (
+            f"gateway {name} exports volume {volume} on backend {new}, but {', '.join(others[:SHOWN])} uses "
+            f"it on {old}, which is kept. Give both agents one backend for it, or the volumes different names"
+        )
+    return event_row(
+        (volume, gateway_id, str(header.get("ep", "")), old, new),
+        now_us,
+        "volume-conflict" if others else "volume-moved",
+        "warning",
+        element="gateway",
+        subject=volume,
+        text=text,
+        details={"gateway_id": gateway_id, "stored": old, "announced": new},
+    )
+
+
+def _store_backends(connection: Connection, names: set[str], now_us: int) -> None:
+    rows = [{"backend": name, "first_seen_us": now_us} for name in sorted(names) if name]
+    upsert(connection, schema.backends, rows)
+
+
+def _known(connection: Connection, column: Column[Any], values: Iterable[Any]) -> set[Any]:
+    """Which of these keys are stored already."""
+    found: set[Any] = set()
+    for some in chunks(sorted(values)):
+        found |= set(connection.scalars(select(column).where(column.in_(some))))
+    return found
+
+
+def _new_access(kind: str, gateway: str, what: str, names: Sequence[str], now_us: int) -> Row:
+    """One event a gateway for everything new on it, so that a fleet's first start is no flood."""
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
+    return event_row(
+        (gateway, *ordered, now_us),
+        now_us,
+        kind,
+        "info",
+        element="gateway",
+        subject=gateway,
+        text=f"gateway {gateway}: new {what}: {shown}",
+        details={"new": ordered[:SHOWN_DETAILS], "count": len(ordered)},
+    )
+
+
+def _gateway_names(connection: Connection, gateway_ids: Iterable[str]) -> dict[str, str]:
+    table = schema.gateways
+    names: dict[str, str] = {}
+    for some in chunks(sorted(gateway_ids)):
+        rows = connection.execute(
+            select(table.c.gateway_id, table.c.name).where(table.c.gateway_id.in_(some))
+        )
+        names |= {row.gateway_id: row.name for row in rows}
+    return names
+
+
+def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+    streams: dict[int, Row] = {}
+    for header in headers:
+        for stream in _maps(header, "streams"):
+            stream_id = stream.get("id")
+            if type(stream_id) is int and 0 <= stream_id <= _INT_MAX:
+                streams[stream_id] = {
+                    "stream_id": stream_id,
+                    "gateway_id": _text(header, "gw"),
+                    **{name: _text(stream, name) for name in ("volume", "client", "backend")},
+                    "first_seen_us": now_us,
+                }
+    rows = list(streams.values())
+    known = _known(connection, schema.streams.c.stream_id, streams)
+    upsert(connection, schema.streams, rows, set_=("gateway_id", "volume", "client", "backend"))
+    volumes = {row["volume"]: row["backend"] for row in rows if row["volume"]}
+    upsert(
+        connection,
+        schema.volumes,
+        [{"volume": name, "backend": backend, "first_seen_us": now_us} for name, backend in volumes.items()],
+    )
+    _store_backends(connection, set(volumes.values()), now_us)
+    fresh: dict[str, list[str]] = {}
+    for row in rows:
+        if row["stream_id"] not in known:
+            fresh.setdefault(row["gateway_id"], []).append(f"{row['client']} on {row['volume']}")
+    names = _gateway_names(connection, fresh)
+    return [
+        _new_access("client-new", names.get(gateway) or gateway, "clients", uses, now_us)
+        for gateway, uses in fresh.items()
+    ]
+
+
+def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
+    """One event an agent start (epoch) whose clock is more than 2 s off; stored once, the first is kept."""
+    off: dict[tuple[str, int], Ingested] = {}
+    for item in cuts:
+        if abs(item.offset_us) > SKEW_LIMIT_US:
+            off.setdefault((item.cut.gateway_id, item.cut.epoch), item)
+    names = _gateway_names(connection, {gateway_id for gateway_id, _epoch in off})
+    events = []
+    for (gateway_id, epoch), item in off.items():
+        name = names.get(gateway_id) or gateway_id
+        found = f"{-item.offset_us / 1e6:+.1f} s off this server's"
+        text = f"the clock of gateway {name} is {found}; its times are corrected"
+        events.append(
+            event_row(
+                (gateway_id, epoch),
+                item.recv_us,
+                "clock-skew",
+                "warning",
+                element="gateway",
+                subject=name,
+                text=f"{text}. Let NTP set both",
+                details={"gateway_id": gateway_id, "offset_us": item.offset_us, "epoch": str(epoch)},
+            )
+        )
+    return events
+
+
+def _text(header: Row, name: str) -> str:
+    value = header.get(name, "")
+    return clean(value) if isinstance(value, str) else ""
+
+
+def _int(header: Row, name: str, default: int = 0) -> int:
+    value = header.get(name)
+    return value if type(value) is int and abs(value) <= _INT_MAX else default
+
+
+def _maps(header: Row, name: str) -> list[Row]:
+    value = header.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

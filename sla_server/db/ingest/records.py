@@ -1,0 +1,154 @@
+"""RECORD rows: what other processes ask to be kept.
+
+A row is checked when it arrives (so that its sender hears of a mistake at once) and stored by natural key:
+columns it names are set, the others keep their values. Rows of one batch for the same key are merged in
+order first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, update
+
+from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.excerpt import excerpt, printable
+from sla_server.db import schema
+from sla_server.db.errors import BadRecord
+from sla_server.db.upserts import upsert
+
+Row = dict[str, Any]
+_TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
+_KINDS: Final = {
+    name: {column.name: column.type.python_type for column in table.columns}
+    for name, table in _TABLES.items()
+}
+_POLICY_COLUMNS: Final = frozenset(("version", "state"))
+_LOST_COLUMNS: Final = frozenset(("gateway_id", "state", "reason", "last_seen_us"))
+_INT_LIMIT: Final = {"Integer": 1 << 31, "BigInteger": 1 << 63}
+
+
+def clean(text: str) -> str:
+    """Text without NUL, which PostgreSQL cannot store, and without lone surrogates."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def check_row(table_name: object, row: object) -> tuple[str, Row]:
+    """The table's name and the row as it will be stored.
+
+    Raises:
+        BadRecord: no such table for RECORD, no such column, no key, or a value of the wrong type.
+    """
+    if not isinstance(table_name, str) or table_name not in _TABLES:
+        raise BadRecord(excerpt(table_name), f"RECORD writes only {', '.join(_TABLES)}")
+    if not isinstance(row, Mapping):
+        raise BadRecord(table_name, f"expected a map, got {type(row).__name__}")
+    table, kinds = _TABLES[table_name], _KINDS[table_name]
+    unknown = set(row) - set(kinds)
+    if unknown:
+        raise BadRecord(
+            table_name, f"no such column: {', '.join(sorted(printable(name, 60) for name in unknown))}"
+        )
+    if table_name == "policies" and set(row) != _POLICY_COLUMNS:
+        raise BadRecord(table_name, "RECORD sets only `state`, by `version`")
+    if table_name == "gateways" and (set(row) != _LOST_COLUMNS or row["state"] != "lost"):
+        raise BadRecord(
+            table_name, "RECORD sets only `state: lost` with `reason`, by `gateway_id` and `last_seen_us`"
+        )
+    for name in schema.natural_key(table):
+        if row.get(name) is None:
+            raise BadRecord(table_name, f"the key column {name!r} is missing")
+    return table_name, {name: _checked(table, name, value) for name, value in row.items()}
+
+
+def _checked(table: Table, name: str, value: Any) -> Any:
+    """One value as it will be stored."""
+    column = table.c[name]
+    kind = _KINDS[table.name][name]
+    if value is None:
+        if column.nullable:
+            return None
+        if name in schema.JSON_COLUMNS.get(table.name, ()) or kind is str:
+            return ""
+        raise BadRecord(table.name, f"column {name!r} must not be null")
+    if kind is str:
+        if name in schema.JSON_COLUMNS.get(table.name, ()) and not isinstance(value, str):
+            return clean(strict_json.dumps(value, separators=None, ensure_ascii=False, default=str))
+        if isinstance(value, str):
+            return clean(value)
+    elif kind is bool:
+        if isinstance(value, bool | int):
+            return bool(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(table, name, kind, value)
+    raise BadRecord(table.name, f"column {name!r} takes {kind.__name__}, not {excerpt(value, 80)}")
+
+
+def _number(table: Table, name: str, kind: type, value: float) -> float | None:
+    if kind is float:
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more than 1,024 bits
+            number = math.inf
+        if math.isfinite(number):
+            return number
+        if table.c[name].nullable:
+            return None
+        raise BadRecord(table.name, f"column {name!r} takes a finite number, not {excerpt(value)}")
+    limit = _INT_LIMIT[type(table.c[name].type).__name__]
+    if not math.isfinite(value) or value != int(value) or not -limit <= value < limit:
+        raise BadRecord(
+            table.name, f"column {name!r} takes a whole number below {limit}, not {excerpt(value)}"
+        )
+    return int(value)
+
+
+def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
+    """Upsert checked rows in order.
+
+    Raises:
+        SQLAlchemyError: translated by the caller's ``engine.begin``.
+    """
+    merged: dict[str, dict[tuple[Any, ...], Row]] = {}
+    for table_name, row in rows:
+        table = _TABLES[table_name]
+        key = tuple(row[name] for name in schema.natural_key(table))
+        by_key = merged.setdefault(table_name, {})
+        by_key[key] = {**by_key.get(key, {}), **row}
+    for table_name, by_key in merged.items():
+        if table_name == "policies":
+            _set_policy_states(connection, list(by_key.values()))
+            continue
+        if table_name == "gateways":
+            _set_lost(connection, list(by_key.values()))
+            continue
+        table = _TABLES[table_name]
+        key_columns = set(schema.natural_key(table))
+        by_columns: dict[tuple[str, ...], list[Row]] = {}
+        for row in by_key.values():
+            by_columns.setdefault(tuple(sorted(row)), []).append(row)
+        for columns, same in by_columns.items():
+            upsert(connection, table, same, set_=[name for name in columns if name not in key_columns])
+
+
+def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
+    """Policies are inserted by the policy job alone; here their state changes. One at most is in force."""
+    table = schema.policies
+    for row in rows:
+        if row["state"] == "in-force":
+            others = (table.c.state == "in-force") & (table.c.version != row["version"])
+            connection.execute(update(table).where(others).values(state="superseded"))
+        connection.execute(update(table).where(table.c.version == row["version"]).values(state=row["state"]))
+
+
+def _set_lost(connection: Connection, rows: Sequence[Row]) -> None:
+    """Gateways are stored as pairs tell of them; ``services`` adds who never came back.
+
+    One seen after ``last_seen_us`` did come back: its sender had not heard of that yet.
+    """
+    table = schema.gateways
+    for row in rows:
+        unseen = (table.c.gateway_id == row["gateway_id"]) & (table.c.last_seen_us <= row["last_seen_us"])
+        connection.execute(update(table).where(unseen).values(state="lost", reason=row["reason"]))

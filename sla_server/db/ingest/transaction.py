@@ -1,0 +1,304 @@
+"""The ingest transactions, and the cursors that make them exactly-once.
+
+Table ``consumed`` holds three cursors for each ingest queue: every record up to that queue_seq
+
+    <queue_id>/sql       has its sums in the statistics tables
+    <queue_id>/records   has its inventory, events and RECORD rows in theirs; never behind ``sql``
+    <queue_id>/parquet   stands in a file of the manifest
+
+Each moves in the transaction that carries its effect, and is *read* in that transaction, too. So it does not
+matter why something comes again (a crash, a retry, a commit whose answer was lost): what the cursor has
+passed is skipped. Records and statistics have a transaction each, because rows that somebody waits for
+should not wait for the sums of the whole fleet.
+
+Thread: the writer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, Engine, delete, insert, select, update
+
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import STEP_US, Clock
+from sla_server.db import partitions, schema
+from sla_server.db.archive.writer import FinishedFile
+from sla_server.db.engine import begin, where
+from sla_server.db.errors import DbError
+from sla_server.db.ingest.batch import Batch, decode_batch
+from sla_server.db.ingest.intake import Mended
+from sla_server.db.ingest.inventory import event_row, has_inventory, store_inventory
+from sla_server.db.ingest.nameless import Nameless
+from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.records import store_rows
+from sla_server.db.ingest.statistics import forget_future, store_statistics
+from sla_server.db.ingest.window import Window
+from sla_server.db.upserts import upsert
+
+log = structlog.get_logger("db-writer")
+
+
+class CursorMoved(DbError):
+    """The cursor is not where it was left: read the queue again from behind it.
+
+    The database was restored, or failed over to a standby that lagged, or a second manager is at work.
+
+    Attributes:
+        cursor: what the database says now.
+    """
+
+    retryable = True
+
+    def __init__(self, cursor: int, expected: int) -> None:
+        self.cursor = cursor
+        super().__init__(f"the database's cursor is {cursor}, expected {expected}")
+
+
+def has_rows(batch: Batch) -> bool:
+    """Whether there is anything in a batch for ``store_records``."""
+    return bool(batch.rows) or has_inventory(batch)
+
+
+class IngestStore:
+    """The writer's side of the database.
+
+    Args:
+        engine: a writing engine.
+        queue_id: names the cursors.
+        rollup_s: length of a slot.
+        clock: wall clock for rows.
+        probe: called at "in-transaction"; crash tests die there.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        queue_id: str,
+        rollup_s: int,
+        clock: Clock,
+        probe: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        self._engine = engine
+        self._sql_key = f"{queue_id}/sql"
+        self._records_key = f"{queue_id}/records"
+        self._parquet_key = f"{queue_id}/parquet"
+        self._records_seq = self._newest_cursor = 0
+        self._nameless = Nameless()
+        self._now_us = 0
+        self._rollup_s = rollup_s
+        self._clock = clock
+        self._probe = probe
+
+    @property
+    def where(self) -> str:
+        """The database, for people; without a password."""
+        return where(self._engine)
+
+    def prepare(self) -> None:
+        """Make the rows and partitions that must exist, once at start.
+
+        Raises:
+            ConfigError: the database was made with another ``rollup_s``.
+            DatabaseUnavailable: try again later.
+        """
+        with begin(self._engine) as connection:
+            partitions.make_ahead(connection, self._clock.unix_us())
+            upsert(connection, schema.meta, [{"key": "rollup_s", "value": str(self._rollup_s)}])
+            upsert(connection, schema.meta, [{"key": "created_us", "value": str(self._clock.unix_us())}])
+            keys = [{"queue": key, "queue_seq": 0} for key in (self._sql_key, self._parquet_key)]
+            upsert(connection, schema.consumed, keys)
+            # A database of an older release: its records were stored together with the sums.
+            sql_seq = self._cursor(connection, self._sql_key)
+            upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
+            self._look_back(connection)
+            statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
+            stored = connection.execute(statement).scalar_one()
+        if int(stored) != self._rollup_s:
+            problem = f"is {self._rollup_s}, but this database was made with {stored}"
+            raise ConfigError("database.rollup_s", problem, f"Set it to {stored}, or use a new database")
+
+    def _look_back(self, connection: Connection) -> int:
+        """The time; if it has gone back, or at the start, what lies beyond it is taken back."""
+        now_us = self._clock.unix_us()
+        if (not self._now_us or now_us < self._now_us - STEP_US) and (
+            ahead_us := forget_future(connection, now_us)
+        ):
+            text = (
+                f"the database has times up to {ahead_us / 1e6:.0f} s after the server's own clock: it is "
+                "wrong now, or was wrong then. Slices beyond now are judged again in their time"
+            )
+            event = event_row(
+                (now_us,), now_us, "clock-stepped", "warning", element="dbmanager", subject="server",
+                text=text, details={"state": "behind-data", "by_us": -ahead_us},
+            )  # fmt: skip
+            log.warning("clock-stepped", text=text)
+            upsert(connection, schema.events, [event])
+        self._now_us = now_us
+        return now_us
+
+    def cursors(self) -> tuple[int, int]:
+        """(sql, parquet) as committed; also takes note of ``records``."""
+        with begin(self._engine) as connection:
+            self._records_seq = self._cursor(connection, self._records_key)
+            sql_seq = self._cursor(connection, self._sql_key)
+            parquet_seq = self._cursor(connection, self._parquet_key)
+        self._newest_cursor = max(self._records_seq, sql_seq, parquet_seq)
+        return sql_seq, parquet_seq
+
+    @property
+    def newest_cursor(self) -> int:
+        """The furthest of the three, as of the last ``cursors``."""
+        return self._newest_cursor
+
+    def disconnect(self) -> None:
+        """Forget all connections: after a failover they lead to what was the primary."""
+        self._engine.dispose()
+
+    def window(self) -> Window:
+        """An empty window of this store's interval."""
+        return Window(self._rollup_s * 1_000_000)
+
+    def _cursor(self, connection: Connection, key: str) -> int:
+        table = schema.consumed
+        # FOR UPDATE: should a second manager work on this queue, it waits here and then finds nothing to do.
+        statement = select(table.c.queue_seq).where(table.c.queue == key).with_for_update()
+        return int(connection.execute(statement).scalar_one())
+
+    def _raise(self, connection: Connection, key: str, queue_seq: int) -> None:
+        """Move a cursor forward; one that is further stays."""
+        table = schema.consumed
+        behind = (table.c.queue == key) & (table.c.queue_seq < queue_seq)
+        connection.execute(update(table).where(behind).values(queue_seq=queue_seq))
+
+    def store_records(self, batch: Batch, records: Sequence[Record], oldest_seq: int) -> None:
+        """Store inventory, events and RECORD rows of a batch, unless they are there.
+
+        Args:
+            batch: ``records``, decoded.
+            records: what the queue holds of that batch, at least one.
+            oldest_seq: oldest record the queue still holds.
+
+        Raises:
+            CursorMoved: read the queue again from behind its ``cursor``; nothing was written.
+            DatabaseRefused: some value is refused; nothing was written.
+            DatabaseUnavailable: nothing, or everything, was written; come again.
+        """
+        if not has_rows(batch):
+            return
+        with begin(self._engine) as connection:
+            cursor = self._cursor(connection, self._records_key)
+            if cursor < self._records_seq and oldest_seq <= self._records_seq:
+                raise CursorMoved(self._cursor(connection, self._sql_key), self._records_seq)
+            fresh = [record for record in records if record.queue_seq > cursor]
+            if fresh:
+                part = batch if len(fresh) == len(records) else decode_batch(fresh, cursor)
+                store_inventory(connection, part, self._clock.unix_us())
+                store_rows(connection, part.rows)
+                self._raise(connection, self._records_key, part.last_seq)
+        self._records_seq = max(cursor, batch.last_seq)
+
+    def commit(self, window: Window, oldest_seq: int) -> None:
+        """Add a window to the statistics, unless it is there.
+
+        Args:
+            window: not empty; the caller resets it afterwards.
+            oldest_seq: oldest record the queue still holds.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
+        """
+        with begin(self._engine) as connection:
+            cursor = self._cursor(connection, self._sql_key)
+            if cursor == window.last_seq:
+                return  # committed before; the answer was lost
+            if cursor >= window.first_seq or (
+                cursor + 1 < window.first_seq and oldest_seq < window.first_seq
+            ):
+                raise CursorMoved(cursor, window.first_seq - 1)
+            now_us = self._look_back(connection)
+            self._nameless.screen(connection, window, now_us)
+            store_statistics(connection, window, now_us)
+            for key in (self._sql_key, self._records_key):
+                self._raise(connection, key, window.last_seq)
+            self._probe("in-transaction")
+        self._records_seq = max(self._records_seq, window.last_seq)
+
+    def apply(self, records: Sequence[Record], after_seq: int, oldest_seq: int) -> Batch:
+        """Records and statistics of ``records`` by themselves; returns them decoded.
+
+        Args:
+            records: what follows ``after_seq`` in the queue, at least one.
+            after_seq: where the cursor should be, or behind.
+            oldest_seq: oldest record the queue still holds.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
+        """
+        batch = decode_batch(records, after_seq)
+        self.store_records(batch, records, oldest_seq)
+        window = self.window()
+        window.absorb(batch)
+        self.commit(window, oldest_seq)
+        return batch
+
+    def put_right(self, mended: Sequence[Mended]) -> None:
+        """High waters that were changed while the server was stopped, and an event for each."""
+        table = schema.ingest_watermark
+        with begin(self._engine) as connection:
+            now_us = self._clock.unix_us()
+            for gateway_id, epoch, had, seq in mended:
+                mine = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
+                connection.execute(update(table).where(mine).values(seq=seq))
+                text = (
+                    f"table ingest_watermark had cut {had} as the newest of epoch {epoch}, the ingest queue "
+                    f"has {seq}: the database was changed while the server was stopped. The queue is believed"
+                )
+                log.warning("watermark-mended", gateway=gateway_id, text=text)
+                event = event_row(
+                    (gateway_id, epoch, had, seq, now_us), now_us, "watermark-mended", "warning",
+                    element="dbmanager", subject=gateway_id, text=text, details={"had": had, "seq": seq},
+                )  # fmt: skip
+                upsert(connection, schema.events, [event])
+
+    def report(self, event: dict[str, Any]) -> None:
+        """Store one event now."""
+        with begin(self._engine) as connection:
+            upsert(connection, schema.events, [event])
+
+    def skip(self, queue_seq: int, event: dict[str, Any]) -> None:
+        """Pass a record that the database refuses, and say so in an event."""
+        with begin(self._engine) as connection:
+            if self._cursor(connection, self._sql_key) < queue_seq:
+                upsert(connection, schema.events, [event])
+                for key in (self._sql_key, self._records_key):
+                    self._raise(connection, key, queue_seq)
+
+    def commit_file(self, finished: FinishedFile, oldest_seq: int) -> bool:
+        """Make a finished file count and move the parquet cursor; returns False if it must be discarded.
+
+        It must be when the cursor is not where the file begins: the database was restored meanwhile.
+
+        Args:
+            finished: the file.
+            oldest_seq: oldest record the queue still holds.
+
+        Raises:
+            DatabaseUnavailable: come again with the same file.
+        """
+        with begin(self._engine) as connection:
+            cursor = self._cursor(connection, self._parquet_key)
+            if cursor == finished.last_seq:
+                return True  # committed before; the answer was lost
+            before = finished.first_seq - 1
+            if cursor > before or (cursor < before and oldest_seq < finished.first_seq):
+                return False
+            if finished.row is not None:
+                # A row of that path can only be left from a former life of a restored database.
+                path = finished.row["path"]
+                connection.execute(delete(schema.manifest).where(schema.manifest.c.path == path))
+                connection.execute(insert(schema.manifest), finished.row)
+            self._raise(connection, self._parquet_key, finished.last_seq)
+        return True

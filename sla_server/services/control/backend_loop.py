@@ -1,0 +1,405 @@
+"""The loop of one backend: how much all slowed-down volumes together may use, and when that changes.
+
+    phase      idle -> decrease -> hold <-> increase -> idle (release)
+    C          allowed cost rate of the managed volumes; starts from what they use, not from what they might
+    ceiling    lowest C at which risk was met of late; C is parked a little below it and probes it rarely
+    gate       gateways that have not yet shown a cut made wholly under the caps last set; while it is shut no
+               window is formed and nothing is decided (``brain`` feeds windows only while it is open)
+
+Each step answers one question: given what the victims' windows say under the caps in force, should C change?
+It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
+
+The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md.
+
+Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the brain's one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.decisions import Reason
+from sla_server.services.control.neighbours import Neighbour, floor_for, may_slow, nobody_because
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.throttle import Loop
+from sla_server.services.control.windows import Signal
+
+Key = tuple[str, str]
+
+
+class Phase(StrEnum):
+    """What the loop is doing, as shown to people."""
+
+    IDLE = "idle"
+    DECREASE = "decrease"
+    HOLD = "hold"
+    INCREASE = "increase"
+
+
+class Need(StrEnum):
+    """What a promise asks of the loop."""
+
+    UNKNOWN = "unknown"  # no window yet under the caps in force
+    AT_RISK = "at-risk"
+    HOLD = "hold"  # neither at risk nor clear: the deadband
+    CLEAR = "clear"
+    IDLE = "idle"
+    OUT_OF_CURVE = "out-of-curve"
+    GONE = "gone"  # no statistics for a lease: nobody knows
+
+
+_ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.GONE))
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """One promise with streams on this backend, as the loop sees it.
+
+    Attributes:
+        fresh: it had statistics lately; what they said still holds.
+    """
+
+    key: Key
+    priority: Priority
+    urgency: float
+    need: Need
+    signal: Signal
+    volumes: frozenset[str]
+    fresh: bool = True
+
+    @property
+    def name(self) -> str:
+        """agreement/objective."""
+        return "/".join(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one look at the backend led to.
+
+    Attributes:
+        changed: C was set, moved or given up.
+        reason: why, when changed; text with figures.
+        notice: event kind to raise ("unattributed", "infeasible", "control-oscillation") with its text.
+        violated: a promise is broken, not only at risk: the notice is critical.
+    """
+
+    changed: bool = False
+    reason: Reason | None = None
+    text: str = ""
+    notice: str = ""
+    notice_text: str = ""
+    violated: bool = False
+
+
+NOTHING = Step()
+
+
+@dataclass(slots=True)
+class BackendControl:
+    """State of one backend's loop; see the module for the words."""
+
+    settings: ControlSettings
+    backend: str
+    phase: Phase = Phase.IDLE
+    allowed: float = 0.0
+    start: float = 0.0
+    ceiling: float = 0.0
+    managed: dict[str, Neighbour] = field(default_factory=dict)
+    lead: Victim | None = None
+    victims: set[Key] = field(default_factory=set)
+    awaiting: dict[str, int] = field(default_factory=dict)
+    waiting_ns: int = 0
+    settling: bool = False
+    changed_ns: int = 0
+    clear_since_ns: int | None = None
+    calm_since_ns: int = 0
+    decreases: int = 0
+    r_before: float = 0.0
+    hold_up_factor: int = 1
+    moves: deque[tuple[int, int]] = field(default_factory=deque)
+    demands: deque[tuple[int, float]] = field(default_factory=deque)
+    quiet_until_ns: int = 0
+    told: dict[str, int] = field(default_factory=dict)
+    helpless_since_ns: int | None = None  # at risk, and nobody found to slow down, without a break
+
+    @property
+    def active(self) -> bool:
+        """Whether C is in force."""
+        return self.phase is not Phase.IDLE
+
+    @property
+    def gate_open(self) -> bool:
+        """Whether every gateway with changed caps has shown a cut made wholly under them."""
+        return not self.awaiting
+
+    def confirm(self, gateway_id: str, throttle_gen: int, issued: int) -> None:
+        """A cut reported the generation held during the whole of it; ``issued``: the newest it was sent."""
+        wanted = self.awaiting.get(gateway_id)
+        if wanted is not None and wanted <= throttle_gen <= issued:
+            del self.awaiting[gateway_id]
+
+    def wait_for(self, gateway_id: str, gen: int, now_ns: int) -> None:
+        """Caps of this generation went out; the gate is shut until the gateway shows a cut under them."""
+        self.awaiting[gateway_id], self.waiting_ns = gen, now_ns
+
+    def adopt(
+        self, managed: Mapping[str, Neighbour], victims: set[Key], allowed: float, loop: Loop | None = None
+    ) -> None:
+        """Take over caps found in force after a restart, and what was learned before if it was kept."""
+        self.phase, self.managed, self.victims = Phase.HOLD, dict(managed), set(victims)
+        self.settling, self.changed_ns = True, 0
+        known = loop or Loop(allowed, allowed / self.settings.park_ratio)
+        self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
+
+    def reset(self) -> None:
+        """Give up C and what was learned; back-off and told events stay."""
+        self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
+        self.managed, self.victims, self.lead = {}, set(), None
+        self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
+        self.moves.clear()
+        self.demands.clear()
+
+    def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> Step:
+        """One look; at most one change. Call it with the windows of this gate only."""
+        self._refresh(neighbours, now_ns)
+        if self.active and (released := self._release(victims, now_ns)):
+            return released
+        at_risk = [v for v in victims if v.need is Need.AT_RISK]
+        if not at_risk:
+            self.helpless_since_ns = None
+        if at_risk and self.gate_open:
+            self.clear_since_ns = None
+            self.calm_since_ns = now_ns
+            return self._protect(max(at_risk, key=_rank), neighbours, now_ns)
+        if self.active and self.gate_open:
+            return self._recover([v for v in victims if v.need not in _ASKS_NOTHING], now_ns)
+        return NOTHING
+
+    # What the step is made of.
+
+    def _refresh(self, neighbours: Mapping[str, Neighbour], now_ns: int) -> None:
+        self.managed = {volume: neighbours.get(volume, n) for volume, n in self.managed.items()}
+        if not self.active:
+            return
+        if self.settling and not self.changed_ns:
+            self.changed_ns = self.calm_since_ns = now_ns
+        demand = sum(float("inf") if n.queueing else n.cost_per_s for n in self.managed.values())
+        self.demands.append((now_ns, demand))
+        while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
+            self.demands.popleft()
+
+    def _release(self, victims: Sequence[Victim], now_ns: int) -> Step | None:
+        waiting = [v for v in victims if v.key in self.victims]
+        if self.settling:
+            # Just restarted: gateways and their streams are still coming in. Nobody is gone before a lease is
+            # over.
+            self.settling = (
+                not all(v.need is not Need.UNKNOWN for v in waiting)
+                or {v.key for v in waiting} != self.victims
+            ) and now_ns - self.changed_ns < self.settings.lease_s * 1e9
+            if self.settling:
+                return None
+        open_needs = {v.need for v in waiting} - _ASKS_NOTHING
+        if not open_needs:
+            reason, why = self._why_over(waiting)
+            return self._give_up(reason, why)
+        demand = max(demand for _, demand in self.demands)
+        remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
+        if remembered and self.allowed >= self.settings.release_factor * demand:
+            text = f"{self.allowed:.0f} cost/s is allowed and at most {demand:.0f} was wanted of late"
+            return self._give_up(Reason.DEMAND_FITS, text)
+        return None
+
+    def _why_over(self, waiting: Sequence[Victim]) -> tuple[Reason, str]:
+        needs = {v.need for v in waiting}
+        names = ", ".join(v.name for v in waiting) or ", ".join("/".join(key) for key in sorted(self.victims))
+        if Need.OUT_OF_CURVE in needs:
+            return Reason.VICTIM_OUT_OF_CURVE, f"the demand of {names} is above its curve"
+        if Need.IDLE in needs:
+            return Reason.VICTIM_IDLE, f"{names} had no I/O for {self.settings.idle_release_s:g} s"
+        return Reason.VICTIM_GONE, f"{names} has no statistics or is no longer in force"
+
+    def _give_up(self, reason: Reason, text: str) -> Step:
+        self.reset()
+        return Step(changed=True, reason=reason, text=text)
+
+    def _protect(self, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int) -> Step:
+        s = self.settings
+        if now_ns < self.quiet_until_ns:
+            return NOTHING
+        if self.active and now_ns - self.changed_ns < s.hold_down_s * 1e9:
+            return NOTHING
+        if any(n.priority >= lead.priority and n.curve_end is None for n in self.managed.values()):
+            # The caps in force were set for somebody more important; what is left to slow down is his to say.
+            return self._tell("infeasible", now_ns, lead, "the backend works for a higher priority")
+        self._manage(lead, neighbours)
+        if not self.managed:
+            return self._helpless(
+                lead, *nobody_because(lead.volumes, lead.priority, lead.urgency, neighbours, s), now_ns
+            )
+        if self.active and (failed := self._ineffective(lead, now_ns)):
+            return failed
+        factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
+        floors = sum(floor_for(lead.priority, n) for n in self.managed.values())
+        wanted = max(floors, self.allowed * factor)
+        self.ceiling = min(self.ceiling, self.allowed)
+        if wanted >= self.allowed * 0.999:
+            return self._at_floor(lead, now_ns)
+        self.helpless_since_ns = None
+        if not self.active or not self.decreases:
+            self.r_before = lead.signal.r_step
+        self.decreases += 1
+        self.lead = lead
+        self.victims.add(lead.key)
+        names = ", ".join(sorted(self.managed))
+        text = f"{_figures(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
+        return self._move(wanted, Phase.DECREASE, reason, text, now_ns)
+
+    def _manage(self, lead: Victim, neighbours: Mapping[str, Neighbour]) -> None:
+        """Let the neighbours that count into the managed set; each brings its present use into C."""
+        s = self.settings
+        backend_cost = sum(n.cost_per_s for n in neighbours.values())
+        for volume, n in neighbours.items():
+            large = n.cost_per_s > 0 and n.cost_per_s >= s.small_share_ratio * backend_cost
+            if volume in self.managed or volume in lead.volumes or not large:
+                continue
+            if may_slow(lead.priority, lead.urgency, n):
+                self.managed[volume] = n
+                self.allowed += n.cost_per_s
+                self.start += n.cost_per_s
+                self.ceiling += n.cost_per_s
+
+    def _helpless(self, lead: Victim, kind: str, why: str, now_ns: int) -> Step:
+        """Nobody can be slowed down; said once that has held for a while, as harm precedes a first cut."""
+        if self.helpless_since_ns is None or not lead.fresh:
+            self.helpless_since_ns = now_ns
+        if now_ns - self.helpless_since_ns < self.settings.settled_s * 1e9:
+            return NOTHING
+        return self._tell(kind, now_ns, lead, why)
+
+    def _ineffective(self, lead: Victim, now_ns: int) -> Step | None:
+        """After enough decreases r must have fallen, else the neighbours are not the cause."""
+        s = self.settings
+        if self.decreases < s.effective_decreases:
+            return None
+        if lead.signal.r_step < self.r_before * (1 - s.effective_ratio):
+            self.decreases, self.r_before = 0, lead.signal.r_step  # it helped: measure the next ones anew
+            return None
+        return self._restore(lead, now_ns)
+
+    def _restore(self, lead: Victim, now_ns: int) -> Step:
+        text = (
+            f"{_figures(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
+            f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
+            f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
+            f"Restored for {self.settings.backoff_s:g} s"
+        )
+        self.reset()
+        self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
+        self.told["unattributed"] = now_ns
+        return Step(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
+
+    def _at_floor(self, lead: Victim, now_ns: int) -> Step:
+        if not self.active:
+            names = ", ".join(sorted(self.managed))
+            self.reset()  # nothing was in force: the managed set was only looked at
+            why = f"{names} use no more than their floors already"
+            return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
+        if self.decreases and lead.signal.r_step >= self.r_before * (1 - self.settings.effective_ratio):
+            return self._restore(lead, now_ns)
+        return self._tell("infeasible", now_ns, lead, "its neighbours are at their floors already")
+
+    def _tell(self, kind: str, now_ns: int, lead: Victim, why: str) -> Step:
+        last_ns = self.told.get(kind)
+        if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
+            return NOTHING
+        self.told[kind] = now_ns
+        return Step(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
+
+    def _recover(self, asking: Sequence[Victim], now_ns: int) -> Step:
+        own = frozenset(self.managed)
+        # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
+        others = [v for v in asking if not v.volumes & own]
+        if not others or any(v.need is not Need.CLEAR for v in others):
+            self.clear_since_ns = None
+            self.phase = (
+                Phase.HOLD if others and all(v.need is not Need.UNKNOWN for v in others) else self.phase
+            )
+            return NOTHING
+        if self.clear_since_ns is None:
+            self.clear_since_ns = now_ns
+        if now_ns - self.clear_since_ns < self._hold_up_ns(others):
+            return NOTHING
+        worst = max(others, key=lambda v: v.signal.r)
+        wanted = self._target(worst.signal.r, now_ns)
+        used = sum(n.cost_per_s for n in self.managed.values())
+        biting = any(n.queueing for n in self.managed.values()) or used >= 0.8 * self.allowed
+        if wanted <= self.allowed or not biting:
+            self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
+            return NOTHING
+        self.decreases = 0
+        text = f"{_figures(worst)}: {', '.join(sorted(own))} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)
+
+    def _hold_up_ns(self, others: Sequence[Victim]) -> float:
+        s = self.settings
+        far = all(v.signal.r <= s.far_clear_r and v.signal.u <= s.far_clear_u for v in others)
+        hold_s = s.hold_up_far_s if far else s.hold_up_s
+        return min(hold_s * self.hold_up_factor, s.hold_up_max_s) * 1e9
+
+    def _target(self, r: float, now_ns: int) -> float:
+        """The next C on the way to the parking place below the ceiling; beyond it only by a rare probe.
+
+        Latency turns up steeply near saturation, so steps shrink as ``r`` nears ``park_r`` and end there.
+        """
+        s = self.settings
+        if now_ns - self.calm_since_ns >= s.probe_after_s * 1e9 * self.hold_up_factor:
+            self.calm_since_ns = now_ns
+            self.ceiling += self.start / s.increase_divisor / self.hold_up_factor
+        margin = min(max(4 * (1 - r / s.park_r), 0.0), 1.0)
+        room = (s.park_ratio * self.ceiling - self.allowed) * margin
+        smallest = self.start / s.increase_divisor / 4  # a change that small is not worth new evidence
+        if room < smallest:
+            return self.allowed
+        return self.allowed + max(s.approach_ratio / self.hold_up_factor * room, smallest)
+
+    def _move(self, wanted: float, phase: Phase, reason: Reason, text: str, now_ns: int) -> Step:
+        sign = 1 if wanted > self.allowed else -1
+        self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
+        notice = self._oscillates(sign, now_ns)
+        return Step(True, reason, text, notice, text if notice else "")
+
+    def _oscillates(self, sign: int, now_ns: int) -> str:
+        s = self.settings
+        self.moves.append((now_ns, sign))
+        while now_ns - self.moves[0][0] > s.oscillation_window_s * 1e9:
+            self.moves.popleft()
+        signs = [sign for _, sign in self.moves]
+        if sum(a != b for a, b in itertools.pairwise(signs)) <= s.oscillation_changes:
+            return ""
+        self.hold_up_factor = min(
+            self.hold_up_factor * 2, max(1, round(s.hold_up_max_s / max(s.hold_up_s, 1e-9)))
+        )
+        self.moves.clear()
+        return "control-oscillation"
+
+
+def _rank(victim: Victim) -> tuple[int, float, float]:
+    return int(victim.priority), victim.urgency, victim.signal.u
+
+
+def _figures(victim: Victim) -> str:
+    signal = victim.signal
+    limit_ms = (signal.threshold_us or 0) / 1000
+    figures = f"u {signal.u:.2f}"
+    if signal.excused_ratio:
+        # Its gateway wanted to run and was kept waiting: see ``windows``.
+        figures += f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
+    return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed ({figures})"

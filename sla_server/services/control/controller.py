@@ -1,0 +1,317 @@
+"""The brain of the services process: statistics in, decisions out.
+
+It ties the pure parts together and owns all their state:
+
+    cut --> GatewayTable (entity) --> Scopes --> windows of each promise --> LiveState --> violations
+                  |                                      |
+                  |                   gate open? --------+--> Loops (control) --> PolicyManager --> SetCaps
+                  |-- use of each volume ----------------------------^                 |
+                  `-- generation and measured rate: proof of actuation ----------------'
+
+Cuts wait until the next question (a tick as a rule) and are then entered as batches (``arrivals``), with the
+result of one after another; a tick looks at the promises that were fed since the last one and at the
+backends where something is at risk or in force.
+
+Invariants: no clock, no I/O, no threads; the same calls give the same decisions. ``now_ns`` is the caller's
+monotonic clock, ``unix_us`` its wall clock (stored times only). Windows for control are fed only while the
+gate of their backend is open, so no decision rests on statistics made under other caps than those in force.
+
+Thread: one thread calls everything. Source: SLA-MODEL.md 3; DESIGN.md 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pmdaemon.wire.cut import Cut
+from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.services.control.arrivals import Arrivals
+from sla_server.services.control.decisions import Decision, Reason
+from sla_server.services.control.inventory import Surroundings
+from sla_server.services.control.live_state import LiveState
+from sla_server.services.control.live_view import snapshot
+from sla_server.services.control.loops import Loops
+from sla_server.services.control.policy_manager import PolicyManager
+from sla_server.services.control.scopes import Key, Scopes
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import CODE, QUIET, STATES
+from sla_server.services.control.signal_row import BankTracker
+from sla_server.services.control.throttle import Rates, Throttle
+from sla_server.services.control.usage import GatewayTable, Stream, UseBoard
+from sla_server.services.control.windows import Silence
+
+BESIDE_THE_PATH: Final = frozenset(("host",))
+"""Sources of statistics whose volumes no cap of ours reaches."""
+
+
+class Brain:
+    """See the module."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.tables: dict[str, GatewayTable] = {}
+        self.live: dict[Key, LiveState] = {}
+        self.around = Surroundings(settings)
+        self.scopes = Scopes(settings, self.around.r_on)
+        self.policy = PolicyManager(
+            settings, self.around.standing_of, self.around.mean_cost_of, self.around.carriers_of
+        )
+        self.loops = Loops(settings, self.around, self.scopes, self.policy)
+        self._board = UseBoard()
+        self._arrivals = Arrivals(
+            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._board
+        )
+        self._restored = False
+
+    # What is promised.
+
+    def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:
+        """The agreements in force, complete; promises that did not change keep their state."""
+        self._arrivals.settle()
+        self.around.set_classes(classes)
+        self.scopes.set_promises(promises, self.tables.values())
+        old, self.live = self.live, {}
+        for promise in promises:
+            kept = old.get(promise.key)
+            if kept is None or kept.promise != promise:
+                kept = LiveState(self.settings, promise, Silence())
+                kept.r_on = self.around.r_on(promise.key)
+            self.live[promise.key] = kept
+        self._link_trackers(self.live)
+        self._set_agreed_caps(self.around.volumes() | self.policy.layers["agreed"].keys(), whole=True)
+
+    def set_budget(self, key: Key, burn_1h: float, remaining_ratio: float) -> None:
+        """Error budget of one objective: what its urgency follows."""
+        if self.around.budgets.get(key) == (burn_1h, remaining_ratio):
+            return
+        self._arrivals.settle()
+        self.around.budgets[key] = (burn_1h, remaining_ratio)
+        self.scopes.set_r_on(key)
+        if key in self.live:
+            self.live[key].r_on = self.around.r_on(key)
+
+    def set_mode(self, mode: str) -> None:
+        """Mode "observe" (decide and write down) or "enforce".
+
+        Raises:
+            ValueError: another word.
+        """
+        if mode not in ("observe", "enforce"):
+            raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
+        self._arrivals.settle()
+        self.policy.mode = mode
+        self.loops.set_mode(mode)
+
+    # What is measured.
+
+    def gateway_up(
+        self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int
+    ) -> None:
+        """A gateway registered, or its exports changed."""
+        table = self._table(gateway_id)
+        table.name, table.state, table.reason = name, "up", ""
+        exports = list(exports)
+        table.set_exports({export["volume"]: export["backend"] for export in exports})
+        table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
+        for volume in table.exports:
+            self.around.carries(volume, table)
+        self.policy.gateway_up(table, now_ns)
+        self._set_agreed_caps(table.exports)
+
+    def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
+        """How many cuts its spool has lost in its life, as it says; for the live view."""
+        self._table(gateway_id).dropped_cuts = cuts
+
+    def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
+        """Its session ended; caps it holds lapse with their lease."""
+        self._arrivals.settle()
+        table = self.tables.get(gateway_id)
+        if table is None:
+            return
+        table.state, table.reason = "lost", reason
+        self.policy.gateway_lost(gateway_id)
+        self.loops.gateway_lost(gateway_id)
+
+    def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
+        """Streams of a gateway, all or only new ones."""
+        table = self._table(gateway_id)
+        rows = table.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams])
+        for row in rows:
+            self.around.carries(table.streams[row].volume, table)
+        if rows:
+            self._link_trackers(self.scopes.extend(table, rows))
+            self._set_agreed_caps({table.streams[row].volume for row in rows})
+
+    def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
+        """One cut, in order or not, for the first time or again.
+
+        Args:
+            cut: decoded.
+            recv_us: server's wall clock at receipt.
+            offset_us: what to add to the agent's wall clock.
+            live: sent beside a backlog; used like any other here, the order decides.
+            now_ns: monotonic.
+        """
+        self._arrivals.put(cut, recv_us, offset_us, now_ns)
+
+    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
+        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
+        self._arrivals.settle()
+        self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
+
+    # What people and policies ask for.
+
+    def can_throttle(self, volume: str) -> bool:
+        """Whether a gateway that carries it is in its I/O path; also True while none is known."""
+        carriers = self.around.carriers_of(volume).values()
+        return not carriers or any(volume not in table.only_seen for table in carriers)
+
+    def manual_set(
+        self,
+        throttle_id: str,
+        volume: str,
+        *,
+        cost_per_s: float | None = None,
+        ops_per_s: float | None = None,
+        bytes_per_s: float | None = None,
+        until_unix_us: int | None = None,
+        who: str = "",
+        reason: str = "",
+    ) -> None:
+        """An operator's throttle; it acts in both modes, from the next tick."""
+        rates = Rates(cost_per_s, ops_per_s, bytes_per_s)
+        text = reason or "set by an operator"
+        backend = next((t.backend_of(volume) for t in self.around.carriers_of(volume).values()), "")
+        self.policy.manual_set(
+            Throttle(
+                throttle_id,
+                volume,
+                backend,
+                "manual",
+                rates,
+                Reason.MANUAL,
+                text,
+                who=who,
+                expires_us=until_unix_us,
+            )
+        )
+
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
+        """Release operators' throttles of a volume, or one by id; returns the ids released."""
+        return self.policy.manual_release(volume, throttle_id, who)
+
+    def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
+        """The Spark policy's caps of the current hour, complete; None is no cap."""
+        wanted = {volume: Rates(cost=cost) for volume, cost in caps.items() if cost is not None}
+        self.policy.set_wanted("policy", wanted, version)
+
+    def restore(self, throttle_rows: Iterable[dict[str, Any]]) -> None:
+        """Caps in force according to SQL, after a restart and before the first gateway.
+
+        They are believed, not issued; the gateways' next cuts confirm them or have them sent again.
+        """
+        self._arrivals.settle()
+        restored = self.policy.restore(throttle_rows)
+        self._restored = True
+        if any(t.source != "manual" for t in restored):
+            self.policy.mode = (
+                "enforce"  # what was in force was so in that mode; the shell says so next if it changed
+            )
+        self.loops.restore(restored)
+
+    # What follows.
+
+    def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
+        """Look at everything; call it some four times a second."""
+        self._arrivals.settle()
+        decisions = self._look_at_promises(now_ns)
+        decisions += self.loops.run(now_ns, unix_us)
+        plan = self.policy.decide(self.tables, now_ns, unix_us)
+        self.loops.shut_gates(plan.waits, self.tables, now_ns)
+        return decisions + plan.decisions
+
+    def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
+        """The live view of docs/formats/messages.md, without compliance, processes, events and policy.
+
+        Args:
+            unix_us: wall clock.
+            most: rows of each kind; what needs a look or uses most is shown.
+        """
+        self._arrivals.settle()
+        return snapshot(
+            self.policy.mode,
+            self.tables,
+            self.live,
+            self.policy,
+            self.loops.controls,
+            self.around,
+            self._board,
+            most,
+            unix_us,
+        )
+
+    def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
+        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out."""
+        return {
+            key: {"state": self.live[key].state, "u": self.live[key].signal.u}
+            for key in keys
+            if key in self.live
+        }
+
+    # Inside.
+
+    def _table(self, gateway_id: str) -> GatewayTable:
+        self._arrivals.settle()
+        table = self.tables.get(gateway_id)
+        if table is None:
+            table = self.tables[gateway_id] = GatewayTable(gateway_id, self._board)
+        return table
+
+    def _link_trackers(self, keys: Iterable[Key]) -> None:
+        """The windows over all backends are the live states' own."""
+        for key in keys:
+            whole = self.scopes.whole(key)
+            if whole is not None and self.live[key].tracker is not whole.tracker:
+                self.live[key].tracker = whole.tracker
+                self._note_state(key)
+
+    def _note_state(self, key: Key) -> None:
+        """Tell the bank what the live state says now, so that it knows a change."""
+        state = self.live[key]
+        if isinstance(state.tracker, BankTracker):
+            self.scopes.bank.note_state(state.tracker.row, CODE[state.state], state.violating)
+
+    def _look_at_promises(self, now_ns: int) -> list[Decision]:
+        """Violations that opened or closed; looks only where windows, or their silence, changed a state."""
+        bank, decisions, keys = self.scopes.bank, list[Decision](), list[Key]()
+        for row, code in bank.assess(now_ns, self.settings.silent_s):
+            promise = bank.promises[row]
+            if promise is None:
+                continue
+            state = self.live[promise.key]
+            if code in QUIET and not state.violating:
+                # A whole fleet that comes or goes changes states so: nobody has to be told why.
+                state.state = STATES[code]
+                bank.note_state(row, code, False)
+            else:
+                keys.append(promise.key)
+        for key in (*keys, *self.scopes.spanning("")):
+            event = self.live[key].update(now_ns)
+            self._note_state(key)
+            if event is not None:
+                decisions.append(event)
+        return decisions
+
+    def _set_agreed_caps(self, volumes: Iterable[str], *, whole: bool = False) -> None:
+        """What agreements cap of these volumes; ``whole``: they are all there are, restored ones included."""
+        if self._restored:  # what was found in force is asked for only if it still stands
+            self._restored, whole = False, True
+            volumes = self.around.volumes() | self.policy.layers["agreed"].keys()
+        caps = {v: Rates(ops=c) for v in volumes if (c := self.around.standing_of(v).cap_iops) is not None}
+        if whole:
+            self.policy.set_wanted("agreed", caps)
+        elif caps:
+            self.policy.add_wanted("agreed", caps)

@@ -1,0 +1,161 @@
+"""What the loop needs to know of a backend: victims, neighbours, and what was promised to them.
+
+State: which gateways carry a volume, which volumes share a backend, the classes and budgets of the agreements
+in force. Filled by the brain as news comes; everything else here only answers questions.
+
+Pure: no clock. Changed only by the brain's one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, KeysView, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from sla_server.agreements.promise import VolumeClass
+from sla_server.services.control.backend_loop import Need, Victim
+from sla_server.services.control.neighbours import Neighbour, Standing, standing, urgency
+from sla_server.services.control.scopes import Key, Scope
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.usage import GatewayTable
+from sla_server.services.control.windows import NOTHING
+
+SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
+"""Mean cost assumed of a volume that has not done any I/O yet."""
+FULL_RATIO: Final = 0.9
+"""A volume that holds I/Os back but uses less of its cap met a short burst, not its cap."""
+
+
+class Surroundings:
+    """See the module. ``budgets`` maps an objective to (burn_1h, remaining_ratio)."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self._settings = settings
+        self.budgets: dict[Key, tuple[float, float]] = {}
+        self._named: dict[str, list[VolumeClass]] = {}
+        self._patterned: list[VolumeClass] = []
+        self._standings: dict[str, Standing] = {}
+        self._carriers: dict[str, dict[str, GatewayTable]] = {}
+        self._on_backend: dict[str, set[str]] = {}
+
+    def set_classes(self, classes: Sequence[VolumeClass]) -> None:
+        """What the agreements in force say of volumes as neighbours."""
+        self._named, self._patterned, self._standings = {}, [], {}
+        for each in classes:
+            if any(character in name for name in each.volumes for character in "*?["):
+                self._patterned.append(each)
+                continue
+            for name in dict.fromkeys(each.volumes):
+                self._named.setdefault(name, []).append(each)
+
+    def carries(self, volume: str, table: GatewayTable) -> None:
+        """A gateway carries a volume."""
+        self._carriers.setdefault(volume, {})[table.gateway_id] = table
+        self._on_backend.setdefault(table.backend_of(volume), set()).add(volume)
+
+    def volumes(self) -> KeysView[str]:
+        """All that some gateway carries."""
+        return self._carriers.keys()
+
+    def backends(self) -> Mapping[str, set[str]]:
+        """Volumes by backend."""
+        return self._on_backend
+
+    def volumes_on(self, backend: str) -> int:
+        """How many volumes some gateway carries on a backend."""
+        return len(self._on_backend.get(backend, ()))
+
+    def carriers_of(self, volume: str) -> Mapping[str, GatewayTable]:
+        """Gateways that carry a volume."""
+        return self._carriers.get(volume, {})
+
+    def standing_of(self, volume: str) -> Standing:
+        """Priority, floor and cap of a volume."""
+        found = self._standings.get(volume)
+        if found is None:
+            found = self._standings[volume] = standing(
+                volume, (*self._named.get(volume, ()), *self._patterned), self._settings
+            )
+        return found
+
+    def mean_cost_of(self, volume: str) -> float:
+        """Cost of its mean I/O of late."""
+        tables = self.carriers_of(volume).values()
+        cost = sum(t.use[volume].cost_per_s for t in tables if volume in t.use)
+        ops = sum(t.use[volume].ops_per_s for t in tables if volume in t.use)
+        return max(cost / ops, 1.0) if ops > 0.5 else SMALL_IO_COST
+
+    def urgency_of(self, key: Key) -> float:
+        """G of an objective; 0 while its budget is not known."""
+        return urgency(*self.budgets.get(key, (0.0, 1.0)))
+
+    def r_on(self, key: Key) -> float:
+        """Entry threshold of r for an objective."""
+        return self._settings.r_on - self._settings.r_on_urgency * self.urgency_of(key)
+
+    def neighbour(self, volume: str, cap: float | None) -> Neighbour:
+        """A volume as a neighbour; ``cap`` is the cost rate that the loop allows it now, if any."""
+        place = self.standing_of(volume)
+        fresh = [
+            t.use[volume] for t in self.carriers_of(volume).values() if t.state == "up" and volume in t.use
+        ]
+        # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
+        cost = sum(max(use.cost_per_s, use.last_cost_per_s) for use in fresh)
+        full = cap is None or cost >= FULL_RATIO * cap
+        return Neighbour(
+            volume,
+            place.priority,
+            cost,
+            sum(use.peak_cost_per_s for use in fresh),
+            max(place.floor_cost(self.mean_cost_of(volume)), 1.0),
+            full and any(use.held > 0 for use in fresh),
+        )
+
+    def neighbours(
+        self, backend: str, scopes: Iterable[Scope], caps: Mapping[str, float | None]
+    ) -> dict[str, Neighbour]:
+        """All volumes of a backend, the victims' own among them.
+
+        Args:
+            backend: whose volumes.
+            scopes: promises on it.
+            caps: what the loop allows a volume now.
+        """
+        found = {v: self.neighbour(v, caps.get(v)) for v in sorted(self._on_backend.get(backend, ()))}
+        for scope in scopes:
+            signal = scope.tracker.signal(self.r_on(scope.promise.key))
+            if signal.windows and signal.threshold_us is None:  # above its own curve
+                end_iops = scope.promise.curve[-1].up_to_iops / max(len(scope.volumes), 1)
+                for volume in scope.volumes & found.keys():
+                    found[volume] = replace(found[volume], curve_end=end_iops * self.mean_cost_of(volume))
+        return found
+
+    def victim(self, scope: Scope, now_ns: int) -> Victim:
+        """A promise on a backend as the loop sees it."""
+        key = scope.promise.key
+        need = self._need(scope, now_ns)
+        signal = scope.tracker.signal(self.r_on(key))
+        volumes = frozenset(scope.volumes)
+        last_ns = scope.tracker.last_piece_ns
+        limit_s = max(self._settings.stale_s, self._settings.poll_interval_s * 3)
+        fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
+        return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
+
+    def _need(self, scope: Scope, now_ns: int) -> Need:
+        s, tracker = self._settings, scope.tracker
+        if tracker.last_piece_ns is not None and now_ns - tracker.last_piece_ns > s.lease_s * 1e9:
+            return Need.GONE
+        if tracker.idle:
+            tracker.reset()
+            return Need.IDLE
+        signal = tracker.signal(self.r_on(scope.promise.key))
+        if signal is NOTHING:
+            return Need.UNKNOWN
+        if signal.threshold_us is None:
+            return Need.OUT_OF_CURVE
+        if signal.at_risk:
+            return Need.AT_RISK
+        if signal.windows < s.at_risk_windows:
+            return Need.UNKNOWN
+        calm = not signal.risky and signal.u <= s.clear_u and signal.r <= s.clear_r
+        return Need.CLEAR if calm else Need.HOLD

@@ -1,0 +1,117 @@
+"""The live state of a promise, with hysteresis, and the episodes it opens and closes.
+
+    no-data       no cut for ``stale_intervals`` polls, or none yet
+    idle          no I/O for ``idle_release_s``
+    out-of-curve  demand above the curve: nothing is promised
+    violating     2 of 3 windows with u > 1 open it; it closes when no window has u > 1 and all together are
+    below
+                  ``at_risk_u``, or the promise goes idle or out of its curve
+    at-risk       2 of 3 windows at risk
+    ok            otherwise
+
+It looks at all windows, also those that ran under older caps: it says what customers see, not what the loop
+may learn. No data neither opens nor closes an episode. The shell persists the episodes (``episodes``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sla_server.agreements.promise import Promise
+from sla_server.services.control.decisions import RaiseEvent
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.windows import Figures, Signal, Tracker
+
+
+@dataclass(slots=True)
+class LiveState:
+    """State of one promise; ``tracker`` holds its last windows over all backends, ``r_on`` is its entry."""
+
+    settings: ControlSettings
+    promise: Promise
+    tracker: Tracker
+    state: str = "no-data"
+    violating: bool = False
+    r_on: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """agreement/objective."""
+        return "/".join(self.promise.key)
+
+    @property
+    def signal(self) -> Signal:
+        """What the windows say."""
+        return self.tracker.signal(self.r_on)
+
+    def update(self, now_ns: int) -> RaiseEvent | None:
+        """Look at the windows; returns the event of a violation that opened or closed."""
+        signal = self.signal  # an idle tracker is emptied by the look at it; the event tells of before
+        state = self._measured(signal, now_ns)
+        opened = state == "violating" and not self.violating
+        closed = self.violating and state not in ("violating", "no-data")
+        self.state = state
+        if opened:
+            self.violating = True
+            return self._opened(signal)
+        if closed:
+            self.violating = False
+            return self._closed(signal)
+        return None
+
+    def _measured(self, signal: Signal, now_ns: int) -> str:
+        last_ns = self.tracker.last_piece_ns
+        if last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
+            return "no-data"
+        if self.tracker.idle:
+            self.tracker.reset()
+            return "idle"
+        if not signal.windows:
+            return "violating" if self.violating else "no-data"
+        if signal.threshold_us is None:
+            return "out-of-curve"
+        enough = self.settings.at_risk_windows
+        if signal.over >= enough:
+            return "violating"
+        if self.violating and (signal.over or signal.u >= self.settings.at_risk_u):
+            return "violating"
+        return "at-risk" if signal.risky >= enough else "ok"
+
+    def _opened(self, signal: Signal) -> RaiseEvent:
+        """It tells of the windows that were over: all together may have kept the promise."""
+        within = f"in {signal.over} of the last {signal.windows} windows, "
+        text = f"{self.name} is violated: {within}{self._told(signal, signal.of_over)}"
+        details = {**self._details(signal, signal.of_over), "windows_over": signal.over}
+        return RaiseEvent("violation-opened", "critical", "sla", self.name, text, details)
+
+    def _closed(self, signal: Signal) -> RaiseEvent:
+        """Of one that is idle or above its curve, figures would speak of what is promised no more."""
+        figures = Figures(signal.u, signal.latency_us, signal.offered_iops)
+        if self.state == "idle":
+            why = "there is no I/O any more"
+        elif signal.threshold_us is None:
+            why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
+        else:
+            why = self._told(signal, figures)
+        text = f"{self.name} is no longer violated ({self.state}): {why}"
+        return RaiseEvent("violation-closed", "info", "sla", self.name, text, self._details(signal, figures))
+
+    def _told(self, signal: Signal, figures: Figures) -> str:
+        limit_ms = (signal.threshold_us or 0) / 1000
+        return (
+            f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
+            f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
+            f"{figures.offered_iops:.0f} I/O/s offered"
+        )
+
+    def _details(self, signal: Signal, figures: Figures) -> dict[str, Any]:
+        return {
+            "sla": self.promise.sla,
+            "objective": self.promise.objective,
+            "u": round(figures.u, 4),
+            "latency_us": round(figures.latency_us),
+            "threshold_us": signal.threshold_us,
+            "offered_iops": round(figures.offered_iops, 1),
+            "windows": signal.windows,
+        }

@@ -1,0 +1,243 @@
+"""The live snapshot: what pages show, once a second (docs/formats/messages.md, "Live snapshot").
+
+Read-only over the brain's state. Rates and gauges are of the last cuts (at most ``entity.RECENT_CUTS``);
+percentiles are upper edges of histogram buckets, so they flatter nobody. Compliance, budgets, processes,
+events and the policy version are the shell's to add.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile_upper_us
+from sla_server.services.control.backend_loop import BackendControl
+from sla_server.services.control.inventory import Surroundings
+from sla_server.services.control.live_state import LiveState
+from sla_server.services.control.policy_manager import PolicyManager
+from sla_server.services.control.throttle import Throttle
+from sla_server.services.control.usage import RECENT, GatewayTable, UseBoard
+
+MOST_TEXT: Final = 400
+"""Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
+_URGENT: Final = ("violating", "at-risk", "out-of-curve", "ok", "no-data", "idle")
+Hist = npt.NDArray[np.int64]
+Key = tuple[str, str]
+
+
+class _Sum:
+    """What the last cuts say of one volume, over its gateways."""
+
+    def __init__(self) -> None:
+        self.rates = dict.fromkeys(("iops", "read_iops", "write_iops", "bytes_per_s"), 0.0)
+        self.total: Hist = np.zeros(BUCKETS, dtype=np.int64)
+        self.service: Hist = np.zeros(COARSE_BUCKETS, dtype=np.int64)
+        self.held = self.inflight = self.delay_us = self.done = 0
+        self.backend = ""
+        self.gateways: list[str] = []
+
+    def add(self, scalars: Hist, hist: tuple[Hist, Hist], seconds: float) -> None:
+        """Add one gateway.
+
+        Args:
+            scalars: shape (cuts, columns), sums over the volume's rows, a line a cut, newest first.
+            hist: total (99) and service (50) counts over the same cuts.
+            seconds: their duration.
+        """
+        reads, writes = (int(scalars[:, RECENT[name]].sum()) for name in ("reads", "writes"))
+        size = int(scalars[:, RECENT["read_bytes"]].sum() + scalars[:, RECENT["write_bytes"]].sum())
+        for name, count in zip(self.rates, (reads + writes, reads, writes, size), strict=True):
+            self.rates[name] += count / seconds
+        self.total, self.service = self.total + hist[0], self.service + hist[1]
+        self.held += int(scalars[0, RECENT["held"]])
+        self.inflight += int(scalars[0, RECENT["inflight"]])
+        self.delay_us += int(scalars[:, RECENT["delay_sum_us"]].sum())
+        self.done += reads + writes
+
+
+def _sum_of(volume: str, carriers: Iterable[GatewayTable]) -> _Sum:
+    found = _Sum()
+    for table in carriers:
+        if not table.carries(volume):
+            continue
+        found.backend = found.backend or table.backend_of(volume)
+        found.gateways.append(table.gateway_id)
+        if table.recent and table.state == "up" and volume in table.use:
+            seconds = sum(each.duration_us for each in table.recent) / 1e6
+            found.add(*_recent_of(table, table.volumes.index(volume)), seconds)
+    return found
+
+
+def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist]]:
+    """Scalars by cut, and total and service counts, of one volume at one gateway."""
+    dense = np.zeros(SERVICE + COARSE_BUCKETS, dtype=np.int64)
+    scalars = []
+    for each in table.recent:
+        mine = (table.volume_of_row[each.rows] == index) & (each.rows >= 0)
+        scalars.append(each.scalars[:, mine].sum(axis=1))
+        hist = each.hist[mine[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
+        np.add.at(dense, hist["bucket"], hist["count"])
+    total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
+    return np.array(scalars), (total, dense[SERVICE:])
+
+
+def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
+    return [
+        {
+            "gateway_id": t.gateway_id,
+            "name": t.name,
+            "state": t.state,
+            "last_cut_us": t.end_unix_us or None,
+            "clock_offset_us": t.offset_us,
+            "exports": len(t.exports),
+            "streams": len(t.streams),
+            "dropped_cuts": t.dropped_cuts,
+            "starved_ratio": round(t.starved_ratio, 3),
+        }
+        for t in tables
+    ]
+
+
+def _volumes(names: Iterable[str], around: Surroundings, policy: PolicyManager) -> list[dict[str, Any]]:
+    capped = {t.volume for t in policy.throttles()}
+    sums = {name: _sum_of(name, around.carriers_of(name).values()) for name in names}
+    return [
+        {
+            "volume": volume,
+            "backend": s.backend,
+            **{name: round(rate, 1) for name, rate in s.rates.items()},
+            "p50_us": percentile_upper_us(s.total, 50),
+            "p95_us": percentile_upper_us(s.total, 95),
+            "p99_us": percentile_upper_us(s.total, 99),
+            "service_p95_us": percentile_upper_us(s.service, 95),
+            "held": s.held,
+            "inflight": s.inflight,
+            "cap_cost_per_s": policy.effective(volume).cost if volume in capped else None,
+            "delay_us": round(s.delay_us / s.done) if s.done else 0,
+            "gateways": s.gateways,
+        }
+        for volume, s in sorted(sums.items())
+        if s.gateways
+    ]
+
+
+def _slas(live: Iterable[LiveState]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": state.promise.sla,
+            "objective": state.promise.objective,
+            "priority": state.promise.priority.label,
+            "state": state.state,
+            "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
+            "threshold_us": state.signal.threshold_us or state.promise.curve[0].threshold_us,
+            "percentile": state.promise.percentile,
+            "u": round(state.signal.u, 4),
+            "offered_iops": round(state.signal.offered_iops, 1),
+            "inexact": state.signal.inexact,
+            "excused_ratio": round(state.signal.excused_ratio, 3),
+        }
+        for state in live
+    ]
+
+
+def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{
+                key: row[key]
+                for key in ("throttle_id", "volume", "backend", "source", "cost_per_s", "ops_per_s")
+            },
+            **{key: row[key] for key in ("bytes_per_s", "reason", "victim", "state", "expires_us")},
+            "text": _shortened(row["text"]),
+            "since_us": row["requested_us"],
+            "late_ios": throttle.late_ios,
+            "longest_hold_us": throttle.longest_hold_us,
+        }
+        for throttle, row in ((throttle, throttle.row()) for throttle in throttles)
+    ]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "\u2026"
+
+
+def _backends(
+    tables: Iterable[GatewayTable],
+    around: Surroundings,
+    board: UseBoard,
+    controls: Mapping[str, BackendControl],
+    most: int,
+) -> list[dict[str, Any]]:
+    silent = (table.places for table in tables if table.state != "up")
+    cost = dict.fromkeys(around.backends(), 0.0) | board.cost_by_backend(silent)
+    active = {backend for backend, control in controls.items() if control.active}
+    shown = sorted(cost, key=lambda backend: (backend not in active, -cost[backend], backend))[:most]
+    return [
+        {
+            "backend": backend,
+            "cost_per_s": round(cost[backend], 1),
+            "cap_cost_per_s": round(c.allowed, 1) if (c := controls.get(backend)) and c.active else None,
+            "phase": controls[backend].phase.value if backend in controls else "idle",
+        }
+        for backend in sorted(shown)
+    ]
+
+
+def _chosen_volumes(around: Surroundings, policy: PolicyManager, board: UseBoard, most: int) -> list[str]:
+    """All of them, or those that are capped and those that use most."""
+    if len(around.volumes()) <= most:
+        return sorted(around.volumes())
+    capped = sorted({t.volume for t in policy.throttles()} & around.volumes())[:most]
+    costs = board.values[0, : len(board.volumes)]
+    busiest = np.argsort(-costs)[: 2 * most].tolist()  # a volume may have several places
+    return list(dict.fromkeys((*capped, *(board.volumes[place] for place in busiest))))[:most]
+
+
+def _chosen_promises(live: Mapping[Key, LiveState], names: Sequence[str], most: int) -> list[LiveState]:
+    """All of them, or those that need a look most, in their order; ``names``: the state of each."""
+    states = list(live.values())
+    if len(states) <= most:
+        return states
+    chosen: list[int] = []
+    for wanted in _URGENT:
+        found = (index for index, name in enumerate(names) if name == wanted)
+        chosen += islice(found, most - len(chosen))
+    return [states[index] for index in sorted(chosen)]
+
+
+def snapshot(
+    mode: str,
+    tables: Mapping[str, GatewayTable],
+    live: Mapping[Key, LiveState],
+    policy: PolicyManager,
+    controls: Mapping[str, BackendControl],
+    around: Surroundings,
+    board: UseBoard,
+    most: int,
+    unix_us: int,
+) -> dict[str, Any]:
+    """The view at ``unix_us``, at most ``most`` rows of each kind; ``totals`` says how many there are."""
+    throttles = policy.throttles()
+    names = [state.state for state in live.values()]
+    gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
+    return {
+        "at_us": unix_us,
+        "mode": mode,
+        "gateways": _gateways(gateways),
+        "volumes": _volumes(_chosen_volumes(around, policy, board, most), around, policy),
+        "slas": _slas(_chosen_promises(live, names, most)),
+        "throttles": _throttles(throttles[:most]),
+        "backends": _backends(tables.values(), around, board, controls, most),
+        "totals": {
+            "gateways": dict(Counter(t.state for t in tables.values())),
+            "volumes": len(around.volumes()),
+            "slas": dict(Counter(names)),
+            "throttles": len(throttles),
+            "backends": len(around.backends()),
+        },
+    }

@@ -1,0 +1,414 @@
+"""The policy manager: the only one that may issue a throttle.
+
+Layers of wishes for a volume, each with a throttle row of its own:
+
+    manual     an operator's, in any mode, until released or expired
+    control    the loop's, in mode enforce
+    policy     the Spark policy of this hour, in mode enforce; a manual one on the volume takes its place
+    agreed     the cap written in the volume's own agreement, in mode enforce
+
+In force is the lowest of them, rate by rate, but never below the volume's floor: the loop and the policies
+respect every floor, an operator only those that an agreement promises (the 50 IOPS of a volume without one
+are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
+complete set when it changes.
+
+Pure: no clock, no I/O. Changed only by the brain's one thread.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pmdaemon.wire.late import Late
+from sla_server.services.control.decisions import (
+    Decision,
+    RaiseEvent,
+    Reason,
+    RecordThrottle,
+    SetCaps,
+)
+from sla_server.services.control.gateway_caps import MAX_GEN, Port
+from sla_server.services.control.neighbours import Standing
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import split
+from sla_server.services.control.throttle import LEAST, Loop, Rates, Throttle
+from sla_server.services.control.usage import GatewayTable
+
+_NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
+_IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused"))
+
+
+def new_id(source: str, volume: str, unix_us: int) -> str:
+    """throttle_id of a throttle set by the brain: the same inputs give the same id."""
+    return str(uuid.uuid5(_NAMESPACE, f"{source}\0{volume}\0{unix_us}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one ``decide`` led to: decisions, and volume -> gateway -> generation to wait for."""
+
+    decisions: list[Decision]
+    waits: dict[str, dict[str, int]]
+
+
+@dataclass(slots=True)
+class PolicyManager:
+    """See the module. ``standing_of``, ``mean_cost_of`` and ``carriers_of`` answer for a volume name."""
+
+    settings: ControlSettings
+    standing_of: Callable[[str], Standing]
+    mean_cost_of: Callable[[str], float]
+    carriers_of: Callable[[str], Mapping[str, GatewayTable]]
+    mode: str = "observe"
+    policy_version: int | None = None
+    gen: int = 0
+    layers: dict[str, dict[str, Throttle]] = field(
+        default_factory=lambda: {"manual": {}, "control": {}, "policy": {}, "agreed": {}}
+    )
+    ports: dict[str, Port] = field(default_factory=dict)
+    _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
+    _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
+    _fresh: list[Throttle] = field(default_factory=list)
+    _dirty: dict[str, Throttle] = field(default_factory=dict)
+    _events: list[RaiseEvent] = field(default_factory=list)
+    _ended: list[tuple[Throttle, str, Reason, str]] = field(default_factory=list)
+
+    # Wishes.
+
+    def throttles(self) -> list[Throttle]:
+        """All in force."""
+        return [t for layer in self.layers.values() for t in layer.values()]
+
+    def set_control(
+        self,
+        backend: str,
+        shares: Mapping[str, float],
+        reason: Reason,
+        text: str,
+        victim: str,
+        loop: Loop | None = None,
+    ) -> None:
+        """The loop's caps of one backend; those not named any more are released."""
+        layer = self.layers["control"]
+        for volume in [v for v, t in layer.items() if t.backend == backend and v not in shares]:
+            self._end("control", volume, "released", reason, text)
+        for volume, cost in shares.items():
+            rates = Rates(cost=cost)
+            if volume in layer:
+                throttle = layer[volume]
+                throttle.rates, throttle.reason, throttle.text = rates, reason.value, text
+                throttle.victim, throttle.loop = victim or throttle.victim, loop
+                self._dirty[throttle.throttle_id] = throttle
+            else:
+                begun = Throttle("", volume, backend, "control", rates, reason, text, victim, loop=loop)
+                self._begin("control", volume, begun)
+
+    def release_control(self, backend: str, reason: Reason, text: str) -> None:
+        """The loop gives up its caps on this backend."""
+        self.set_control(backend, {}, reason, text, "")
+
+    def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
+        """Caps of layer "policy" or "agreed", complete; they act in mode enforce."""
+        self._wanted[layer] = dict(wanted)
+        self._followed = ""
+        if layer == "policy":
+            self.policy_version = version
+
+    def add_wanted(self, layer: str, wanted: Mapping[str, Rates]) -> None:
+        """Caps of more volumes, or other caps of the same ones; the rest stays."""
+        self._wanted[layer].update(wanted)
+        self._followed = ""
+
+    def manual_set(self, throttle: Throttle) -> None:
+        """An operator's throttle; a second one with the same id replaces the first."""
+        self.layers["manual"].pop(throttle.throttle_id, None)
+        self._begin("manual", throttle.throttle_id, throttle)
+
+    def manual_release(self, volume: str | None, throttle_id: str | None, who: str = "") -> list[str]:
+        """Release operators' throttles by volume or id, on behalf of ``who``; returns their ids."""
+        keys = [
+            key
+            for key, t in self.layers["manual"].items()
+            if (throttle_id is not None and key == throttle_id) or (volume is not None and t.volume == volume)
+        ]
+        for key in keys:
+            self._end("manual", key, "released", Reason.MANUAL_RELEASE, f"released by {who or 'an operator'}")
+        return keys
+
+    def restore(self, rows: Iterable[dict[str, Any]]) -> list[Throttle]:
+        """Take over throttles in force from SQL; returns them. Nothing is issued because of it."""
+        restored = []
+        for row in rows:
+            if row.get("released_us") is not None or row["state"] not in _IN_FORCE:
+                continue
+            throttle = Throttle(
+                throttle_id=row["throttle_id"],
+                volume=row["volume"],
+                backend=row["backend"],
+                source=row["source"],
+                rates=Rates(row.get("cost_per_s"), row.get("ops_per_s"), row.get("bytes_per_s")),
+                reason=row["reason"],
+                text=row["text"],
+                victim=row.get("victim") or "",
+                who=row.get("who") or "",
+                state=row["state"],
+                gen=row.get("gen"),
+                requested_us=row["requested_us"],
+                confirmed_us=row.get("confirmed_us"),
+                seen_us=row.get("seen_us"),
+                expires_us=row.get("expires_us"),
+                loop=_loop_of(row),
+            )
+            layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
+            key = throttle.throttle_id if layer == "manual" else throttle.volume
+            self.layers[layer][key] = throttle
+            if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
+                self.gen = max(self.gen, throttle.gen)
+            if layer in self._wanted:
+                self._wanted[layer][throttle.volume] = throttle.rates
+                self._followed = ""
+            restored.append(throttle)
+        return restored
+
+    # News of gateways.
+
+    def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
+        """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
+        port = self.ports.get(table.gateway_id)
+        if port is not None:
+            if not port.up:
+                port.up, port.reported, port.issued_ns = True, None, now_ns
+            return
+        port = self.ports[table.gateway_id] = Port(table.gateway_id, issued_ns=now_ns)
+        held = [t for t in self.throttles() if table.carries(t.volume) and t.gen is not None]
+        if not held:
+            return
+        unsettled = [t.gen or 1 for t in held if t.state in ("requested", "sent", "refused")]
+        whole = {t.volume: r for t in held if not (r := self.effective(t.volume)).free}
+        shares = {v: self._shares(v, rates).get(table.gateway_id, rates) for v, rates in whole.items()}
+        port.adopt(shares, whole, max(unsettled, default=1), now_ns)
+        for throttle in held:
+            throttle.waiting[table.gateway_id] = max(unsettled, default=1)
+            throttle.unseen.add(table.gateway_id)
+            throttle.issued_ns = now_ns
+
+    def gateway_lost(self, gateway_id: str) -> None:
+        """Nothing reaches it now; its lease decides what it does."""
+        port = self.ports.get(gateway_id)
+        if port is not None:
+            port.up = False
+        for throttle in self.throttles():
+            throttle.forget(gateway_id)
+
+    def cut(self, table: GatewayTable, duration_us: int, unix_us: int) -> None:
+        """A cut was taken: proof, or its absence, that the gateway does what it was told."""
+        port = self.ports.get(table.gateway_id)
+        if port is None:
+            return
+        if not port.report(table.throttle_gen) or not port.issued:
+            return
+        for throttle in self.throttles():
+            volume = throttle.volume
+            if volume not in port.issued:
+                continue
+            changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
+            use = table.use.get(volume)
+            if use is not None and table.gateway_id not in throttle.waiting:
+                share = port.issued[volume]
+                changed |= throttle.measured(
+                    table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
+                )
+            if changed:
+                self._dirty[throttle.throttle_id] = throttle
+
+    def held_late(self, late: Late) -> None:
+        """A gateway's caps held I/Os of these volumes for too long; live views say so, nothing is decided."""
+        for throttle in self.throttles():
+            if throttle.volume in late:
+                ios, longest_us = late[throttle.volume]
+                throttle.late_ios += ios
+                throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
+
+    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
+        """News of a SET_CAPS on its way: sent, confirmed or refused."""
+        port = self.ports.get(gateway_id)
+        if port is None or gen != port.gen:
+            return
+        for throttle in self.throttles():
+            if throttle.volume not in port.issued or throttle.waiting.get(gateway_id) != gen:
+                continue
+            if state == "sent" and throttle.state == "requested":
+                throttle.state = "sent"
+            elif state == "refused":
+                throttle.state = "refused"
+            elif state != "confirmed" or not throttle.confirmed(gateway_id, gen, unix_us):
+                continue
+            self._dirty[throttle.throttle_id] = throttle
+        if state == "refused" and port.refused != reason:
+            text = f"gateway {gateway_id} refused its caps: {reason}"
+            details = {"gateway_id": gateway_id, "gen": gen, "reason": reason}
+            self._events.append(
+                RaiseEvent("throttle-not-effective", "critical", "gateway", gateway_id, text, details)
+            )
+        if state != "sent":
+            port.refused = reason if state == "refused" else ""
+
+    # Decisions.
+
+    def effective(self, volume: str) -> Rates:
+        """What is in force for a volume: the lowest wish, not below the floor."""
+        floor = self.standing_of(volume)
+        manual = Rates()
+        for throttle in self.layers["manual"].values():
+            if throttle.volume == volume:
+                manual = manual.lowest(throttle.rates)
+        if floor.agreed:
+            manual = self._lift(manual, floor, volume)
+        ours = Rates()
+        for name in ("control", "policy", "agreed"):
+            found = self.layers[name].get(volume)
+            if found is not None and (name != "policy" or manual.free):
+                ours = ours.lowest(found.rates)
+        return self._lift(ours, floor, volume).lowest(manual.at_least(LEAST))
+
+    def _lift(self, rates: Rates, floor: Standing, volume: str) -> Rates:
+        mean_cost = self.mean_cost_of(volume)
+        least = Rates(floor.floor_cost(mean_cost), floor.floor_iops, floor.floor_bytes_per_s)
+        return rates.at_least(least).at_least(LEAST)
+
+    def decide(self, tables: Mapping[str, GatewayTable], now_ns: int, unix_us: int) -> Plan:
+        """Everything that must be said and sent now."""
+        self._follow_mode()
+        self._expire(now_ns, unix_us)
+        decisions: list[Decision] = []
+        waits = self._issue(tables, decisions, now_ns, unix_us)
+        for throttle in self._fresh:
+            throttle.requested_us = throttle.requested_us or unix_us
+            if not throttle.throttle_id:
+                throttle.throttle_id = new_id(throttle.source, throttle.volume, unix_us)
+            self._dirty[throttle.throttle_id] = throttle
+            self._events.append(_event("throttle-set", throttle, throttle.text))
+        self._fresh = []
+        for throttle, state, reason, text in self._ended:
+            throttle.end(state, reason.value, text, unix_us)
+            if throttle.throttle_id:
+                decisions.append(RecordThrottle(throttle.row()))
+                event = _event("throttle-released", throttle, throttle.text)
+                event.details["ended"] = reason.value
+                self._events.append(event)
+        self._ended = []
+        for throttle in self.throttles():
+            if why := throttle.failure(self.settings, now_ns):
+                self._events.append(_event("throttle-not-effective", throttle, why))
+        self._dirty.pop("", None)
+        decisions += [RecordThrottle(t.row()) for t in self._dirty.values()]
+        decisions += self._events
+        self._dirty, self._events = {}, []
+        return Plan(decisions, waits)
+
+    def _follow_mode(self) -> None:
+        """Layers other than manual exist in mode enforce only."""
+        if self.mode != "enforce":
+            for name in ("control", "policy", "agreed"):
+                for key in list(self.layers[name]):
+                    self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
+            self._followed = self.mode
+            return
+        if self._followed == self.mode:
+            return
+        self._followed = self.mode
+        for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
+            layer, wanted = self.layers[name], self._wanted[name]
+            for volume in [v for v in layer if v not in wanted]:
+                self._end(name, volume, "released", Reason.WITHDRAWN, "no longer asked for")
+            for volume, rates in wanted.items():
+                if volume in layer and layer[volume].rates == rates:
+                    continue
+                text = (
+                    f"policy version {self.policy_version}"
+                    if name == "policy"
+                    else "cap of the volume's own agreement"
+                )
+                if volume in layer:
+                    layer[volume].rates, layer[volume].text = rates, text
+                    self._dirty[layer[volume].throttle_id] = layer[volume]
+                else:
+                    self._begin(name, volume, Throttle("", volume, "", "policy", rates, reason, text))
+
+    def _expire(self, now_ns: int, unix_us: int) -> None:
+        for key, throttle in list(self.layers["manual"].items()):
+            before_us = throttle.expires_us
+            if throttle.expired(now_ns, unix_us):
+                self._end("manual", key, "expired", Reason.EXPIRED, "its time is over")
+            elif throttle.expires_us != before_us:
+                self._dirty[throttle.throttle_id] = throttle
+
+    def _issue(
+        self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
+    ) -> dict[str, dict[str, int]]:
+        whole = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).free}
+        shares_of: dict[str, dict[str, Rates]] = {}
+        for volume, rates in whole.items():
+            for gateway_id, share in self._shares(volume, rates).items():
+                shares_of.setdefault(gateway_id, {})[volume] = share
+        waits: dict[str, dict[str, int]] = {}
+        gen = max(self.gen + 1, unix_us)  # above all that was issued, also before the database was lost
+        for gateway_id, port in self.ports.items():
+            if not (port.issued or port.reported or gateway_id in shares_of):
+                continue  # it holds nothing, and should
+            table, shares = tables[gateway_id], shares_of.get(gateway_id, {})
+            moved = port.changed(shares, whole, self.settings, now_ns)
+            stray = port.stray(self.settings, now_ns)
+            if not port.up or not (moved or stray):
+                continue
+            touched = shares.keys() | port.issued.keys() if stray else moved
+            port.send(shares, whole, gen, now_ns)
+            self.gen = gen
+            caps = [rates.wire(volume) for volume, rates in sorted(shares.items())]
+            decisions.append(SetCaps(gateway_id, gen, round(self.settings.lease_s * 1e6), caps))
+            for volume in touched:
+                waits.setdefault(volume, {})[gateway_id] = gen
+            for throttle in self.throttles():
+                if throttle.volume in touched:
+                    throttle.backend = throttle.backend or table.backend_of(throttle.volume)
+                    throttle.issued(gateway_id, gen, now_ns)
+                    self._dirty[throttle.throttle_id] = throttle
+        return waits
+
+    def _shares(self, volume: str, rates: Rates) -> dict[str, Rates]:
+        """A volume's rates at each gateway that is up and carries it.
+
+        A gateway that is lost has no place in the split: what it held lapses with its lease.
+        """
+        recent = {
+            gateway_id: table.use[volume].cost_per_s if volume in table.use else 0.0
+            for gateway_id, table in self.carriers_of(volume).items()
+            if table.state == "up"
+        }
+        if not recent:
+            return {}
+        ratios = split(1.0, recent, self.settings.recent_share_ratio)
+        return {gateway_id: rates.part(ratio) for gateway_id, ratio in ratios.items()}
+
+    def _begin(self, layer: str, key: str, throttle: Throttle) -> None:
+        self.layers[layer][key] = throttle
+        self._fresh.append(throttle)
+
+    def _end(self, layer: str, key: str, state: str, reason: Reason, text: str) -> None:
+        throttle = self.layers[layer].pop(key)
+        self._fresh = [t for t in self._fresh if t is not throttle]
+        self._dirty.pop(throttle.throttle_id, None)
+        self._ended.append((throttle, state, reason, text))
+
+
+def _loop_of(row: Mapping[str, Any]) -> Loop | None:
+    start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
+    return None if start is None or ceiling is None else Loop(start, ceiling)
+
+
+def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:
+    severity = {"throttle-not-effective": "critical", "throttle-set": "warning"}.get(kind, "info")
+    return RaiseEvent(kind, severity, "volume", throttle.volume, text, throttle.row())

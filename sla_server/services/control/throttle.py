@@ -1,0 +1,264 @@
+r"""One throttle's life: requested, sent, confirmed, seen, and how it ends; the proof that it works.
+
+    requested --> sent --> confirmed --> seen          a change of its rate starts again at requested
+        \                     ^             \
+         `--> refused         |              `--> released | expired
+    observed (mode observe): only written down
+
+Confirmed: every gateway that carries the volume acknowledged the generation, or reported it in a cut. Seen:
+the rate measured in a cut made wholly under it is at most the cap (and a tolerance). A throttle that is not
+confirmed within ``confirm_limit_s``, or is exceeded in three confirmed cuts running, is not effective; that
+is said once.
+
+Plain state, no clock. Changed only by the policy manager.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pmdaemon.runtime.clock import STEP_US
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.usage import Use
+
+BURST_S: Final = 0.02
+"""Bucket depth of the gateways' throttle: this much of the rate may pass at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Up to three rates a second; None is free."""
+
+    cost: float | None = None
+    ops: float | None = None
+    size: float | None = None
+
+    def lowest(self, other: Rates) -> Rates:
+        """The tighter of each."""
+        return Rates(
+            _lower(self.cost, other.cost), _lower(self.ops, other.ops), _lower(self.size, other.size)
+        )
+
+    def differs(self, other: Rates, ratio: float) -> bool:
+        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself."""
+        return any(
+            (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
+            for a, b in ((self.cost, other.cost), (self.ops, other.ops), (self.size, other.size))
+        )
+
+    def at_least(self, least: Rates) -> Rates:
+        """Rates that are set, raised to ``least``."""
+        return Rates(
+            _raised(self.cost, least.cost), _raised(self.ops, least.ops), _raised(self.size, least.size)
+        )
+
+    def part(self, ratio: float) -> Rates:
+        """A gateway's part of a volume's rates, never zero."""
+        parts = (None if rate is None else rate * ratio for rate in (self.cost, self.ops, self.size))
+        return Rates(*parts).at_least(LEAST)
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing is limited."""
+        return self.cost is None and self.ops is None and self.size is None
+
+    def wire(self, volume: str) -> dict[str, Any]:
+        """One entry of message CAPS."""
+        return {"volume": volume, "ops_per_s": self.ops, "bytes_per_s": self.size, "cost_per_s": self.cost}
+
+    def excess(self, use: Use, duration_s: float, tolerance: float) -> bool:
+        """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
+        burst = 1 + BURST_S / max(duration_s, BURST_S) + tolerance
+        pairs = (
+            (self.cost, use.last_cost_per_s),
+            (self.ops, use.last_ops_per_s),
+            (self.size, use.last_bytes_per_s),
+        )
+        one_io = 1 / duration_s
+        return any(
+            cap is not None and used > cap * burst + one_io * (used / max(use.last_ops_per_s, 1e-9))
+            for cap, used in pairs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What the loop of a backend has learned, kept with each of its throttles for the process after us.
+
+    Attributes:
+        start: cost rate of the managed volumes when they were first slowed down (C0).
+        ceiling: lowest cost rate at which risk was met of late.
+    """
+
+    start: float
+    ceiling: float
+
+
+LEAST: Final = Rates(cost=1.0, ops=1.0, size=4096.0)
+"""Never zero: a volume that does not move at all is an outage, not a throttle."""
+
+
+def _raised(rate: float | None, least: float | None) -> float | None:
+    return rate if rate is None or least is None else max(rate, least)
+
+
+def _lower(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
+
+
+@dataclass(slots=True)
+class Throttle:
+    """A row of table ``throttles`` and what its proof still waits for.
+
+    Attributes:
+        waiting: gateway_id to the generation it has still to confirm.
+        unseen: gateways whose measured rate has still to show the cap.
+        loop: of layer control, what its backend's loop has learned.
+        over_cuts: gateway_id to confirmed cuts above the cap, one after another.
+        late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
+            it was set or this process started, and the longest delay; also of one that is still held.
+        expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
+        told_late, told_over: what was said already; withdrawn by a confirmation, or a rate within the cap.
+    """
+
+    throttle_id: str
+    volume: str
+    backend: str
+    source: str
+    rates: Rates
+    reason: str
+    text: str
+    victim: str = ""
+    who: str = ""
+    state: str = "requested"
+    gen: int | None = None
+    requested_us: int = 0
+    confirmed_us: int | None = None
+    seen_us: int | None = None
+    released_us: int | None = None
+    expires_us: int | None = None
+    expires_ns: int | None = None
+    issued_ns: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)
+    over_cuts: dict[str, int] = field(default_factory=dict)
+    loop: Loop | None = None
+    late_ios: int = 0
+    longest_hold_us: int = 0
+    told_late: bool = False
+    told_over: bool = False
+
+    def row(self) -> dict[str, Any]:
+        """The row as docs/formats/sql.md has it."""
+        return {
+            "throttle_id": self.throttle_id,
+            "volume": self.volume,
+            "backend": self.backend,
+            "source": self.source,
+            "cost_per_s": self.rates.cost,
+            "ops_per_s": self.rates.ops,
+            "bytes_per_s": self.rates.size,
+            "reason": self.reason,
+            "text": self.text,
+            "victim": self.victim,
+            "who": self.who,
+            "state": self.state,
+            "gen": self.gen,
+            "requested_us": self.requested_us,
+            "confirmed_us": self.confirmed_us,
+            "seen_us": self.seen_us,
+            "released_us": self.released_us,
+            "expires_us": self.expires_us,
+            "loop_start": self.loop.start if self.loop is not None else None,
+            "loop_ceiling": self.loop.ceiling if self.loop is not None else None,
+        }
+
+    def expired(self, now_ns: int, unix_us: int) -> bool:
+        """Whether its time has passed; it keeps its length when the clock is set, ``expires_us`` follows.
+
+        Of a throttle from SQL the wall clock says how much is left, once.
+        """
+        if self.expires_us is None:
+            return False
+        if self.expires_ns is None:
+            self.expires_ns = now_ns + (self.expires_us - unix_us) * 1000
+        left_us = (self.expires_ns - now_ns) // 1000
+        if abs(unix_us + left_us - self.expires_us) >= STEP_US:
+            self.expires_us = unix_us + left_us
+        return left_us <= 0
+
+    def issued(self, gateway_id: str, gen: int, now_ns: int) -> None:
+        """Caps of this generation go out to a gateway."""
+        if self.gen != gen:
+            self.state, self.gen, self.issued_ns = "requested", gen, now_ns
+            self.confirmed_us = self.seen_us = None
+        self.waiting[gateway_id] = gen
+        self.unseen.add(gateway_id)
+        # over_cuts goes on: the loop changes a cap that has no effect before three cuts are over.
+
+    def confirmed(self, gateway_id: str, gen: int, unix_us: int) -> bool:
+        """A gateway holds this generation; returns whether the state changed."""
+        wanted = self.waiting.get(gateway_id)
+        if wanted is None or gen < wanted:
+            return False
+        del self.waiting[gateway_id]
+        self.told_late = self.told_late and bool(self.waiting)
+        if self.waiting or self.state not in ("requested", "sent", "refused"):
+            return False
+        self.state, self.confirmed_us = "confirmed", unix_us
+        return True
+
+    def end(self, state: str, reason: str, text: str, unix_us: int) -> None:
+        """It is over: released or expired.
+
+        What an operator wrote when he set it stays, with how it ended behind it; the loop's own reason is
+        always that of its last step.
+        """
+        self.state, self.released_us = state, unix_us
+        if self.source == "manual":
+            self.text = f"{self.text}; {text}" if self.text else text
+        else:
+            self.reason, self.text = reason, text
+
+    def forget(self, gateway_id: str) -> None:
+        """The gateway is gone; it has nothing to prove any more."""
+        self.waiting.pop(gateway_id, None)
+        self.unseen.discard(gateway_id)
+        self.over_cuts.pop(gateway_id, None)
+
+    def measured(
+        self,
+        gateway_id: str,
+        share: Rates,
+        use: Use,
+        duration_s: float,
+        settings: ControlSettings,
+        unix_us: int,
+    ) -> bool:
+        """A cut made wholly under the cap came; returns whether the state changed to seen."""
+        if share.excess(use, duration_s, settings.seen_tolerance_ratio):
+            self.over_cuts[gateway_id] = self.over_cuts.get(gateway_id, 0) + 1
+            return False
+        self.over_cuts[gateway_id] = 0
+        self.told_over = self.told_over and any(self.over_cuts.values())
+        self.unseen.discard(gateway_id)
+        if self.unseen or self.state != "confirmed":
+            return False
+        self.state, self.seen_us = "seen", unix_us
+        return True
+
+    def failure(self, settings: ControlSettings, now_ns: int) -> str:
+        """Why it is not effective, or ""; says each kind of failure once."""
+        exceeded = sorted(g for g, cuts in self.over_cuts.items() if cuts >= settings.not_effective_cuts)
+        if exceeded and not self.told_over:
+            self.told_over = True
+            at = ", ".join(exceeded)
+            return f"measured above the cap in {settings.not_effective_cuts} cuts at gateway {at}"
+        if self.waiting and not self.told_late and now_ns - self.issued_ns > settings.confirm_limit_s * 1e9:
+            self.told_late = True
+            late = ", ".join(sorted(self.waiting))
+            return f"not confirmed within {settings.confirm_limit_s:g} s by gateway {late}"
+        return ""

@@ -1,0 +1,1 @@
+"""Judging of slices from SQL rollups, exactly once (SLA-MODEL.md 2)."""

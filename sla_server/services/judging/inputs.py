@@ -1,0 +1,73 @@
+"""One read of rollups, indexed the way slices are judged: by stream, by gateway.
+
+Pure. A gap is *ours* when the agent lived through it and counted, but we lost the cuts: the first cut after
+a gap says how many the spool dropped before it (``coverage.gap_cuts``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from sla_server.agreements.slices import StreamSlot
+from sla_server.services.judging.track import Stream
+from sla_server.services.store import JudgeInputs, Row
+
+
+class Inputs:
+    """One read, indexed by stream and by gateway."""
+
+    def __init__(self, inputs: JudgeInputs) -> None:
+        missed: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
+        for row in inputs.missed:
+            counts = row["counted"], row["missed"]
+            missed[row["slot_us"], row["stream_id"]][row["io"], row["threshold_us"]] = counts
+        self._slots: dict[int, list[tuple[int, StreamSlot]]] = defaultdict(list)
+        for row in inputs.rows:
+            slot = StreamSlot(
+                arrived=row["arrived"],
+                reads=row["reads"],
+                writes=row["writes"],
+                read_bytes=row["read_bytes"],
+                write_bytes=row["write_bytes"],
+                hist_read=row["hist_read"],
+                hist_write=row["hist_write"],
+                missed=missed.get((row["slot_us"], row["stream_id"]), {}),
+            )
+            self._slots[row["stream_id"]].append((row["slot_us"], slot))
+        self._coverage: dict[str, list[Row]] = defaultdict(list)
+        self.add_coverage(inputs.coverage)
+
+    def add_coverage(self, rows: Iterable[Row]) -> None:
+        """More rows of table ``coverage``, later than those known."""
+        for row in sorted(rows, key=lambda row: int(row["slot_us"])):
+            self._coverage[row["gateway_id"]].append(row)
+
+    def slots(self, scope: Iterable[Stream], start_us: int, end_us: int) -> list[StreamSlot]:
+        """What the streams did in the slots that start in the slice."""
+        return [
+            slot
+            for stream in scope
+            for slot_us, slot in self._slots.get(stream.stream_id, ())
+            if start_us <= slot_us < end_us
+        ]
+
+    def covered_us(self, gateway_id: str, start_us: int, end_us: int) -> int:
+        """Sum of the durations of the gateway's cuts."""
+        rows = self._coverage.get(gateway_id, ())
+        return sum(int(row["covered_us"]) for row in rows if start_us <= row["slot_us"] < end_us)
+
+    def cut_us(self, gateway_id: str, start_us: int, end_us: int) -> float:
+        """Mean duration of the gateway's cuts in the slice, 0 without any."""
+        rows = [row for row in self._coverage.get(gateway_id, ()) if start_us <= row["slot_us"] < end_us]
+        cuts = sum(int(row["cuts"]) for row in rows)
+        return sum(int(row["covered_us"]) for row in rows) / cuts if cuts else 0.0
+
+    def is_ours(self, gateway_id: str, start_us: int, end_us: int) -> bool:
+        """Whether cuts were dropped in the slice, or in a gap that lasts beyond its end."""
+        for row in self._coverage.get(gateway_id, ()):
+            if row["slot_us"] >= start_us and row["gap_cuts"] > 0:
+                return True
+            if row["slot_us"] >= end_us:
+                return False
+        return False

@@ -1,0 +1,400 @@
+"""The judge: slices from SQL rollups, exactly once, as their inputs were ingested exactly once.
+
+It remembers nothing that is not in SQL: a pass reads progress, streams and the rollups of the slices that
+are due (``track`` says which), judges them (``agreements.slices``) and returns rows to record, alerts and
+standings. A row's key is (agreement, objective, start, revision), so a judgement repeated after a crash
+replaces itself. Rows and the alert events they cause travel in one RECORD in this order; which alerts were
+active before is computed from the slices in SQL, so a restart neither repeats an alert nor swallows one.
+
+A gap is *ours* (policy ``bad_if_ours``) when the agent lived through it and counted, but we lost the cuts:
+the first cut after the gap says how many the spool dropped (``coverage.gap_cuts``). A gateway host that was
+gone drops nothing, so its gaps are not ours. While a gap lasts nobody knows; the slice is no_data, not
+ours, and is revised when the gateway reports again.
+
+Time may go back: server time follows a step of the clock in the end, and a restart believes the clock.
+Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
+now is judged again in its time (``track``).
+
+Thread: the looker's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime.clock import STEP_US
+from sla_server.agreements import windows
+from sla_server.agreements.compile import InForce
+from sla_server.agreements.history import code_of
+from sla_server.agreements.slices import MIN_COVERAGE_RATIO, Verdict, judge_slice
+from sla_server.agreements.standing import Standing
+from sla_server.services.judging.due_queue import Rota
+from sla_server.services.judging.inputs import Inputs
+from sla_server.services.judging.late_cuts import LateCuts
+from sla_server.services.judging.objectives import Books, Key
+from sla_server.services.judging.scopes import JudgeScopes, Name
+from sla_server.services.judging.track import (
+    JUDGE_BACK_US,
+    NEVER_US,
+    RECHECK_SLICES,
+    RETIRED_US,
+    SECOND_US,
+    Stream,
+    Track,
+)
+from sla_server.services.rows import Row, Rows
+from sla_server.services.store import Store
+
+BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read
+_MINUTE_US: Final = 60 * SECOND_US
+MOST_SLOTS: Final = 2048
+"""Streams times minutes of one read: some 10 MB of rows."""
+MOST_DUES: Final = 2048
+"""Slices of one pass; while there are more, the next one follows at once (``Judge.has_more``)."""
+BREATH_DUES: Final = 128
+"""Slices judged between two calls of ``breathe``, in which others may go first: some 5 ms."""
+MOST_LOOKS: Final = 8192
+"""Tracks that one pass looks at."""
+PROGRESS_US: Final = 5 * SECOND_US
+"""How long passes that follow at once make do with the same progress."""
+MOST_LOADS: Final = 512
+"""Objectives whose slices are read from SQL in one pass after a start."""
+MOST_OPEN: Final = 1_000_000
+"""Slices of all objectives together that wait for late data: some 300 MB."""
+STREAMS_WAIT_US: Final = 15 * SECOND_US
+"""How long after reading new streams a number that goes on rising is waited for: slices are late by that."""
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What one pass found.
+
+    Attributes:
+        rows: slices and events to record, in order
+        bad: (key, start_us, end_us) of slices that turned out bad for the first time
+        standings: of every judged objective in force
+        changed: those whose standing was worked out anew
+        interrupted: the database went away before all that was due was judged
+    """
+
+    rows: Rows = field(default_factory=list)
+    bad: list[tuple[Key, int, int]] = field(default_factory=list)
+    standings: dict[Key, Standing] = field(default_factory=dict)
+    changed: set[Key] = field(default_factory=set)
+    interrupted: SlaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A slice to judge."""
+
+    track: Track
+    start_us: int
+    scope: Sequence[Stream]
+
+    @property
+    def end_us(self) -> int:
+        return self.start_us + self.track.length_us
+
+    @property
+    def first_gateway(self) -> str:
+        return min((stream.gateway_id for stream in self.scope), default="")
+
+
+class Judge:
+    """See the module."""
+
+    def __init__(self, store: Store, judge_late_s: float, breathe: Callable[[], None] = lambda: None) -> None:
+        self._store = store
+        self._breathe = breathe
+        self._late_us = round(judge_late_s * SECOND_US)
+        self._tracks: dict[Name, Track] = {}
+        self._books = Books()
+        self._rota = Rota()
+        self._unread: dict[Name, Track] = {}
+        self._scopes = JudgeScopes()
+        self._late_cuts = LateCuts(store)
+        self._progress: dict[str, int] = {}
+        self._progress_us = 0
+        self._has_more = False
+        self._longest_us = 0
+        self._streams_seen = -1
+        self._streams_wait_us = 0
+        self._now_us = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last pass left tracks that it should have looked at."""
+        return self._has_more
+
+    def set_agreements(self, items: Iterable[InForce], now_us: int) -> None:
+        """What to judge by, ended versions included; what was judged before is read, or will be soon.
+
+        Raises:
+            SlaError: the database is away (retryable); call it again.
+        """
+        old, tracks = {**self._tracks, **self._unread}, dict[Name, Track]()
+        for item in items:
+            for objective in item.agreement.judged:
+                name = (item.name, objective.name, item.version)
+                track = old.get(name)
+                if track is None:
+                    track = Track(item, objective)
+                    self._unread[name] = track
+                track.item = item  # the same version may have ended meanwhile
+                tracks[name] = track
+        for track in tracks.values():
+            track.most_open = min(track.most_open, max(15, MOST_OPEN // len(tracks)))
+        self._unread = {name: track for name, track in self._unread.items() if name in tracks}
+        self._tracks = tracks
+        self._longest_us = max((track.length_us for track in tracks.values()), default=0)
+        self._books.set_tracks(tracks.values())
+        self._set_scopes()
+        self._load(now_us)
+
+    def _set_scopes(self) -> None:
+        """Tracks or streams are others: look at all that are read."""
+        self._scopes.set_tracks(self._tracks)
+        self._has_more = False
+        self._rota.reset(name for name in self._tracks if name not in self._unread)
+
+    def _load(self, now_us: int) -> None:
+        """Read what SQL has of some of the tracks that are new here; nobody judges the others yet."""
+        reads = 0
+        for name in list(self._unread):
+            if reads >= MOST_LOADS:
+                return
+            track = self._unread[name]
+            if stored := track.may_have_slices(now_us):
+                reads += 1
+                track.restore(self._judged_rows(track, now_us - JUDGE_BACK_US), now_us)
+            if track.item.ended_us is None and not self._books.is_open(track):
+                from_us = self._books.first_us(track, now_us)
+                self._books.open(track, self._judged_rows(track, from_us) if stored else None, now_us)
+            del self._unread[name]
+            self._rota.wake(name)
+
+    def _judged_rows(self, track: Track, from_us: int) -> list[Row]:
+        return self._store.slices(*track.key, from_us, NEVER_US)
+
+    def run(self, now_us: int) -> Judgement:
+        """One pass.
+
+        Raises:
+            SlaError: the database is away (retryable); no state has changed then.
+        """
+        result = Judgement()
+        if now_us < self._now_us - STEP_US:
+            self._begin_again()
+        self._now_us = now_us
+        if self._unread:
+            self._load(now_us)
+        if self._tracks:
+            self._judge_due(now_us, result)
+        judged = {(row["name"], row["objective"]): None for _, row in result.rows}
+        result.changed, events = self._books.stand(judged, now_us)
+        result.rows += events
+        result.standings = dict(self._books.standings)
+        return result
+
+    def _begin_again(self) -> None:
+        """The clock has gone back: forget all that was read or noted in what is now the future."""
+        self._tracks = {name: track.unread() for name, track in self._tracks.items()}
+        self._unread = dict(self._tracks)
+        self._books = Books()
+        self._books.set_tracks(self._tracks.values())
+        self._scopes, self._streams_seen, self._streams_wait_us = JudgeScopes(), -1, 0
+        self._late_cuts = LateCuts(self._store)
+        self._set_scopes()
+
+    def _judge_due(self, now_us: int, result: Judgement) -> None:
+        if not self._look_around(now_us):
+            return
+        progress = self._progress
+        parts: list[list[_Due]] = []
+        try:
+            self._note_late_cuts(now_us)
+            parts = _parts(self._due(progress, now_us))
+            while parts:
+                inputs = self._read(parts[0], progress, now_us)
+                for count, due in enumerate(parts.pop(0)):
+                    if count % BREATH_DUES == 0:
+                        self._breathe()
+                    self._judge_one(due, progress, inputs, now_us, result)
+        except SlaError as exc:
+            if not exc.retryable:
+                raise
+            # What was judged so far must be recorded; the rest is due again.
+            result.interrupted, self._has_more = exc, False
+            for due in itertools.chain(*parts):
+                due.track.postpone(due.start_us)
+
+    def _look_around(self, now_us: int) -> bool:
+        """Read progress; False if there are streams that are not known here.
+
+        Passes that follow at once, to judge the rest of what was due, make do with the progress of the first.
+        """
+        if not self._has_more or not 0 <= now_us - self._progress_us < PROGRESS_US:
+            # Streams after progress: a gateway that has passed a slice's end has brought the streams in it.
+            self._has_more, self._progress = False, _believed(self._store.progress(), now_us)
+            self._progress_us = now_us
+            return self._streams_are_read(now_us)  # nobody may be judged without a stream that is in SQL
+        return True
+
+    def _streams_are_read(self, now_us: int) -> bool:
+        """Whether all streams of SQL are known; they are read when there are others, or when those settle.
+
+        A fleet that registers brings new ones for many passes, and to read 64,000 takes a second.
+        """
+        count, before = self._store.stream_count(), self._streams_seen
+        self._streams_seen = count
+        if count == self._scopes.streams:
+            return True
+        if self._scopes.streams >= 0:
+            if count != before and now_us < self._streams_wait_us:
+                return False
+            self._streams_wait_us = now_us + STREAMS_WAIT_US
+        self._scopes.set_streams(self._store.streams(), now_us)
+        self._set_scopes()
+        return True
+
+    def _note_late_cuts(self, now_us: int) -> None:
+        span_us = (RECHECK_SLICES + 1) * self._longest_us
+        for gateway_id, slot_us in self._late_cuts.look(self._scopes.gateways(), span_us, now_us):
+            for name in self._scopes.at(gateway_id):
+                self._tracks[name].note_late(slot_us)
+                if name not in self._unread:
+                    self._rota.wake(name)
+
+    def _due(self, progress: dict[str, int], now_us: int) -> list[_Due]:
+        """Slices to judge in this pass; tracks take turns when there are too many."""
+        self._rota.rouse(progress, now_us)
+        dues: list[_Due] = []
+        again: list[Name] = []
+        for name in self._rota.take(MOST_LOOKS):
+            track, scope = self._tracks[name], self._scopes.of(name)
+            starts = track.due(scope, progress, now_us, self._late_us)
+            dues += [_Due(track, start_us, scope) for start_us in starts]
+            rest = None if starts else track.waits_for(scope, progress, self._late_us)
+            if rest is None:
+                again.append(name)
+            else:
+                self._rota.park(name, *rest)
+            if len(dues) >= MOST_DUES:
+                break
+        self._has_more = self._rota.awake > 0
+        for name in again:
+            self._rota.wake(name)
+        return dues
+
+    def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> Inputs:
+        streams = {stream.stream_id: stream.gateway_id for due in dues for stream in due.scope}
+        start_us = min(due.start_us for due in dues)
+        end_us = max(due.end_us for due in dues)
+        gateways = sorted(set(streams.values()))
+        found = self._store.slice_inputs(list(streams), gateways, start_us, end_us)
+        self._late_cuts.note(found.coverage)
+        inputs = Inputs(found)
+        by_gateway: dict[str, list[_Due]] = defaultdict(list)
+        for due in dues:
+            for name in {stream.gateway_id for stream in due.scope}:
+                by_gateway[name].append(due)
+        behind = [
+            name
+            for name in gateways
+            if progress.get(name, 0) >= end_us
+            and any(
+                _is_thin(inputs.covered_us(name, due.start_us, due.end_us), due)
+                for due in by_gateway.get(name, ())
+            )
+        ]
+        if behind:
+            # The first cut after a gap tells what was dropped in it.
+            after = self._store.slice_inputs([], behind, end_us, min(now_us, end_us + RETIRED_US))
+            inputs.add_coverage(after.coverage)
+        return inputs
+
+    def _judge_one(
+        self, due: _Due, progress: dict[str, int], inputs: Inputs, now_us: int, result: Judgement
+    ) -> None:
+        track, start_us, end_us = due.track, due.start_us, due.end_us
+        gateways = track.gateways(due.scope, progress, start_us, end_us)
+        covered_us = {name: inputs.covered_us(name, start_us, end_us) for name in gateways}
+        verdict = judge_slice(
+            track.promise,
+            track.objective.applicability,
+            inputs.slots(due.scope, start_us, end_us),
+            covered_us,
+            length_us=track.length_us,
+            excluded=_is_excluded(due),
+            slack_us=max((inputs.cut_us(name, start_us, end_us) for name in gateways), default=0.0),
+        )
+        thin = [name for name, us in covered_us.items() if _is_thin(us, due)]
+        ours = verdict.state == "no_data" and any(inputs.is_ours(name, start_us, end_us) for name in thin)
+        row = _slice_row(track, start_us, verdict, ours, now_us)
+        if not track.settle(row, frozenset(name for name in gateways if progress.get(name, 0) < end_us)):
+            return
+        result.rows.append(("slices", row))
+        if verdict.state == "bad" and row["revision"] == 0:
+            result.bad.append((track.key, start_us, end_us))
+        self._books.enter(track, start_us, code_of(verdict.state, ours))
+
+
+def _believed(progress: dict[str, int], now_us: int) -> dict[str, int]:
+    """Progress without what lies beyond now: such a gateway is in scope, and how far it got is not known."""
+    return {name: us if us <= now_us + STEP_US else now_us - RETIRED_US for name, us in progress.items()}
+
+
+def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:
+    """Due slices by reads, the oldest hour first; those of one gateway side by side."""
+    parts: list[list[_Due]] = []
+    bucket, slots = -1, 0
+    for due in sorted(dues, key=lambda due: (due.start_us // BUCKET_US, due.first_gateway, due.start_us)):
+        weight = len(due.scope) * -(-due.track.length_us // _MINUTE_US)
+        if due.start_us // BUCKET_US != bucket or slots + weight > MOST_SLOTS:
+            bucket, slots = due.start_us // BUCKET_US, 0
+            parts.append([])
+        parts[-1].append(due)
+        slots += weight
+    return parts
+
+
+def _is_thin(covered_us: int, due: _Due) -> bool:
+    return covered_us < MIN_COVERAGE_RATIO * due.track.length_us
+
+
+def _is_excluded(due: _Due) -> bool:
+    spec = due.track.item.agreement.spec
+    return windows.is_excluded(
+        due.start_us,
+        due.end_us,
+        window=spec.window,
+        hours=spec.service_hours,
+        maintenance=spec.maintenance,
+        default_tz=spec.time_zone,
+    )
+
+
+def _slice_row(track: Track, start_us: int, verdict: Verdict, ours: bool, now_us: int) -> Row:
+    return {
+        "name": track.item.name,
+        "objective": track.objective.name,
+        "start_us": start_us,
+        "revision": 0,
+        "version": track.item.version,
+        "length_us": track.length_us,
+        "state": verdict.state,
+        "n": verdict.n,
+        "missed": verdict.missed,
+        "offered_iops": verdict.offered_iops,
+        "threshold_us": verdict.threshold_us,
+        "coverage_ratio": verdict.coverage_ratio,
+        "inexact": verdict.inexact,
+        "ours": ours,
+        "judged_us": now_us,
+    }

@@ -1,0 +1,197 @@
+"""The thread that reads SQL, so that a slow database delays neither control nor leases.
+
+One *look*: take the newest catalog handed in, judge what is due, read what the snapshot shows (processes,
+events), and now and then the policies. What it finds goes into a queue that the main loop empties at each
+tick. While the database is away a look fails as a whole, is logged once, and the next one tries again.
+
+Shared with the main loop: ``found`` (a SimpleQueue), ``_catalog`` and ``_policy_wanted`` under ``_lock``,
+``_wake``, ``_way_is_free``. All else belongs to this thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+from sla_server.services.catalog import Catalog
+from sla_server.services.config import ServicesConfig
+from sla_server.services.judging.judge import Judge, Judgement
+from sla_server.services.store import Row, Store
+
+log = structlog.get_logger("looker")
+SHOWN_EVENTS: Final = 20
+LOOK_LIMIT_S: Final = 600.0  # between two breaths: a few statements of SQL, for which SQLite has no limit
+AHEAD_US: Final = 86_400 * 1_000_000  # an event further ahead than a day was not raised under a true clock
+MORE_S: Final = 0.1
+"""In which others get the processor, and dbmanager what was judged."""
+WAY_S: Final = 0.1
+"""The longest wait for the mail at a time: at 128 slices between two, 64,000 are judged within a minute."""
+HOUR_S: Final = 3600
+FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLook:
+    """The policy that should be in force in this hour; None if none was ever published.
+
+    Attributes:
+        version: of the policy
+        published: it is not in force in SQL yet
+        hour_of_week: 0 = Monday 00 UTC
+        caps: volume to cost rate, None for no cap
+    """
+
+    version: int
+    published: bool
+    hour_of_week: int
+    caps: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of one look."""
+
+    judgement: Judgement = field(default_factory=Judgement)
+    processes: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    policy_looked: bool = False
+    policy: PolicyLook | None = None
+
+
+def hour_of_week(now_us: int) -> int:
+    """0..167, Monday 00 UTC is 0."""
+    return int((now_us // 1_000_000 - FIRST_MONDAY_S) // HOUR_S % 168)
+
+
+class Looker:
+    """See the module."""
+
+    def __init__(self, store: Store, config: ServicesConfig, clock: Clock) -> None:
+        self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._judge = Judge(store, config.judge_late_s, self._breathe)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._way_is_free = threading.Event()
+        self._way_is_free.set()
+        self._catalog: Catalog | None = None
+        self._policy_wanted = True
+        self._policy_at_ns = 0
+        self._policy_hour = -1
+        self._trouble = ""
+        self._interrupted = False  # the last look read what is shown, but not all that is judged
+
+    @property
+    def trouble(self) -> str:
+        """Why the database cannot be read; "" while it can. Thread: any (one reference, read whole)."""
+        return self._trouble
+
+    def set_catalog(self, catalog: Catalog) -> None:
+        """Judge by these agreements from the next look on. Thread: any."""
+        with self._lock:
+            self._catalog = catalog
+
+    def look_for_policy(self) -> None:
+        """Look for a new policy version at once. Thread: any."""
+        with self._lock:
+            self._policy_wanted = True
+        self._wake.set()
+
+    def give_way(self, *, to_mail: bool) -> None:
+        """Let the main loop go first while more mail waits than it takes at once. Thread: any."""
+        if to_mail:
+            self._way_is_free.clear()
+        else:
+            self._way_is_free.set()
+
+    def _breathe(self) -> None:
+        watchdog.beat(LOOK_LIMIT_S)
+        self._way_is_free.wait(WAY_S)
+
+    def run(self, stop: Stop) -> None:
+        """The thread ``sv-looker``; ``wake`` ends its sleep early."""
+        while not stop.is_set():
+            watchdog.beat(LOOK_LIMIT_S)
+            self.look()
+            self._wake.wait(self.pause_s)
+            self._wake.clear()
+
+    @property
+    def pause_s(self) -> float:
+        """Until the next look: short while more is due than one pass judges."""
+        return MORE_S if self._judge.has_more else self._config.judge_every_s
+
+    def wake(self) -> None:
+        """End the sleep: the process stops. Thread: any."""
+        self._wake.set()
+
+    def look(self) -> None:
+        """One look; failures of the database are logged, not raised."""
+        try:
+            self.found.put(self._look(self._clock.unix_us()))
+        except SlaError as exc:
+            if not exc.retryable:
+                raise
+            self._note_away(exc)
+        else:
+            if self._trouble and not self._interrupted:
+                self._trouble = ""
+                log.info("database-back")
+
+    def _note_away(self, error: SlaError) -> None:
+        if not self._trouble:
+            log.warning("database-away", error=str(error), effect="slices and policies wait; control goes on")
+        self._trouble = str(error)
+
+    def _look(self, now_us: int) -> Found:
+        with self._lock:
+            catalog, self._catalog = self._catalog, None
+            policy_wanted = self._policy_wanted
+        if catalog is not None:
+            try:
+                self._judge.set_agreements(catalog.judged(), now_us)
+            except SlaError:
+                with self._lock:
+                    self._catalog = self._catalog or catalog
+                raise
+        processes, events = (
+            self._store.processes(),
+            self._store.newest_events(SHOWN_EVENTS, now_us + AHEAD_US),
+        )
+        policy_due = policy_wanted or self._is_policy_due(now_us)
+        policy = self._look_at_policies(now_us) if policy_due else None
+        # Last, because what it judges must not be thrown away by a later read that fails.
+        judgement = self._judge.run(now_us)
+        self._interrupted = judgement.interrupted is not None
+        if judgement.interrupted is not None:
+            self._note_away(judgement.interrupted)
+        return Found(judgement, processes, events, policy_due, policy)
+
+    def _is_policy_due(self, now_us: int) -> bool:
+        waited_ns = self._clock.monotonic_ns() - self._policy_at_ns
+        return waited_ns >= self._config.policy_look_s * 1e9 or hour_of_week(now_us) != self._policy_hour
+
+    def _look_at_policies(self, now_us: int) -> PolicyLook | None:
+        rows = self._store.policies()
+        hour = hour_of_week(now_us)
+        in_force = max((row["version"] for row in rows if row["state"] == "in-force"), default=0)
+        newest = max((row["version"] for row in rows if row["state"] == "published"), default=0)
+        version = max(in_force, newest)
+        look = None
+        if version:
+            look = PolicyLook(version, version > in_force, hour, self._store.policy_caps(version, hour))
+        with self._lock:
+            self._policy_wanted = False
+        self._policy_at_ns = self._clock.monotonic_ns()
+        self._policy_hour = hour
+        return look

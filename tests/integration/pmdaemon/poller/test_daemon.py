@@ -1,0 +1,311 @@
+"""The real daemon and pair as processes on loopback, the real mailbox, and agents that speak the protocol.
+
+The one test file of the daemon with network and processes. Waiting is done on sockets and doorbells with
+deadlines, never by sleeping.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from tests.support.gateways import DEADLINE_S, Agent, hello
+
+MIB = 1 << 20
+
+
+class Server:
+    """The daemon under test, and the two parts that face it: dbmanager and services."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        names = ("pmdaemon", "services", "dbmanager", "pair-0")
+        routes = (
+            Route("pair-0", "services", 4 * MIB),
+            Route("pair-0", "dbmanager", 4 * MIB),
+            Route("services", "pair-0", MIB),
+            Route("dbmanager", "pair-0", MIB),
+        )
+        create_segment(
+            directory / "main.mbx", Layout(participants=names, routes=routes, slots_per_sender=512)
+        )
+        self.services = attach(directory / "main.mbx", "services")
+        self.dbmanager = attach(directory / "main.mbx", "dbmanager")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.taken: dict[str, list[frame.Frame]] = {"services": [], "dbmanager": []}
+        self.log = directory / "daemon.log"
+        self._log_file = self.log.open("wb")
+
+    def configure(self, **settings: Any) -> Path:
+        """Write the configuration; returns its path."""
+        table = {"listen": "127.0.0.1:0", "interval_s": 0.1} | settings
+        lines = [f"runtime_dir = {json.dumps(str(self.directory))}", "[pmdaemon]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]  # keys may be dotted
+        config = self.directory / "server.toml"
+        config.write_text("\n".join(lines))
+        return config
+
+    def start(self, **settings: Any) -> int:
+        """Start the daemon; returns its port."""
+        config = self.configure(**settings)
+        command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(config)]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLA_")}
+        self.process = subprocess.Popen(command, stderr=self._log_file, env=environment)
+        port_file, deadline = self.directory / "pmdaemon.port", Deadline(DEADLINE_S)
+        while not port_file.exists():
+            assert not deadline.passed, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            threading.Event().wait(0.01)  # no descriptor tells of a rename
+        return int(port_file.read_text())
+
+    def watermarks(self, incarnation: int = 1, rows: Any = ()) -> None:
+        header = {"inc": incarnation, "hw": [list(row) for row in rows]}
+        self.dbmanager.post("pair-0", frame.encode(Kind.WATERMARKS, header))
+
+    def durable(self, gateway_id: str, epoch: int, seq: int, incarnation: int = 1) -> None:
+        header = {"inc": incarnation, "hw": [[gateway_id, epoch, seq]]}
+        self.dbmanager.post("pair-0", frame.encode(Kind.DURABLE, header))
+
+    def until(self, who: str, condition: Any) -> frame.Frame:
+        """Take mail for ``who`` until a frame meets the condition, in what was or will be taken."""
+        mailbox: Mailbox = getattr(self, who)
+        deadline = Deadline(DEADLINE_S)
+        seen = 0
+        while True:
+            for item in self.taken[who][seen:]:
+                if condition(item):
+                    return item
+            seen = len(self.taken[who])
+            assert not deadline.passed, self.log.read_text()
+            mailbox.wait(0.05)
+            self.taken[who] += [frame.decode(message.payload) for message in mailbox.take()]
+
+    def state(self, gateway_id: str, state: str, who: str = "services") -> frame.Frame:
+        return self.until(
+            who,
+            lambda item: (
+                item.kind == Kind.GATEWAY
+                and item.header["gw"] == gateway_id
+                and item.header["state"] == state
+            ),
+        )
+
+    def seqs(self, gateway_id: str, who: str = "dbmanager") -> list[int]:
+        """Seqs of one gateway's cuts, in the order taken so far."""
+        found = []
+        for item in self.taken[who]:
+            if item.kind == Kind.CUTS:
+                headers = [frame.decode(raw).header for raw in frame.split(item.blob)]
+                found += [
+                    header["seq"] for header in headers if header["gw"].hex() == gateway_id.replace("-", "")
+                ]
+        return found
+
+    def until_seq(self, gateway_id: str, seq: int, who: str = "dbmanager") -> None:
+        self.until(who, lambda _item: seq in self.seqs(gateway_id, who))
+
+    def pair_pid(self) -> int:
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.services.close()
+        self.dbmanager.close()
+        self._log_file.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    tmp_path.chmod(0o700)
+    made = Server(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"pairs": "unified"}], ids=["pair", "unified"])
+def test_whole_session(server: Server, settings: dict[str, Any]) -> None:
+    port = server.start(**settings)
+    agent = Agent.dial(port)
+    agent.register()
+    up = server.state(agent.gateway_id, "up")
+    assert up.header["exports"][0]["volume"] == "vol-0"
+    server.state(agent.gateway_id, "up", "dbmanager")
+    server.watermarks()
+    server.services.post("pair-0", frame.encode(Kind.LEASE, {}))
+    first = agent.answer(agent.expect(Kind.POLL))
+    assert first["from"] == [7, 1]
+    assert first["ack"] == []
+    server.until_seq(agent.gateway_id, 1)
+    server.until_seq(agent.gateway_id, 1, "services")
+    server.durable(agent.gateway_id, 7, 1)
+    polls = [agent.answer(agent.expect(Kind.POLL)) for _ in range(3)]
+    assert polls[-1]["ack"] == [[7, 1]]
+    assert polls[-1]["from"] == [7, 4]
+    assert any(poll["lease"] for poll in [first, *polls])
+    # another dbmanager, which holds up to 2 only: everything behind it is asked for again
+    server.watermarks(incarnation=2, rows=[(agent.gateway_id, 7, 2)])
+    while agent.answer(agent.expect(Kind.POLL))["from"] != [7, 3]:
+        pass
+    server.until_seq(agent.gateway_id, 5)
+    kept = server.seqs(agent.gateway_id)
+    again = kept.index(3, kept.index(3) + 1)
+    assert kept[again:] == list(range(3, 3 + len(kept) - again))
+    agent.close()
+    server.state(agent.gateway_id, "lost")
+    assert server.stop() == 0
+    assert not (server.directory / "pmdaemon.port").exists()
+
+
+def test_caps_and_thresholds_reach_the_gateway_and_caps_again_after_reconnect(server: Server) -> None:
+    port = server.start()
+    server.watermarks()
+    agent = Agent.dial(port)
+    agent.register()
+    caps = {"gw": agent.gateway_id, "gen": 5, "lease_us": 30_000_000, "caps": []}
+    order = {"gw": agent.gateway_id, "version": 3, "entries": []}
+    server.services.post("pair-0", frame.encode(Kind.SET_THRESHOLDS, order))
+    server.services.post("pair-0", frame.encode(Kind.SET_CAPS, caps))
+    assert agent.expect(Kind.THRESHOLDS).header["version"] == 3
+    assert agent.expect(Kind.CAPS).header == {"gen": 5, "lease_us": 30_000_000, "caps": []}
+    agent.send(frame.encode(Kind.CAPS_ACK, {"gen": 5, "ok": True, "reason": ""}))
+    confirmed = server.until(
+        "services", lambda item: item.kind == Kind.CAPS_STATE and item.header["state"] == "confirmed"
+    )
+    assert confirmed.header["gen"] == 5
+    agent.close()
+    again = Agent.dial(port, agent.gateway_id, epoch=8)
+    again.register()
+    assert again.expect(Kind.CAPS).header["gen"] == 5
+    again.close()
+
+
+def test_malformed_peer_is_told_why_and_others_go_on(server: Server) -> None:
+    port = server.start()
+    server.watermarks()
+    good = Agent.dial(port)
+    good.register()
+    for bad_bytes, code in (
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "too-large"),
+        (frame.encode(Kind.REPLY, {"poll": 1}), "violation"),
+        (hello(gateway_id="not-a-uuid"), "malformed"),
+        (hello(proto_min=9, proto_max=9), "violation"),
+    ):
+        bad = Agent.dial(port)
+        bad.send(bad_bytes)
+        told = bad.read()
+        assert told.kind == Kind.ERROR
+        assert told.header["code"] == code
+        assert "127.0.0.1:" in told.header["text"]
+        with pytest.raises(EOFError):
+            bad.read()
+        bad.close()
+    good.answer(good.expect(Kind.POLL))
+    good.answer(good.expect(Kind.POLL))
+    server.until_seq(good.gateway_id, 2)
+    good.close()
+
+
+def test_stalled_peer_is_noticed_and_delays_no_other(server: Server) -> None:
+    port = server.start()
+    server.watermarks()
+    stalled, good = Agent.dial(port), Agent.dial(port)
+    stalled.register()
+    good.register()
+    stalled.expect(Kind.POLL)  # and never answers
+    stopping = threading.Event()
+
+    def keep_answering() -> None:
+        while not stopping.is_set():
+            good.answer(good.expect(Kind.POLL))
+
+    worker = threading.Thread(target=keep_answering)
+    worker.start()
+    try:
+        server.state(stalled.gateway_id, "stalled")
+        # The stalled state took 2 s; in it the other was polled every 100 ms. Half of that is asked for.
+        server.until_seq(good.gateway_id, 10)
+    finally:
+        stopping.set()
+        worker.join()
+    # The first poll was never answered; being stalled it was polled again, and answering recovers it.
+    stalled.answer(stalled.expect(Kind.POLL))
+    server.state(stalled.gateway_id, "recovered")
+    told = [item.header for item in server.taken["services"] if item.kind == Kind.GATEWAY]
+    states = [header["state"] for header in told if header["gw"] == stalled.gateway_id]
+    assert states[:3] == ["up", "stalled", "recovered"]  # it answers no further poll, and may stall again
+    good.close()
+    stalled.close()
+
+
+def test_pair_killed_agents_reconnect(server: Server) -> None:
+    port = server.start()
+    server.watermarks()
+    agent = Agent.dial(port)
+    agent.register()
+    agent.answer(agent.expect(Kind.POLL))
+    server.until_seq(agent.gateway_id, 1)
+    os.kill(server.pair_pid(), signal.SIGKILL)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        agent.expect(Kind.BYE)  # there is none: it was killed
+    agent.close()
+    again = redial(port, agent)
+    server.state(again.gateway_id, "up")
+    server.watermarks(incarnation=1)  # dbmanager answers the new pair's GATEWAY up
+    poll = again.answer(again.expect(Kind.POLL))
+    assert poll["from"] == [7, 1]  # nothing was durable: the same cut is asked for again
+    again.close()
+    assert server.stop() == 0
+
+
+def redial(port: int, agent: Agent) -> Agent:
+    """Dial until a living pair registers us, as an agent's backoff loop does."""
+    deadline = Deadline(DEADLINE_S)
+    while True:
+        fresh = Agent.dial(port, agent.gateway_id, agent.epoch)
+        fresh.cuts, fresh.next_seq = agent.cuts, agent.next_seq
+        try:
+            fresh.register()
+        except (EOFError, OSError):
+            fresh.close()
+            assert not deadline.passed
+            continue
+        return fresh
+
+
+def test_second_daemon_on_the_same_port_says_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (tmp_path / "c.toml").write_text(
+            f'runtime_dir = "{tmp_path}"\n[pmdaemon]\nlisten = "127.0.0.1:{taken.getsockname()[1]}"\n'
+        )
+        command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(tmp_path / "c.toml")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 78
+    assert "choose another port" in done.stderr

@@ -1,0 +1,58 @@
+"""Begin and end of a command: no traceback at Ctrl-C at any moment, and nothing open to others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+COMMAND = "import click\n@click.command()\ndef cli():\n    pass\n"
+
+
+def run(folder: Path, module: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
+    (folder / "victim.py").write_text(module)
+    code = f"{before}\nfrom pmdaemon.runtime import entry\nentry.run('victim', 'victim')"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "status"),
+    [
+        (INTERRUPT + COMMAND, -signal.SIGINT),  # while it imports
+        (COMMAND.replace("pass", INTERRUPT.replace("\n", "; ")), 1),  # while it runs: click says "Aborted!"
+        (
+            COMMAND.replace(
+                "    pass", "    import atexit, signal\n    atexit.register(signal.raise_signal, 2)"
+            ),
+            -2,
+        ),
+    ],
+)
+def test_an_interrupt_leaves_no_traceback(tmp_path: Path, module: str, status: int) -> None:
+    done = run(tmp_path, module)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_that_the_shell_ignores_stays_ignored(tmp_path: Path) -> None:
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    assert run(tmp_path, INTERRUPT + COMMAND, before=ignored).returncode == 0
+
+
+def test_what_a_command_makes_is_closed_to_others(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    assert run(tmp_path, COMMAND.replace("pass", f"open({str(made)!r}, 'w').close()")).returncode == 0
+    assert made.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pmdaemon.runtime.stop import Stop
+from sla_server.api import doors, server
+from sla_server.api.config import ApiConfig
+from sla_server.api.doors import LIMITS_S, Door, giving_way, open_local, phase_of
+from sla_server.api.server import WebServer, open_listener
+from tests.support import api
+
+HALF = b"GET /api/v1/mode HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
+
+
+class Running:
+    """A web server with few places at TCP, and a Unix socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stop = Stop()
+        self.box = api.FakeBox(answer=lambda _header: (True, 200, {"mode": "observe"}))
+        self.path = folder / "api.sock"
+        local = open_local(self.path)
+        assert local is not None
+        listener = open_listener("127.0.0.1:0")
+        self.server = WebServer(
+            ApiConfig(listen="127.0.0.1:0", live_streams_max=1),
+            api.data_dir(folder),
+            api.FakeSource(),
+            self.box,
+            listener,
+            self.stop,
+            local=local,
+        )
+        self.peers: list[socket.socket] = []  # open until the server has stopped
+        self.ended: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.ended.append(self.server.serve()), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join(30)
+        for peer in self.peers:
+            peer.close()
+        self.server.listener.close()
+        assert self.server.local is not None
+        self.server.local.close()
+        self.box.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    made = Running(tmp_path)
+    yield made
+    made.close()
+    assert made.ended == [0]
+
+
+def slow_connections(port: int, count: int) -> list[socket.socket]:
+    made = []
+    for _ in range(count):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        connection.sendall(HALF)
+        made.append(connection)
+    return made
+
+
+def test_half_requests_lock_nobody_out(running: Running) -> None:
+    places = 4 * (server.WORKER_THREADS + 1)
+    slow = slow_connections(running.server.port, places + 20)
+    try:
+        with httpx.Client(base_url=running.server.address, timeout=60) as browser:
+            assert browser.get("/api/v1/mode").status_code == 200
+        transport = httpx.HTTPTransport(uds=str(running.path))
+        headers = {"Authorization": f"Bearer {api.TOKEN}"}
+        with httpx.Client(
+            base_url="http://localhost", timeout=60, transport=transport, headers=headers
+        ) as ours:
+            made = ours.post("/api/v1/logins")
+        assert made.json()["address"].startswith(f"{running.server.address}login?code=")
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+SCRIPT = "GET /static/plotly.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n{}\r\n"
+
+
+def unread_connections(port: int, request: str, count: int) -> list[socket.socket]:
+    made = []
+    for _ in range(count):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(request.encode())
+        made.append(connection)
+    return made
+
+
+@pytest.mark.parametrize("request_text", [SCRIPT.format("") * 3, SCRIPT.format("Range: bytes=0-\r\n")])
+@pytest.mark.parametrize("count", [server.WORKER_THREADS + 8, 4 * (server.WORKER_THREADS + 1) + 20])
+def test_answers_that_are_not_read_lock_nobody_out(running: Running, request_text: str, count: int) -> None:
+    unread = unread_connections(running.server.port, request_text, count)
+    try:
+        with httpx.Client(base_url=running.server.address, timeout=60) as browser:
+            assert browser.get("/api/v1/mode").status_code == 200
+    finally:
+        for connection in unread:
+            connection.close()
+
+
+def script_files_open() -> int:
+    links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).endswith("plotly.min.js") for link in links if link.is_symlink())
+
+
+def test_a_stop_closes_the_files_of_unread_answers(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.peers = unread_connections(running.server.port, SCRIPT.format(""), 3)
+    for peer in running.peers:
+        assert peer.recv(1) == b"H"
+    assert script_files_open() == 3
+    running.close()
+    assert script_files_open() == 0
+
+
+def test_a_request_sent_before_the_answer_to_the_last_ends_the_connection(running: Running) -> None:
+    one = "GET /api/v1/mode HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.server.port), timeout=60) as connection:
+        connection.sendall(one.encode() * 3)
+        with connection.makefile("rb") as answer:
+            text = answer.read()
+    assert text.count(b"HTTP/1.1 200 OK") == 1
+    assert b"connection: close" in text.lower()
+
+
+def test_the_local_socket_is_for_its_owner_and_its_path_may_be_long(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 90) / ("e" * 90)
+    folder.mkdir(parents=True)
+    (folder / "api.sock").write_text("left by another run")
+    listener = open_local(folder / "api.sock")
+    assert listener is not None
+    listener.close()
+    assert (folder / "api.sock").stat().st_mode & 0o777 == 0o600
+    assert open_local(tmp_path / "absent" / "api.sock") is None
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[float]]]:
+    now_s = [0.0]
+    listener = open_listener("127.0.0.1:0")
+    door = Door(lambda *_: [], listener, threads=1, places=3, max_body_bytes=1000, now_s=lambda: now_s[0])
+    yield door, now_s
+    stop = Stop()
+    stop.set()
+    door.serve(stop, lambda: None)
+
+
+class Channel:
+    """What the door sees of a connection."""
+
+    def __init__(self, door: Door, user: int = 7, **state: Any) -> None:
+        self.total_outbufs_len = self.sent_bytes = 0
+        self.requests: list[object] = []
+        self.request: object = None
+        self.creation_time, self.last_activity = 0.0, 1.0
+        self.addr = ("127.0.0.1", id(self) % 65_536)
+        self.user = user
+        self.__dict__.update(state)
+        self._open = door._server.active_channels
+        self._open[id(self)] = self
+
+    def handle_close(self) -> None:
+        del self._open[id(self)]
+
+    @property
+    def is_open(self) -> bool:
+        return id(self) in self._open
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        ({"request": object()}, "asking"),
+        ({"last_activity": 0.0}, "asking"),
+        ({"requests": [1]}, "working"),
+        ({"requests": [1], "total_outbufs_len": 5}, "answering"),
+        ({}, "idle"),
+    ],
+)
+def test_each_phase_has_its_limit(
+    held: tuple[Door, list[float]], state: dict[str, Any], phase: doors.Phase
+) -> None:
+    door, now_s = held
+    channel = Channel(door, **state)
+    assert phase_of(channel) == phase
+    door.make_room()
+    now_s[0] = LIMITS_S.get(phase, 1e6) - 1
+    door.make_room()
+    assert channel.is_open
+    now_s[0] += 1
+    door.make_room()
+    assert channel.is_open == (phase == "working")
+
+
+def test_bytes_that_trickle_do_not_prolong_a_request(held: tuple[Door, list[float]]) -> None:
+    door, now_s = held
+    channel = Channel(door, request=object())
+    for second in range(int(doors.REQUEST_LIMIT_S) + 1):
+        now_s[0] = float(second)
+        channel.last_activity += 1
+        door.make_room()
+    assert not channel.is_open
+
+
+def test_when_all_places_are_taken_who_only_waits_gives_way(
+    held: tuple[Door, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, now_s = held
+    working = Channel(door, requests=[1])
+    first = Channel(door, request=object())
+    door.make_room()
+    now_s[0] = 1.0
+    second = Channel(door)
+    other = Channel(door, user=8)
+    users = {channel.addr: channel.user for channel in (working, first, second, other)}
+    monkeypatch.setattr(doors.peers, "client_uids", lambda _port: users)
+    door.make_room()
+    assert [item.is_open for item in (working, first, second, other)] == [True, False, False, True]
+
+
+def test_who_does_not_read_gives_way_before_who_reads(
+    held: tuple[Door, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, now_s = held
+    reads = Channel(door, total_outbufs_len=9)
+    unread = Channel(door, total_outbufs_len=9)
+    door.make_room()
+    now_s[0], reads.sent_bytes = 5.0, 1
+    other = Channel(door, user=8, total_outbufs_len=9)
+    users = {channel.addr: channel.user for channel in (reads, unread, other)}
+    monkeypatch.setattr(doors.peers, "client_uids", lambda _port: users)
+    door.make_room()
+    assert [item.is_open for item in (reads, unread, other)] == [True, False, True]
+    late = Channel(door, user=8, request=object())
+    users[late.addr] = 8
+    reads.user = users[reads.addr] = 8
+    other.user = users[other.addr] = 7
+    now_s[0], other.sent_bytes = 6.0, 1
+    door.make_room()
+    assert [item.is_open for item in (reads, other, late)] == [False, True, True]
+
+
+def test_the_user_with_the_most_connections_gives_way_first() -> None:
+    waiting = {"a1": 1.0, "b1": 2.0, "b2": 3.0, "b3": 4.0, "x": 0.0}
+    users = {"a1": 1, "b1": 2, "b2": 2, "b3": 2, "x": None}
+    assert giving_way(waiting, users, 2) == ["b1", "b2"]
+    assert sorted(giving_way(waiting, users, 9)) == ["a1", "b1", "b2", "b3", "x"]
+    assert giving_way({}, {}, 3) == []
+    assert giving_way({"a1": 1.0, "b1": 2.0}, users, 1) == ["b1"], "those that work count too"
+
+
+def test_a_stalled_reader_loses_its_place_and_its_thread_ends(held: tuple[Door, list[float]]) -> None:
+    door, now_s = held
+    channel = Channel(door, total_outbufs_len=1 << 20)
+    door.make_room()
+    now_s[0] = doors.ANSWER_LIMIT_S
+    door.make_room()
+    assert not channel.is_open

@@ -1,0 +1,294 @@
+"""``sla-server start`` and ``status``: what they say and end with when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import pytest
+from click.testing import CliRunner
+
+from pmdaemon.errors import ConfigError, SlaError
+from sla_server.cli.client import Client
+from sla_server.cli.errors import Refused, ServerDown
+from sla_server.cli.server import cli
+from sla_server.cli.status import is_below
+from sla_server.data_dir import lock_data_dir, prepare_data_dir
+
+ROWS = [
+    {"name": name, "state": "running", "pid": os.getpid(), "restarts": 0, "reason": ""}
+    for name in ("appserver", "dbmanager", "pmdaemon", "services")
+]
+
+
+class Server:
+    """A data directory that is locked by us, as by a supervisor, with an API of our own words."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = folder / "server.toml"
+        self.path.write_text(f'data_dir = "{folder}/data"\nruntime_dir = "{folder}/run"\n')
+        self.run = folder / "run"
+        self.run.mkdir()
+        (self.run / "api.port").write_text("8411\n")
+        self.answers: dict[str, Any] = {
+            "/health": {"status": "ok", "problems": []},
+            "/processes": {"items": ROWS},
+        }
+        monkeypatch.setattr(Client, "get", self._get)
+        monkeypatch.setattr(Client, "change", self._change)
+        self.held = lock_data_dir(folder / "data")
+
+    def _get(self, path: str) -> Any:
+        answer = self.answers[path]
+        if isinstance(answer, SlaError):
+            raise answer
+        return answer
+
+    def _change(self, _method: str, path: str) -> Any:
+        assert path == "/logins"
+        return {"address": "http://127.0.0.1:8411/login?code=fresh"}
+
+    def status(self) -> tuple[int, str, dict[str, Any]]:
+        told = CliRunner().invoke(cli, ["status", "--config", str(self.path)])
+        as_json = CliRunner().invoke(cli, ["status", "--config", str(self.path), "-o", "json"])
+        assert told.exit_code == as_json.exit_code, told.output
+        return told.exit_code, told.output, json.loads(as_json.output)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server(tmp_path, monkeypatch)
+    yield made
+    os.close(made.held)
+
+
+def test_status_of_a_server_that_is_well(server: Server) -> None:
+    status, text, told = server.status()
+    assert status == 0
+    assert text.startswith(f"running, pid {os.getpid()}, page http://127.0.0.1:8411/login?code=fresh\n")
+    assert told["is_well"]
+    assert len(text.splitlines()) == 5
+
+
+def test_status_without_an_answer_of_the_api(server: Server) -> None:
+    (server.run / "api.port").unlink()
+    status, text, told = server.status()
+    assert status == 1
+    first, second = text.splitlines()[:2]
+    assert first == f"running, pid {os.getpid()}, page (not listening yet)"
+    assert "states of the processes are unknown" in second
+    assert "application server does not answer" in told["trouble"]
+
+
+def test_status_says_what_is_in_trouble(server: Server) -> None:
+    full = {"process": "dbmanager", "what": "database", "since_us": 7_000_000, "reason": "no space left"}
+    silent = {"process": "services", "what": "services", "since_us": None, "reason": "silent"}
+    server.answers["/health"] = Refused(503, {"status": "down", "problems": [full, silent]})
+    status, text, told = server.status()
+    assert status == 1
+    first, second = text.splitlines()[-2:]
+    assert first.startswith("  in trouble: dbmanager, since ")
+    assert first.endswith(": No space left.")
+    assert second == "  in trouble: services: Silent."
+    assert told["problems"] == [full, silent]
+
+
+def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait(30)
+    stale = [{**row, "pid": ended.pid} if row["name"] == "dbmanager" else row for row in ROWS]
+    elsewhere = [{**row, "pid": 1} if row["name"] == "services" else row for row in stale]
+    server.answers["/processes"] = {"items": elsewhere}
+    status, text, told = server.status()
+    assert status == 1
+    assert [row["name"] for row in told["processes"] if row["state"] == "dead"] == ["dbmanager", "services"]
+    assert "  dbmanager does not run\n  services does not run\n" in text
+
+
+def test_a_process_below_the_supervisor_is_ours() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; read x; kill $!"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert is_below(grandchild, os.getpid())
+        assert is_below(child.pid, os.getpid())
+        assert not is_below(child.pid, grandchild)
+        child.communicate(b"\n")
+    assert not is_below(child.pid, os.getpid())
+
+
+def test_status_says_why_a_part_does_not_start(server: Server) -> None:
+    (server.run / "dbmanager.failed").write_text("disk queue q: cannot reserve 7 bytes\n")
+    status, text, told = server.status()
+    assert status == 1
+    assert "  dbmanager failed at its last start: disk queue q: cannot reserve 7 bytes\n" in text
+    assert "unknown" not in text
+    assert list(told["failures"]) == ["dbmanager"]
+
+
+@pytest.mark.parametrize("table", ["api", "pmdaemon"])
+@pytest.mark.parametrize("how", ["--background", ""])
+def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: str, how: str) -> None:
+    path = tmp_path / "server.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listens = {"api": "127.0.0.1:0", "pmdaemon": "127.0.0.1:0", table: f"127.0.0.1:{port}"}
+        path.write_text(
+            f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+            + "".join(f'[{name}]\nlisten = "{value}"\n' for name, value in listens.items())
+        )
+        told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [how])])
+    assert told.exit_code == 78, told.output
+    assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in told.output
+    assert not (tmp_path / "data").exists()  # nothing was started
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_runtime_directory_open_to_others_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 77, told.output
+    assert "is open to others (mode 0777)" in told.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        f"[database]\nqueue_bytes = {16 << 20}\n"
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    small = SimpleNamespace(f_blocks=1000, f_bavail=1000, f_bfree=1000, f_frsize=4096)
+    monkeypatch.setattr("sla_server.db.ingest.queue.os.statvfs", lambda _path: small)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    needed_bytes = 8192 + (16 << 20) + 8192 + (8 << 10) * 128
+    assert f"{tmp_path}/data/queue/ingest needs {needed_bytes} bytes, and 4096000 are" in told.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("option", ["--check-config", "--background"])
+def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n[pmdaemon.tls]\nenabled = true\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
+    assert told.exit_code == 78
+    assert "sla ca init" in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_data_directory_where_no_file_can_be_is_not_called_full(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "/proc/nowhere"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    assert told.stderr.startswith("sla-server: /proc/nowhere: ")
+    assert "are free" not in told.stderr
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    (tmp_path / "file").write_text("in the way")
+    path.write_text(
+        f'data_dir = "{tmp_path}/file/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert told.exit_code == 74, told.output
+    assert told.stderr.startswith(f"sla-server: {tmp_path}/file/data")
+    assert "Not a directory" in told.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["start"], ["status"], ["stop"]])
+def test_help_has_its_short_form(command: list[str]) -> None:
+    assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "words"),
+    [(1, 1, "did not start\n"), (78, 78, "did not start\n"), (None, 75, "goes on trying (pid 77)")],
+)
+def test_a_start_in_the_background_says_whether_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int | None, status: int, words: str
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+        "[database]\nqueue_bytes = 16777216\n"
+    )
+
+    def launched(*_args: object, stdout: IO[bytes], **_how: object) -> SimpleNamespace:
+        stdout.write(b"the newest line of the log\n")
+        (tmp_path / "run" / "dbmanager.failed").write_text("the schema is too new\n")
+        return SimpleNamespace(pid=77, poll=lambda: ended)
+
+    monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
+    monkeypatch.setattr("sla_server.cli.server.READY_LIMIT_S", 0.0)
+    told = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
+    assert told.exit_code == status, told.output
+    assert words in told.stderr
+    assert "  dbmanager failed at its last start: the schema is too new\n" in told.stderr
+    assert told.stderr.endswith("the newest line of the log\n")
+
+
+def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir(0o755)
+    prepare_data_dir(tmp_path / "empty")
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700, "nothing of others can be in it"
+    known = tmp_path / "known"
+    os.close(lock_data_dir(known))
+    known.chmod(0o755)
+    os.close(lock_data_dir(known))
+    assert known.stat().st_mode & 0o777 == 0o700
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "letters").touch()
+    home.chmod(0o750)
+    with pytest.raises(ConfigError, match=f"mode 0750.*Run: chmod 700 {home}"):
+        prepare_data_dir(home)
+    assert home.stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"status": "ok"}, "of another data directory answers at http://127.0.0.1:8411. Give that one's"),
+        (Refused(503, {"status": "down"}), "of another data directory answers at http://127.0.0.1:8411."),
+        (ServerDown("http://127.0.0.1:8411", "refused"), "Start one with 'sla-server start'"),
+    ],
+)
+def test_status_says_that_another_server_has_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+
+    def get(_client: Client, _path: str) -> Any:
+        if isinstance(answer, SlaError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Client, "get", get)
+    told = CliRunner().invoke(cli, ["status", "--config", str(path)])
+    assert told.exit_code == 69
+    assert words in told.stderr

@@ -1,0 +1,217 @@
+"""The schema: what migrations build equals what ``schema`` declares; newer schemas are refused."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import suppress
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from sla_server.db import migrate, partitions, schema
+from sla_server.db.engine import begin, make_engine
+from sla_server.db.errors import DatabaseUnavailable, SchemaTooNew
+from sla_server.db.queries.reader import open_reader
+from tests.support.database import Rig
+from tests.support.paths import ROOT
+from tests.support.samples import T0, assert_database_holds, cuts_message, make_cut
+
+
+def _described(engine):
+    """Every table as the database itself describes it."""
+    inspector = inspect(engine)
+    return {
+        table: (
+            _partition_key(engine, table),
+            [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(table)],
+            inspector.get_pk_constraint(table)["constrained_columns"],
+            sorted(
+                (i["name"], tuple(i["column_names"]), bool(i["unique"])) for i in inspector.get_indexes(table)
+            ),
+        )
+        for table in inspector.get_table_names()
+        if table != "alembic_version"
+    }
+
+
+def _partition_key(engine, table):
+    if engine.dialect.name == "sqlite":
+        return None
+    with engine.connect() as connection:
+        return connection.execute(text(f"SELECT pg_get_partkeydef('{table}'::regclass)")).scalar()
+
+
+def test_fresh_equals_migrated(empty_database):
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    migrate.upgrade(engine)
+    migrated = _described(engine)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, schema.metadata) == []
+    with engine.begin() as connection:
+        for table in [*migrated, "alembic_version"]:
+            connection.execute(text(f'DROP TABLE "{table}"'))
+        schema.metadata.create_all(connection)
+    assert _described(engine) == migrated
+    engine.dispose()
+
+
+def test_upgrade_twice_changes_nothing(empty_database):
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    assert migrate.upgrade(engine) == migrate.upgrade(engine) == migrate.newest_revision()
+    engine.dispose()
+
+
+def test_newer_schema_is_refused_and_left_alone(database):
+    engine = make_engine(database.config, database.data_dir)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaTooNew, match=r"'9999'.*newer release") as caught:
+        migrate.upgrade(engine)
+    assert caught.value.newest_known == migrate.newest_revision()
+    with engine.connect() as connection:
+        assert migrate.current_revision(connection) == "9999"
+    engine.dispose()
+
+
+def test_failed_migration_leaves_nothing(empty_database):
+    """All steps are one transaction: a name that is taken undoes the tables made before it."""
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE volumes (x integer)"))
+    with pytest.raises(DatabaseUnavailable, match="volumes"):
+        migrate.upgrade(engine)
+    assert set(inspect(engine).get_table_names()) == {"volumes"}
+    engine.dispose()
+
+
+def upgrade_to(engine, revision):
+    """As an older release did."""
+    config = migrate._script_config()
+    with begin(engine) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+def insert(connection, table, **values):
+    """Into a table as that release knew it."""
+    names = ", ".join(values)
+    marks = ", ".join(f":{name}" for name in values)
+    connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), values)
+
+
+def test_rows_of_the_first_schema_are_kept_and_added_to(empty_database):
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    upgrade_to(engine, "0001")
+    with begin(engine) as connection:
+        for stream_id in (1, 2):
+            insert(connection, "rollups", slot_us=T0, stream_id=stream_id, reads=5, hist=b"")
+            insert(connection, "rollup_hours", hour_us=T0, stream_id=stream_id, reads=5, hist=bytes(400))
+        insert(
+            connection, "rollup_missed", slot_us=T0, stream_id=1, io=0, threshold_us=9, counted=5, missed=1
+        )
+        insert(connection, "coverage", slot_us=T0, gateway_id="g", covered_us=7, cuts=1)
+    engine.dispose()
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    assert migrate.upgrade(engine) == migrate.newest_revision()
+    engine.dispose()
+    rig = Rig(empty_database.config, empty_database.data_dir)
+    rows = rig.reader.slice_inputs([1, 2], ["g"], 0, 1 << 62)
+    assert [(row["stream_id"], row["reads"]) for row in rows.rows] == [(1, 5), (2, 5)]
+    assert (len(rows.missed), rows.coverage[0]["covered_us"]) == (1, 7)
+    items = [make_cut(1), make_cut(2, start_us=T0 + 2 * partitions.DAY_US)]
+    rig.feed(cuts_message(items))
+    rig.settle()
+    with begin(rig.engine) as connection:
+        old = connection.execute(text("SELECT sum(reads) FROM rollup_hours WHERE stream_id <= 2")).scalar()
+        assert old == 10
+        for table in partitions.SPANS:
+            column = partitions.TIME_COLUMN[table]
+            connection.execute(text(f"DELETE FROM {table} WHERE {column} = {T0} AND {_key(table)}"))
+    assert_database_holds(rig.reader, items)
+    if rig.engine.dialect.name == "postgresql":
+        with begin(rig.engine) as connection:
+            oldest = partitions.existing(connection, "rollups")[0]
+        assert (oldest.name, oldest.from_us) == ("rollups_0001", 0)
+        rig.clock.advance(20 * 86_400)
+        rig.retention.step()
+        with begin(rig.engine) as connection:
+            assert "rollups_0001" not in [part.name for part in partitions.existing(connection, "rollups")]
+    rig.close()
+
+
+def _key(table):
+    return "gateway_id = 'g'" if table == "coverage" else "stream_id <= 2"
+
+
+def test_two_starters_at_once(empty_database):
+    """Both find a database at the newest schema, whoever was first."""
+    ends = []
+    barrier = threading.Barrier(2)
+
+    def start():
+        engine = make_engine(empty_database.config, empty_database.data_dir)
+        barrier.wait(60)
+        for _ in range(20):  # who waited too long for the other is to try again, as the manager does
+            with suppress(DatabaseUnavailable):
+                ends.append(migrate.upgrade(engine))
+                break
+        engine.dispose()
+
+    threads = [threading.Thread(target=start, name=f"starter-{n}") for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert ends == [migrate.newest_revision()] * 2
+
+
+@pytest.mark.db
+def test_a_table_in_use_delays_the_migration(postgres):
+    url = postgres.create("in_use")
+    from sla_server.db.config import DatabaseConfig
+
+    engine = make_engine(DatabaseConfig(url=url, lock_timeout_s=0.1), postgres.directory)
+    upgrade_to(engine, "0001")
+    with engine.connect() as reading:
+        reading.execute(text("SELECT count(*) FROM rollups")).all()
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            migrate.upgrade(engine)
+        assert migrate.current_revision(reading) == "0001"
+    assert migrate.upgrade(engine) == migrate.newest_revision()
+    engine.dispose()
+
+
+@pytest.mark.db
+def test_a_migration_under_way_elsewhere_is_waited_for_and_then_reported(postgres):
+    url = postgres.create("under_way")
+    from sla_server.db.config import DatabaseConfig
+
+    engine = make_engine(DatabaseConfig(url=url, lock_timeout_s=0.1), postgres.directory)
+    with engine.connect() as other:
+        other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate.ADVISORY_LOCK})
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            migrate.upgrade(engine)
+        other.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": migrate.ADVISORY_LOCK})
+    assert migrate.upgrade(engine) == migrate.newest_revision()
+    engine.dispose()
+
+
+def test_reading_before_the_schema_exists_is_retryable(empty_database):
+    reader = open_reader(empty_database.config, empty_database.data_dir)
+    with pytest.raises(DatabaseUnavailable) as caught:
+        reader.gateways()
+    assert caught.value.retryable
+    reader.close()
+
+
+def test_every_column_of_the_document_exists():
+    """docs/formats/sql.md names each table; a table that is missing there is undocumented."""
+
+    document = (ROOT / "docs/formats/sql.md").read_text()
+    documented = set(re.findall(r"^\| (\w+) \|", document, re.MULTILINE)) - {"table"}
+    assert documented == set(schema.metadata.tables)

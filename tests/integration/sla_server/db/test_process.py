@@ -1,0 +1,255 @@
+"""The whole process between real mailboxes and both databases."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from structlog.testing import capture_logs
+
+from pmdaemon.mailbox import attach
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.db import process
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.errors import AnotherManager, SchemaTooNew
+from sla_server.db.ingest.queue import IngestQueue
+from sla_server.db.queries.reader import open_reader
+from tests.support.dbmanager import Peer, Peers, Running, make_config
+from tests.support.samples import (
+    EPOCH,
+    assert_database_holds,
+    cuts_message,
+    gateway,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+
+
+@pytest.fixture
+def config(database, tmp_path):
+    return make_config(tmp_path, database.config, database.data_dir)
+
+
+@pytest.fixture
+def peers(config):
+    made = Peers(config)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(config):
+    opened = open_reader(config.database, config.data_dir)
+    yield opened
+    opened.close()
+
+
+def no_thread_is_left():
+    return not [t.name for t in threading.enumerate() if t.name.startswith("db-")]
+
+
+def test_from_mailbox_to_tables_and_back(config, peers, reader):
+    items = [make_cut(seq) for seq in (1, 2, 3)]
+    with Running(config) as running:
+        first = peers.pair.expect(Kind.WATERMARKS)
+        assert first["hw"] == []
+        peers.pair.post(gateway_message())
+        peers.pair.post(streams_message())
+        assert peers.pair.expect(Kind.WATERMARKS)["inc"] == first["inc"]
+        peers.pair.post(cuts_message(items[:2]))
+        assert peers.pair.expect(Kind.DURABLE) == {"inc": first["inc"], "hw": [[gateway(1), EPOCH, 2]]}
+        peers.pair.post(cuts_message(items[1:]))
+        assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 3]]
+        row = {"name": "pair-0", "state": "running", "pid": 7}
+        peers.supervisor.post(record_message([("processes", row)]))
+        peers.services.post(record_message([("events", {"event_id": "e"})], req="r1"))
+        assert peers.services.expect(Kind.RECORDED) == {"req": "r1", "ok": True, "error": ""}
+        peers.services.post(record_message([("nonsense", {})], req="r2"))
+        refused = peers.services.expect(Kind.RECORDED)
+        assert (refused["req"], refused["ok"]) == ("r2", False)
+    assert running.status == 0
+    assert no_thread_is_left()
+    assert_database_holds(reader, items)
+    assert [row["name"] for row in reader.processes()] == ["pair-0"]
+    assert {row["kind"] for row in reader.events()} == {"", "gateway-up", "volume-new", "client-new"}
+    assert sum(row["cuts"] for row in reader.manifest()) == 3, "a clean stop closes its file"
+
+
+def test_a_restart_knows_what_it_has_under_a_new_incarnation(config, peers, reader):
+    with Running(config):
+        first = peers.pair.expect(Kind.WATERMARKS)
+        peers.pair.post(cuts_message([make_cut(1), make_cut(2)]))
+        peers.pair.expect(Kind.DURABLE)
+    with Running(config):
+        second = peers.pair.expect(Kind.WATERMARKS)
+        assert second["inc"] != first["inc"]
+        assert second["hw"] == [[gateway(1), EPOCH, 2]]
+        peers.pair.post(cuts_message([make_cut(1), make_cut(2), make_cut(3)]))
+        assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 3]]
+    assert_database_holds(reader, [make_cut(seq) for seq in (1, 2, 3)])
+
+
+def test_a_queue_restored_from_an_older_copy_takes_no_number_that_was_consumed(
+    config, peers, reader, tmp_path
+):
+    queue_dir = config.database.resolved_queue_dir(config.data_dir)
+    for seq in (1, 2, 3):
+        with Running(config):
+            peers.pair.expect(Kind.WATERMARKS)
+            peers.pair.post(cuts_message([make_cut(seq)]))
+            peers.pair.expect(Kind.DURABLE)
+        if seq == 1:
+            shutil.copytree(queue_dir, tmp_path / "copy")
+    shutil.rmtree(queue_dir)
+    shutil.copytree(tmp_path / "copy", queue_dir)
+    with Running(config), capture_logs() as logs:
+        peers.pair.expect(Kind.WATERMARKS)
+        peers.pair.post(cuts_message([make_cut(4)]))
+        assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 4]]
+    assert_database_holds(reader, [make_cut(seq) for seq in (1, 2, 3, 4)])
+    assert "queue-older-than-database" in [line["event"] for line in logs]
+
+
+def test_messages_posted_while_it_was_down_are_taken(config, peers, reader):
+    peers.pair.post(cuts_message([make_cut(1)]))
+    with Running(config):
+        peers.pair.expect(Kind.DURABLE)
+    assert_database_holds(reader, [make_cut(1)])
+
+
+def test_kill_9_of_the_real_process(config, peers, reader):
+    program = (
+        "import sys; from pathlib import Path; from types import SimpleNamespace as N\n"
+        "from pmdaemon.runtime.stop import Stop; from sla_server.db import process\n"
+        "from sla_server.db.config import DatabaseConfig\n"
+        "run, data, url = sys.argv[1:]\n"
+        "settings = DatabaseConfig(url=url, flush_interval_s=0.05, queue_bytes=16 << 20)\n"
+        "process.run(N(runtime_dir=Path(run), data_dir=Path(data), database=settings), Stop())\n"
+    )
+    url = config.database.resolved_url(config.data_dir)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(config.runtime_dir), str(config.data_dir), url]
+    )
+    try:
+        peers.pair.expect(Kind.WATERMARKS)
+        for seq in range(1, 30):
+            peers.pair.post(cuts_message([make_cut(seq)]))
+        durable = peers.pair.expect(Kind.DURABLE)["hw"][0][2]
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(60)
+    with Running(config):
+        known = peers.pair.expect(Kind.WATERMARKS, lambda header: header["hw"])["hw"][0][2]
+        assert known >= durable
+        peers.pair.post(cuts_message([make_cut(seq) for seq in range(1, 35)]))
+        peers.pair.expect(Kind.DURABLE, lambda header: header["hw"][0][2] == 34)
+    assert_database_holds(reader, [make_cut(seq) for seq in range(1, 35)])
+    assert sum(row["cuts"] for row in reader.manifest()) == 34
+
+
+def test_a_second_manager_is_refused(config):
+    with process.directory_lock(config.data_dir), pytest.raises(AnotherManager, match="Stop it first"):
+        process.run(config, Stop())
+
+
+def test_a_newer_schema_stops_the_start(config, monkeypatch):
+    monkeypatch.setattr(process.migrate, "upgrade", _too_new)
+    with pytest.raises(SchemaTooNew):
+        process.run(config, Stop())
+
+
+def _too_new(_engine):
+    raise SchemaTooNew("db", "9999", "0001")
+
+
+def test_a_dead_thread_ends_the_process_with_status_1_and_services_hear_why(config, peers, monkeypatch):
+    def dies(_self):
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(process.Writer, "run", dies)
+    stop = Stop()
+    assert process.run(config, stop) == 1
+    assert "db-writer" in stop.reason
+    assert no_thread_is_left()
+    told = peers.services.expect(Kind.PRESSURE, lambda header: header["problems"])["problems"]
+    assert [problem["what"] for problem in told] == ["dbmanager"]
+    assert "db-writer died: by the test" in told[0]["reason"]
+
+
+@pytest.mark.db
+def test_what_a_dying_intake_had_taken_is_left_to_the_successor(config, peers, monkeypatch):
+    def fails(_self, _messages):
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(process.Intake, "absorb", fails)
+    message = frame.encode(Kind.RECORD, {"rows": [], "req": None, "from": "services"})
+    peers.services.box.post("dbmanager", message)
+    assert process.run(config, Stop()) == 1
+    with attach(config.runtime_dir / "main.mbx", "dbmanager") as successor:
+        assert [bytes(found.payload) for found in successor.take()] == [message]
+
+
+def test_it_waits_for_a_database_that_is_away_says_so_and_can_be_stopped(tmp_path):
+    settings = DatabaseConfig(url=f"postgresql+psycopg:///x?host={tmp_path}", queue_bytes=16 << 20)
+    config = make_config(tmp_path, settings, tmp_path)
+    peers, page = Peers(config), Peer(config.runtime_dir / "app.mbx", "appserver")
+    with Running(config) as running:
+        [told] = peers.services.expect(Kind.PRESSURE)["problems"]
+        [again] = peers.services.expect(Kind.PRESSURE)["problems"]
+        assert page.expect(Kind.PRESSURE)["problems"] == [told]
+    peers.close()
+    page.box.close()
+    assert running.status == 0
+    assert (told["what"], told["since_us"]) == ("database", again["since_us"])
+    assert str(tmp_path) in told["reason"]
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
+def test_intake_goes_on_while_the_database_is_away(postgres, config, peers, reader):
+    name = config.database.url.split("@/")[1].split("?")[0]
+    with Running(config):
+        peers.pair.post(cuts_message([make_cut(1)]))
+        peers.pair.expect(Kind.DURABLE)
+        postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        for seq in range(2, 12):
+            peers.pair.post(cuts_message([make_cut(seq)]))
+            peers.pair.expect(Kind.DURABLE, lambda header, seq=seq: header["hw"][0][2] == seq)
+        [problem] = peers.services.expect(Kind.PRESSURE, lambda header: header["problems"])["problems"]
+        assert problem["what"] == "database"
+        assert "not currently accepting connections" in problem["reason"]
+        postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        deadline = Deadline(60)
+        while not deadline.passed and reader.totals()["cuts"] < 22:
+            peers.pair.box.wait(0.05)
+        peers.services.expect(Kind.PRESSURE, lambda header: not header["problems"])
+    assert_database_holds(reader, [make_cut(seq) for seq in range(1, 12)])
+
+
+def test_damage_of_the_queue_that_lost_records_is_an_event_once(config, peers, reader):
+    directory = config.database.resolved_queue_dir(config.data_dir)
+    payloads = [cuts_message([make_cut(seq)]) for seq in (1, 2, 3)]
+    queue = IngestQueue(directory, config.database.queue_bytes)
+    for payload in payloads:
+        queue.append_many([payload])
+    queue.close()
+    content = (directory / "ingest").read_bytes()
+    with (directory / "ingest").open("r+b") as file:
+        file.seek(content.index(payloads[1]) + 40)
+        file.write(b"\xff" * 8)
+    for _ in range(2):
+        with Running(config):
+            peers.pair.expect(Kind.WATERMARKS)
+    found = [row for row in reader.events(limit=50) if row["kind"] == "queue-damage"]
+    assert [(row["severity"], row["subject"]) for row in found] == [("critical", "ingest-queue")]
+    assert "1 record of cuts that were not yet in SQL and Parquet are lost" in found[0]["text"]

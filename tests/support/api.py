@@ -1,0 +1,388 @@
+"""What the API tests stand on: a mailbox in memory, a source of fixed rows, a snapshot like the real ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pmdaemon.errors import MailboxError
+from pmdaemon.mailbox.figures import METRICS
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.api.config import ApiConfig
+from sla_server.api.context import Parts
+from sla_server.api.live_view import LiveView
+from sla_server.api.mailbox_thread import Bridge
+from sla_server.api.metrics import MailboxCollector, Meters
+from sla_server.api.operations import Calls
+from sla_server.api.security import Guard, Logins
+from sla_server.db.errors import DatabaseUnavailable
+
+TOKEN = "t" * 43
+NOW_US = 1_800_000_000_000_000
+
+
+@dataclass
+class Letter:
+    payload: bytes
+    sender: str = "services"
+
+
+@dataclass
+class FakeBox:
+    """A mailbox whose other side is a function: request header -> (ok, code, body), or None: silence."""
+
+    answer: Callable[[dict[str, Any]], tuple[bool, int, dict[str, Any]] | None] | None = None
+    posted: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[Letter] = field(default_factory=list)
+    full: bool = False
+    bridge: Bridge | None = None
+    name: str = "appserver"
+
+    def __post_init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK)
+
+    def post(self, recipients: str, payload: bytes) -> None:
+        assert recipients == "services"
+        if self.full:
+            raise MailboxError("full: services")
+        message = frame.decode(payload)
+        assert message.kind == Kind.REQUEST
+        self.posted.append(message.header)
+        said = self.answer(message.header) if self.answer else None
+        if said is not None:
+            ok, code, body = said
+            header = {"req": message.header["req"], "ok": ok, "code": code, "body": body}
+            self.arrive(Kind.RESPONSE, header)
+
+    def arrive(self, kind: Kind, header: dict[str, Any]) -> None:
+        """A message comes in; with a bridge set it is taken at once, in this thread."""
+        self.waiting.append(Letter(frame.encode(kind, header)))
+        os.write(self._write_fd, b"\0")
+        if self.bridge is not None:
+            self.bridge.step()
+
+    def stats(self) -> dict[str, Any]:
+        return dict.fromkeys(METRICS, 0)
+
+    def take(self) -> list[Letter]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def prepare_sleep(self) -> bool:
+        return not self.waiting
+
+    def awake(self) -> None:
+        try:
+            while os.read(self._read_fd, 4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+
+def events(count: int) -> list[dict[str, Any]]:
+    """Newest first."""
+    return [
+        {
+            "event_id": f"e{number:04}",
+            "at_us": NOW_US - 1_000_000 * number,
+            "kind": "throttle-set",
+            "severity": "warning" if number % 2 else "info",
+            "element": "control",
+            "subject": "batch",
+            "text": f"event number {number}",
+            "details": {},
+            "cursor": f"{NOW_US - 1_000_000 * number}:e{number:04}",
+        }
+        for number in range(count)
+    ]
+
+
+class FakeSource:
+    """Fixed rows; ``away`` makes every question fail as a database that is not there."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.asked: list[tuple[Any, ...]] = []
+
+    def _row(self, *asked: Any) -> None:
+        self.asked.append(asked)
+        if self.away:
+            raise DatabaseUnavailable("postgresql://db/sla", "connection refused")
+
+    def gateways(self) -> list[dict[str, Any]]:
+        self._row("gateways")
+        return [
+            {
+                "gateway_id": "g-1",
+                "name": "gateway-a",
+                "state": "up",
+                "last_cut_us": NOW_US,
+                "address": "10.0.0.5:7412",
+            }
+        ]
+
+    def gateway_list(self) -> list[dict[str, Any]]:
+        self._row("gateway_list")
+        return [
+            {"address": "10.0.0.5:7412", "name": "host-5"},
+            {"address": "10.0.0.6:7412", "name": "host-6"},
+        ]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        self._row("volumes")
+        sums = {"read_bytes": 4096, "write_bytes": 0, "errors": 0, "cuts": 3, "streams": 1, "last_us": NOW_US}
+        return [
+            {
+                "volume": "erp-db",
+                "backend": "disk-0",
+                "size_bytes": 1 << 26,
+                "reads": 48_211,
+                "writes": 12_004,
+                **sums,
+            },
+            {
+                "volume": "batch",
+                "backend": "disk-0",
+                "size_bytes": 1 << 26,
+                "reads": 981_223,
+                "writes": 7,
+                **sums,
+            },
+        ]
+
+    def streams(self, volume: str | None = None) -> list[dict[str, Any]]:
+        self._row("streams", volume)
+        return [{"stream_id": (1 << 62) + 1, "volume": volume, "client": "127.0.0.1", "reads": 48_211}]
+
+    def backends(self) -> list[dict[str, Any]]:
+        self._row("backends")
+        return [{"backend": "disk-0", "capacity_cost_per_s": None, "first_seen_us": NOW_US}]
+
+    def agreements(self, in_force: bool = True) -> list[dict[str, Any]]:
+        self._row("agreements", in_force)
+        return [dict(self._agreement("erp-gold"))]
+
+    def agreement(self, name: str, version: int | None = None) -> dict[str, Any] | None:
+        self._row("agreement", name)
+        return self._agreement(name) if name == "erp-gold" else None
+
+    @staticmethod
+    def _agreement(name: str) -> dict[str, Any]:
+        spec = {"spec": {"objectives": [{"name": "latency", "indicator": {"metric": "latency"}}]}}
+        row = {"name": name, "version": 2, "priority": "gold", "applied_us": NOW_US, "applied_by": "token"}
+        return {**row, "document": "apiVersion: storage-sla/v1", "spec": spec}
+
+    def slices(
+        self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("slices", name, objective, from_us, to_us, limit)
+        starts = range(from_us, min(to_us, from_us + 3 * 60_000_000), 60_000_000)
+        rows = [{"name": name, "objective": objective, "start_us": at, "state": "good"} for at in starts]
+        return rows[:limit]
+
+    def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
+        self._row("slice_counts", name)
+        return {"good": 1}
+
+    def throttles(self, in_force: bool = False, limit: int = 100) -> list[dict[str, Any]]:
+        self._row("throttles", in_force, limit)
+        return [{"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}][:limit]
+
+    def events(
+        self, limit: int = 100, before: str | None = None, since_us: int | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("events", limit, before)
+        rows = events(25)
+        if before:
+            rows = rows[[row["cursor"] for row in rows].index(before) + 1 :]
+        return rows[:limit]
+
+    def processes(self) -> list[dict[str, Any]]:
+        self._row("processes")
+        return [
+            {
+                "name": "services",
+                "state": "running",
+                "pid": 1,
+                "restarts": 0,
+                "since_us": NOW_US,
+                "reason": "",
+            }
+        ]
+
+    def policies(self, limit: int = 20) -> list[dict[str, Any]]:
+        self._row("policies", limit)
+        return [
+            {
+                "version": 3,
+                "created_us": NOW_US,
+                "state": "in-force",
+                "job": {"rollups": 84_000},
+                "report": {},
+            }
+        ]
+
+    def policy_caps(
+        self,
+        version: int,
+        hour_of_week: int | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[dict[str, Any]]:
+        self._row("policy_caps", version, hour_of_week, limit, after)
+        row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
+        return [row] if version == 3 and after is None else []
+
+    def audit(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
+        self._row("audit", limit, before)
+        row = {
+            "audit_id": "a-1",
+            "at_us": NOW_US,
+            "who": "token",
+            "action": "mode",
+            "cursor": f"{NOW_US}:a-1",
+        }
+        return [row]
+
+    def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        self._row("rollup_history", volume, from_us, to_us)
+        return [{"slot_us": from_us, "iops": 80.0}]
+
+    def totals(self) -> dict[str, Any]:
+        self._row("totals")
+        return {"reads": 1, "writes": 2, "streams": 1, "gateways": 1, "volumes": 1}
+
+
+def snapshot(at_us: int = NOW_US, **changed: Any) -> dict[str, Any]:
+    """A live view with one agreement kept by throttling a neighbour."""
+    whole = {
+        "at_us": at_us,
+        "mode": "enforce",
+        "gateways": [
+            _gateway("g-1", "gateway-a", at_us - 400_000),
+            _gateway("g-2", "gateway-b", at_us - 900_000),
+        ],
+        "volumes": [
+            _volume("erp-db", 80.4, p95_us=9_200, gateways=["gateway-a"]),
+            _volume("batch", 291.0, p95_us=131_000, held=24, cap_cost_per_s=290.0, delay_us=81_000),
+        ],
+        "slas": [
+            _sla("erp-gold", "gold", "ok", latency_us=9_200),
+            _sla("reports", "silver", "at-risk", latency_us=19_400, threshold_us=20_000),
+            _sla("scratch", "best-effort", "idle", latency_us=None, compliance=None, coverage=None),
+        ],
+        "throttles": [
+            {
+                "throttle_id": "t-1",
+                "volume": "batch",
+                "backend": "disk-0",
+                "source": "control",
+                "cost_per_s": 290.0,
+                "reason": "victim-at-risk",
+                "text": "p95 of erp-gold was 15.1 ms of 12 ms promised; batch used 71 % of disk-0",
+                "victim": "erp-gold/latency",
+                "state": "seen",
+                "since_us": at_us - 42_000_000,
+                "expires_us": at_us + 28_000_000,
+            }
+        ],
+        "backends": [{"backend": "disk-0", "cost_per_s": 371.0, "cap_cost_per_s": 290.0, "phase": "hold"}],
+        "processes": [
+            {"name": "appserver", "state": "running", "restarts": 0, "since_us": at_us - 9_000_000_000},
+            {"name": "dbmanager", "state": "running", "restarts": 1, "since_us": at_us - 60_000_000},
+            {"name": "pmdaemon", "state": "running", "restarts": 0, "since_us": at_us - 9_000_000_000},
+            {"name": "services", "state": "running", "restarts": 0, "since_us": at_us - 9_000_000_000},
+        ],
+        "events": events(12),
+        "policy": {"version": 3, "applied_us": at_us - 600_000_000},
+    }
+    return {**whole, **changed}
+
+
+def _gateway(gateway_id: str, name: str, last_cut_us: int) -> dict[str, Any]:
+    where = {"address": "127.0.0.1:50112", "clock_offset_us": 12, "exports": 1, "streams": 1}
+    return {"gateway_id": gateway_id, "name": name, "state": "up", "last_cut_us": last_cut_us, **where}
+
+
+def _volume(name: str, iops: float, **changed: Any) -> dict[str, Any]:
+    row = {
+        "volume": name,
+        "backend": "disk-0",
+        "iops": iops,
+        "read_iops": iops * 0.75,
+        "write_iops": iops * 0.25,
+        "bytes_per_s": iops * 4096,
+        "p50_us": 2_300,
+        "p95_us": 9_200,
+        "p99_us": 14_700,
+        "service_p95_us": 8_000,
+        "held": 0,
+        "inflight": 1,
+        "cap_cost_per_s": None,
+        "delay_us": 0,
+        "gateways": ["gateway-b"],
+    }
+    return {**row, **changed}
+
+
+def _sla(name: str, priority: str, state: str, **changed: Any) -> dict[str, Any]:
+    row = {
+        "name": name,
+        "objective": "latency",
+        "priority": priority,
+        "state": state,
+        "latency_us": 9_200,
+        "threshold_us": 12_000,
+        "percentile": 95.0,
+        "u": 0.4,
+        "compliance": 0.9921,
+        "coverage": 0.998,
+        "budget_remaining": 0.63,
+        "budget_minutes_left": 136.0,
+        "slices": {"good": 1_254, "bad": 10, "no_data": 2, "not_applicable": 3, "excluded": 0},
+    }
+    return {**row, **changed}
+
+
+def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None, **config: Any) -> Parts:
+    """Parts over the fakes; the wait for answers is short because nobody answers later."""
+    settings = ApiConfig(**{"request_wait_s": 0.01, **config})
+    used = clock or FakeClock()
+    live = LiveView(used, streams_max=settings.live_streams_max, stale_after_s=settings.stale_after_s)
+
+    def post(message: bytes) -> None:
+        box.post("services", message)
+
+    calls = Calls(post, used, wait_s=settings.request_wait_s)
+    return Parts(
+        config=settings,
+        token=TOKEN,
+        source=source or FakeSource(),
+        live=live,
+        calls=calls,
+        guard=Guard(TOKEN, settings.allowed_hosts),
+        logins=Logins(used),
+        meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
+        clock=used,
+        address="http://127.0.0.1:8411/",
+    )
+
+
+def data_dir(folder: Path) -> Path:
+    """A data directory with the token the tests know."""
+    token = folder / "api.token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
+    return folder

@@ -1,0 +1,58 @@
+"""A dbmanager without mailboxes that kills itself at a named point: ``URL DATA_DIR POINT NTH LAST_SEQ``.
+
+It plays intake and writer in turn, as the process does, and the agent, too: from what is durable after
+recovery it sends the following cuts in batches of three. Each confirmed high water is written to ``acks``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from pmdaemon.mailbox import Message
+from pmdaemon.wire import frame
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.ingest.intake import Intake
+from sla_server.db.ingest.watermarks import HighWater
+from sla_server.db.process import _held
+from tests.support.database import Rig
+from tests.support.samples import EPOCH, cuts_message, gateway, make_cut
+
+
+def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
+    left = [nth]
+
+    def probe(name: str) -> None:
+        if name == point:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    acks = os.open(data_dir / "acks", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    config = DatabaseConfig(url=url)
+    rig = Rig(config, data_dir, probe)
+    high = HighWater(rig.reader.watermarks())
+    intake = Intake(1, high)
+    assert intake.recover(_held(rig.queue), rig.store.cursors()[0]) == []
+    seq = high.of(gateway(1), EPOCH)
+    os.write(acks, f"recovered {seq}\n".encode())
+    while seq < last_seq:
+        items = [make_cut(number) for number in range(max(seq, 1), min(seq + 3, last_seq) + 1)]
+        absorbed = intake.absorb([Message("pair-0", cuts_message(items), 1)])
+        rig.queue.append_many(absorbed.records)
+        seq = frame.decode(absorbed.notices[0].payload).header["hw"][0][2]
+        os.write(acks, f"durable {seq}\n".encode())
+        probe("noticed")
+        rig.writer.step()
+        rig.clock.advance(25)
+    rig.settle(final=True)
+    rig.close()
+
+
+if __name__ == "__main__":
+    url, data_dir, point, nth, last_seq = sys.argv[1:]
+    main(url, Path(data_dir), point, int(nth), int(last_seq))

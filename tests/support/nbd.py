@@ -1,0 +1,190 @@
+"""A loop, a socket and a session without descriptors, for tests of the data plane's parts."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Any
+
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.accounting import Stream
+from gateway_agent.nbd.buffers import Buffers
+from gateway_agent.nbd.config import ExportConfig
+from gateway_agent.nbd.cuts import CutMaker, StreamTable
+from gateway_agent.nbd.loop import IN, OUT
+from gateway_agent.nbd.volume import Context, Volume
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.wire.rates import Caps, RateSet
+
+HOLD_NS = 5 * 10**9
+MIB = 1 << 20
+ALL_FLAGS = p.TX_PASSED_ON & ~(p.TX_READ_ONLY | p.TX_SEND_FAST_ZERO)
+
+
+class FakeLoop:
+    """What ``Loop`` offers; tests call the handlers."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.warnings = LimitedLog("test")
+        self.masks: dict[int, int] = {}
+        self.handlers: dict[int, Any] = {}
+        self.failures: dict[int, Any] = {}
+        self.timers: dict[object, tuple[int, Any]] = {}
+
+    def watch(self, fd, mask, handler, on_failure):
+        assert fd not in self.masks
+        self.masks[fd], self.handlers[fd], self.failures[fd] = mask, handler, on_failure
+
+    def want(self, fd, mask):
+        assert fd in self.masks
+        self.masks[fd] = mask
+
+    def is_watched_for(self, fd, mask):
+        return self.masks[fd] & mask == mask
+
+    def forget(self, fd):
+        self.masks.pop(fd, None)
+
+    def at(self, key, when_ns, handler):
+        self.timers[key] = (when_ns, handler)
+
+    def cancel(self, key):
+        self.timers.pop(key, None)
+
+    def turn(self) -> bool:
+        """Call what is due now, once; returns whether there was something."""
+        now_ns = self.clock.monotonic_ns()
+        due = [key for key, (when_ns, _) in self.timers.items() if when_ns <= now_ns]
+        for key in due:
+            if key in self.timers:
+                self.timers.pop(key)[1](now_ns)
+        return bool(due)
+
+    def fire(self, seconds: float) -> None:
+        """Let time pass and call what is due, in order of time, each at its own time."""
+        end_ns = self.clock.monotonic_ns() + round(seconds * 1e9)
+        while self.timers:
+            key, (when_ns, handler) = min(self.timers.items(), key=lambda item: item[1][0])
+            if when_ns > end_ns:
+                break
+            del self.timers[key]
+            self.clock.advance(max(0, when_ns - self.clock.monotonic_ns()) / 1e9)
+            handler(self.clock.monotonic_ns())
+        self.clock.advance(max(0, end_ns - self.clock.monotonic_ns()) / 1e9)
+
+
+class FakeSocket:
+    """Non-blocking: gives out ``incoming`` piece by piece, takes at most ``window`` bytes in all."""
+
+    _next_fd = 100
+    family = socket.AF_INET
+
+    def __init__(self, window: int = 1 << 40) -> None:
+        FakeSocket._next_fd += 1
+        self._fd = FakeSocket._next_fd
+        self.incoming: deque[bytes] = deque()
+        self.sent = bytearray()
+        self.window = window
+        self.is_closed = False
+        self.is_ended = False
+        self.is_shut = False
+
+    def fileno(self):
+        return self._fd
+
+    def recv_into(self, view):
+        assert len(view), "an empty buffer would look like the peer's end"
+        if not self.incoming:
+            if self.is_ended:
+                return 0
+            raise BlockingIOError
+        data = self.incoming.popleft()
+        taken = min(len(data), len(view))
+        view[:taken] = data[:taken]
+        if taken < len(data):
+            self.incoming.appendleft(data[taken:])
+        return taken
+
+    def recv(self, count):
+        view = memoryview(bytearray(count))
+        return bytes(view[: self.recv_into(view)])
+
+    def setblocking(self, flag):
+        assert not flag
+
+    def setsockopt(self, *_what):
+        pass
+
+    def getpeername(self):
+        return ("10.0.0.7", 4711)
+
+    def send(self, data):
+        if self.is_closed or self.is_shut:
+            raise OSError(9, "Bad file descriptor")
+        taken = min(len(data), self.window)
+        if not taken and len(data):
+            raise BlockingIOError
+        self.window -= taken
+        self.sent += bytes(data[:taken])
+        return taken
+
+    def shutdown(self, how):
+        assert how == socket.SHUT_WR
+        self.is_shut = True
+
+    def close(self):
+        self.is_closed = True
+
+
+class Rig:
+    """One volume, its loop and clock, and sessions made on demand."""
+
+    def __init__(
+        self,
+        size_bytes: int = MIB,
+        flags: int = ALL_FLAGS,
+        caps: Caps | None = None,
+        blocks: p.BlockSizes | None = None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.loop = FakeLoop(self.clock)
+        self.cuts = CutMaker(StreamTable(), self.clock.monotonic_ns(), self.clock.unix_us())
+        memory = Buffers(self.loop), Buffers(self.loop)
+        scratch = memoryview(bytearray(MIB + 4096))
+        self.context = Context(self.loop, self.clock, self.cuts, scratch, *memory)
+        self.export = ExportConfig(volume="vol-1", backend="disk", upstream="nbd://127.0.0.1/x")
+        self.rates = RateSet(20_000_000)
+        self.volume = Volume(self.export, self.rates, self.context, HOLD_NS)
+        self.facts = p.ExportFacts(size_bytes, flags, blocks or p.BlockSizes())
+        if caps is not None:
+            self.volume.set_caps(caps, self.clock.monotonic_ns())
+
+    def stream(self, client: str = "host-a") -> Stream:
+        return self.cuts.table.get(self.export, client, self.cuts.thresholds)
+
+    def deliver(self, sock: FakeSocket, data: bytes, mask: int = IN) -> None:
+        """Let ``data`` arrive at ``sock`` and tell its owner, until it is read or nobody wants it."""
+        if data:
+            sock.incoming.append(data)
+        while sock.incoming and self.loop.masks.get(sock.fileno(), 0) & IN:
+            self.loop.handlers[sock.fileno()](mask)
+
+    def open_window(self, sock: FakeSocket, size: int = 1 << 40) -> None:
+        """The peer reads: the socket takes bytes again."""
+        sock.window = size
+        if self.loop.masks.get(sock.fileno(), 0) & OUT:
+            self.loop.handlers[sock.fileno()](OUT)
+
+
+def replies(raw: bytes, lengths: dict[int, int] | None = None) -> list[tuple[int, int, bytes]]:
+    """(cookie, error, payload) of the simple replies in ``raw``; ``lengths`` are those of reads."""
+    found, at = [], 0
+    while at < len(raw):
+        magic, error, cookie = p.SIMPLE_REPLY.unpack_from(raw, at)
+        assert magic == p.SIMPLE_REPLY_MAGIC
+        size = 0 if error else (lengths or {}).get(cookie, 0)
+        found.append((cookie, error, bytes(raw[at + 16 : at + 16 + size])))
+        at += 16 + size
+    return found

@@ -1,0 +1,331 @@
+"""Stand-ins for what surrounds the services' core: SQL, mailboxes, the brain."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pmdaemon.errors import SlaError
+from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame
+from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
+from pmdaemon.wire.kinds import Kind
+from sla_server.services.catalog import Catalog
+from sla_server.services.config import ServicesConfig
+from sla_server.services.control.decisions import Decision
+from sla_server.services.core import Services
+from sla_server.services.documents import DocumentReader
+from sla_server.services.outbox import Outbox
+from sla_server.services.record_sender import Journal
+from sla_server.services.sql_worker import Found
+from sla_server.services.startup import Start
+
+Row = dict[str, Any]
+MINUTE_US = 60_000_000
+START_US = 1_798_761_600_000_000  # 2027-01-01 00:00 UTC, a Friday
+GATEWAY = "11111111-2222-3333-4444-555555555555"
+
+
+class Away(SlaError):
+    """The database is away."""
+
+    retryable = True
+
+
+@dataclass
+class Inputs:
+    rows: list[Row] = field(default_factory=list)
+    missed: list[Row] = field(default_factory=list)
+    coverage: list[Row] = field(default_factory=list)
+
+
+class FakeStore:
+    """Tables as lists; ``away`` makes the named methods (or all, ``{"*"}``) fail."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[Row]] = {}
+        self.rollups: list[Row] = []
+        self.missed: list[Row] = []
+        self.coverage: list[Row] = []
+        self.progress_us: dict[str, int] = {}
+        self.caps: dict[tuple[int, int], dict[str, float | None]] = {}
+        self.away: set[str] = set()
+        self.reads: list[str] = []
+        self.closed = False
+
+    def _read(self, name: str) -> None:
+        self.reads.append(name)
+        if self.away & {name, "*"}:
+            raise Away("no database")
+
+    def _table(self, name: str, method: str) -> list[Row]:
+        self._read(method)
+        return [dict(row) for row in self.tables.get(name, [])]
+
+    def keep(self, rows: Iterable[tuple[str, Row]]) -> None:
+        """What dbmanager does with RECORD rows, by natural key for the tables tests read back."""
+        keys = {"slices": ("name", "objective", "start_us", "revision"), "agreements": ("name", "version")}
+        for table, row in rows:
+            stored = self.tables.setdefault(table, [])
+            names = keys.get(table, ())
+            old = [other for other in stored if names and all(other[n] == row[n] for n in names)]
+            if old:
+                old[0].update(row)
+            else:
+                stored.append(dict(row))
+
+    def rollup_s(self) -> int:
+        self._read("rollup_s")
+        return 60
+
+    def agreements(self) -> list[Row]:
+        return self._table("agreements", "agreements")
+
+    def volumes(self) -> list[Row]:
+        return self._table("volumes", "volumes")
+
+    def gateways(self) -> list[Row]:
+        return self._table("gateways", "gateways")
+
+    def streams(self) -> list[Row]:
+        return self._table("streams", "streams")
+
+    def stream_count(self) -> int:
+        return len(self._table("streams", "stream_count"))
+
+    def progress(self) -> dict[str, int]:
+        self._read("progress")
+        return dict(self.progress_us)
+
+    def throttles_in_force(self) -> list[Row]:
+        return self._table("throttles", "throttles_in_force")
+
+    def open_episodes(self) -> list[Row]:
+        return [row for row in self._table("episodes", "open_episodes") if row["closed_us"] is None]
+
+    def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
+        newest: dict[int, Row] = {}
+        for row in self._table("slices", "slices"):
+            if (row["name"], row["objective"]) == (name, objective) and from_us <= row["start_us"] < to_us:
+                old = newest.get(row["start_us"])
+                if old is None or row["revision"] > old["revision"]:
+                    newest[row["start_us"]] = row
+        return [newest[start] for start in sorted(newest)]
+
+    def slice_inputs(
+        self, stream_ids: Collection[int], gateway_ids: Collection[str], from_us: int, to_us: int
+    ) -> Inputs:
+        self._read("slice_inputs")
+
+        def within(rows: list[Row], key: str, values: Collection[Any]) -> list[Row]:
+            return [row for row in rows if from_us <= row["slot_us"] < to_us and row[key] in values]
+
+        return Inputs(
+            within(self.rollups, "stream_id", stream_ids),
+            within(self.missed, "stream_id", stream_ids),
+            within(self.coverage, "gateway_id", gateway_ids),
+        )
+
+    def has_event(self, event_id: str, at_us: int) -> bool:
+        return any(row["event_id"] == event_id for row in self._table("events", "has_event"))
+
+    def newest_events(self, limit: int, until_us: int) -> list[Row]:
+        rows = [row for row in self._table("events", "newest_events") if row["at_us"] <= until_us]
+        return sorted(rows, key=lambda row: -row["at_us"])[:limit]
+
+    def processes(self) -> list[Row]:
+        return self._table("processes", "processes")
+
+    def last_audit(self, action: str) -> Row | None:
+        rows = [row for row in self._table("audit", "last_audit") if row["action"] == action]
+        return max(rows, key=lambda row: row["at_us"]) if rows else None
+
+    def policies(self) -> list[Row]:
+        return self._table("policies", "policies")
+
+    def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
+        self._read("policy_caps")
+        return self.caps.get((version, hour_of_week), {})
+
+    def close(self) -> None:
+        self.closed = True
+
+    # Filling it.
+
+    def add_stream(
+        self,
+        stream_id: int = 1,
+        volume: str = "vol-1",
+        client: str = "c",
+        gateway: str = GATEWAY,
+        first_us: int = 0,
+    ) -> None:
+        self.tables.setdefault("streams", []).append(
+            {"stream_id": stream_id, "gateway_id": gateway, "volume": volume, "client": client,
+             "backend": "b", "first_seen_us": first_us}
+        )  # fmt: skip
+
+    def add_slot(
+        self, slot_us: int, reads: int = 600, missed: int = 0, stream_id: int = 1, gateway: str = GATEWAY,
+        covered_us: int = MINUTE_US, gap_cuts: int = 0, threshold_us: int = 12_000,
+    ) -> None:  # fmt: skip
+        """One minute of one stream, ingested: rollup, missed, coverage and progress."""
+        hist = np.zeros(BUCKETS, dtype=np.int64)
+        hist[bucket_of_ns(5_000_000)] = reads
+        if reads:
+            self.rollups.append(
+                {"slot_us": slot_us, "stream_id": stream_id, "arrived": reads, "reads": reads, "writes": 0,
+                 "read_bytes": reads * 4096, "write_bytes": 0, "hist_read": hist,
+                 "hist_write": np.zeros(BUCKETS, dtype=np.int64)}
+            )  # fmt: skip
+            self.missed.append(
+                {"slot_us": slot_us, "stream_id": stream_id, "io": 0, "threshold_us": threshold_us,
+                 "counted": reads, "missed": missed}
+            )  # fmt: skip
+        self.coverage.append(
+            {
+                "slot_us": slot_us,
+                "gateway_id": gateway,
+                "covered_us": covered_us,
+                "cuts": 60,
+                "gap_cuts": gap_cuts,
+            }
+        )
+        self.progress_us[gateway] = max(self.progress_us.get(gateway, 0), slot_us + MINUTE_US)
+
+
+class FakeMailbox:
+    """Keeps what is posted; recipients in ``full`` have no room, and ``post_many`` finds ``room`` at most."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, frame.Frame]] = []
+        self.full: set[str] = set()
+        self.room = 1 << 30
+
+    def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
+        assert isinstance(recipients, str)
+        if recipients in self.full:
+            raise MailboxFull("services", (recipients,))
+        self.posted.append((recipients, frame.decode(payload)))
+
+    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
+        room = 0 if recipient in self.full else self.room
+        self.posted += [(recipient, frame.decode(payload)) for payload in payloads[:room]]
+        if len(payloads) > room:
+            raise MailboxFull("services", (recipient,), posted=room)
+
+    def take_posted(self, kind: Kind) -> list[tuple[str, dict[str, Any]]]:
+        """Headers of one kind posted since the last call; others stay."""
+        found = [(to, one.header) for to, one in self.posted if one.kind == kind]
+        self.posted = [(to, one) for to, one in self.posted if one.kind != kind]
+        return found
+
+
+class FakeBrain:
+    """Notes every call; ``decisions`` are returned by the next tick, ``view`` by snapshot."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.decisions: list[Decision] = []
+        self.released: list[str] = []
+        self.slas: list[Row] = []
+        self.only_seen: set[str] = set()
+
+    def can_throttle(self, volume: str) -> bool:
+        return volume not in self.only_seen
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*args: Any, **kwargs: Any) -> None:
+            self.calls.append((name, (*args, *kwargs.values())))
+
+        return note
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def last(self, name: str) -> Any:
+        return next(args for called, args in reversed(self.calls) if called == name)
+
+    def manual_release(
+        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+    ) -> list[str]:
+        self.calls.append(("manual_release", (volume, throttle_id, who)))
+        return self.released
+
+    def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
+        decisions, self.decisions = self.decisions, []
+        return decisions
+
+    def snapshot(self, unix_us: int, most: int) -> dict[str, Any]:
+        return {"gateways": [], "volumes": [], "slas": self.slas, "throttles": [], "backends": []}
+
+    def promise_states(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Row]:
+        found = {(row["name"], row["objective"]): row for row in self.slas}
+        return {key: found[key] for key in keys if key in found}
+
+
+class FakeLooker:
+    def __init__(self) -> None:
+        self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
+        self.catalog: Catalog | None = None
+        self.wanted = 0
+        self.trouble = ""
+
+    def set_catalog(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def look_for_policy(self) -> None:
+        self.wanted += 1
+
+
+class Bench:
+    """A core with everything around it faked, and the hands of the clock."""
+
+    def __init__(self, start: Start | None = None) -> None:
+        self.clock = FakeClock(unix_us=START_US)
+        self.main, self.app = FakeMailbox(), FakeMailbox()
+        self.brain, self.looker, self.documents = FakeBrain(), FakeLooker(), DocumentReader()
+        config = ServicesConfig()
+        self.journal = Journal(self.main, "test", config.outbox_limit_bytes)
+        outbox = Outbox({"*": self.main, "appserver": self.app}, 1 << 20)
+        start = start or Start()
+        self.core = Services(
+            config, self.brain, self.looker, self.documents, outbox, self.journal, start, self.clock
+        )
+
+    def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:
+        payload = frame.encode(kind, header, blob)
+        self.core.on_message(sender, payload, self.clock.monotonic_ns(), self.clock.unix_us())
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.clock.advance(seconds)
+        self.core.tick(self.clock.monotonic_ns(), self.clock.unix_us())
+
+    def request(self, op: str, body: Any, req: str = "r1") -> None:
+        header = {"req": req, "op": op, "who": "ann", "body": body}
+        self.message(Kind.REQUEST, header, sender="appserver")
+        self.documents.step()
+        self.tick()
+
+    def records(self) -> list[tuple[str, Row]]:
+        """Rows posted to dbmanager since the last call."""
+        return [
+            (table, row) for _, header in self.main.take_posted(Kind.RECORD) for table, row in header["rows"]
+        ]
+
+    def confirm(self, ok: bool = True, error: str = "") -> list[tuple[str, Row]]:
+        """dbmanager answers everything posted; returns the rows."""
+        rows = []
+        for _, header in self.main.take_posted(Kind.RECORD):
+            rows += [(table, row) for table, row in header["rows"]]
+            self.message(Kind.RECORDED, {"req": header["req"], "ok": ok, "error": error}, sender="dbmanager")
+        self.tick()
+        return rows
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [header for _, header in self.app.take_posted(Kind.RESPONSE)]

@@ -1,0 +1,204 @@
+"""Promises, cuts and small worlds that the tests of the brain share."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, IO_KINDS, MISSED_DTYPE, Cut
+from pmdaemon.wire.histogram import BUCKETS, TOTAL_READ, TOTAL_WRITE, bucket_of_ns, missed_upper
+from pmdaemon.wire.names import stream_id
+from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
+from sla_server.services.control.controller import Brain
+from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.simulation import UNIX_0_US, Simulation
+from sla_server.services.control.windows import Piece
+
+A = str(uuid.uuid5(uuid.NAMESPACE_DNS, "A"))
+B = str(uuid.uuid5(uuid.NAMESPACE_DNS, "B"))
+KEY = ("gold", "latency")
+
+
+def promise(volume: str = "gold", ms: float = 12, priority: Priority = Priority.GOLD, **over: Any) -> Promise:
+    values: dict[str, Any] = {
+        "sla": volume,
+        "version": 1,
+        "objective": "latency",
+        "priority": priority,
+        "volumes": (volume,),
+        "clients": ("*",),
+        "io": "any",
+        "percentile": 95.0,
+        "curve": (CurveStep(math.inf, round(ms * 1000)),),
+        "target_ratio": 0.995,
+        "slice_s": 60,
+        "floor_iops": 50.0,
+        "floor_bytes_per_s": 0.0,
+    }
+    return Promise(**{**values, **over})
+
+
+def volume_class(volume: str = "gold", priority: Priority = Priority.GOLD, **over: Any) -> VolumeClass:
+    return VolumeClass(volume, priority, (volume,), **over)
+
+
+def brain(
+    promises: Sequence[Promise] = (promise(),),
+    classes: Sequence[VolumeClass] = (volume_class(),),
+    mode: str = "enforce",
+    **settings: Any,
+) -> Brain:
+    made = Brain(ControlSettings(**settings))
+    made.set_agreements(promises, classes)
+    made.set_mode(mode)
+    return made
+
+
+def streams(gateway: str, *volumes: str, backend: str = "disk") -> list[dict[str, Any]]:
+    return [
+        {"id": stream_id(gateway, v, "client"), "volume": v, "client": "client", "backend": backend}
+        for v in volumes
+    ]
+
+
+def exports(*volumes: str, backend: str = "disk") -> list[dict[str, Any]]:
+    return [{"volume": v, "backend": backend} for v in volumes]
+
+
+def cut(
+    gateway: str,
+    seq: int,
+    ios: dict[str, tuple[int, float]],
+    *,
+    gen: int = 0,
+    epoch: int = 1,
+    thresholds_us: Sequence[int] = (12_000,),
+    end_s: float | None = None,
+    duration_s: float = 1.0,
+    held: int = 0,
+    starved_us: int = 0,
+) -> Cut:
+    """``ios``: volume to (I/Os completed, latency of each in ms). It ends at second ``seq`` unless told."""
+    counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
+    hist, missed = [], []
+    for row, (volume, (count, ms)) in enumerate(ios.items()):
+        counters[COL["stream_id"], row] = stream_id(gateway, volume, "client")
+        counters[COL["arrived"], row] = counters[COL["reads"], row] = count
+        counters[COL["read_bytes"], row] = count * 4096
+        counters[COL["cost_milli"], row] = round(count * 1062.5)
+        counters[COL["held"], row] = held
+        if count:
+            hist.append((row, bucket_of_ns(round(ms * 1e6)), count))
+            missed += [(row, IO_ANY, t, count, count if ms * 1000 > t else 0) for t in thresholds_us]
+    end = seq if end_s is None else end_s
+    return Cut(
+        gateway,
+        epoch,
+        seq,
+        UNIX_0_US + round((end - duration_s) * 1e6),
+        round(duration_s * 1e6),
+        gen,
+        1,
+        counters,
+        np.array(hist, dtype=HIST_DTYPE),
+        np.array(missed, dtype=MISSED_DTYPE),
+        starved_us=starved_us,
+    )
+
+
+class Desk:
+    """Feeds a brain by hand, a second at a time."""
+
+    def __init__(self, made: Brain, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
+        self.brain, self.second = made, 0
+        for gateway, volumes in volumes_of:
+            made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
+            made.add_streams(gateway, streams(gateway, *volumes))
+
+    @property
+    def now_ns(self) -> int:
+        return 1_000_000_000 + self.second * 1_000_000_000
+
+    @property
+    def unix_us(self) -> int:
+        return UNIX_0_US + self.second * 1_000_000
+
+    def step(self, *cuts: tuple[str, dict[str, tuple[int, float]], int], held: int = 0) -> list[Any]:
+        """A second passes; ``cuts``: (gateway, ios, generation); returns the tick's decisions."""
+        self.second += 1
+        for gateway, ios, gen in cuts:
+            made = cut(gateway, self.second, ios, gen=gen, held=held)
+            self.brain.add_cut(made, self.unix_us, 0, False, self.now_ns)
+        return self.brain.tick(self.now_ns, self.unix_us)
+
+
+def caps_of(decisions: Sequence[Any], gateway: str) -> SetCaps:
+    (found,) = [d for d in decisions if isinstance(d, SetCaps) and d.gateway_id == gateway]
+    return found
+
+
+def events_of(decisions: Sequence[Any], kind: str = "") -> list[RaiseEvent]:
+    return [d for d in decisions if isinstance(d, RaiseEvent) and (not kind or d.kind == kind)]
+
+
+def rows_of(decisions: Sequence[Any]) -> list[dict[str, Any]]:
+    return [d.row for d in decisions if isinstance(d, RecordThrottle)]
+
+
+def simulation(made: Brain, seed: int, **over: Any) -> Simulation:
+    return Simulation(made, seed, **over)
+
+
+def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Piece:
+    """What ``cut`` says of ``promise``, worked out alone: what batches must agree with.
+
+    Args:
+        cut: a decoded cut.
+        in_scope: shape (cut.rows,), which of its rows belong to the promise.
+        promise: gives io kind and thresholds.
+    """
+    done_all = (cut.column("reads") + cut.column("writes"))[in_scope].sum()
+    if promise.io == "any":
+        done = int(done_all)
+    else:
+        done = int(cut.column("reads" if promise.io == "read" else "writes")[in_scope].sum())
+    arrived = int(cut.column("arrived")[in_scope].sum())
+    # Arrivals are not counted by kind: assume the mix of what completed.
+    offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
+    hist = _hist(cut, in_scope, promise.io)
+    missed, inexact = _missed(cut, in_scope, promise, done, hist)
+    waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
+    return Piece(cut.gateway_id, cut.duration_us, offered, done, missed, hist, waiting, inexact)
+
+
+def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> npt.NDArray[np.int64]:
+    bucket = cut.hist["bucket"].astype(np.int64)
+    chosen = in_scope[cut.hist["row"]] & (bucket < TOTAL_WRITE + BUCKETS)
+    if io == "read":
+        chosen &= bucket < TOTAL_WRITE
+    elif io == "write":
+        chosen &= bucket >= TOTAL_WRITE
+    folded = bucket[chosen] - np.where(bucket[chosen] >= TOTAL_WRITE, TOTAL_WRITE, TOTAL_READ)
+    return np.bincount(folded, weights=cut.hist["count"][chosen], minlength=BUCKETS).astype(np.int64)
+
+
+def _missed(
+    cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise, done: int, hist: npt.NDArray[np.int64]
+) -> tuple[dict[int, int], bool]:
+    entries = cut.missed[in_scope[cut.missed["row"]] & (cut.missed["io"] == IO_KINDS[promise.io])]
+    missed: dict[int, int] = {}
+    inexact = False
+    for step in promise.curve:
+        chosen = entries[entries["threshold_us"] == step.threshold_us]
+        if int(chosen["counted"].sum()) == done:
+            missed[step.threshold_us] = int(chosen["missed"].sum())
+        else:
+            missed[step.threshold_us] = missed_upper(hist, step.threshold_us)
+            inexact = True
+    return missed, inexact

@@ -1,8 +1,0 @@
-"""Samples are shared with tests/db."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "db"))

@@ -1,0 +1,394 @@
+"""The link's brain between a fake plane and a fake server."""
+
+import pytest
+
+from gateway_agent.link import state_files
+from gateway_agent.link.errors import PlaneLost, ServerLost
+from gateway_agent.link.session import State
+from gateway_agent.link.spool import Spool
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.names import stream_id
+from tests.support.link import EPOCH, Bench, FakePlane, caps, thresholds, welcome
+
+
+@pytest.fixture
+def plane():
+    return FakePlane()
+
+
+@pytest.fixture
+def bench(tmp_path, plane):
+    made = Bench(tmp_path, plane)
+    made.connect_server()
+    return made
+
+
+def test_registration_speaks_in_the_order_of_the_contract(bench):
+    assert bench.server.kinds == [Kind.HELLO, Kind.SCHEMA, Kind.REGISTER]
+    assert bench.server.last(Kind.HELLO)["ep"] == EPOCH
+    exports = bench.server.last(Kind.REGISTER)["exports"]
+    assert exports == [
+        {"volume": "vol-1", "backend": "b0", "size_bytes": 4096, "read_only": False, "source": "nbd"}
+    ]
+    assert bench.core.session.state is State.REGISTERED
+
+
+def test_a_poll_makes_one_cut_and_closes_with_a_reply(bench, plane):
+    plane.io(reads=3)
+    bench.clock.advance(1)
+    reply = bench.poll(start=(EPOCH, 1))
+    assert bench.server.kinds[-3:] == [Kind.STREAMS, Kind.CUT, Kind.REPLY]
+    assert (reply["cuts"], reply["first"], reply["last"]) == (1, [EPOCH, 1], [EPOCH, 1])
+    one = bench.server.cuts[EPOCH, 1]
+    assert one.duration_us == 1_000_000
+    assert one.column("reads").tolist() == [3]
+    assert one.column("stream_id").tolist() == [stream_id(one.gateway_id, "vol-1", "c")]
+    assert one.hist["count"].tolist() == [3]
+    assert one.extra["dp"] == {"nbd-0": 1001}
+
+
+def test_an_idle_poll_covers_its_time_with_a_cut_without_rows(bench):
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 1))
+    one = bench.server.cuts[EPOCH, 1]
+    assert (one.rows, one.duration_us) == (0, 1_000_000)
+
+
+def test_streams_are_announced_once_and_before_their_first_cut(bench, plane):
+    plane.io()
+    bench.poll(start=(EPOCH, 1))
+    plane.io()
+    bench.poll(start=(EPOCH, 2))
+    assert len(bench.server.headers[Kind.STREAMS]) == 1
+    assert bench.server.kinds.index(Kind.STREAMS) < bench.server.kinds.index(Kind.CUT)
+
+
+def test_a_new_session_hears_all_streams_again(bench, plane):
+    plane.io()
+    bench.poll(start=(EPOCH, 1))
+    bench.core.server_lost("test")
+    bench.connect_server()
+    assert len(bench.server.headers[Kind.STREAMS]) == 2
+    assert bench.server.last(Kind.REGISTER)["spool"] == [[EPOCH, 1, 1]]
+
+
+def test_only_an_ack_lets_the_agent_forget(bench, plane):
+    for _ in range(3):
+        plane.io()
+        bench.poll(start=(EPOCH, 1))
+    assert bench.server.order == [(EPOCH, 1), (EPOCH, 1), (EPOCH, 2), (EPOCH, 1), (EPOCH, 2), (EPOCH, 3)]
+    reply = bench.poll(ack=[(EPOCH, 2)], start=(EPOCH, 3))
+    assert reply["first"] == [EPOCH, 3]
+    assert bench.spool.epochs() == [[EPOCH, 3, 4]]
+
+
+def test_rewind_sends_the_same_cuts_again(bench, plane):
+    for seq in (1, 2, 3):
+        plane.io()
+        bench.poll(start=(EPOCH, seq))
+    reply = bench.poll(ack=[(EPOCH, 1)], start=(EPOCH, 2))
+    assert (reply["first"], reply["last"], reply["cuts"]) == ([EPOCH, 2], [EPOCH, 4], 3)
+
+
+def test_without_polls_the_agent_cuts_by_itself_after_one_and_a_half_intervals(bench, plane):
+    plane.io()
+    bench.pass_time(1.4)
+    assert bench.spool.cuts == 0
+    bench.pass_time(0.2)
+    assert bench.spool.cuts == 1
+    reply = bench.poll(start=(EPOCH, 1))
+    assert reply["cuts"] == 2
+
+
+def test_next_due_time_is_that_of_the_own_cut(bench):
+    bench.poll()
+    assert bench.core.next_due_ns() == bench.clock.monotonic_ns() + 1_500_000_000
+
+
+def test_caps_reach_the_plane_and_are_acknowledged_by_proof(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.clock.advance(0.5)
+    bench.say(caps(7))
+    assert (Kind.DP_CAPS, 7) in [(kind, header.get("gen")) for kind, header in plane.commands]
+    assert bench.server.last(Kind.CAPS_ACK) == {"gen": 7, "ok": True, "reason": ""}
+    bench.clock.advance(0.5)
+    bench.poll(start=(EPOCH, 2))
+    assert [bench.server.cuts[EPOCH, seq].throttle_gen for seq in (1, 2, 3)] == [0, -1, 7]
+
+
+def test_caps_and_poll_in_one_write_make_one_cut(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.clock.advance(1)
+    bench.say(caps(7), bench.server.poll(start=(EPOCH, 2)))
+    assert bench.spool.cuts == 2
+    assert bench.server.last(Kind.CAPS_ACK)["gen"] == 7
+
+
+def test_caps_are_not_acknowledged_while_the_plane_is_silent(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    plane.answers = False
+    bench.say(caps(7))
+    bench.pass_time(0.3)
+    assert Kind.CAPS_ACK not in bench.server.headers
+    plane.answers = True
+    bench.carry()
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.last(Kind.CAPS_ACK)["gen"] == 7
+
+
+def test_refused_caps_are_reported_as_refused(bench, plane):
+    plane.refuses_caps = True
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps(7))
+    assert Kind.CAPS_ACK not in bench.server.headers
+    bench.poll(start=(EPOCH, 2))
+    acknowledgement = bench.server.last(Kind.CAPS_ACK)
+    assert not acknowledgement["ok"]
+    assert "nbd-0" in acknowledgement["reason"]
+
+
+def test_a_gateway_without_planes_refuses_caps(tmp_path):
+    bench = Bench(tmp_path)
+    bench.connect_server()
+    bench.poll()
+    bench.say(caps(3))
+    assert bench.server.last(Kind.CAPS_ACK)["ok"] is False
+
+
+def test_lease_is_passed_on_and_its_end_is_told(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps(7, lease_us=3_000_000))
+    bench.pass_time(2)
+    bench.poll(lease=True)
+    assert plane.commands[-2][0] is Kind.DP_LEASE
+    bench.pass_time(2)
+    assert Kind.ALERT not in bench.server.headers
+    bench.pass_time(1)
+    assert bench.server.last(Kind.ALERT)["kind"] == "lease-expired"
+
+
+def test_a_plane_that_comes_back_gets_caps_for_the_rest_of_their_lease_and_thresholds(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps(7), thresholds(4))
+    bench.core.plane_lost("nbd-0", "died")
+    bench.clock.advance(10)
+    plane.commands.clear()
+    bench.connect_plane(plane)
+    sent = dict(plane.commands)
+    assert sent[Kind.DP_CAPS]["lease_us"] == 20_000_000
+    assert sent[Kind.DP_THRESHOLDS]["version"] == 4
+    bench.core.plane_lost("nbd-0", "died")
+    bench.clock.advance(20)
+    plane.commands.clear()
+    bench.connect_plane(plane)
+    assert Kind.DP_CAPS not in dict(plane.commands)
+
+
+def test_thresholds_in_force_already_are_acknowledged_and_nothing_else(bench, plane, monkeypatch):
+    bench.poll(start=(EPOCH, 1))
+    bench.say(thresholds(4))
+    plane.commands.clear()
+    monkeypatch.setattr(
+        state_files, "write_json", None
+    )  # nothing is written: services says it at each registration
+    bench.say(thresholds(4))
+    assert bench.server.last(Kind.THRESHOLDS_ACK) == {"version": 4}
+    assert plane.commands == []
+
+
+def test_thresholds_are_acknowledged_kept_and_counted_from_a_cut_boundary(bench, plane, tmp_path):
+    bench.poll(start=(EPOCH, 1))
+    plane.io(reads=2)
+    bench.say(thresholds(4))
+    assert bench.server.last(Kind.THRESHOLDS_ACK) == {"version": 4}
+    plane.io(reads=5)
+    bench.poll(start=(EPOCH, 2))
+    versions = [(cut.threshold_version, int(cut.column("reads").sum())) for cut in bench.server.cuts.values()]
+    assert versions == [(0, 0), (0, 2), (4, 5)]
+    restarted = Bench(tmp_path, plane, epoch=43)
+    assert [h["version"] for k, h in plane.commands if k is Kind.DP_THRESHOLDS] == [4, 4]
+    assert restarted.core.session.state is State.CLOSED
+
+
+def test_a_stalled_plane_is_left_out_told_once_and_its_counts_come_later(tmp_path):
+    clock = FakeClock()
+    good, bad = FakePlane("nbd-0", clock), FakePlane("nbd-1", clock, ("vol-2",))
+    bench = Bench(tmp_path, good, bad)
+    bench.connect_server()
+    bench.poll(start=(EPOCH, 1))
+    bad.answers = False
+    good.io("vol-1", 3)
+    bad.io("vol-2", 4)
+    bench.clock.advance(1)
+    bench.say(bench.server.poll(start=(EPOCH, 2)))
+    assert bench.server.headers[Kind.REPLY][-1]["poll"] == 1  # it still waits for nbd-1
+    bench.pass_time(0.2)
+    assert bench.server.last(Kind.REPLY)["poll"] == 2
+    assert bench.server.reads() == 3
+    assert [a["kind"] for a in bench.server.headers[Kind.ALERT]] == ["plane-stalled"]
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 3))  # not waited for a second time
+    assert bench.server.last(Kind.REPLY)["poll"] == 3
+    bad.answers = True
+    bench.carry()
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 4))
+    assert bench.server.reads() == 7
+    assert [a["kind"] for a in bench.server.headers[Kind.ALERT]] == ["plane-stalled", "plane-back"]
+
+
+def test_a_dead_plane_is_told_and_makes_no_cut(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.core.plane_lost("nbd-0", "connection reset")
+    bench.carry()
+    alert = bench.server.last(Kind.ALERT)
+    assert (alert["kind"], alert["severity"]) == ("plane-died", "critical")
+    reply = bench.poll(start=(EPOCH, 2))
+    assert (reply["cuts"], reply["first"]) == (0, None)
+
+
+def test_alerts_without_a_session_wait_for_the_next(bench):
+    bench.core.server_lost("test")
+    bench.core.plane_lost("nbd-0", "died")
+    bench.connect_server()
+    assert Kind.ALERT not in bench.server.headers
+    bench.poll()
+    assert bench.server.last(Kind.ALERT)["kind"] == "plane-died"
+
+
+def test_changed_exports_are_registered_again(bench, plane):
+    bench.poll()
+    plane.volumes = ("vol-1", "vol-9")
+    bench.core.plane_data("nbd-0", plane.hello())
+    bench.carry()
+    assert [e["volume"] for e in bench.server.last(Kind.REGISTER)["exports"]] == ["vol-1", "vol-9"]
+    assert len(bench.server.headers[Kind.REGISTER]) == 2
+    bench.core.plane_data("nbd-0", plane.hello())
+    bench.carry()
+    assert len(bench.server.headers[Kind.REGISTER]) == 2
+
+
+def test_a_silent_server_is_given_up_after_three_intervals_and_ten_seconds(bench):
+    bench.poll()
+    bench.pass_time(12.9)
+    bench.clock.advance(0.2)
+    with pytest.raises(ServerLost, match="silent"):
+        bench.core.tick()
+
+
+def test_unknown_kinds_are_answered_and_forgotten(bench):
+    bench.say(frame.encode(63, {}), frame.encode(Kind.DP_CAPS, {}))
+    assert [h["kind"] for h in bench.server.headers[Kind.UNSUPPORTED]] == [63, Kind.DP_CAPS]
+    assert bench.core.session.state is State.REGISTERED
+
+
+def test_a_frame_out_of_turn_ends_the_session_with_a_reason(bench):
+    with pytest.raises(ServerLost, match="WELCOME is not allowed while registered"):
+        bench.core.server_data(welcome())
+    bench.carry()
+    assert "WELCOME" in bench.server.last(Kind.ERROR)["text"]
+
+
+def test_goodbye_of_the_server_ends_the_session(bench):
+    with pytest.raises(ServerLost, match="maintenance"):
+        bench.core.server_data(frame.encode(Kind.BYE, {"reason": "maintenance"}))
+
+
+def test_a_plane_that_breaks_the_protocol_is_dropped(bench, plane):
+    with pytest.raises(PlaneLost, match="nobody asked for"):
+        bench.core.plane_data("nbd-0", plane._collect(0))
+    with pytest.raises(PlaneLost, match="malformed"):
+        bench.core.plane_data("nbd-0", b"\x09\0\0\0\xff\xff\0\0")
+
+
+def test_a_plane_of_another_name_is_refused(bench):
+    with pytest.raises(PlaneLost, match="control_socket"):
+        bench.core.plane_data("nbd-0", FakePlane("nbd-1").hello())
+
+
+def test_a_backlog_is_answered_in_parts_with_the_newest_live(bench, plane, monkeypatch):
+    monkeypatch.setattr("gateway_agent.link.reply.BACKLOG_BYTES", 1000)
+    for _ in range(8):
+        plane.io()
+        bench.pass_time(1.5)
+    first = bench.poll(start=(EPOCH, 1))
+    assert first["cuts"] < 9
+    assert bench.server.live == [(EPOCH, 9)]
+    start = first["last"][1] + 1
+    while (EPOCH, 9) not in bench.server.cuts:
+        start = bench.poll(start=(EPOCH, start))["last"][1] + 1
+    assert bench.server.reads() == 8
+
+
+def test_a_poll_from_behind_all_cuts_asks_for_the_newest_alone(bench, plane):
+    for _ in range(3):
+        plane.io()
+        bench.pass_time(1.5)
+    reply = bench.poll(start=(EPOCH, 1 << 62))
+    assert reply["cuts"] == 0
+    (newest,) = bench.server.live
+    assert not bench.server.cuts
+    assert bench.poll(start=(EPOCH, 1))["last"] == [EPOCH, newest[1] + 1], "the poll itself made one"
+    assert bench.server.live == [newest]
+
+
+def test_a_full_disk_loses_nothing_and_is_told(bench, plane, monkeypatch):
+    bench.poll(start=(EPOCH, 1))
+    plane.io(reads=2)
+
+    def no_space(_self, _offset, _buffers):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pmdaemon.diskqueue.storage.FileStorage.write", no_space)
+        assert bench.poll(start=(EPOCH, 2))["cuts"] == 0
+        assert bench.server.last(Kind.ALERT)["kind"] == "spool-write-failed"
+    plane.io(reads=3)
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.reads() == 5
+
+
+def test_what_caps_held_for_too_long_is_in_the_cut_and_one_event_tells_of_ten_minutes(bench, plane):
+    for second in range(1, 700):
+        plane.late = {"vol-1": [10, 6_000_000 + second]}
+        bench.clock.advance(1)
+        bench.poll(start=(EPOCH, second))
+        assert bench.server.cuts[EPOCH, second].extra["late"] == {"vol-1": [10, 6_000_000 + second]}
+    alerts = [header for header in bench.server.headers[Kind.ALERT] if header["kind"] == "throttle-bound-hit"]
+    assert [alert["details"]["ios"] for alert in alerts] == [10, 6000]
+    assert alerts[1]["details"]["longest_us"] == 6_000_601
+    assert alerts[1]["details"]["subject"] == "vol-1"
+    assert "queue depth" in alerts[0]["text"]
+
+
+def test_a_cut_says_nothing_of_delays_when_there_are_none(bench, plane):
+    plane.io()
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 1))
+    assert "late" not in bench.server.cuts[EPOCH, 1].extra
+
+
+def test_a_plane_that_stops_is_collected_until_it_has_nothing_more_and_its_end_is_no_alert(bench, plane):
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 1))
+    plane.io(reads=5)
+    bench.core.plane_data("nbd-0", plane.stop())
+    bench.carry()
+    assert plane.is_emptied
+    bench.core.plane_lost("nbd-0", "closed")
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.reads() == 5
+    assert Kind.ALERT not in bench.server.kinds
+
+
+def test_a_spool_whose_damage_cost_cuts_is_an_alert(tmp_path, monkeypatch):
+    monkeypatch.setattr(Spool, "_count_holes", lambda _spool: 2)
+    bench = Bench(tmp_path)
+    bench.connect_server()
+    bench.poll()
+    [alert] = bench.server.headers[Kind.ALERT]
+    assert (alert["kind"], alert["severity"], alert["details"]["lost"]) == ("spool-damaged", "critical", 2)
+    assert "2 cuts in the spool were damaged" in alert["text"]

@@ -1,0 +1,111 @@
+"""Samples into cuts."""
+
+import numpy as np
+import pytest
+
+from gateway_agent.link import merge
+from gateway_agent.link.streams import StreamBook
+from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
+from pmdaemon.wire import cut
+from pmdaemon.wire.names import stream_id
+from tests.support.link import GATEWAY, counters
+
+SECOND = 1_000_000_000
+
+
+def sample(source="nbd-0", start=0, end=SECOND, rows=(), streams=None, tg=5, ts=3, **more):
+    streams = streams or tuple(StreamKey(f"{source}-v{i}", "c", "b") for i in range(len(rows)))
+    return Sample(
+        source, start, end, 1_000 + start // 1000, tg, ts, tuple(streams), cut.rows_array(list(rows)),
+        more.pop("hist", no_hist()), more.pop("missed", no_missed()), **more,
+    )  # fmt: skip
+
+
+def merged(*group, marks=None):
+    identity = merge.CutIdentity(GATEWAY, 9, 4, marks or {})
+    return merge.make_cut(group, StreamBook(GATEWAY, None), identity)
+
+
+def names(groups):
+    return [[item.source for item in group] for group in groups]
+
+
+def test_planes_collected_together_share_a_cut():
+    one, two = sample(), sample("nbd-1", start=3_000_000, end=SECOND + 2_000_000)
+    assert names(merge.groups([one, two])) == [["nbd-0", "nbd-1"]]
+
+
+def test_intervals_that_differ_make_separate_cuts_oldest_first():
+    late = sample("nbd-1", start=-2 * SECOND)
+    assert names(merge.groups([late, sample()])) == [["nbd-1"], ["nbd-0"]]
+    assert names(merge.groups([sample(), late])) == [["nbd-1"], ["nbd-0"]]
+
+
+def test_threshold_versions_are_never_mixed_but_a_source_without_goes_with_any():
+    host = sample("host", tg=None, ts=None)
+    assert names(merge.groups([sample(ts=3), sample("nbd-1", ts=4), host])) == [["nbd-0", "host"], ["nbd-1"]]
+
+
+def test_two_samples_of_one_source_are_never_merged():
+    assert len(merge.groups([sample(), sample()])) == 2
+
+
+@pytest.mark.parametrize(
+    ("generations", "expected"),
+    [((5, 5), 5), ((5, 6), -1), ((-1, 5), -1), ((None, 5), 5), ((None, None), 0), ((0, 0), 0)],
+)
+def test_generation_is_the_common_one_or_minus_one(generations, expected):
+    group = [sample(f"s{i}", tg=tg) for i, tg in enumerate(generations)]
+    assert merged(*group).throttle_gen == expected
+
+
+def test_interval_runs_from_the_earliest_start_to_the_earliest_end():
+    """So that the next cut, which starts where the earliest ended, neither overlaps nor leaves a hole."""
+    one = merged(sample(start=5_000_000), sample("nbd-1", start=0, end=SECOND + 7_000_000))
+    assert (one.start_unix_us, one.duration_us) == (1_000, 1_000_000)
+
+
+def test_a_cut_is_as_starved_as_the_most_starved_of_its_planes():
+    group = (sample(starved_us=3_000), sample("nbd-1", starved_us=90_000), sample("host"))
+    assert cut.decode(cut.encode(merged(*group))).starved_us == 90_000
+
+
+def test_identity_marks_and_version_are_taken_over():
+    one = merged(sample(), marks={"nbd-0": 12, "nbd-1": 3})
+    assert (one.gateway_id, one.epoch, one.seq) == (GATEWAY, 9, 4)
+    assert (one.threshold_version, one.extra["dp"]) == (3, {"nbd-0": 12, "nbd-1": 3})
+
+
+def test_rows_keep_their_histograms_and_misses_when_idle_rows_are_left_out():
+    idle, busy = counters(0, cum_reads=50), counters(4, cum_reads=9)
+    hist = np.array([(1, 30, 4)], dtype=cut.HIST_DTYPE)
+    missed = np.array([(1, 0, 5000, 4, 2)], dtype=cut.MISSED_DTYPE)
+    first = sample(rows=[idle, busy], hist=hist, missed=missed)
+    second = sample("nbd-1", rows=[idle, busy], hist=hist, missed=missed)
+    one = cut.decode(cut.encode(merged(first, second)))
+    assert one.rows == 2
+    expected = sorted(stream_id(GATEWAY, volume, "c") for volume in ("nbd-0-v1", "nbd-1-v1"))
+    assert one.column("stream_id").tolist() == expected
+    assert sorted(one.hist["row"].tolist()) == sorted(one.missed["row"].tolist()) == [0, 1]
+    assert one.column("cum_reads").tolist() == [9, 9]
+
+
+def test_a_row_that_only_waits_is_kept():
+    assert merged(sample(rows=[counters(held=1)])).rows == 1
+
+
+def test_no_rows_at_all_is_a_cut_that_covers_its_time():
+    one = cut.decode(cut.encode(merged(sample(rows=[counters()]))))
+    assert (one.rows, one.duration_us) == (0, 1_000_000)
+
+
+def test_one_stream_in_two_planes_is_one_row_with_the_sums():
+    key = (StreamKey("vol", "c", "b"),)
+    first = sample(rows=[counters(4, 10)], streams=key, hist=np.array([(0, 30, 4)], dtype=cut.HIST_DTYPE))
+    second = sample(
+        "nbd-1", rows=[counters(1, 2)], streams=key, hist=np.array([(0, 30, 1)], dtype=cut.HIST_DTYPE)
+    )
+    one = merged(first, second)
+    assert one.rows == 1
+    assert (one.column("reads").tolist(), one.column("cum_reads").tolist()) == ([5], [12])
+    assert one.dense_hist(0, 99)[0, 30] == 5

@@ -1,0 +1,316 @@
+import contextlib
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from gateway_agent.errors import BackingFileError, ExportRefused
+from gateway_agent.nbd import exports
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.config import PlaneConfig
+from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.file_session import FileSession
+from gateway_agent.nbd.jobs import MAX_JOBS, Turns
+from gateway_agent.nbd.loop import IN
+from gateway_agent.nbd.storage import Storage
+from pmdaemon.wire.cut import COL
+from tests.support.nbd import MIB, FakeSocket, Rig, replies
+
+
+class Pool:
+    """Runs each job when the test says so."""
+
+    most_jobs, is_loop = MAX_JOBS, False
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        self.jobs.append(job)
+
+    def run(self):
+        jobs, self.jobs = self.jobs, []
+        for job in reversed(jobs):  # workers finish in any order
+            job.run()
+            job.done(job)
+
+
+class Client:
+    def __init__(self, path, kind, read_only=False):
+        self.storage = Storage("vol-1", str(path), read_only=read_only)
+        self.rig, self.sock = Rig(size_bytes=self.storage.facts.size_bytes), FakeSocket()
+        self.stream = self.rig.stream()
+        self.pool = Pool() if kind == "workers" else None
+        self.session = self.another(self.sock)
+
+    def another(self, sock):
+        """A second connection to the same volume, done by the same runner."""
+        parts = (self.rig.context, sock, self.rig.volume, self.stream, self.storage, self.storage.facts)
+        if not self.pool:
+            self.turns = getattr(self, "turns", None) or Turns(self.rig.loop)
+        return FileSession(*parts, self.pool or self.turns)
+
+    def say(self, *data):
+        if joined := b"".join(data):
+            self.sock.incoming.append(joined)
+        while True:
+            before = len(self.sock.incoming), sum(map(len, self.sock.incoming))
+            if self.sock.incoming and self.rig.loop.masks.get(self.sock.fileno(), 0) & IN:
+                self.rig.loop.handlers[self.sock.fileno()](IN)
+            jobs = bool(self.pool and self.pool.jobs)
+            if self.pool:
+                self.pool.run()
+            jobs |= self.rig.loop.turn()
+            if not jobs and before == (len(self.sock.incoming), sum(map(len, self.sock.incoming))):
+                return
+
+    def row(self):
+        return dict(zip(COL, self.stream.take().row, strict=True))
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "disk.img"
+    path.write_bytes(bytes(range(256)) * 4096)
+    return path
+
+
+@pytest.fixture(params=["loop", "workers"])
+def client(request, path):
+    client = Client(path, request.param)
+    yield client
+    client.session.close("test is over")
+    client.storage.release()
+
+
+def read(cookie, offset, length):
+    return p.request(p.Cmd.READ, cookie, offset, length)
+
+
+def write(cookie, offset, payload, flags=0):
+    return p.request(p.Cmd.WRITE, cookie, offset, len(payload), flags) + payload
+
+
+def test_what_is_written_is_read_and_is_in_the_file(client, path):
+    payload = os.urandom(10_000)
+    client.say(write(1, 777, payload, p.CMD_FLAG_FUA))
+    client.say(read(2, 777, 10_000), read(3, 0, 4), p.request(p.Cmd.FLUSH, 4, 0, 0))
+    found = {cookie: (error, data) for cookie, error, data in replies(client.sock.sent, {2: 10_000, 3: 4})}
+    assert found == {1: (0, b""), 2: (0, payload), 3: (0, bytes(range(4))), 4: (0, b"")}
+    assert path.read_bytes()[777:10_777] == payload
+    row = client.row()
+    assert (row["reads"], row["writes"], row["others"], row["read_bytes"]) == (2, 1, 1, 10_004)
+    assert row["inflight"] == 0
+
+
+def test_writes_larger_than_the_buffer_arrive_whole(client, path):
+    payload = os.urandom(MIB - 1)
+    with open(path, "ab") as file:
+        file.truncate(8 * MIB)
+    client.session._facts = p.ExportFacts(8 * MIB, client.storage.facts.flags)
+    big = payload * 3
+    client.say(write(1, 5, big), read(2, 5, len(big)))
+    found = {item[0]: item for item in replies(client.sock.sent, {2: len(big)})}
+    assert found[1][1] == 0
+    assert path.read_bytes()[5 : 5 + len(big)] == big
+
+
+def test_trim_and_write_zeroes_make_zeroes(client, path):
+    client.say(p.request(p.Cmd.WRITE_ZEROES, 1, 100, 300_000))
+    client.say(p.request(p.Cmd.WRITE_ZEROES, 2, 400_000, 10_000, p.CMD_FLAG_NO_HOLE | p.CMD_FLAG_FUA))
+    client.say(p.request(p.Cmd.TRIM, 3, 500_000, 4096))
+    assert sorted(item[:2] for item in replies(client.sock.sent)) == [(1, 0), (2, 0), (3, 0)]
+    content = path.read_bytes()
+    assert len(content) == MIB
+    assert content[100:300_100] == bytes(300_000)
+    assert content[400_000:410_000] == bytes(10_000)
+    assert content[99] == 99
+    assert content[300_100] == 300_100 % 256
+
+
+def test_a_file_that_became_shorter_is_an_error_and_not_zeroes(client, path):
+    os.truncate(path, 4096)
+    client.say(read(1, 4000, 512), read(2, 0, 512))
+    assert sorted((item[0], item[1]) for item in replies(client.sock.sent, {2: 512})) == [(1, p.EIO), (2, 0)]
+    assert client.row()["errors"] == 1
+
+
+def test_disc_closes(client):
+    client.say(read(1, 0, 512), p.request(p.Cmd.DISC, 0, 0, 0))
+    assert len(client.sock.sent) == 528
+    assert client.session.is_closed
+
+
+def test_a_client_that_does_not_read_is_served_no_further(client):
+    client.sock.window = 600
+    client.say(*(read(n, 0, 512) for n in range(300)))
+    assert len(client.sock.sent) == 600
+    while len(client.sock.sent) < 300 * 528:
+        before = len(client.sock.sent)
+        client.rig.open_window(client.sock, 5000)
+        client.say()
+        assert len(client.sock.sent) > before
+    assert sorted(item[0] for item in replies(client.sock.sent, dict.fromkeys(range(300), 512))) == list(
+        range(300)
+    )
+
+
+def test_a_session_has_a_bounded_number_of_jobs(path):
+    client = Client(path, "workers")
+    client.rig.deliver(client.sock, b"".join(read(n, 0, 512) for n in range(500)))
+    assert len(client.pool.jobs) == MAX_JOBS
+    assert client.session.gauges() == (500, 0)
+    while client.pool.jobs:
+        client.pool.run()
+    assert len(client.sock.sent) == 500 * 528
+
+
+def test_results_for_a_session_that_is_closed_are_dropped(path):
+    client = Client(path, "workers")
+    client.rig.deliver(client.sock, read(1, 0, 512))
+    client.session.close("gone")
+    client.pool.run()
+    assert not client.sock.sent
+
+
+def test_read_only_files_are_announced_and_kept_so(path):
+    client = Client(path, "loop", read_only=True)
+    assert client.storage.facts.flags & p.TX_READ_ONLY
+    assert not client.storage.facts.flags & p.TX_SEND_TRIM
+    client.say(write(1, 0, b"abc"), p.request(p.Cmd.TRIM, 2, 0, 512))
+    assert [item[:2] for item in replies(client.sock.sent)] == [(1, p.EPERM), (2, p.EPERM)]
+    assert path.read_bytes()[:3] == bytes(range(3))
+
+
+def test_a_file_that_is_not_there_says_what_to_do(tmp_path):
+    with pytest.raises(BackingFileError, match="Correct `file`"):
+        Storage("vol-1", str(tmp_path / "nope"), read_only=False)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 511, 1000])
+def test_a_size_that_clients_cannot_use_is_told(tmp_path, size_bytes):
+    odd = tmp_path / "odd.img"
+    odd.write_bytes(bytes(size_bytes))
+    with pytest.raises(BackingFileError, match=f"{size_bytes} bytes is not a multiple of 512"):
+        Storage("vol-1", str(odd), read_only=True)
+
+
+def test_a_directory_is_no_volume(tmp_path):
+    with pytest.raises(BackingFileError, match="neither a regular file nor a block device"):
+        Storage("vol-1", str(tmp_path), read_only=True)
+
+
+def plane_of(tmp_path, **more):
+    rig, learned = Rig(), []
+    entries = [
+        {"volume": "here", "backend": "b", "file": str(tmp_path / "here.img")},
+        {"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img"), **more},
+    ]
+    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": entries}
+    (tmp_path / "here.img").write_bytes(bytes(4096))
+    table = ExportTable(PlaneConfig.model_validate(config), rig.context, lambda: learned.append(1))
+    return rig, table, learned
+
+
+def test_a_missing_file_costs_its_own_export_only(tmp_path, monkeypatch):
+    said = []
+    log = SimpleNamespace(error=lambda event, **_: said.append(event), info=lambda *_, **__: None)
+    monkeypatch.setattr(exports, "log", log)
+    rig, table, learned = plane_of(tmp_path)
+    assert table.file_facts(table.volumes["here"]).size_bytes == 4096
+    for _ in range(2):
+        with pytest.raises(ExportRefused, match=r"gone.img cannot be used: No such file"):
+            table.file_facts(table.volumes["gone"])
+    assert [row["size_bytes"] for row in table.describe()] == [4096, 0]
+    rig.loop.fire(3.5)  # tries after 1 and 3 s; asking clients are no tries
+    assert said == ["export-refused"] * 3
+    (tmp_path / "gone.img").write_bytes(bytes(512))
+    assert not learned
+    rig.loop.fire(4)
+    assert learned == [1]  # the link is told the size
+    assert table.file_facts(table.volumes["gone"]).size_bytes == 512
+    assert not rig.loop.timers
+    table.close()
+
+
+def test_a_client_need_not_wait_for_the_next_try(tmp_path):
+    rig, table, learned = plane_of(tmp_path, workers=1)
+    rig.loop.fire(100)
+    (tmp_path / "gone.img").write_bytes(bytes(512))
+    assert table.file_facts(table.volumes["gone"]).size_bytes == 512
+    assert learned == [1]
+    rig.loop.fire(100)
+    assert (learned, rig.loop.timers) == ([1], {})
+    table.close()
+
+
+def connect(rig, table, name="here"):
+    """A client as ``Negotiation`` lets it in: its size, its socket."""
+    volume, sock = table.volumes[name], FakeSocket()
+    facts = table.file_facts(volume)
+    table.session(sock, volume, table.stream(volume, "host-a"), facts, None)
+    return facts.size_bytes, sock
+
+
+def test_new_clients_find_the_file_that_is_there_now(tmp_path):
+    rig, table, learned = plane_of(tmp_path)
+    path = tmp_path / "here.img"
+    path.write_bytes(b"a" * 4096)
+    _, former = connect(rig, table)
+    (tmp_path / "new.img").write_bytes(b"b" * 8192)
+    os.rename(tmp_path / "new.img", path)
+    size_bytes, latter = connect(rig, table)
+    assert (size_bytes, learned) == (8192, [1])
+    for sock in (former, latter):
+        rig.deliver(sock, read(1, 0, 1))
+    assert bytes(former.sent[16:]) == b"a", "a client keeps what it has opened"
+    assert bytes(latter.sent[16:]) == b"b"
+    rig.deliver(latter, write(2, 0, b"c", p.CMD_FLAG_FUA))
+    assert path.read_bytes()[:1] == b"c"
+
+
+@pytest.mark.parametrize("size_bytes", [1024, 8192])
+def test_new_clients_see_a_file_that_became_longer_or_shorter(tmp_path, size_bytes):
+    rig, table, learned = plane_of(tmp_path)
+    _, former = connect(rig, table)
+    os.truncate(tmp_path / "here.img", size_bytes)
+    seen, latter = connect(rig, table)
+    assert (seen, learned) == (size_bytes, [1])
+    assert [row["size_bytes"] for row in table.describe()] == [size_bytes, 0]
+    rig.deliver(former, read(1, 4095, 1))
+    assert replies(former.sent, {1: 1})[0][1] == (p.EIO if size_bytes < 4096 else 0)
+    rig.deliver(latter, read(1, size_bytes - 1, 1))
+    assert replies(latter.sent, {1: 1})[0][1] == 0
+
+
+def open_files():
+    """Names behind this process's descriptors; a replaced file says so."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the listing itself
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return names
+
+
+def test_a_replaced_file_is_closed_with_its_last_client_and_not_before(tmp_path):
+    rig, table, _ = plane_of(tmp_path)
+    path, former = tmp_path / "here.img", [connect(rig, table)[1] for _ in range(2)]
+    (tmp_path / "new.img").write_bytes(bytes(4096))
+    os.rename(tmp_path / "new.img", path)
+    connect(rig, table)
+    for sock in former:
+        assert f"{path} (deleted)" in open_files()
+        sock.is_ended = True
+        rig.loop.handlers[sock.fileno()](IN)
+    assert f"{path} (deleted)" not in open_files()
+    assert str(path) in open_files()
+
+
+def test_a_file_that_is_gone_refuses_new_clients_and_keeps_the_others(tmp_path):
+    rig, table, _ = plane_of(tmp_path)
+    _, former = connect(rig, table)
+    (tmp_path / "here.img").unlink()
+    with pytest.raises(ExportRefused, match="No such file"):
+        connect(rig, table)
+    rig.deliver(former, read(1, 0, 1))
+    assert replies(former.sent, {1: 1})[0][1] == 0

@@ -1,0 +1,140 @@
+"""A volume's queue over minutes of a fake clock: the rate holds, whatever is outstanding."""
+
+from collections import deque
+
+import pytest
+
+from pmdaemon.wire import frame
+from pmdaemon.wire.late import MOST, joined, parse, worst
+from pmdaemon.wire.rates import Caps
+from tests.support.nbd import HOLD_NS, MIB, Rig
+
+SECOND = 10**9
+
+
+class Busy:
+    """A connection with ``depth`` requests outstanding: one that is let through is followed by another."""
+
+    def __init__(self, rig, depth, size_bytes=4096):
+        self.rig, self.size_bytes, self.admitted = rig, size_bytes, 0
+        self.queue = deque([rig.clock.monotonic_ns()] * depth)
+
+    def head_arrived_ns(self):
+        return self.queue[0] if self.queue else None
+
+    def head_charge(self):
+        return self.size_bytes, 1.0
+
+    def admit_head(self, now_ns):
+        self.queue.popleft()
+        self.admitted += 1
+        self.queue.append(now_ns)
+
+    def push(self, now_ns):
+        pass
+
+    def unblock(self):
+        return False
+
+
+def run(caps, seconds, *connections):
+    """Connections of (depth, bytes a request) under ``caps``; returns the rig and what they did."""
+    rig = Rig(caps=caps)
+    busy = [Busy(rig, *connection) for connection in connections]
+    for each in busy:
+        rig.volume.serve(each, rig.clock.monotonic_ns())
+    rig.loop.fire(seconds)
+    return rig, busy
+
+
+@pytest.mark.parametrize(
+    ("caps", "connections", "units_per_io", "rate_per_s"),
+    [
+        (Caps(ops_per_s=10), [(128, 4096)], 1, 10),
+        (Caps(ops_per_s=50), [(128, 4096)] * 8, 1, 50),
+        (Caps(bytes_per_s=0.5e6), [(1, 4 * MIB)], 4 * MIB, 0.5e6),
+        (Caps(bytes_per_s=1e6), [(1, 32 * MIB)], 32 * MIB, 1e6),
+        (Caps(bytes_per_s=1e6), [(1, 32 * MIB)] * 4, 32 * MIB, 1e6),
+        (Caps(bytes_per_s=1e6), [(1, 32 * MIB), (64, 4096)], None, 1e6),
+        (Caps(cost_per_s=5), [(1, 32 * MIB)] * 2, 513, 5),
+    ],
+)
+def test_the_rate_holds_at_any_depth(caps, connections, units_per_io, rate_per_s):
+    seconds = 600
+    _, busy = run(caps, seconds, *connections)
+    units = sum(each.admitted * (units_per_io or each.size_bytes) for each in busy)
+    largest = units_per_io or 32 * MIB
+    assert units <= rate_per_s * (seconds + 0.02) + largest
+    assert units >= rate_per_s * seconds - 2 * largest, "a debt is paid, and no more than that"
+
+
+def test_every_window_of_a_deep_queue_is_within_the_rate():
+    rig, (busy,) = run(Caps(ops_per_s=10), 0, (128, 4096))
+    for _ in range(60):
+        before = busy.admitted
+        rig.loop.fire(1.0)
+        assert busy.admitted - before <= 11
+
+
+def test_a_shallow_connection_waits_for_its_turn_and_not_for_the_depth_of_others():
+    _, (deep, shallow) = run(Caps(ops_per_s=10), 60, (1024, 4096), (1, 4096))
+    assert abs(deep.admitted - shallow.admitted) <= 1
+
+
+def test_a_debt_is_kept_in_units_when_the_rate_changes_and_forgotten_without_a_rate():
+    rig, (busy,) = run(Caps(bytes_per_s=1e6), 1, (2, 32 * MIB))
+    assert busy.admitted == 1
+    rig.volume.set_caps(Caps(bytes_per_s=32e6), rig.clock.monotonic_ns())
+    rig.loop.fire(1.1)
+    assert busy.admitted == 2
+
+
+def late_in(rig):
+    now_ns = rig.clock.monotonic_ns()
+    got = rig.cuts._kept[0][0] if rig.cuts._kept else 0
+    return frame.decode(rig.cuts.collect(got, now_ns, rig.clock.unix_us())).header.get("late")
+
+
+def test_cuts_say_what_was_held_for_too_long():
+    rig, _ = run(Caps(ops_per_s=10), 4.9, (128, 4096))
+    assert late_in(rig) is None
+    assert late_in(rig) is None
+    rig.loop.fire(1.0)  # requests that arrived first pass at the rate; from 5 s on they are late
+    first = late_in(rig)["vol-1"]
+    assert first[0] == 9
+    assert HOLD_NS // 1000 <= first[1] <= 5_900_000
+    rig.loop.fire(10)
+    ios, longest_us = late_in(rig)["vol-1"]
+    assert ios == 100
+    assert 12_000_000 < longest_us < 13_000_000
+
+
+def test_one_that_is_still_held_is_said_before_it_is_let_through():
+    rig, (busy,) = run(Caps(bytes_per_s=1e6), 6, (2, 32 * MIB))
+    assert busy.admitted == 1
+    assert late_in(rig) == {"vol-1": [0, 6_000_000]}
+
+
+def test_a_volume_within_its_caps_says_nothing():
+    rig, (busy,) = run(Caps(ops_per_s=10), 60, (8, 4096))
+    assert busy.admitted > 500
+    assert late_in(rig) is None
+
+
+def test_the_worst_volumes_are_named_and_samples_are_joined():
+    many = {f"vol-{n}": (1, n) for n in range(40)}
+    assert len(worst(many)) == MOST
+    assert "vol-39" in worst(many)
+    assert joined([{"a": (1, 5)}, {"a": (2, 9), "b": (0, 1)}]) == {"a": (3, 9), "b": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, [], {"a": 1}, {"a": [1]}, {"a": [1, -1]}, {"a": [1, 1 << 60]}, {"": [1, 2]}, {"a": ["x", 2]}],
+)
+def test_what_a_gateway_says_wrongly_is_left_out(value):
+    assert parse(value) == {}
+
+
+def test_what_it_says_rightly_is_read():
+    assert parse({"vol-1": [3, 7_000_000]}) == {"vol-1": (3, 7_000_000)}

@@ -1,0 +1,226 @@
+import pytest
+
+from gateway_agent.errors import UpstreamError
+from gateway_agent.nbd import negotiation, upstream
+from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.config import PlaneConfig
+from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.loop import GONE, IN, OUT
+from gateway_agent.nbd.negotiation import Negotiation
+from tests.support.nbd import MIB, FakeSocket, Rig, replies
+
+FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
+UPSTREAM_FLAGS = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | 1 << 7  # SEND_DF needs structured replies: not for us
+
+
+class Gateway:
+    """Exports ``up`` (upstream) and ``file``; one client in negotiation."""
+
+    def __init__(self, tmp_path, monkeypatch, **changes):
+        (tmp_path / "disk.img").write_bytes(bytes(range(256)) * 16)
+        config = {
+            "plane": "nbd-0",
+            "listen": ["unix:x"],
+            "control_socket": "c",
+            "exports": [
+                {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/far", "read_only": True},
+                {"volume": "file", "backend": "b", "file": str(tmp_path / "disk.img")},
+            ],
+        }
+        self.rig, self.learned, self.over, self.far = Rig(), [], [], FakeSocket()
+        self.connect_problem, self.refusal = "", ""
+        self.exports = ExportTable(
+            PlaneConfig.model_validate(config | changes), self.rig.context, self._learn
+        )
+        monkeypatch.setattr(upstream, "begin_connect", self._begin_connect)
+        monkeypatch.setattr(upstream, "connect_error", lambda _sock: self.connect_problem)
+        self.near = FakeSocket()
+        self.talk = Negotiation(self.rig.loop, self.near, self.exports, self.over.append)
+        self.talk.start()
+
+    def _learn(self):
+        self.learned.append(self.exports.describe())
+
+    def _begin_connect(self, _address):
+        if self.refusal:
+            raise UpstreamError("tcp:127.0.0.1:10809", self.refusal)
+        return self.far
+
+    def say(self, *data):
+        self.rig.deliver(self.near, b"".join(data))
+
+    def heard(self):
+        """Option replies since the last call, or raw bytes of the transmission phase."""
+        raw, found = bytes(self.near.sent), []
+        self.near.sent.clear()
+        raw = raw.removeprefix(p.greeting())
+        while raw[:8] == p.OPTION_REPLY_MAGIC.to_bytes(8, "big"):
+            _, opt, kind, length = p.OPTION_REPLY.unpack_from(raw)
+            found.append((opt, kind, raw[20 : 20 + length]))
+            raw = raw[20 + length :]
+        return found, raw
+
+    def upstream_answers(self, opt=p.Opt.GO, *more):
+        self.rig.loop.fire(0)  # the attempt begins
+        self.rig.loop.handlers[self.far.fileno()](OUT)
+        infos = (p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)), *more)
+        said = b"".join(p.option_reply(opt, p.Rep.INFO, info) for info in infos)
+        self.rig.deliver(self.far, p.greeting() + said + p.option_reply(opt, p.Rep.ACK))
+
+
+@pytest.fixture
+def gateway(tmp_path, monkeypatch):
+    made = Gateway(tmp_path, monkeypatch)
+    yield made
+    made.exports.close()
+
+
+def go(name, opt=p.Opt.GO, infos=()):
+    return p.option(opt, p.go_data(name, infos))
+
+
+def test_a_file_is_served_at_once(gateway):
+    gateway.say(FLAGS, go("file"), p.request(p.Cmd.READ, 1, 10, 4))
+    found, raw = gateway.heard()
+    assert [item[1] for item in found] == [p.Rep.INFO, p.Rep.ACK]
+    assert replies(raw, {1: 4}) == [(1, 0, bytes([10, 11, 12, 13]))]
+    assert gateway.over == [gateway.talk]
+    assert gateway.rig.cuts.table.streams[0].client == "10.0.0.7"
+
+
+def test_a_file_that_is_missing_refuses_its_client_and_serves_the_next_when_it_is_there(gateway, tmp_path):
+    path = tmp_path / "disk.img"
+    gone = [{"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img")}]
+    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": gone}
+    table = ExportTable(PlaneConfig.model_validate(config), gateway.rig.context, lambda: None)
+    gateway.talk._exports = table
+    gateway.say(FLAGS, go("gone"))
+    ((_, kind, words),) = gateway.heard()[0]
+    assert kind == p.Rep.ERR_UNKNOWN
+    assert b"gone.img cannot be used" in words
+    assert gateway.rig.cuts.table.streams == []
+    path.rename(tmp_path / "gone.img")
+    gateway.say(go("gone"))
+    assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
+    table.close()
+
+
+def test_an_upstream_is_asked_first_and_its_facts_are_passed_on_as_far_as_we_can_keep_them(gateway):
+    gateway.say(FLAGS, go("up"))
+    assert gateway.heard() == ([], b"")
+    gateway.upstream_answers()
+    flags = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | p.TX_READ_ONLY
+    assert gateway.heard()[0][0][2] == p.info_export(p.ExportFacts(MIB, flags))
+    assert gateway.learned[-1][0]["size_bytes"] == MIB
+    assert p.go_data("far") in bytes(gateway.far.sent)
+    gateway.say(p.request(p.Cmd.READ, 1, 0, 4))
+    assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.READ, 1, 0, 4))
+
+
+@pytest.mark.parametrize("opt", [p.Opt.GO, p.Opt.INFO])
+def test_block_sizes_of_the_upstream_are_asked_for_and_told_to_a_client_that_asks(gateway, opt):
+    gateway.say(FLAGS, go("up", opt, (p.Info.BLOCK_SIZE,)))
+    gateway.upstream_answers(opt, p.info_block_size(p.BlockSizes(512, 8192, 1 << 30)))
+    assert go("far", opt, (p.Info.BLOCK_SIZE,)) in bytes(gateway.far.sent)
+    found, _ = gateway.heard()
+    assert found[1] == (opt, p.Rep.INFO, p.info_block_size(p.BlockSizes(512, 8192, 32 << 20)))
+
+
+def test_an_upstream_that_insists_on_its_block_sizes_is_usable_by_a_client_that_knows_none(gateway):
+    gateway.say(FLAGS, p.option(p.Opt.EXPORT_NAME, b"up"))
+    gateway.rig.loop.fire(0)
+    gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
+    gateway.rig.deliver(gateway.far, p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ERR_BLOCK_SIZE_REQD))
+    infos = (
+        p.info_block_size(p.BlockSizes(4096, 4096, MIB)),
+        p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)),
+    )
+    said = b"".join(p.option_reply(p.Opt.GO, p.Rep.INFO, info) for info in infos)
+    gateway.rig.deliver(gateway.far, said + p.option_reply(p.Opt.GO, p.Rep.ACK))
+    gateway.heard()
+    gateway.say(p.request(p.Cmd.READ, 1, 0, 512), p.request(p.Cmd.READ, 2, 0, 4096))
+    assert replies(gateway.heard()[1]) == [(1, p.EINVAL, b"")]
+    assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.READ, 2, 0, 4096))
+
+
+def test_information_does_not_keep_the_upstream_nor_make_a_stream(gateway):
+    gateway.say(FLAGS, go("up", p.Opt.INFO))
+    gateway.upstream_answers(p.Opt.INFO)
+    assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
+    assert bytes(gateway.far.sent).endswith(p.option(p.Opt.ABORT)), "a client in transmission ends a qemu-nbd"
+    assert gateway.far.is_closed
+    assert gateway.rig.cuts.table.streams == []
+    gateway.say(p.option(p.Opt.LIST))
+    assert [item[2][4:] for item in gateway.heard()[0]] == [b"up", b"file", b""]
+
+
+@pytest.mark.parametrize("how", ["refused", "refused later", "silent", "ends", "rubbish"])
+def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(gateway, how):
+    gateway.refusal = "Connection refused" if how == "refused" else ""
+    gateway.connect_problem = "Connection refused" if how == "refused later" else ""
+    gateway.say(FLAGS, go("up"))
+    gateway.rig.loop.fire(0)
+    if how == "silent":
+        gateway.rig.loop.fire(upstream.LIMIT_NS / 1e9)
+    elif how != "refused":
+        gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
+        gateway.far.is_ended = how == "ends"
+        gateway.far.incoming.extend([bytes(18)] if how == "rubbish" else [])
+        if gateway.far.fileno() in gateway.rig.loop.masks:
+            gateway.rig.loop.handlers[gateway.far.fileno()](IN)
+    found, _ = gateway.heard()
+    assert [item[:2] for item in found] == [(p.Opt.GO, p.Rep.ERR_UNKNOWN)]
+    assert b"not available" in found[0][2]
+    assert how == "refused" or gateway.far.is_closed
+    gateway.say(go("file"))
+    assert gateway.heard()[0][-1][1] == p.Rep.ACK
+
+
+def test_an_unknown_volume_is_refused(gateway):
+    gateway.say(FLAGS, go("nope"))
+    assert gateway.heard()[0][0][1] == p.Rep.ERR_UNKNOWN
+    gateway.say(p.option(p.Opt.EXPORT_NAME, b"nope"))
+    assert gateway.near.is_closed
+    assert gateway.over == [gateway.talk]
+
+
+def test_a_client_that_leaves_cancels_the_opening(gateway):
+    gateway.say(FLAGS, go("up"))
+    gateway.rig.loop.fire(0)
+    gateway.rig.loop.handlers[gateway.near.fileno()](GONE)
+    assert gateway.near.is_closed
+    assert gateway.far.is_closed
+    assert gateway.rig.loop.timers == {}
+
+
+def test_a_client_that_says_nothing_is_let_go(gateway):
+    gateway.rig.loop.fire(negotiation.LIMIT_NS / 1e9)
+    assert gateway.near.is_closed
+    assert gateway.over == [gateway.talk]
+
+
+def test_a_client_that_does_not_read_is_let_go(gateway):
+    gateway.near.window = 10
+    gateway.say(FLAGS, p.option(p.Opt.LIST))
+    assert gateway.near.is_closed
+
+
+def test_the_stream_of_a_client_that_still_waits_for_its_upstream_is_not_forgotten(gateway):
+    gateway.say(FLAGS, go("up"))
+    table = gateway.rig.cuts.table
+    (stream,) = table.streams
+    assert not stream.is_unused
+    for number in range(400):
+        table.get(gateway.rig.export, f"job-{number}", gateway.rig.cuts.thresholds)
+    assert stream in table.streams
+    gateway.upstream_answers()
+    assert len(stream.sessions) == 1
+    stream.sessions[0].close("the client leaves")
+    assert stream.is_unused
+
+
+def test_a_client_that_leaves_during_negotiation_leaves_its_stream(gateway):
+    gateway.say(FLAGS, go("up"))
+    (stream,) = gateway.rig.cuts.table.streams
+    gateway.talk.close("the client left")
+    assert stream.is_unused

@@ -1,0 +1,246 @@
+"""The operator's file, the children's files, the restart policy."""
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from gateway_agent import agent
+from gateway_agent.children import (
+    FIRST_WAIT_S,
+    HEALTHY_S,
+    MAX_WAIT_S,
+    REASON_ENV,
+    RESTARTS_ENV,
+    RestartPolicy,
+    how_it_ended,
+    restarts_of_this_process,
+)
+from gateway_agent.cli import cli
+from gateway_agent.config import AgentConfig
+from gateway_agent.link import state_files
+from gateway_agent.link.config import LinkConfig, load_link, parse_server
+from gateway_agent.link.errors import AlreadyRunning
+from gateway_agent.link.main import main as link_main
+from gateway_agent.nbd.config import load_plane
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.config import load
+
+GOOD = """
+name = "gw-a"
+state_dir = "{dir}/state"
+runtime_dir = "{dir}/run"
+[[plane]]
+name = "nbd-0"
+listen = "unix:{dir}/nbd.sock"
+[[export]]
+volume = "vol-1"
+backend = "b0"
+upstream = "nbd+unix:///disk?socket={dir}/up.sock"
+cost_write = 2.0
+cap = {{ops_per_s = 100}}
+[host]
+enabled = true
+backends = {{sda = "array-1"}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def made(text: str = GOOD, old: str = "", new: str = ""):
+        path = tmp_path / "agent.toml"
+        assert old in text
+        path.write_text(text.format(dir=tmp_path).replace(old, new) if old else text.format(dir=tmp_path))
+        return path
+
+    return made
+
+
+def test_children_get_what_concerns_them(write, tmp_path):
+    config = load(AgentConfig, write(), environment={})
+    (tmp_path / "run").mkdir()
+    specs = agent.write_child_configs(config, "id")
+    assert [spec.name for spec in specs] == ["nbd-0", "link"]
+    plane = load_plane(tmp_path / "run" / "nbd-0.config.json", "nbd-0")
+    link = load_link(tmp_path / "run" / "link.config.json")
+    assert plane.control_socket == link.planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
+    assert plane.exports[0].cost_write == 2.0
+    assert plane.static_caps["vol-1"].ops_per_s == 100
+    assert (link.gateway_id, link.host.backends) == ("id", {"sda": "array-1"})
+    assert specs[0].argv[1:3] == ("-m", "gateway_agent.nbd.plane")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('name = "gw-a"', 'name = "a b"', "letters"),
+        (
+            'name = "gw-a"',
+            'name = "gw-a"\nserver = "10.0.0.1:7411"',
+            "gateway-agent enrol and set tls = true",
+        ),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "sla.example.org:7411"', "is not on this host"),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "127.0.0.1"', "HOST:PORT"),
+        ('name = "gw-a"', 'name = "gw-a"\nspool_bytes = 10', "spool_bytes"),
+        ('name = "gw-a"', 'name = "gw-a"\ncolour = "red"', "no such key"),
+        ('backend = "b0"', 'backend = "b0"\nplane = "nbd-7"', "nbd-7"),
+        (
+            'backend = "b0"',
+            'backend = "b0"\nfile = "/x"',
+            "volume vol-1: set exactly one of upstream and file",
+        ),
+        ("nbd+unix:///disk", "nbd+nix:///disk", "export [^:]+: upstream: "),
+        ('backend = "b0"', 'backend = "b 0"', "letters"),
+        ('listen = "unix', 'listen = "tcp:10.0.0.1:10809"\n#', "10.0.0.1"),
+        ("array-1", "array 1", "array 1"),
+        ("/run", "/" + "r" * 120, "shorten runtime_dir"),
+    ],
+)
+def test_mistakes_are_named(write, old, new, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load(AgentConfig, write(old=old, new=new), environment={})
+
+
+def test_relative_directories_begin_where_the_agent_is_started(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load(AgentConfig, write(GOOD.replace("{dir}/", "", 2)), environment={})
+    assert (config.state_dir, config.runtime_dir) == (tmp_path / "state", tmp_path / "run")
+    assert config.link_config("id").planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["enrol"]])
+def test_help_has_its_short_form(command):
+    assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
+
+
+def test_a_volume_has_one_plane(write):
+    with pytest.raises(ConfigError, match="exported twice"):
+        load(
+            AgentConfig,
+            write(GOOD + '[[export]]\nvolume = "vol-1"\nbackend = "b"\nfile = "/x"\n'),
+            environment={},
+        )
+
+
+def test_an_agent_without_anything_to_do_is_refused(write):
+    with pytest.raises(ConfigError, match="nothing to do"):
+        load(AgentConfig, write('name = "gw-a"\n'), environment={})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:7411", ("127.0.0.1", 7411)), ("[::1]:1", ("::1", 1)), ("localhost:7", ("127.0.0.1", 7))],
+)
+def test_addresses_of_this_host(text, expected):
+    assert parse_server(text) == expected
+
+
+def test_show_config_can_be_read_again(write, tmp_path):
+    result = CliRunner().invoke(cli, ["run", "--config", str(write()), "--show-config"])
+    assert result.exit_code == 0
+    again = tmp_path / "again.toml"
+    again.write_text(result.output)
+    assert load(AgentConfig, again, environment={}) == load(AgentConfig, write(), environment={})
+
+
+def test_check_config_and_its_failure(write):
+    result = CliRunner().invoke(cli, ["run", "--config", str(write()), "--check-config"])
+    assert (result.exit_code, "1 data plane, 1 volume\n" in result.output) == (0, True)
+    result = CliRunner().invoke(cli, ["run", "--config", str(write("name = 3\n")), "--check-config"])
+    assert result.exit_code == ConfigError.exit_status
+    assert "gateway-agent:" in result.output
+
+
+def test_restart_waits_double_until_a_child_proved_healthy():
+    policy, now = RestartPolicy(0), 0
+    waits = []
+    for _ in range(7):
+        policy.started(now)
+        waits.append(policy.died(now))
+        assert policy.due_ns == now + round(waits[-1] * 1e9)
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, MAX_WAIT_S, MAX_WAIT_S]
+    policy.started(now)
+    assert policy.died(now + round(HEALTHY_S * 1e9)) == FIRST_WAIT_S
+    assert policy.restarts == 7
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(-9, "it was killed by SIGKILL"), (3, "it ended with status 3"), (-99, "it was killed by signal 99")],
+)
+def test_how_a_child_ended_in_words(status, words):
+    assert how_it_ended(status) == words
+
+
+def test_a_child_learns_of_its_restarts(monkeypatch):
+    assert restarts_of_this_process() == (0, "")
+    monkeypatch.setenv(RESTARTS_ENV, "2")
+    monkeypatch.setenv(REASON_ENV, "it was killed by SIGKILL")
+    assert restarts_of_this_process() == (2, "it was killed by SIGKILL")
+
+
+def test_the_link_shows_and_checks_its_configuration(tmp_path):
+    path = tmp_path / "link.config.json"
+    config = LinkConfig(
+        gateway_id="4f0c8a8e-6a0e-4a52-9d0e-8f6a4c5b1d10",
+        name="gw-a",
+        state_dir=tmp_path,
+        runtime_dir=tmp_path,
+        server="127.0.0.1:7420",
+        spool_bytes=4 << 20,
+        planes=[],
+    )
+    path.write_text(config.model_dump_json())
+    shown = CliRunner().invoke(link_main, ["--config", str(path), "--show-config"])
+    assert shown.exit_code == 0
+    assert "127.0.0.1:7420" in shown.output
+    assert "first_s" in shown.output, "defaults are shown too"
+    assert CliRunner().invoke(link_main, ["--config", str(path), "--check-config"]).exit_code == 0
+    path.write_text("{}")
+    refused = CliRunner().invoke(link_main, ["--config", str(path), "--check-config"])
+    assert refused.exit_code == ConfigError.exit_status
+
+
+def test_published_facts_name_the_children(write, tmp_path):
+    class Child:
+        spec, pid, policy = agent.Spec("link", ("x",)), 5, RestartPolicy(0)
+
+    class All:
+        all = (Child,)
+
+    config = load(AgentConfig, write(), environment={})
+    (tmp_path / "run").mkdir()
+    agent.publish(config, "id", All)
+    value = json.loads((tmp_path / "run" / "agent.json").read_text())
+    assert (value["children"], value["restarts"], value["gateway_id"]) == ({"link": 5}, {"link": 0}, "id")
+
+
+def test_check_config_looks_at_the_files(write, tmp_path):
+    text = GOOD + '[[export]]\nvolume = "vol-2"\nbackend = "b"\nfile = "{dir}/disk.img"\n'
+    path = write(text)
+
+    def check():
+        return CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+
+    missing = check()
+    assert missing.exit_code == 66
+    assert "volume vol-2" in missing.output
+    assert "No such file" in missing.output
+    (tmp_path / "disk.img").write_bytes(bytes(1024))
+    assert (check().exit_code, (tmp_path / "disk.img").read_bytes()) == (0, bytes(1024))
+    (tmp_path / "disk.img").write_bytes(bytes(1025))
+    assert "multiple of 512" in check().output
+
+
+@pytest.mark.parametrize("held", ["state", "run"])
+def test_neither_directory_is_shared_with_another_agent(write, tmp_path, monkeypatch, held):
+    monkeypatch.setattr(agent.Stop, "install_signals", lambda _stop: None)  # they would stay, for all tests
+    (tmp_path / held).mkdir(mode=0o700)
+    lock = state_files.lock_directory(tmp_path / held)
+    try:
+        with pytest.raises(AlreadyRunning, match=f"/{held}/agent.lock is locked"):
+            agent.run(load(AgentConfig, write(), environment={}))
+    finally:
+        os.close(lock)
+    assert not (tmp_path / "run" / "agent.json").exists()  # no child was started

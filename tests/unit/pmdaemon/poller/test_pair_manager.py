@@ -1,0 +1,231 @@
+"""The parent's decisions carried out on fake pairs: births, deaths, retirement, passing on, duplicates."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from pmdaemon.poller import pair_manager as module
+from pmdaemon.poller.balance import HUNG_LOOKS, SHARDS, Watch
+from pmdaemon.poller.channel import Parcel, Report
+from pmdaemon.poller.config import PmConfig
+from pmdaemon.poller.pair_manager import Traffic
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.stop import ParentPipe
+
+
+class FakeChannel:
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, header: dict[str, Any], descriptors: Any = ()) -> None:
+        self.sent.append(header)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def of(self, op: str) -> list[dict[str, Any]]:
+        return [header for header in self.sent if header["op"] == op]
+
+
+class FakeChild:
+    def __init__(self, index: int, *_rest: object) -> None:
+        self.index = index
+        self.control: FakeChannel | None = FakeChannel()
+        self.is_running = self.has_reported = True
+        self.is_retiring = False
+        self.last = Report()
+        self.load = 0
+        self.stopped = False
+        self.killed = ""
+        self.offers: list[str] = []
+        self.watch = Watch()
+
+    def offer(self, _sock: socket.socket, address: str, _is_dialled: bool) -> bool:
+        self.offers.append(address)
+        return True
+
+    def hangs(self) -> str:
+        return self.watch.look(self.last.steps)
+
+    def kill(self, reason: str) -> None:
+        self.killed = reason
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Parent:
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        config = PmConfig(**({"max_pairs": 4} | settings))
+        self.pipe = ParentPipe()
+        self.rooms = 99
+        self.asked: list[int] = []
+        self.traffic = Traffic(config, None, self.pipe, self.clock, cpus=8, has_room=self._has_room)
+
+    def _has_room(self, index: int) -> bool:
+        self.asked.append(index)
+        return index < self.rooms
+
+    @property
+    def children(self) -> list[Any]:
+        return list(self.traffic.children)
+
+    def seconds(self, count: int, gateways: int = 0) -> None:
+        """Looks, a second apart; the gateways are where the map says."""
+        for _ in range(count):
+            for child in self.children:
+                mine = [shard for shard, owner in enumerate(self.traffic.owners) if owner == child.index]
+                rows = [[shard, gateways // SHARDS] for shard in mine]
+                total = sum(row[1] for row in rows)
+                child.last = Report(connections=total, gateways=total, t_ptmax_us=200.0, shards=rows)
+                self.traffic.started(child)
+            self.traffic.look()
+            self.clock.advance(1)
+
+
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> Parent:
+    monkeypatch.setattr(module, "Child", FakeChild)
+    return Parent()
+
+
+def test_one_pair_at_once_and_more_when_the_need_lasts(parent: Parent) -> None:
+    parent.seconds(1)
+    assert len(parent.children) == 1
+    parent.seconds(3, gateways=512)  # 200 us and 10 ms: 50 gateways a pair
+    assert len(parent.children) == 1
+    parent.seconds(30, gateways=512)
+    assert len(parent.children) == 4  # no more than max_pairs
+    assert parent.traffic.needed == 8
+    assert {parent.traffic.owners.count(index) for index in range(4)} <= set(range(50, 80))
+
+
+def test_a_fixed_number_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Child", FakeChild)
+    made = Parent(pairs=3)
+    made.seconds(1)
+    assert len(made.children) == 3
+
+
+def test_a_pair_without_room_is_not_started_and_the_others_have_all_shards(parent: Parent) -> None:
+    parent.rooms = 2
+    parent.seconds(40, gateways=512)
+    assert [child.index for child in parent.children] == [0, 1]
+    assert set(parent.traffic.owners) == {0, 1}
+    assert parent.traffic.needed == 8
+    parent.seconds(100, gateways=512)
+    assert 2 <= parent.asked.count(2) <= 4  # not each second: somebody has to make room first
+    parent.rooms = 99
+    parent.seconds(100, gateways=512)
+    assert len(parent.children) == 4
+
+
+def test_the_first_pair_is_started_without_asking_twice(parent: Parent) -> None:
+    parent.rooms = 0
+    parent.seconds(1)
+    assert len(parent.children) == 1  # it waits for its room where it is started
+
+
+def test_a_pair_retires_after_its_shards_have_left(parent: Parent) -> None:
+    parent.seconds(40, gateways=512)
+    last = parent.children[-1]
+    parent.seconds(61)
+    assert last.is_retiring
+    assert last.index not in parent.traffic.owners
+    last_map = last.control.of("map")[-1]["owners"]
+    assert last.index not in last_map
+    parent.seconds(2)
+    assert last.stopped
+    assert last not in parent.children
+
+
+def test_a_retiring_pair_is_waited_for_but_not_for_ever(parent: Parent) -> None:
+    parent.seconds(40, gateways=512)
+    last = parent.children[-1]
+    parent.seconds(61)
+    assert last.is_retiring
+    for _ in range(29):
+        last.last = Report(connections=1)
+        parent.traffic.look()
+        parent.clock.advance(1)
+        assert not last.stopped
+    for _ in range(3):
+        last.last = Report(connections=1)
+        parent.traffic.look()
+        parent.clock.advance(1)
+    assert last.stopped
+
+
+def test_new_connections_go_to_the_pair_with_the_fewest(parent: Parent) -> None:
+    parent.seconds(40, gateways=512)
+    parent.children[2].load = -1
+    near, far = socket.socketpair()
+    with near, far:
+        assert parent.traffic.new(near, "1.2.3.4:5")
+    assert parent.children[2].offers == ["1.2.3.4:5"]
+
+
+def test_shards_of_a_dead_pair_go_to_the_living(parent: Parent) -> None:
+    parent.seconds(40, gateways=512)
+    dead = parent.children[1]
+    dead.is_running, dead.control = False, None
+    parent.traffic.died(dead)
+    assert 1 not in parent.traffic.owners
+    assert set(parent.traffic.owners) == {0, 2, 3}
+
+
+def test_shards_of_the_only_pair_stay_its_own(parent: Parent) -> None:
+    parent.seconds(1)
+    only = parent.children[0]
+    only.is_running = False
+    parent.traffic.died(only)
+    assert set(parent.traffic.owners) == {0}
+
+
+def test_moved_sessions_go_to_the_owner_and_are_remembered_there(parent: Parent) -> None:
+    parent.seconds(40, gateways=512)
+    shard = parent.traffic.owners.index(2)
+    header = {"op": "moved", "shard": shard, "gw": "g", "address": "a"}
+    parent.traffic.pass_on(parent.children[0], [Parcel(header, [os.dup(0)])])
+    assert parent.children[2].control.of("moved") == [header]
+    assert parent.traffic.passed_on == 1
+    # The same gateway registers with another pair (it could not be moved): that session is the older one.
+    parent.traffic.pass_on(parent.children[3], [Parcel({"op": "up", "gw": "g", "address": "b"}, [])])
+    assert parent.children[2].control.of("elsewhere") == [{"op": "elsewhere", "gw": "g", "address": "b"}]
+    assert parent.children[3].control.of("elsewhere") == []
+
+
+def test_without_an_owner_descriptors_are_closed_and_it_is_counted(parent: Parent) -> None:
+    parent.seconds(40, gateways=512)
+    shard = parent.traffic.owners.index(2)
+    parent.children[2].control = None
+    read_fd, write_fd = os.pipe()
+    parent.traffic.pass_on(parent.children[0], [Parcel({"op": "mail", "shard": shard}, [write_fd])])
+    assert parent.traffic.lost == 1
+    assert os.read(read_fd, 1) == b""  # the last copy of the other end is closed
+    os.close(read_fd)
+
+
+def test_a_pair_whose_thread_makes_no_step_is_killed(parent: Parent) -> None:
+    parent.seconds(1)
+    child = parent.children[0]
+    for tick in range(HUNG_LOOKS + 1):
+        assert not child.killed
+        child.last = Report(steps={"inbound thread": 5, "outbound thread": tick})
+        parent.traffic.look()
+    assert "inbound thread made no progress" in child.killed
+
+
+def test_a_pair_that_starts_slowly_keeps_its_shards(parent: Parent) -> None:
+    """All shards begin with the first pair; they must not all go to the second because it reports first."""
+    parent = Parent(pairs=2)
+    parent.traffic.look()
+    first, second = parent.children
+    first.has_reported = False
+    parent.traffic.look()
+    assert SHARDS // 3 < parent.traffic.owners.count(second.index) < SHARDS // 2
+    assert set(parent.traffic.owners) == {first.index, second.index}

@@ -1,0 +1,254 @@
+"""Batches and mail: order, limits, and what becomes of mail nobody has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pmdaemon.poller import newest_cuts
+from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutBatch
+from pmdaemon.poller.publisher import NEWS_BYTES, Courier
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import MAX_CUT_BYTES
+from tests.support.gateways import GATEWAY, FakeMailbox, make_cut
+
+
+@pytest.fixture
+def box() -> Iterator[FakeMailbox]:
+    made = FakeMailbox()
+    yield made
+    made.close()
+
+
+class Post:
+    def __init__(self, box: FakeMailbox) -> None:
+        self.rewound: list[set[str]] = []
+        self.courier = Courier(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
+
+    def cut(
+        self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0
+    ) -> None:
+        self.courier.cut(
+            make_cut(seq=seq),
+            GATEWAY,
+            keep=keep,
+            judge=judge,
+            live=live,
+            recv_unix_us=1000 + seq,
+            offset_us=-5,
+            now_ns=now_ns,
+        )
+
+
+def test_batch_waits_20_ms_and_goes_out_as_one_message_for_both(box: FakeMailbox) -> None:
+    post = Post(box)
+    post.cut(1, now_ns=100)
+    post.cut(2, now_ns=200)
+    post.courier.flush(100 + BATCH_AGE_NS - 1)
+    assert box.posts == []
+    assert post.courier.due_ns() == 100 + BATCH_AGE_NS
+    post.courier.flush(100 + BATCH_AGE_NS)
+    assert [names for names, _ in box.posts] == [("dbmanager", "services")]
+    header = box.to("services")[0].header
+    assert header == {
+        "pair": 0,
+        "n": 2,
+        "recv_us": [1001, 1002],
+        "offset_us": [-5, -5],
+        "live": [False, False],
+    }
+    assert [bytes(raw) for raw in frame.split(box.to("services")[0].blob)] == [
+        make_cut(seq=1),
+        make_cut(seq=2),
+    ]
+    assert post.courier.due_ns() is None
+    assert post.courier.posted_cuts == 2
+
+
+def test_full_batch_goes_at_once() -> None:
+    box = FakeMailbox()
+    post = Post(box)
+    size = len(make_cut())
+    for seq in range(1, BATCH_BYTES // size + 2):
+        post.cut(seq)
+    assert len(box.to("dbmanager")) == 1
+    assert len(box.to("dbmanager")[0].blob) <= BATCH_BYTES
+    box.close()
+
+
+def test_live_goes_to_services_only_and_order_is_kept_per_recipient(box: FakeMailbox) -> None:
+    post = Post(box)
+    post.cut(1)
+    post.cut(9, keep=False, live=True)
+    post.cut(2, judge=False)
+    post.cut(3)
+    post.courier.flush(BATCH_AGE_NS)
+    assert box.cuts_to("dbmanager") == [(1, False), (2, False), (3, False)]
+    assert box.cuts_to("services") == [(1, False), (9, True), (3, False)]
+
+
+def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"dbmanager"}
+    post.cut(1)
+    post.courier.flush(BATCH_AGE_NS)
+    assert post.rewound == [{GATEWAY}]
+    assert box.cuts_to("services") == [(1, False)]
+    assert post.courier.refused_keeping == 1
+    assert post.courier.posted_cuts == 0
+    box.full = set()
+    post.cut(1, judge=False)
+    post.courier.flush(BATCH_AGE_NS)
+    assert box.cuts_to("dbmanager") == [(1, False)]
+    assert len(post.rewound) == 1
+
+
+OTHER = "00000000-0000-4000-8000-0000000000ff"
+
+
+def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    for seq in (1, 2):
+        post.cut(seq)
+    other = make_cut(seq=7)
+    post.courier.cut(other, OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.flush(BATCH_AGE_NS)
+    post.cut(3, now_ns=BATCH_AGE_NS)
+    post.courier.flush(2 * BATCH_AGE_NS)
+    assert post.courier.dropped_live_cuts == 2
+    assert post.rewound == []
+    assert box.cuts_to("dbmanager") == [(1, False), (2, False), (7, False), (3, False)]
+    assert box.cuts_to("services") == []
+    box.full = set()
+    post.courier.flush(3 * BATCH_AGE_NS)
+    assert box.cuts_to("services") == [(3, False), (7, False)]
+    assert box.to("services")[0].header["recv_us"] == [1003, 1]
+    post.courier.flush(4 * BATCH_AGE_NS)
+    assert len(box.to("services")) == 1, "each is posted once"
+
+
+def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.cut(9, keep=False, live=True)
+    post.cut(1)
+    post.courier.post_cuts()
+    assert post.courier.dropped_live_cuts == 1
+    box.full = set()
+    post.courier.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.post_cuts()
+    assert box.cuts_to("services") == [], "what waits goes first"
+    post.courier.flush(0)
+    assert box.cuts_to("services") == [(9, True), (7, False)]
+
+
+def test_a_cut_of_an_epoch_before_does_not_replace_the_newest(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    for epoch, seq, start_us in ((200, 5, 5_000_000), (100, 90, 4_000_000), (300, 1, 6_000_000)):
+        cut = make_cut(seq=seq, epoch=epoch, start_us=start_us)
+        post.courier.cut(cut, GATEWAY, recv_unix_us=1, offset_us=0, now_ns=0)
+        post.courier.post_cuts()
+    box.full = set()
+    post.courier.flush(0)
+    assert box.cuts_to("services") == [(1, False)]
+
+
+def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.cut(1)
+    post.courier.post_cuts()
+    post.courier.flush(1)
+    tries = box.refusals
+    post.courier.flush(2)
+    assert box.refusals == tries
+    post.courier.flush(1 + BATCH_AGE_NS)
+    assert box.refusals == tries + 1
+
+
+def test_what_waits_for_services_is_bounded_by_its_bytes(
+    box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = len(make_cut())
+    monkeypatch.setattr(newest_cuts, "WAITING_BYTES", 3 * size_bytes)  # the real limit takes 4,000 gateways
+    post = Post(box)
+    box.full = {"services"}
+    for number in range(5):
+        post.courier.cut(make_cut(seq=number + 1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.post_cuts()
+    assert post.courier.dropped_live_cuts == 2
+    box.full = set()
+    post.courier.flush(0)
+    assert box.cuts_to("services") == [(3, False), (4, False), (5, False)]
+
+
+def test_what_waits_goes_out_in_messages_of_a_batch(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    count = 2 * BATCH_BYTES // len(make_cut())
+    for number in range(count):
+        post.courier.cut(make_cut(seq=1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+    post.courier.post_cuts()
+    box.full = set()
+    post.courier.flush(0)
+    assert len(box.cuts_to("services")) == count
+    assert all(len(item.blob) <= BATCH_BYTES for item in box.to("services"))
+    assert post.courier.dropped_live_cuts == 0
+
+
+def news(number: int) -> bytes:
+    return frame.encode(Kind.GATEWAY_ALERT, {"n": number})
+
+
+def test_refused_news_waits_in_order_and_cuts_do_not_overtake_it(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"dbmanager"}
+    post.courier.news(news(1), "dbmanager", "services")
+    box.full = set()
+    post.courier.news(news(2), "dbmanager", "services")
+    post.cut(1)
+    post.courier.post_cuts()
+    assert box.to("dbmanager") == []
+    assert post.rewound == [{GATEWAY}]
+    assert [item.header.get("n") for item in box.to("services", Kind.GATEWAY_ALERT)] == [1, 2]
+    assert post.courier.waiting_news == 2
+    post.courier.flush(0)
+    assert [item.header["n"] for item in box.to("dbmanager")] == [1, 2]
+    assert post.courier.waiting_news == 0
+
+
+def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    message = frame.encode(Kind.GATEWAY_ALERT, {}, bytes(1 << 19))
+    for _ in range(80):
+        post.courier.news(message, "services", "dbmanager")
+    assert post.courier.waiting_news * len(message) <= NEWS_BYTES
+    assert post.courier.dropped_news == 80 - post.courier.waiting_news > 0
+    assert post.courier.neglected() == []  # it could not take more yet
+    box.full = set()
+    post.courier.flush(0)
+    assert post.courier.neglected() == ["services"]
+    assert post.courier.neglected() == []
+
+
+def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
+    batch = CutBatch(255)
+    large = bytes(MAX_CUT_BYTES)
+    assert batch.add(large, GATEWAY, 2**62, -(2**62), False, 0)
+    assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), False, 0)
+    assert len(batch) == 1
+    assert len(frame.decode(batch.take()[0].message).blob) == len(large)
+    for _ in range(BATCH_CUTS):
+        assert batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
+    assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
+    (letter,) = batch.take()
+    assert letter.keep
+    assert letter.judge
+    assert frame.decode(letter.message).header["n"] == BATCH_CUTS
+    assert set(letter.gateway_ids) == {GATEWAY}
+    assert len(batch) == 0

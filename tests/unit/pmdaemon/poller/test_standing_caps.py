@@ -1,0 +1,86 @@
+"""The control book and the watermarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pmdaemon.errors import MalformedFrame
+from pmdaemon.poller import watermarks
+from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, ControlBook, thresholds_order
+from pmdaemon.poller.watermarks import Watermarks
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+
+
+def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:
+    book = ControlBook()
+    caps = [{"volume": "v", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 12.5}]
+    book.set_caps({"gw": "a", "gen": 4, "lease_us": 30, "caps": []})
+    gateway_id, gen, encoded = book.set_caps({"gw": "a", "gen": 5, "lease_us": 30, "caps": caps, "later": 1})
+    assert (gateway_id, gen) == ("a", 5)
+    sent = frame.decode(encoded)
+    assert sent.kind == Kind.CAPS
+    assert sent.header == {"gen": 5, "lease_us": 30, "caps": caps, "later": 1}
+    assert book.caps_of("a") == (5, encoded)
+    assert book.caps_of("b") is None
+
+
+def test_thresholds_are_passed_on_without_the_gateways_name() -> None:
+    entry = {"volume": "v", "client": "*", "io": "any", "threshold_us": 5}
+    gateway_id, encoded = thresholds_order({"gw": "a", "version": 2, "entries": [entry], "later": 1})
+    sent = frame.decode(encoded)
+    assert (gateway_id, sent.kind) == ("a", Kind.THRESHOLDS)
+    assert sent.header == {"version": 2, "entries": [entry], "later": 1}
+
+
+_BAD_CAPS = [{}, {"gw": 1, "gen": 1}, {"gw": "a"}, *({"gw": "a", "gen": gen} for gen in ("1", -1, 1 << 63))]
+
+
+@pytest.mark.parametrize("header", _BAD_CAPS)
+def test_bad_caps(header: dict[str, Any]) -> None:
+    with pytest.raises(MalformedFrame):
+        ControlBook().set_caps(header)
+
+
+@pytest.mark.parametrize("header", [{}, {"gw": "a"}, {"gw": "a", "version": None}, {"gw": 1, "version": 1}])
+def test_bad_thresholds(header: dict[str, Any]) -> None:
+    with pytest.raises(MalformedFrame):
+        thresholds_order(header)
+
+
+def test_lease_is_fresh_for_three_seconds() -> None:
+    book = ControlBook()
+    assert not book.lease_is_fresh(0)
+    book.renew_lease(100)
+    assert book.lease_is_fresh(100 + LEASE_FRESH_NS - 1)
+    assert not book.lease_is_fresh(100 + LEASE_FRESH_NS)
+    book.renew_lease(200)
+    assert book.lease_is_fresh(100 + LEASE_FRESH_NS)
+
+
+def test_watermarks_open_and_learn() -> None:
+    marks = Watermarks()
+    assert marks.incarnation is None
+    assert marks.open(1, [("a", 7, 5), ("a", 8, 2)])
+    assert not marks.open(1, [("b", 1, 9)])
+    marks.learn([("a", 7, 9), ("a", 8, 1)])
+    assert marks.of("a") == {7: 9, 8: 2}
+    assert marks.of("b") == {1: 9}
+    assert marks.open(2, [("a", 7, 6)])
+    assert marks.of("a") == {7: 6}
+    assert marks.of("b") == {}
+
+
+def test_parse_notice() -> None:
+    assert watermarks.parse({"inc": 3, "hw": [["a", 1, 2]]}) == (3, [["a", 1, 2]])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{}, {"inc": "x", "hw": []}, {"inc": 1}, {"inc": 1, "hw": [["a", 1]]}, {"inc": 1, "hw": [[b"a", 1, 2]]}],
+)
+def test_bad_notice(header: dict[str, Any]) -> None:
+    with pytest.raises(MalformedFrame):
+        watermarks.parse(header)

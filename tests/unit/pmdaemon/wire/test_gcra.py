@@ -1,0 +1,85 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pmdaemon.wire.gcra import Gcra
+
+TAU = 20_000_000
+SECOND = 10**9
+
+
+def run(gcra, start_ns, end_ns, amount=1.0, late_ns=0):
+    """Admit greedily; wake-ups come ``late_ns`` too late. Returns the number admitted."""
+    now_ns, count = start_ns, 0
+    while now_ns < end_ns:
+        if gcra.ready_ns() > now_ns:
+            now_ns = gcra.ready_ns() + late_ns
+            continue
+        gcra.charge(now_ns, amount)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("rate", [50, 500, 5_000, 123_456.7])
+def test_the_average_is_the_rate_plus_one_burst(rate):
+    admitted = run(Gcra(rate, TAU), 0, 10 * SECOND)
+    assert 10 * rate <= admitted <= 10 * rate + rate * TAU / 1e9 + 2
+
+
+def test_late_wakeups_within_the_burst_depth_cost_nothing():
+    rate = 1_000
+    assert run(Gcra(rate, TAU), 0, 10 * SECOND, late_ns=15_000_000) >= 10 * rate - 20
+
+
+def test_an_idle_bucket_holds_one_burst_and_not_more():
+    gcra = Gcra(1_000, TAU)
+    run(gcra, 0, SECOND)
+    now_ns, burst = 100 * SECOND, 0
+    while gcra.ready_ns() <= now_ns:
+        gcra.charge(now_ns, 1)
+        burst += 1
+    assert burst == 21  # depth 20 ms * 1,000 and the one that passes at the edge
+
+
+def test_an_io_of_any_size_passes_and_is_paid_for_afterwards():
+    gcra = Gcra(1_000_000, TAU)
+    assert gcra.ready_ns() <= 0
+    gcra.charge(0, 3_000_000)
+    assert gcra.ready_ns() == 3 * SECOND - TAU
+
+
+def test_the_debt_has_no_bound():
+    gcra = Gcra(1, TAU)
+    for _ in range(100):
+        gcra.charge(0, 1)
+    assert gcra.ready_ns() == 100 * SECOND - TAU
+
+
+def test_another_rate_keeps_the_debt_in_units():
+    gcra = Gcra(100, TAU)
+    gcra.charge(0, 200)  # two seconds of debt
+    gcra.set_rate(400, SECOND)  # 100 units are left: a quarter of a second at the new rate
+    assert gcra.tat_ns == SECOND + SECOND // 4
+    gcra.set_rate(1, 100 * SECOND)  # nothing owed: nothing to convert
+    assert gcra.tat_ns == SECOND + SECOND // 4
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_a_rate_is_above_zero(rate):
+    with pytest.raises(ValueError, match="above 0"):
+        Gcra(rate, TAU)
+    with pytest.raises(ValueError, match="above 0"):
+        Gcra(1, TAU).set_rate(rate, 0)
+
+
+@given(
+    rate=st.floats(0.1, 1e6),
+    amounts=st.lists(st.floats(0, 1e5), max_size=50),
+    gaps=st.lists(st.integers(0, SECOND), min_size=50, max_size=50),
+)
+def test_tat_never_moves_back(rate, amounts, gaps):
+    gcra, now_ns = Gcra(rate, TAU), 0
+    for amount, gap in zip(amounts, gaps, strict=False):
+        before, now_ns = gcra.tat_ns, now_ns + gap
+        gcra.charge(now_ns, amount)
+        assert gcra.tat_ns >= max(before, now_ns)

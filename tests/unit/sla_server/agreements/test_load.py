@@ -1,0 +1,327 @@
+"""Documents: what is accepted, and that every mistake is found at its line with a way out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dateutil.rrule import rrulestr
+
+from sla_server.agreements import calendars
+from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.load import load_documents
+from sla_server.agreements.model import Agreement
+from tests.support.agreements import FULL, agreement, simple
+
+
+def problems_of(text: str, rollup_s: int = 60) -> list[Problem]:
+    with pytest.raises(AgreementsRefused) as caught:
+        load_documents(text, rollup_s)
+    return caught.value.problems
+
+
+def test_the_documented_example_is_accepted_and_survives_json() -> None:
+    (loaded,) = load_documents(FULL, 60)
+    spec = loaded.agreement.spec_json()
+    assert Agreement.from_spec(json.loads(json.dumps(spec))) == loaded.agreement
+    assert spec["spec"]["objectives"][0]["budgeting"]["slice"] == "1m"
+    assert loaded.text == FULL
+    assert loaded.agreement.judged[0].demand_curve[1].threshold_us == 8000
+
+
+def test_several_documents_keep_their_own_text_and_lines() -> None:
+    text = "# first\n---\n" + simple("one") + "---\n" + simple("two")
+    first, second = load_documents(text, 60)
+    assert (first.agreement.name, second.agreement.name) == ("one", "two")
+    assert "two" not in first.text
+    assert agreement(second.text) == second.agreement
+    assert second.line == text.split("\n").index("metadata: {name: two}") - 1
+
+
+CASES = [
+    ("percentile: 95", "percentile: 49", "spec.objectives[0].indicator.percentile", 12),
+    ("percentile: 95", "percentile: 99.999", "spec.objectives[0].indicator.percentile", 12),
+    ("percentile: 95", 'percentile: "95"', "spec.objectives[0].indicator.percentile", 12),
+    ("metric: latency", "metric: latncy", "spec.objectives[0].indicator.metric", 12),
+    ("up_to_iops: 6000", "up_to_iops: 3000", "spec.objectives[0]", 11),
+    ("value_ms: 8", "value_ms: 4", "spec.objectives[0]", 11),
+    ("value_ms: 8", "value_ms: 0", "spec.objectives[0].demand_curve[1].value_ms", 15),
+    ("slice: 1m", "slice: 7m", "spec.objectives[0].budgeting.slice", 17),
+    ("slice: 1m", "slice: 90", "spec.objectives[0].budgeting.slice", 17),
+    ("slice: 1m", "slice: 30s", "spec.objectives[0].budgeting.slice", 17),
+    ("target: 0.995", "target: 1", "spec.objectives[0].budgeting.target", 17),
+    ("priority: gold", "priority: golden", "spec.priority", 7),
+    ("priority: gold", "prio: gold", "spec.priority", 4),
+    ("io: any", "io: any, wat: 1", "spec.scope.wat", 6),
+    ("volumes: [vol-17]", "volumes: []", "spec.scope.volumes", 6),
+    ("volumes: [vol-17]", "volumes: ['a b']", "spec.scope.volumes[0]", 6),
+    ("volumes: [vol-17]", "volumes: [{app: erp}]", "spec.scope.volumes[0]", 6),
+    ("name: erp-gold", "name: -x", "metadata.name", 3),
+    ("Europe/Berlin", "Europe/Berlim", "spec.window.tz", 19),
+    ("Europe/Berlin", "../../etc/passwd", "spec.window.tz", 19),
+    ("period: month", "period: fortnight", "spec.window.period", 19),
+    ("type: calendar", "type: calender", "spec.window", 19),
+    ("credit: 0.25", "credit: 0.05", "spec", 4),
+    ("below: 0.99,", "below: 0.999,", "spec", 4),
+    ("credit_cap: 0.50", "credit_cap: 0.30", "spec", 4),
+    ("max_iops: 20000", "max_iops: 400", "spec", 4),
+    ("burst_s: 60", "", "spec.cap", 9),
+    ("floor_iops: 500", "floor_iops: 0", "spec.guarantee.floor_iops", 8),
+    ("calendar: business", "calendar: lunar", "spec.service_hours.calendar", 20),
+    ("calendar: business", 'calendar: business, from: "18:00", to: "08:00"', "spec.service_hours", 20),
+    ("notice: 7d", "notice: 7 days", "spec.maintenance.notice", 21),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "line"), CASES, ids=[f"{c[2]}-{i}" for i, c in enumerate(CASES)]
+)
+def test_a_mistake_is_found_where_it_is(old: str, new: str, field: str, line: int) -> None:
+    assert old in FULL
+    found = problems_of(FULL.replace(old, new, 1))
+    assert (field, line) in [(problem.field, problem.line) for problem in found]
+    assert all(problem.problem for problem in found)
+    assert all(problem.document == "erp-gold" for problem in found if new != "name: -x")
+
+
+def test_all_mistakes_of_all_documents_are_reported_at_once() -> None:
+    bad = simple("a").replace("percentile: 95.0", "percentile: 5").replace("slice: 1m", "slice: x")
+    found = problems_of(bad + "---\n" + simple("b", priority="tin"))
+    assert [problem.document for problem in found] == ["a", "a", "b"]
+    assert found[2].line > found[1].line > found[0].line
+
+
+def test_a_misspelt_key_is_answered_with_the_right_one() -> None:
+    found = problems_of(FULL.replace("priority:", "priorty:"))
+    assert any("priority" in problem.fix for problem in found if problem.field == "spec.priorty")
+
+
+def test_two_documents_of_one_name_are_refused() -> None:
+    (found,) = problems_of(simple("a") + "---\n" + simple("a"))
+    assert found.field == "metadata.name"
+
+
+def test_two_objectives_of_one_name_are_refused() -> None:
+    text = simple("a")
+    objective = text[text.index("  - name:") :]
+    (found,) = problems_of(text + objective)
+    assert "latency" in found.problem
+
+
+MAINTENANCE = (
+    '  maintenance: {{windows: [{{start: "2026-03-01T02:00", '
+    "duration: 2h, {}reason: disks, author: ann}}]}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["FREQ=MONTHLY;BYDAY=1SU", "FREQ=WEEKLY;UNTIL=20270101T000000", "FREQ=DAILY;COUNT=3"],
+)
+def test_a_recurrence_rule_is_accepted(rule: str) -> None:
+    assert (
+        agreement(simple(extra=MAINTENANCE.format(f"rrule: {rule}, "))).spec.maintenance.windows[0].rrule
+        == rule
+    )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["FREQ=SOMETIMES", "hello", "FREQ=WEEKLY;UNTIL=20270101T000000Z", "FREQ=SECONDLY", "FREQ=HOURLY",
+     "FREQ=DAILY;UNTIL=20200101T000000"],
+)  # fmt: skip
+def test_a_wrong_recurrence_rule_is_refused(rule: str) -> None:
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f"rrule: {rule}, ")))
+    assert "maintenance.windows[0]" in found.field
+
+
+@pytest.mark.parametrize("interval", ["0", "00", "-1", "+0", "x", ""])
+def test_a_rule_that_would_be_searched_for_ever_is_refused_unsearched(interval: str) -> None:
+    rule = f"rrule: FREQ=DAILY;INTERVAL={interval}, "
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(rule)))
+    assert "INTERVAL" in found.problem
+
+
+@pytest.mark.parametrize("rule", ["RDATE:20270101T000000", "DTSTART:19970902T090000\\nRRULE:FREQ=DAILY"])
+def test_a_rule_brings_no_dates_of_its_own(rule: str) -> None:
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert "more than one rule" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("duration: 2h", "duration: 999999w"),
+        ("2026-03-01T02:00", "9999-12-31T23:00"),
+        ("2026-03-01T02:00", "0001-01-01T00:00"),
+    ],
+)
+def test_maintenance_stays_within_what_the_calendar_can_count(old: str, new: str) -> None:
+    text = simple(extra=MAINTENANCE.format(""))
+    assert old in text
+    assert problems_of(text.replace(old, new))
+
+
+@pytest.mark.parametrize("at", ["08:00+02:00", "08:00Z", "08:00:30"])
+def test_a_time_of_day_has_neither_offset_nor_seconds(at: str) -> None:
+    hours = f'  service_hours: {{calendar: business, from: "{at}", to: "{at.replace("08", "10")}"}}\n'
+    assert {found.field for found in problems_of(simple(extra=hours))} == {
+        "spec.service_hours.from",
+        "spec.service_hours.to",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min_ios_per_slice: 100", f"min_ios_per_slice: {1 << 64}"),
+        ("max_mean_io_kib: 32", "max_mean_io_kib: .inf"),
+    ],
+)
+def test_a_number_that_no_message_or_column_holds_is_refused(old: str, new: str) -> None:
+    (found,) = problems_of(FULL.replace(old, new))
+    assert "less than or equal to" in found.problem
+
+
+def test_a_very_long_value_is_told_in_short() -> None:
+    (digits,) = problems_of(FULL.replace("floor_iops: 500", "floor_iops: 0x" + "f" * 5000))
+    (text,) = problems_of(FULL.replace("priority: gold", f"priority: {'g' * 5000}"))
+    assert "very long number" in digits.problem
+    assert len(text.problem) < 200
+
+
+def test_maintenance_needs_an_end_that_is_after_its_start() -> None:
+    text = simple(extra=MAINTENANCE.format(""))
+    assert agreement(text)
+    assert problems_of(text.replace("duration: 2h, ", ""))
+    assert problems_of(text.replace("duration: 2h, ", 'end: "2026-03-01T01:00", '))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("", 0), ("---\n---\n", 0), ("- 1\n", 1), ("a: [1\n", 2), ("a: 1\na: 2\n", 2), ("\n\n- 1\n", 3),
+     ("a: !!python/object/apply:os.getpid []\n", 1), ("key: " + "[" * 5000, 1), ("a: \x00", 0),
+     ("a: !!bool x\n", 0), ("a: &a\n  <<: *a\n", 0)],
+)  # fmt: skip
+def test_what_is_no_document_is_refused_and_nothing_else_happens(text: str, line: int) -> None:
+    found = problems_of(text)
+    assert found
+    if line:
+        assert found[0].line == line
+
+
+def test_anchors_cannot_make_a_small_text_huge() -> None:
+    levels = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]\n" for i in range(1, 9))
+    found = problems_of("l0: &l0 [x]\n" + levels)
+    assert "values" in found[0].problem
+
+
+def test_too_large_a_text_is_refused() -> None:
+    assert "256 KiB" in problems_of("#" * (256 << 10) + "\na: 1")[0].problem
+    assert (
+        "24 KiB"
+        in problems_of(simple() + "# " + "x" * 30_000 + "\nkind: SLA\n".replace("kind: SLA", ""))[0].problem
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "keys"),
+    [
+        ("mean_latency", "demand_curve: [{value_ms: 3}]"),
+        ("iops", "promised_iops: 1000"),
+        ("throughput", "promised_mbps: 200"),
+        ("availability", "outage: 30s"),
+    ],
+)
+def test_other_indicators_are_valid_and_not_judged(metric: str, keys: str) -> None:
+    objective = f"  - {{name: other, indicator: {{metric: {metric}}}, {keys}, budgeting: {{target: 0.99}}}}\n"
+    found = agreement(simple() + objective)
+    assert [item.name for item in found.spec.objectives] == ["latency", "other"]
+    assert [item.name for item in found.judged] == ["latency"]
+    assert problems_of(simple() + objective.replace(keys, "nothing: 1"))
+
+
+def test_an_agreement_without_objectives_is_a_class_of_neighbour() -> None:
+    text = simple(priority="best-effort")
+    text = text[: text.index("  objectives:")]
+    assert agreement(text).judged == []
+
+
+@pytest.mark.parametrize("frequency", ["HOURLY", "DAILY", "WEEKLY", "MONTHLY", "YEARLY"])
+@pytest.mark.parametrize("more", ["", ";COUNT=3", ";UNTIL=20270601T000000"])
+def test_a_rule_that_never_happens_is_looked_for_in_the_last_centuries_only(
+    monkeypatch: pytest.MonkeyPatch, frequency: str, more: str
+) -> None:
+    """The search of the library ends with the year 9999, so it has to begin late."""
+    begins: list[int] = []
+
+    def noted(rule: str, **options: Any) -> Any:
+        begins.append(options["dtstart"].year)
+        return rrulestr(rule, **options)
+
+    monkeypatch.setattr(calendars, "rrulestr", noted)
+    rule = f"FREQ={frequency};BYMONTH=2;BYMONTHDAY=30{more}"
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert "never happens" in found.problem
+    assert begins
+    assert min(begins) >= 9999 - 400
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO",
+        "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29;COUNT=1",
+        "FREQ=HOURLY;INTERVAL=12;BYMONTH=2;BYMONTHDAY=29;UNTIL=20400101T000000",
+    ],
+)
+def test_a_rule_that_seldom_happens_is_taken(rule: str) -> None:
+    (window,) = agreement(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", '))).spec.maintenance.windows
+    assert window.rrule == rule
+
+
+def test_a_rule_that_ends_before_it_happens_is_refused() -> None:
+    rule = "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;UNTIL=20270601T000000"
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert "never happens" in found.problem
+
+
+@pytest.mark.parametrize("indent", ["   ", " "])
+@pytest.mark.parametrize("before", ["", "\n\n", "# a comment\n"])
+def test_an_indented_document_is_the_same_document(indent: str, before: str) -> None:
+    text = before + "".join(f"{indent}{line}\n" for line in simple("one").splitlines())
+    (loaded,) = load_documents(text, 60)
+    assert loaded.agreement == agreement(simple("one"))
+    assert agreement(loaded.text) == loaded.agreement, "the stored text can be applied again"
+    assert loaded.line == before.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fix"),
+    [
+        ("target: 0.995", "target: 99.5", "Write 0.995 for 99.5 %"),
+        ("target: 0.995", 'target: "99.5 %"', "Write 0.995 for 99.5 %"),
+        ("target: 0.995", "target: 1", "Write 0.999 for 99.9 %: a target of 1 leaves no error budget"),
+        ("percentile: 95", "percentile: 0.95", "Write 95: percentiles are in percent"),
+        ("value_ms: 5}", "value_ms: 5ms}", "Write 5: the unit is part of the key's name"),
+        ("volumes: [vol-17]", "volumes: vol-17", "Write it in brackets: [vol-17]"),
+        ("volumes: [vol-17]", "volumes: []", "Name at least one"),
+        ("metric: latency", "metric: latencies", "Use one of latency, mean_latency, iops,"),
+        ("priority: gold", "priorty: gold", "Did you mean priority?"),
+        ("priority: gold", "priority: gold\n  percentile: 5", "percentile belongs elsewhere in the document"),
+        ("priority: gold", "priority: gold\n  priority: silver", "Keep one of the two"),
+    ],
+)
+def test_a_usual_mistake_is_met_by_what_was_meant(old: str, new: str, fix: str) -> None:
+    problems = problems_of(FULL.replace(old, new, 1))
+    assert any(found.fix.startswith(fix) for found in problems), problems
+    for found in problems:
+        key = found.field.rpartition(".")[2]
+        assert f"Did you mean {key}?" not in found.fix
+
+
+def test_the_refused_key_itself_is_never_suggested() -> None:
+    text = FULL.replace("metric: latency, percentile: 95", "metric: iops")
+    found = {item.field: item.fix for item in problems_of(text)}
+    assert found["spec.objectives[0].demand_curve"].startswith("demand_curve belongs elsewhere")

@@ -1,0 +1,153 @@
+"""Periods, service hours and maintenance in local time, over changes of summer time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sla_server.agreements import windows
+from sla_server.agreements.calendars import CalendarWindow, Maintenance, RollingWindow, ServiceHours
+from tests.support.agreements import agreement, simple
+
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
+BERLIN = "Europe/Berlin"
+
+
+def us(text: str) -> int:
+    return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1e6)
+
+
+def calendar(period: str, tz: str = BERLIN) -> CalendarWindow:
+    return CalendarWindow.model_validate({"type": "calendar", "period": period, "tz": tz})
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "end"),
+    [
+        ("day", "2026-03-28T23:00", "2026-03-29T22:00"),  # 23 hours long: summer time begins
+        ("week", "2026-03-22T23:00", "2026-03-29T22:00"),
+        ("month", "2026-02-28T23:00", "2026-03-31T22:00"),
+        ("quarter", "2025-12-31T23:00", "2026-03-31T22:00"),
+        ("year", "2025-12-31T23:00", "2026-12-31T23:00"),
+    ],
+)
+def test_calendar_periods_follow_the_wall_clock(period: str, start: str, end: str) -> None:
+    assert windows.period_bounds(calendar(period), us("2026-03-29T12:00")) == (us(start), us(end))
+
+
+def test_a_rolling_window_ends_now() -> None:
+    window = RollingWindow.model_validate({"type": "rolling", "duration": "30d"})
+    assert windows.period_bounds(window, us("2026-03-29T12:00")) == (
+        us("2026-02-27T12:00"),
+        us("2026-03-29T12:00"),
+    )
+
+
+@given(
+    st.integers(us("1999-01-01"), us("2050-01-01")),
+    st.sampled_from(["day", "week", "month", "quarter", "year"]),
+    st.sampled_from(["UTC", BERLIN, "America/Santiago", "Asia/Kathmandu", "Pacific/Apia"]),
+)
+def test_periods_hold_their_instant_and_meet_without_gap(at_us: int, period: str, tz: str) -> None:
+    start, end = windows.period_bounds(calendar(period, tz), at_us)
+    assert start <= at_us < end
+    assert windows.period_bounds(calendar(period, tz), end)[0] == end
+    assert windows.period_bounds(calendar(period, tz), start - 1)[1] == start
+
+
+BUSINESS = ServiceHours.model_validate({"calendar": "business"})
+
+
+@pytest.mark.parametrize(
+    ("at", "inside"),
+    [
+        ("2026-02-02T06:59:59", False),
+        ("2026-02-02T07:00", True),  # Monday 08:00 in Berlin, winter
+        ("2026-02-02T16:59:59", True),
+        ("2026-02-02T17:00", False),
+        ("2026-02-01T10:00", False),  # Sunday
+        ("2026-07-06T06:00", True),  # Monday 08:00 in Berlin, summer
+    ],
+)
+def test_business_hours(at: str, inside: bool) -> None:
+    assert windows.in_service(BUSINESS, us(at), BERLIN) is inside
+
+
+def test_own_days_and_hours() -> None:
+    late = ServiceHours.model_validate(
+        {"calendar": "business", "days": ["sat"], "from": "22:00", "to": "24:00"}
+    )
+    assert windows.in_service(late, us("2026-02-07T23:59"), "UTC")
+    assert not windows.in_service(late, us("2026-02-08T00:00"), "UTC")
+    assert windows.service_us(late, us("2026-02-01"), us("2026-03-01"), "UTC") == 4 * 2 * HOUR_US
+
+
+def test_service_time_of_a_week() -> None:
+    assert windows.service_us(BUSINESS, us("2026-02-02"), us("2026-02-09"), BERLIN) == 50 * HOUR_US
+    assert windows.service_us(None, 0, DAY_US, "UTC") == DAY_US
+    assert windows.service_us(BUSINESS, DAY_US, 0, "UTC") == 0
+
+
+@given(st.integers(us("2026-01-01"), us("2027-01-01")), st.integers(0, 40), st.integers(0, 40))
+def test_service_time_adds_up(start: int, first_h: int, second_h: int) -> None:
+    middle = start + first_h * HOUR_US
+    end = middle + second_h * HOUR_US
+    parts = windows.service_us(BUSINESS, start, middle, BERLIN) + windows.service_us(
+        BUSINESS, middle, end, BERLIN
+    )
+    assert parts == windows.service_us(BUSINESS, start, end, BERLIN)
+    assert 0 <= parts <= end - start
+
+
+def maintenance(*entries: str, limit: str = "") -> Maintenance:
+    listed = ", ".join(f"{{{entry}, reason: disks, author: ann}}" for entry in entries)
+    text = f"  maintenance: {{{limit}windows: [{listed}]}}\n"
+    return agreement(simple(extra=text)).spec.maintenance
+
+
+def excluded(work: Maintenance, start: str, minutes: int = 1, tz: str = BERLIN) -> bool:
+    return windows.is_excluded(
+        us(start), us(start) + minutes * 60_000_000, window=calendar("month", tz), hours=None,
+        maintenance=work, default_tz=tz,
+    )  # fmt: skip
+
+
+def test_a_slice_that_touches_work_is_excluded() -> None:
+    work = maintenance('start: "2026-02-03T22:00", duration: 2h')
+    assert not excluded(work, "2026-02-03T20:59")
+    assert excluded(work, "2026-02-03T20:59", minutes=2)
+    assert excluded(work, "2026-02-03T22:59")
+    assert not excluded(work, "2026-02-03T23:00")
+
+
+def test_repeated_work_keeps_its_local_time() -> None:
+    work = maintenance('start: "2026-03-01T02:00", duration: 1h, rrule: "FREQ=WEEKLY;BYDAY=SU"')
+    assert excluded(work, "2026-03-22T01:30")
+    assert excluded(work, "2026-04-05T00:30")  # 02:30 in summer time
+    assert not excluded(work, "2026-04-05T01:30")
+    assert not excluded(work, "2026-02-22T01:30")  # before its start
+
+
+def test_work_over_midnight_and_overlapping_work_counts_once() -> None:
+    work = maintenance(
+        'start: "2026-02-03T23:00", duration: 2h', 'start: "2026-02-04T00:00", end: "2026-02-04T02:00"'
+    )
+    assert windows.maintenance_us(work, us("2026-02-03"), us("2026-02-05"), "UTC") == 3 * HOUR_US
+
+
+def test_work_beyond_the_limit_of_a_period_is_not_excused() -> None:
+    work = maintenance('start: "2026-02-03T00:00", duration: 5h', limit="max_per_period: 2h, ")
+    assert excluded(work, "2026-02-03T01:59", tz="UTC")
+    assert not excluded(work, "2026-02-03T02:00", tz="UTC")
+
+
+def test_outside_service_hours_everything_is_excluded() -> None:
+    found = windows.is_excluded(
+        us("2026-02-01T10:00"), us("2026-02-01T10:01"), window=calendar("month"), hours=BUSINESS,
+        maintenance=Maintenance(), default_tz=BERLIN,
+    )  # fmt: skip
+    assert found

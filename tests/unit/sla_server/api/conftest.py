@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+import dashboard
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.stop import Stop
+from sla_server.api.context import Parts
+from sla_server.api.mailbox_thread import Bridge
+from tests.support import api
+
+
+class Browser(FlaskClient):
+    """Asks the address that the server is configured for."""
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:
+        return super().open(*args, **{"base_url": "http://127.0.0.1:8411", **kwargs})
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def box() -> Iterator[api.FakeBox]:
+    """Says yes to everything."""
+    made = api.FakeBox(answer=lambda header: (True, 200, {"op": header["op"]}))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def source() -> api.FakeSource:
+    return api.FakeSource()
+
+
+@pytest.fixture
+def parts(box: api.FakeBox, clock: FakeClock, source: api.FakeSource) -> Parts:
+    made = api.make_parts(box, clock, source, max_body_bytes=100_000)
+    box.bridge = Bridge(box, made.live, made.calls, Stop())
+    return made
+
+
+@pytest.fixture
+def web(parts: Parts) -> FlaskClient:
+    app = dashboard.create_app(parts)
+    app.test_client_class = Browser
+    return app.test_client()
+
+
+@pytest.fixture
+def bearer() -> dict[str, str]:
+    return {"Authorization": f"Bearer {api.TOKEN}"}

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
+from sla_server.cli import client as client_module
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.shared import duration_s
+from tests.unit.sla_server.cli.conftest import Terminal
+
+APPLIED = {
+    "applied": [
+        {"name": "erp-gold", "version": 3, "changed": True},
+        {"name": "b", "version": 1, "changed": False},
+    ]
+}
+
+
+def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
+    sla.box.answer = lambda _header: (True, 200, APPLIED)
+    path = tmp_path / "agreement.yaml"
+    path.write_text("kind: SLA\n")
+    done = sla("apply", "-f", str(path))
+    assert done.output == "erp-gold: in force as version 3\nb: no change, in force as version 1\n"
+    assert sla.asked == [("apply", {"documents": "kind: SLA\n", "dry_run": False})]
+
+
+def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
+    sla.box.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
+    done = sla("apply", "-f", "-", "--dry-run", text="kind: SLA\n")
+    assert done.stdout.splitlines() == [
+        "erp-gold: would be in force as version 3",
+        "b: no change, stays in force as version 1",
+        "The documents are valid. Nothing was changed (--dry-run).",
+    ]
+    assert "not judged" in done.stderr
+    assert sla.asked[0][1]["dry_run"] is True
+
+
+def test_errors_of_a_document_are_listed_with_their_lines(sla: Terminal) -> None:
+    errors = [{"line": 7, "field": "spec.priority", "problem": "'golden' is unknown", "fix": "use gold"}]
+    sla.box.answer = lambda _header: (False, 422, {"errors": errors})
+    done = sla("apply", "-f", "-", text="kind: SLA")
+    assert done.exit_code == 1
+    assert "line 7: spec.priority: 'golden' is unknown (use gold)" in done.stderr
+
+
+def test_a_missing_file(sla: Terminal) -> None:
+    done = sla("apply", "-f", "none.yaml")
+    assert done.exit_code == 2
+    assert "none.yaml cannot be read" in done.stderr
+    assert sla.asked == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "is empty"), (b" \n\n", "is empty"), (b"a: \xff", "is not UTF-8 text")]
+)
+def test_a_file_without_an_agreement_is_named(
+    sla: Terminal, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "agreement.yaml"
+    path.write_bytes(content)
+    done = sla("apply", "-f", str(path))
+    assert done.exit_code == 2
+    assert f"{path} {words}" in done.stderr
+    assert sla.asked == []
+
+
+def test_documents_larger_than_the_server_takes(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The HTTP server says this itself, as plain text, before the application sees the request.
+    refusal = httpx.MockTransport(lambda _request: httpx.Response(413, text="Request Entity Too Large"))
+    monkeypatch.setattr(sla, "transport", refusal)
+    done = sla("apply", "-f", "-", text="kind: SLA\n")
+    assert done.exit_code == 1
+    assert "[api] max_body_bytes" in done.stderr
+
+
+def test_delete(sla: Terminal) -> None:
+    assert sla("delete", "sla", "erp-gold").exit_code == 0
+    assert sla.asked[-1] == ("delete", {"name": "erp-gold"})
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        (["--iops", "100"], {"iops": 100.0}),
+        (["--mbps", "2.5"], {"bytes_per_s": 2.5e6}),
+        (["--cost", "50"], {"cost_per_s": 50.0}),
+    ],
+)
+def test_throttle_set(sla: Terminal, options: list[str], rate: dict[str, float]) -> None:
+    sla.box.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    done = sla("throttle", "set", "batch", *options, "--for", "10m", "--reason", "backup")
+    assert done.output == "batch: throttled for 10m (throttle t-9)\n"
+    assert sla.asked == [
+        ("throttle_set", {"volume": "batch", **rate, "reason": "backup", "duration_s": 600.0})
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--reason", "x"],
+        ["--iops", "1", "--cost", "1", "--reason", "x"],
+        ["--iops", "0", "--reason", "x"],
+        ["--iops", "1"],
+        ["--iops", "1", "--reason", "x", "--for", "soon"],
+    ],
+)
+def test_throttles_that_make_no_sense(sla: Terminal, options: list[str]) -> None:
+    assert sla("throttle", "set", "batch", *options).exit_code == 2
+    assert sla.asked == []
+
+
+def test_throttle_release(sla: Terminal) -> None:
+    sla.box.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"
+    assert sla.asked == [("throttle_release", {"volume": "batch", "throttle_id": None})]
+    sla.box.answer = lambda _header: (
+        False,
+        404,
+        {"errors": [{"line": 0, "field": "", "problem": "batch has no throttle", "fix": "See x"}]},
+    )
+    done = sla("throttle", "release", "batch")
+    assert done.exit_code == 1
+    assert done.stderr == "sla: batch has no throttle\n  See x\n"
+
+
+def test_mode(sla: Terminal) -> None:
+    assert sla("mode").output == "enforce\n"
+    sla.box.answer = lambda header: (True, 200, header["body"])
+    assert sla("mode", "observe").output == "observe\n"
+    assert sla("mode", "off").exit_code == 2
+
+
+def test_login_prints_an_address(sla: Terminal) -> None:
+    assert sla("login").output.startswith("http://127.0.0.1:8411/login?code=")
+
+
+def test_a_change_that_is_answered_late(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    sla.box.answer = None
+
+    def services_comes_back(_seconds: float) -> None:
+        header = {"req": sla.box.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
+        sla.parts.calls.answer(header)
+
+    monkeypatch.setattr(client_module.time, "sleep", services_comes_back)
+    assert sla("mode", "observe").output == "observe\n"
+
+
+def test_a_change_that_is_never_answered(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    sla.box.answer = None
+    monkeypatch.setattr(client_module, "PENDING_LIMIT_S", 0.0)
+    done = sla("mode", "observe")
+    assert done.exit_code == 75
+    assert "/api/v1/operations/" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172_800)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "m", "10 minutes", "-5m", "1w"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(BadUsage):
+        duration_s(text)
+
+
+def document(name: str) -> str:
+    return f"kind: SLA\nmetadata: {{name: {name}}}\ntext: |\n  --- not here\n---x: nor here\n"
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"name: ([a-z0-9-]+)", text)
+
+
+class Documents:
+    """Answers like services: what is named in the text is applied; ``bad`` is refused when applied."""
+
+    def __init__(self, bad: str = "", dry: bool = True) -> None:
+        self.bad, self.dry = bad, dry
+        self.applied: list[str] = []
+
+    def __call__(self, header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+        text, dry_run = header["body"]["documents"], header["body"]["dry_run"]
+        names = names_in(text)
+        assert len(text) <= CALL_BYTES
+        assert len(names) <= MAX_DOCUMENTS
+        if self.bad in names and dry_run == self.dry:
+            line = next(n for n, row in enumerate(text.splitlines(), 1) if f"name: {self.bad}}}" in row)
+            return False, 422, {"errors": [{"line": line, "field": "spec", "problem": "is missing"}]}
+        self.applied += [] if dry_run else names
+        rows = [{"name": name, "version": 1, "changed": True} for name in names]
+        return True, 200, {"applied": rows, "warnings": [f"{names[0]}: told"]}
+
+
+def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Terminal) -> None:
+    names = [f"erp-{number}" for number in range(4000)]
+    text = "---\n".join(document(name) for name in names)
+    services = sla.box.answer = Documents()
+    done = sla("apply", "-f", "-", text=text)
+    assert done.exit_code == 0, done.output
+    assert services.applied == names
+    flags = [body["dry_run"] for _, body in sla.asked]
+    assert flags == [True] * (len(flags) // 2) + [False] * (len(flags) // 2)
+    assert "".join(body["documents"] for _, body in sla.asked[: len(flags) // 2]) == text
+    assert done.stdout.splitlines() == [f"{name}: in force as version 1" for name in names]
+    assert "checked 4,000 documents" in done.stderr
+    assert "applied 4,000 documents" in done.stderr
+    services.applied.clear()
+    assert sla("apply", "-f", "-", "--dry-run", text=text).exit_code == 0
+    assert services.applied == []
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry: bool) -> None:
+    names = [f"erp-{number}" for number in range(500)]
+    text = "---\n".join(document(name) for name in names)
+    services = sla.box.answer = Documents("erp-450", dry=dry)
+    done = sla("apply", "-f", "-", text=text)
+    assert done.exit_code == 1
+    line = text.splitlines().index("metadata: {name: erp-450}") + 1
+    assert f"line {line}: spec: is missing" in done.stderr
+    assert services.applied == ([] if dry else names[:400])
+    assert ("400 documents before line 2400 are in force" in done.stderr) == (not dry)
+
+
+def test_a_name_that_stands_twice_in_a_long_file_is_refused_before_anything_is_applied(sla: Terminal) -> None:
+    names = [f"erp-{number}" for number in range(300)] + ["erp-7"]
+    services = sla.box.answer = Documents()
+    done = sla("apply", "-f", "-", text="---\n".join(document(name) for name in names))
+    assert done.exit_code == 2
+    assert "erp-7 stands in the file 2 times" in done.stderr
+    assert services.applied == []
+
+
+def test_what_cannot_be_cut_goes_whole_and_the_server_says_the_limit(sla: Terminal) -> None:
+    long = "text: " + "x" * CALL_BYTES
+    for text in (long, f"%YAML 1.2\n---\n{long}\n---\nkind: SLA\n"):
+        done = sla("apply", "-f", "-", text=text)
+        assert done.exit_code == 1
+        assert "one call takes 60000" in done.stderr
+    assert sla.asked == []
+
+
+def test_a_binary_file_is_called_no_text(sla: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(bytes(1 << 20))
+    done = sla("apply", "-f", str(path))
+    assert done.exit_code == 2
+    assert f"{path} is no text" in done.stderr
+    assert sla.asked == []

@@ -1,0 +1,35 @@
+"""What README and the operations pages tell a newcomer to write down is accepted as it stands."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.config import AgentConfig
+from pmdaemon.runtime.config import load
+from sla_server.agreements.load import load_documents
+from tests.support.paths import ROOT
+
+
+def example(page: str, language: str) -> str:
+    """The first block of that language in a page."""
+    found = re.search(rf"^ *```{language}\n(.*?)^ *```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no {language} block"
+    return textwrap.dedent(found[1])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations/agent.md"])
+def test_the_agents_file(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agent.toml").write_text(example(page, "toml"))
+    config = load(AgentConfig, Path("agent.toml"), environment={})
+    assert [export.volume for export in config.export] == ["vol-17"]
+    assert config.state_dir.is_absolute()
+
+
+def test_the_agreement() -> None:
+    (loaded,) = load_documents(example("README.md", "yaml"), 60)
+    assert loaded.agreement.metadata.name == "erp-gold"

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from sla_server.cli import formatting, tables
+from sla_server.cli.tables import KINDS, build, by_objective, what_of
+from tests.support.api import NOW_US, FakeSource
+from tests.unit.sla_server.cli.conftest import Terminal
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tables_fit_eighty_columns(sla: Terminal, kind: str) -> None:
+    done = sla("get", kind)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert len(lines) >= 3
+    assert max(len(line) for line in lines) <= 80
+    assert KINDS[kind].columns[0].title in lines[0]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
+    rows = json.loads(sla("get", kind, "-o", "json").output)
+    assert isinstance(rows, list)
+    assert rows
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    name = {"slas": "agreements"}.get(kind, kind)
+    monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
+    sla.parts.live.put({"at_us": NOW_US})
+    assert sla("get", kind).output.strip() == KINDS[kind].empty
+
+
+def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
+    row = next(line for line in sla("get", "volumes").output.splitlines() if line.startswith("erp-db"))
+    assert row.split() == ["erp-db", "disk-0", "80", "9.20ms", "14.7ms", "-", "48,211", "12,004"]
+
+
+def test_slas_show_one_row_an_objective(sla: Terminal) -> None:
+    row = next(line for line in sla("get", "slas").output.splitlines() if line.startswith("erp-gold"))
+    assert row.split() == ["erp-gold/latency", "kept", "9.20ms", "p95", "12.0ms", "99.21%", "99.8%", "63%"]
+    assert by_objective([{"name": "a", "live": []}]) == [{"name": "a", "state": None}]
+    two = by_objective([{"name": "a", "live": [{"objective": "x"}, {"objective": "y"}]}])
+    assert [row["objective"] for row in two] == ["x", "y"]
+
+
+def test_what_is_not_judged_says_what_it_is(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed = {"neighbour": [], "fast": [{"name": "rate", "indicator": {"metric": "iops"}}]}
+    rows = [{"name": name, "spec": {"spec": {"objectives": list_}}} for name, list_ in agreed.items()]
+    latency = [{"name": "latency", "indicator": {"metric": "latency"}}]
+    rows.append({"name": "unseen", "spec": {"spec": {"objectives": latency}}})
+    monkeypatch.setattr(sla.source, "agreements", lambda *_: rows)
+    lines = {line.split()[0]: line.split()[1:3] for line in sla("get", "slas").output.splitlines()[2:]}
+    assert lines["neighbour"] == ["no", "objective"]
+    assert lines["fast/rate"] == ["not", "judged"]
+    assert lines["unseen/latency"][0] == "unknown"  # services have not said yet
+
+
+def test_long_names_fold_and_numbers_are_never_cut() -> None:
+    row: dict[str, Any] = {
+        "volume": "a-very-long-volume-name-that-someone-chose-because-they-could",
+        "backend": "another-long-name",
+        "reads": 123_456_789_012,
+        "writes": 123_456_789_012,
+        "live": {"iops": 123_456, "p95_us": 123_456, "p99_us": 1_234_567, "cap_cost_per_s": 99_999},
+    }
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        console.print(build(KINDS["volumes"].columns, [row], NOW_US))
+    text = captured.get()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert text.count("123,456,789,012") == 2
+    assert "…" not in text
+
+
+def test_missing_values_are_dashes() -> None:
+    for columns in (kind.columns for kind in KINDS.values()):
+        for column in columns:
+            assert str(column.value({}, NOW_US)) in ("-", "", "unknown"), column.title
+
+
+def test_limit(sla: Terminal) -> None:
+    assert len(json.loads(sla("get", "events", "--limit", "3", "-o", "json").output)) == 3
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (None, "-"),
+        (0, "0us"),
+        (994, "994us"),
+        (995, "0.99ms"),
+        (9_200, "9.20ms"),
+        (15_100, "15.1ms"),
+        (2_500_000, "2.5s"),
+    ],
+)
+def test_latencies(us: int | None, text: str) -> None:
+    assert formatting.latency(us) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "digits", "text"),
+    [(1.0, 2, "100.00%"), (0.99996, 2, "99.99%"), (0.57, 0, "57%"), (None, 1, "-")],
+)
+def test_ratios_are_rounded_down(ratio: float | None, digits: int, text: str) -> None:
+    assert formatting.percent(ratio, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0s"), (89, "89s"), (90, "2m"), (7200, "2h"), (200_000, "2d")]
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert formatting.span(seconds) == text
+
+
+def test_events_name_their_subject_once() -> None:
+    assert what_of({"subject": "batch", "text": "month end"}) == "batch: month end"
+    assert what_of({"subject": "batch", "text": "batch from 451 to 225"}) == "batch from 451 to 225"
+    assert what_of({"subject": "batch"}) == "batch"
+
+
+def test_headings_are_never_folded() -> None:
+    rows = [
+        {"name": "batch-best-effort", "state": "no-objective"},
+        {
+            "name": "erp-gold",
+            "objective": "latency",
+            "state": "violating",
+            "latency_us": 1e6,
+            "percentile": 99.9,
+        }
+        | {"threshold_us": 12_500, "compliance": 1.0, "coverage": 1.0, "budget_remaining": 1.0},
+    ]
+    from rich.console import Console
+
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(build(KINDS["slas"].columns, rows, NOW_US))
+    lines = captured.get().splitlines()
+    assert lines[0].split() == [column.title for column in KINDS["slas"].columns]
+    assert len(lines) == 4  # heading, rule and a line a row: ordinary names do not fold
+
+
+def test_times_of_today_have_no_date() -> None:
+    now_us = time.time_ns() // 1000
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", formatting.when(now_us))
+    assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d:\d\d", formatting.when(now_us - 3 * 86_400_000_000))
+
+
+@pytest.mark.parametrize(
+    ("offset_us", "shown"),
+    [(None, "-"), (0, "<1ms"), (-999, "<1ms"), (-1500, "+2ms"), (250_000, "-250ms"), (-2_340_000, "+2.3s")],
+)
+def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
+    assert formatting.skew(offset_us) == shown
+    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
+    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
+
+
+def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
+    assert tables.held_late({"live": None}).plain == formatting.DASH
+    assert tables.held_late({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == formatting.DASH
+    assert (
+        tables.held_late({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain
+        == "12 (\u2264 33.4s)"
+    )
+    snapshot = sla.parts.live.newest().snapshot
+    sla.parts.live.put(
+        {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
+    )
+    assert "7 (\u2264 6.0s)" in sla("get", "throttles").output
+
+
+@pytest.mark.parametrize("kind", ["volumes", "slas"])
+def test_limit_holds_for_lists_that_come_whole(sla: Terminal, kind: str) -> None:
+    sla.source.__dict__["agreements"] = lambda *_: [{**FakeSource._agreement(name)} for name in ("a", "b")]
+    everything = json.loads(sla("get", kind, "-o", "json").output)
+    assert len(everything) > 1
+    assert json.loads(sla("get", kind, "--limit", "1", "-o", "json").output) == everything[:1]
+    assert f"and {len(everything) - 1} more" in sla("get", kind, "--limit", "1").output

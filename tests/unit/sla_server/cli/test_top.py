@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from sla_server.cli.tables import KINDS, build
+from sla_server.cli.top import frame, trouble_of
+from tests.support import api
+from tests.unit.sla_server.cli.conftest import Terminal
+
+
+def draw(snapshot: dict[str, object], trouble: str = "") -> str:
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(frame(snapshot, trouble))
+    return captured.get()
+
+
+def test_one_picture_holds_everything_in_eighty_columns() -> None:
+    text = draw(api.snapshot())
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert "mode enforce · 2 of 2 gateways up · 1 process restart · policy 3" in text.replace("\n", " ")
+    for words in (
+        "erp-gold/latency",
+        "kept",
+        "AT RISK",
+        "p95 12.0ms",
+        "batch",
+        "290 cost/s",
+        "event number 0",
+    ):
+        assert words in text
+    assert "event number 5" not in text
+
+
+def test_an_empty_view_says_what_to_do() -> None:
+    text = draw({"at_us": 1})
+    assert "mode unknown" in text
+    assert "sla apply -f agreement.yaml" in text
+    assert "gateway-agent run" in text
+
+
+def test_before_the_first_live_view_nothing_is_claimed() -> None:
+    text = draw({"at_us": 0})
+    assert "not known yet" in text
+    assert "sla apply" not in text
+    assert "Nobody" not in text
+
+
+def test_a_database_that_cannot_be_read_is_said_and_the_live_view_kept() -> None:
+    why = "the database postgresql://h/d cannot be used: connection refused. Check that it runs"
+    fresh = {**api.snapshot(), "server": {"stale": False, "age_s": 0.1, "database": why}}
+    said = trouble_of(fresh)
+    assert said.startswith("The database postgresql://h/d cannot be used")
+    assert "Live values go on" in said
+    text = draw(fresh, said)
+    assert "connection refused" in text
+    assert "erp-gold/latency" in text
+    starting = trouble_of({"server": {"stale": True, "age_s": None, "database": why}})
+    assert "connection refused" in starting
+    assert "services part waits for it" in starting
+
+
+def test_trouble_is_said() -> None:
+    assert trouble_of({"server": {"stale": False, "age_s": 0.1}}) == ""
+    assert "yet" in trouble_of({"server": {"stale": True, "age_s": None}})
+    assert "No live data for 12s" in trouble_of({"server": {"stale": True, "age_s": 12.0}})
+    full = {"process": "dbmanager", "what": "database", "since_us": 7, "reason": "no space left"}
+    lost = {**full, "process": "rack-a", "what": "spool", "reason": "it is full"}
+    said = trouble_of({"server": {"stale": False}, "problems": [full, lost]})
+    assert [line.partition(",")[0] for line in said.splitlines()] == ["dbmanager", "rack-a"]
+    assert said.endswith("It is full.")
+    unreadable = trouble_of({"server": {"stale": False, "database": "gone"}, "problems": [full, lost]})
+    assert "no space left" not in unreadable, "the reader's own words are nearer"
+    assert "the link is down" in draw(api.snapshot(), "the link is down")
+
+
+def test_once(sla: Terminal) -> None:
+    done = sla("top", "--once")
+    assert done.exit_code == 0
+    assert "erp-gold/latency" in done.output
+    assert "\x1b" not in done.output
+
+
+def test_a_large_installation_counts_what_is_not_listed() -> None:
+    totals = {"gateways": {"up": 3990, "lost": 10}}
+    assert "3990 of 4000 gateways up" in draw({**api.snapshot(), "totals": totals}).replace("\n", " ")
+
+
+ESCAPES = "\x1b]0;pwned\x07\x9b31m\r\u202e"
+
+
+def test_no_escape_sequence_of_a_gateway_reaches_the_terminal() -> None:
+    """Rich strips BEL and leaves ESC."""
+    snapshot = api.snapshot()
+    for name in ("events", "throttles", "slas", "volumes", "problems"):
+        for row in snapshot.get(name, []):
+            row.update({key: value + ESCAPES for key, value in row.items() if isinstance(value, str)})
+    drawn = draw(snapshot, f"one\ntwo{ESCAPES}")
+    assert "pwned" in drawn
+    assert all(character.isprintable() for line in drawn.split("\n") for character in line)
+
+
+def test_no_table_passes_control_characters() -> None:
+    for kind in KINDS.values():
+        row = dict.fromkeys(
+            ("name", "state", "volume", "backend", "address", "text", "kind", "subject", "severity"),
+            f"x{ESCAPES}",
+        )
+        row |= {
+            "source": ESCAPES,
+            "reason": ESCAPES,
+            "published_by": ESCAPES,
+            "version": ESCAPES,
+            "who": ESCAPES,
+        }
+        columns = [column for column in kind.columns if not column.number]
+        text = Console(width=200, record=True, file=io.StringIO())
+        text.print(build(columns, [row], 0))
+        drawn = text.export_text()
+        assert "x" in drawn
+        assert all(character.isprintable() for line in drawn.split("\n") for character in line), kind.path

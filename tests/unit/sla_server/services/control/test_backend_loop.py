@@ -1,0 +1,366 @@
+"""The loop of one backend, step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.backend_loop import BackendControl, Need, Phase, Victim
+from sla_server.services.control.decisions import Reason
+from sla_server.services.control.neighbours import Neighbour
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.windows import NOTHING, Signal
+
+S = 1_000_000_000
+
+
+def victim(need=Need.AT_RISK, r=2.0, u=5.0, priority=Priority.GOLD, g=0.0, name="gold") -> Victim:
+    signal = Signal(3, 80.0, 12_000, u, r, r * 12_000, 3, 3, False, at_risk=need is Need.AT_RISK, r_step=r)
+    signal = NOTHING if need is Need.UNKNOWN else signal
+    return Victim((name, "latency"), priority, g, need, signal, frozenset((name,)))
+
+
+def clear(r=0.3, u=0.0, **over) -> Victim:
+    return victim(Need.CLEAR, r=r, u=u, **over)
+
+
+def neighbour(
+    volume="greedy", cost=400.0, priority=Priority.BEST_EFFORT, queueing=False, **over
+) -> Neighbour:
+    return Neighbour(volume, priority, cost, cost, 53.0, queueing, **over)
+
+
+def world(*found: Neighbour) -> dict[str, Neighbour]:
+    return {n.volume: n for n in (neighbour("gold", 85.0, Priority.GOLD), *found)}
+
+
+@pytest.fixture
+def control() -> BackendControl:
+    return BackendControl(ControlSettings(), "disk")
+
+
+def start(control, r=2.0, now=100 * S):
+    return control.step([victim(r=r)], world(neighbour()), now)
+
+
+def settled(control, found, at_risk=None):
+    """The step ten seconds after the first look at a victim whom nobody harms visibly."""
+    assert control.step([at_risk or victim()], found, 0).notice == ""
+    return control.step([at_risk or victim()], found, 10 * S)
+
+
+def test_the_first_cut_bites_from_present_use(control):
+    step = start(control)
+    assert step.changed
+    assert step.reason is Reason.PROMISE_VIOLATED
+    assert "24.0 ms of 12 ms" in step.text
+    assert (control.allowed, control.start, control.phase) == (200.0, 400.0, Phase.DECREASE)
+    assert set(control.managed) == {"greedy"}
+
+
+@pytest.mark.parametrize(("r", "factor"), [(10.0, 0.5), (1.6, 1 / 1.6), (1.0, 0.9), (0.5, 0.9)])
+def test_size_of_a_decrease_follows_r(control, r, factor):
+    start(control, r=r)
+    assert control.allowed == pytest.approx(400 * factor)
+
+
+def test_at_risk_is_another_reason_than_violated(control):
+    assert control.step([victim(u=0.8, r=0.9)], world(neighbour()), 0).reason is Reason.PROMISE_AT_RISK
+
+
+def test_no_second_decrease_within_hold_down_or_before_confirmation(control):
+    start(control, now=100 * S)
+    control.wait_for("A", 7, 100 * S)
+    assert not control.step([victim()], world(neighbour(cost=200.0)), 104 * S).changed
+    control.confirm("A", 6, 8)
+    assert not control.gate_open
+    control.confirm("A", -1, 8)
+    assert not control.gate_open
+    control.confirm("B", 9, 9)
+    assert not control.gate_open
+    control.confirm("A", 1 << 62, 8)
+    assert not control.gate_open, "it was never issued"
+    control.confirm("A", 8, 8)
+    assert control.gate_open
+    assert not control.step([victim()], world(neighbour(cost=200.0)), 102 * S).changed
+    assert control.step([victim()], world(neighbour(cost=200.0)), 103 * S).changed
+    assert control.allowed == 100.0
+
+
+def test_never_below_floors(control):
+    for second in range(0, 12, 3):
+        control.step([victim(r=9 - second / 2)], world(neighbour()), (100 + second) * S)
+    assert control.allowed == 53.0
+
+
+def test_deadband_holds(control):
+    start(control)
+    for second in range(3, 60):
+        step = control.step(
+            [victim(Need.HOLD, r=0.8, u=0.5)], world(neighbour(queueing=True)), (100 + second) * S
+        )
+        assert not step.changed
+    assert control.allowed == 200.0
+    assert control.phase is Phase.HOLD
+
+
+def test_increase_waits_for_hold_up_and_is_quicker_when_far(control):
+    start(control)
+    biting = world(neighbour(cost=200.0, queueing=True))
+    assert not control.step([clear(r=0.52)], biting, 103 * S).changed
+    assert not control.step([clear(r=0.52)], biting, 107 * S).changed
+    step = control.step([clear(r=0.52)], biting, 108 * S)
+    assert step.reason is Reason.RECOVERY
+    assert 200 < control.allowed < 260
+    far = control.allowed
+    assert not control.step([clear(r=0.2)], biting, 110 * S).changed
+    assert control.step([clear(r=0.2)], biting, 111 * S).changed
+    assert control.allowed > far
+
+
+def test_one_risky_look_starts_hold_up_again(control):
+    start(control)
+    biting = world(neighbour(cost=200.0, queueing=True))
+    control.step([clear(r=0.52)], biting, 103 * S)
+    control.step([victim(Need.HOLD, r=0.8, u=0.5)], biting, 106 * S)
+    assert not control.step([clear(r=0.52)], biting, 109 * S).changed
+    assert control.step([clear(r=0.52)], biting, 114 * S).changed
+
+
+def test_it_parks_below_the_ceiling_and_near_saturation(control):
+    start(control)
+    biting = world(neighbour(cost=400.0, queueing=True))
+    for second in range(25):  # before any probe
+        control.step([clear(r=0.3)], biting, (103 + second) * S)
+    assert control.allowed <= 0.93 * 400
+    before = control.allowed
+    for second in range(25, 60):
+        control.step([clear(r=0.62)], biting, (103 + second) * S)
+    assert control.allowed == before  # clear, but too close to the bend
+
+
+def test_it_probes_beyond_the_ceiling_when_long_calm(control):
+    start(control)
+    biting = world(neighbour(cost=400.0, queueing=True))
+    for second in range(200):
+        control.step([clear(r=0.3)], biting, (103 + second) * S)
+    assert control.allowed > 400
+
+
+def test_risk_lowers_the_ceiling(control):
+    start(control)
+    biting = world(neighbour(cost=400.0, queueing=True))
+    for second in range(10):
+        control.step([clear(r=0.3)], biting, (103 + second) * S)
+    reached = control.allowed
+    control.step([victim(r=1.0, u=0.8)], biting, 120 * S)
+    assert control.ceiling == reached
+    for second in range(20):
+        control.step([clear(r=0.3)], biting, (123 + second) * S)
+    assert control.allowed < reached
+
+
+def test_a_cap_that_nobody_feels_does_not_rise(control):
+    start(control)
+    for second in range(20):
+        control.step([clear()], world(neighbour(cost=100.0)), (103 + second) * S)
+    assert control.allowed == 200.0
+
+
+@pytest.mark.parametrize(
+    ("need", "reason"),
+    [
+        (Need.IDLE, Reason.VICTIM_IDLE),
+        (Need.OUT_OF_CURVE, Reason.VICTIM_OUT_OF_CURVE),
+        (Need.GONE, Reason.VICTIM_GONE),
+    ],
+)
+def test_release_when_the_victim_needs_nothing(control, need, reason):
+    start(control)
+    step = control.step([victim(need)], world(neighbour(cost=200.0)), 101 * S)
+    assert (step.changed, step.reason) == (True, reason)
+    assert not control.active
+
+
+def test_release_when_the_agreement_is_gone(control):
+    start(control)
+    assert control.step([], world(neighbour(cost=200.0)), 101 * S).reason is Reason.VICTIM_GONE
+
+
+def test_release_when_the_cap_has_not_been_felt_for_long(control):
+    start(control)
+    small = world(neighbour(cost=100.0))
+    reasons = [control.step([clear()], small, (101 + second) * S).reason for second in range(40)]
+    assert Reason.DEMAND_FITS in reasons
+    assert reasons.index(Reason.DEMAND_FITS) >= 29
+
+
+def test_a_pause_of_a_bursting_neighbour_is_no_release(control):
+    start(control)
+    for second in range(80):
+        busy = second % 20 < 5
+        control.step(
+            [clear(r=0.65)], world(neighbour(cost=200.0 if busy else 0.0, queueing=busy)), (101 + second) * S
+        )
+    assert control.active
+
+
+def test_the_throttled_volumes_own_promise_does_not_keep_it_throttled(control):
+    start(control)
+    own = victim(Need.HOLD, r=0.9, u=0.6, priority=Priority.BRONZE, name="greedy")
+    biting = world(neighbour(cost=200.0, queueing=True))
+    changed = [control.step([clear(), own], biting, (103 + s) * S).changed for s in range(3)]
+    assert any(changed)
+
+
+def test_all_promises_must_be_clear_before_an_increase(control):
+    start(control)
+    other = victim(Need.HOLD, r=0.9, u=0.6, priority=Priority.SILVER, name="silver")
+    biting = world(neighbour(cost=200.0, queueing=True))
+    assert not any(control.step([clear(), other], biting, (103 + s) * S).changed for s in range(20))
+
+
+def test_higher_priority_leads(control):
+    silver = victim(priority=Priority.SILVER, name="silver", u=19.0, r=8.0)
+    step = control.step([silver, victim(r=1.5, u=2.0)], world(neighbour()), 0)
+    assert control.lead.key == ("gold", "latency")
+    assert control.allowed == pytest.approx(400 / 1.5)
+    assert "gold" in step.text
+
+
+def test_small_volumes_are_left_alone(control):
+    control.step([victim()], world(neighbour(), neighbour("tiny", 10.0)), 0)
+    assert set(control.managed) == {"greedy"}
+
+
+def test_a_volume_that_grows_joins_with_its_use(control):
+    control.step([victim()], world(neighbour(), neighbour("tiny", 10.0)), 0)
+    control.step([victim()], world(neighbour(cost=200.0), neighbour("tiny", 100.0)), 10 * S)
+    assert set(control.managed) == {"greedy", "tiny"}
+    assert control.allowed == pytest.approx((200 + 100) / 2)
+
+
+def test_urgency_opens_higher_classes(control):
+    bronze = world(neighbour("bronze", priority=Priority.BRONZE))
+    step = settled(control, bronze, victim(g=0.2))
+    assert step.notice == "unattributed"
+    assert "urgency 0.20" in step.notice_text
+    assert control.step([victim(g=0.6)], bronze, 11 * S).changed
+
+
+def test_same_priority_is_infeasible_and_said_once_a_minute(control):
+    equal = world(neighbour("gold2", priority=Priority.GOLD))
+    assert settled(control, equal).notice == "infeasible"
+    assert control.step([victim()], equal, 40 * S).notice == ""
+    assert control.step([victim()], equal, 71 * S).notice == "infeasible"
+    assert not control.active
+
+
+def test_same_priority_above_its_own_curve_is_cut_to_the_curves_end(control):
+    greedy_gold = world(neighbour("gold2", priority=Priority.GOLD, curve_end=300.0))
+    assert control.step([victim(r=9)], greedy_gold, 0).changed
+    assert control.allowed == 300.0
+
+
+def test_alone_on_the_backend_is_unattributed(control):
+    step = settled(control, world())
+    assert (step.notice, step.changed) == ("unattributed", False)
+    assert "no other volume" in step.notice_text
+
+
+def test_a_neighbour_that_joins_is_not_preceded_by_unattributed(control):
+    for second in range(10):
+        assert control.step([victim()], world(), second * S).notice == ""
+    step = control.step([victim()], world(neighbour()), 10 * S)  # its first cut came
+    assert (step.changed, step.notice) == (True, "")
+
+
+def test_a_view_that_was_calm_between_has_not_settled(control):
+    assert control.step([victim()], world(), 0).notice == ""
+    control.step([clear()], world(), 5 * S)
+    assert control.step([victim()], world(), 11 * S).notice == ""
+    assert control.step([victim()], world(), 21 * S).notice == "unattributed"
+
+
+@pytest.mark.parametrize(("u", "violated"), [(0.8, False), (1.2, True)])
+def test_nobody_to_slow_down_is_critical_only_if_the_promise_is_broken(control, u, violated):
+    assert settled(control, world(), victim(u=u)).violated is violated
+
+
+def test_neighbours_below_their_floors_are_not_blamed(control):
+    step = settled(control, world(neighbour(cost=40.0)))
+    assert step.notice == "unattributed"
+    assert "floors" in step.notice_text
+    assert not control.active
+
+
+def test_without_effect_it_restores_and_backs_off(control):
+    found = world(neighbour(cost=4000.0))
+    steps = [control.step([victim(r=3.0 - i * 0.01)], found, (100 + 3 * i) * S) for i in range(5)]
+    assert [s.changed for s in steps[:4]] == [True] * 4
+    assert steps[4].reason is Reason.UNATTRIBUTED
+    assert steps[4].notice == "unattributed"
+    assert not control.active
+    assert not control.step([victim()], found, 150 * S).changed
+    assert control.step([victim()], found, (112 + 61) * S).changed
+
+
+def test_at_its_floor_without_effect_is_unattributed_too(control):
+    control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
+    assert control.allowed == 53.0
+    assert control.step([victim(r=2.95)], world(neighbour(cost=53.0)), 3 * S).reason is Reason.UNATTRIBUTED
+
+
+def test_at_its_floor_with_effect_it_stays_and_says_infeasible(control):
+    control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
+    step = control.step([victim(r=1.5)], world(neighbour(cost=53.0)), 3 * S)
+    assert (step.notice, control.active) == ("infeasible", True)
+
+
+def test_effect_starts_the_count_anew(control):
+    found = world(neighbour(cost=40_000.0))
+    for i in range(8):
+        step = control.step([victim(r=9.0 * 0.8**i)], found, (100 + 3 * i) * S)
+        assert step.reason is Reason.PROMISE_VIOLATED
+
+
+def test_oscillation_halves_the_step_and_doubles_hold_up(control):
+    found = world(neighbour(cost=400.0, queueing=True))
+    notices = []
+    now = 100
+    for _ in range(4):
+        now += 3
+        notices.append(control.step([victim(r=1.0, u=0.8)], found, now * S).notice)
+        control.decreases = 0
+        for _ in range(3):
+            now += 1
+            notices.append(control.step([clear(r=0.2)], found, now * S).notice)
+    assert notices.count("control-oscillation") == 1
+    assert control.hold_up_factor == 2
+    control.reset()
+    assert control.hold_up_factor == 1
+
+
+def test_for_a_lesser_victim_more_important_volumes_are_not_cut(control):
+    control.step([victim(g=2.0)], world(neighbour("silver", priority=Priority.SILVER)), 0)
+    assert set(control.managed) == {"silver"}
+    bronze = victim(priority=Priority.BRONZE, name="bronze")
+    step = control.step([bronze, clear()], world(neighbour("silver", priority=Priority.SILVER)), 9 * S)
+    assert (step.changed, step.notice) == (False, "infeasible")
+
+
+def test_adopted_caps_wait_for_their_victims_to_speak(control):
+    control.adopt({"greedy": neighbour(cost=0.0)}, {("gold", "latency")}, 250.0)
+    assert not control.step([], world(), 100 * S).changed
+    assert not control.step([victim(Need.UNKNOWN)], world(neighbour(cost=0.0)), 101 * S).changed
+    assert control.active
+    control.step([clear(r=0.52)], world(neighbour(cost=240.0, queueing=True)), 102 * S)
+    step = control.step([clear(r=0.5)], world(neighbour(cost=240.0, queueing=True)), 104 * S)
+    assert not step.changed  # parked: what it could bear before is not known
+    assert control.allowed == 250.0
+
+
+def test_adopted_caps_whose_victim_never_speaks_are_released_after_a_lease(control):
+    control.adopt({"greedy": neighbour()}, {("gold", "latency")}, 250.0)
+    control.step([], world(neighbour()), 100 * S)
+    assert control.step([], world(neighbour()), 131 * S).reason is Reason.VICTIM_GONE

@@ -1,0 +1,126 @@
+"""Pieces of a batch are what each cut says alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_KINDS, MISSED_DTYPE, Cut
+from pmdaemon.wire.histogram import WIRE_BUCKETS, percentile_us
+from pmdaemon.wire.names import stream_id
+from sla_server.agreements.promise import CurveStep, Promise
+from sla_server.services.control.batch import Batch, Taken
+from sla_server.services.control.scopes import Scopes
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import percentiles_us
+from sla_server.services.control.signal_row import piece_at
+from sla_server.services.control.simulation import UNIX_0_US
+from sla_server.services.control.usage import GatewayTable, Stream, UseBoard
+from tests.support.worlds import piece_of, promise
+
+VOLUMES = ("gold-1", "gold-2", "plain", "both")
+
+
+def random_cut(rng: random.Random, gateway: str, names: list[str]) -> Cut:
+    counters = np.zeros((len(COLUMNS), len(names)), dtype=np.int64)
+    hist, missed = [], []
+    for row, name in enumerate(names):
+        counters[:, row] = [rng.randrange(60) for _ in COLUMNS]
+        counters[COL["stream_id"], row] = stream_id(gateway, name, "client")
+        for bucket in sorted(rng.sample(range(WIRE_BUCKETS), 12)):
+            hist.append((row, bucket, rng.randrange(1, 9)))
+        reads, writes = (int(counters[COL[key], row]) for key in ("reads", "writes"))
+        for io, done in (("any", reads + writes), ("read", reads), ("write", writes)):
+            for threshold_us in (5_000, 12_000):
+                if rng.random() < 0.8:  # else nobody counted
+                    missed.append((row, IO_KINDS[io], threshold_us, done, rng.randrange(done + 1)))
+    return Cut(
+        gateway,
+        1,
+        1,
+        UNIX_0_US,
+        rng.randrange(500_000, 1_500_000),
+        0,
+        1,
+        counters,
+        np.array(hist, dtype=HIST_DTYPE),
+        np.array(missed, dtype=MISSED_DTYPE),
+    )
+
+
+def many_promises() -> list[Promise]:
+    steps = (CurveStep(30, 5_000), CurveStep(900, 12_000))
+    return [
+        promise("gold", volumes=("gold-*",)),
+        promise("gold-1", 5),
+        promise("writes", volumes=("both",), io="write", curve=steps),
+        promise("reads", volumes=("both", "gold-2"), io="read", percentile=99.0),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_are_those_of_each_cut_alone(seed):
+    rng = random.Random(seed)
+    scopes, board, tables = Scopes(ControlSettings()), UseBoard(), {}
+    for gateway in ("g1", "g2", "g3")[: 1 + seed % 3]:
+        table = tables[gateway] = GatewayTable(gateway, board)
+        table.add_streams([Stream(stream_id(gateway, v, "client"), v, "client", "disk") for v in VOLUMES])
+    scopes.set_promises(many_promises(), tables.values())
+    taken = []
+    for gateway, table in tables.items():
+        names = [*rng.sample(VOLUMES, rng.randrange(1, 5)), *(["stranger"] * (seed % 2))]
+        made = random_cut(rng, gateway, names)
+        taken.append(Taken(made, table, scopes.plan(table, made.column("stream_id")), seed + 5))
+    batch = Batch(taken)
+    pieces = batch.pieces()
+    assert pieces is not None
+    first = 0
+    for each, lines in zip(taken, batch.lines, strict=True):
+        by_key = {}
+        for scope in scopes.at(each.table.gateway_id):
+            by_key.setdefault(scope.promise.key, scope)
+        assert len(by_key) == lines  # one backend: whole and part are one line
+        for line, scope in enumerate(by_key.values()):
+            mask = scope.masks[each.table.gateway_id]
+            rows = each.plan.rows
+            alone = piece_of(each.cut, np.array([row >= 0 and mask[row] for row in rows]), scope.promise)
+            found = piece_at(pieces, first + line, each.table.gateway_id, scope.promise)
+            assert found.hist.tolist() == alone.hist.tolist()
+            found.hist = alone.hist = np.zeros(1, dtype=np.int64)
+            assert found == alone
+        first += lines
+
+
+def test_percentiles_of_many_are_those_of_each():
+    rng = np.random.default_rng(3)
+    hist = rng.integers(0, 4, (50, 99)) * (rng.random((50, 99)) < 0.2)
+    hist[7] = 0
+    percentile = rng.choice([50.0, 95.0, 99.9, 100.0], 50)
+    wanted = [percentile_us(row, p) or 0.0 for row, p in zip(hist, percentile, strict=True)]
+    assert percentiles_us(hist, percentile).tolist() == wanted
+
+
+def test_use_is_that_of_each_volume():
+    board = UseBoard()
+    table = GatewayTable("g1", board)
+    other = GatewayTable("g2", board)
+    for made, volumes in ((table, ("a", "b")), (other, ("a",))):
+        found = [Stream(stream_id(made.gateway_id, v, c), v, c, "disk") for v in volumes for c in ("x", "y")]
+        made.add_streams(found)
+    scopes, taken = Scopes(ControlSettings()), []
+    for made, count in ((other, 7), (table, 5)):
+        counters = np.zeros((len(COLUMNS), len(made.streams)), dtype=np.int64)
+        counters[COL["stream_id"]] = [s.stream_id for s in made.streams]
+        counters[COL["reads"]] = counters[COL["held"]] = count
+        counters[COL["cost_milli"]] = count * 2000
+        empty = np.zeros(0, dtype=HIST_DTYPE), np.zeros(0, dtype=MISSED_DTYPE)
+        each = Cut(made.gateway_id, 1, 1, 0, 500_000, 0, 1, counters, *empty)
+        taken.append(Taken(each, made, scopes.plan(made, each.column("stream_id")), 1))
+    Batch(taken).measure(board)
+    assert Batch(taken).pieces() is None
+    assert [table.use[v].last_ops_per_s for v in "ab"] == [20.0, 20.0]
+    assert (other.use["a"].last_ops_per_s, other.use["a"].held) == (28.0, 14)
+    assert other.use["a"].cost_per_s == 28.0  # half of 56
+    assert other.use["a"].peak_cost_per_s == 56.0

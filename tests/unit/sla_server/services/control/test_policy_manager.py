@@ -1,0 +1,394 @@
+"""The policy manager through the brain's door: what is issued, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.gateway_caps import MAX_GEN
+from sla_server.services.control.simulation import UNIX_0_US
+from tests.support.worlds import (
+    A,
+    B,
+    Desk,
+    brain,
+    caps_of,
+    cut,
+    events_of,
+    exports,
+    rows_of,
+    volume_class,
+)
+
+
+def desk(mode="enforce", classes=(), volumes=("v",), **settings) -> Desk:
+    return Desk(brain((), classes, mode, **settings), (A, volumes))
+
+
+def busy(second_desk: Desk, gen: int = 0, iops: int = 100, volume: str = "v"):
+    return second_desk.step((A, {volume: (iops, 1)}, gen))
+
+
+def test_a_manual_throttle_is_issued_recorded_and_told_in_both_modes():
+    for mode in ("observe", "enforce"):
+        made = desk(mode)
+        busy(made)
+        made.brain.manual_set("t1", "v", ops_per_s=200, who="ann", reason="test")
+        found = busy(made)
+        caps = caps_of(found, A)
+        assert caps.caps == [{"volume": "v", "ops_per_s": 200, "bytes_per_s": None, "cost_per_s": None}]
+        assert caps.lease_us == 30_000_000
+        (row,) = rows_of(found)
+        assert (row["throttle_id"], row["state"], row["gen"], row["who"]) == (
+            "t1",
+            "requested",
+            caps.gen,
+            "ann",
+        )
+        assert row["requested_us"] == made.unix_us
+        assert [e.kind for e in events_of(found)] == ["throttle-set"]
+        assert busy(made) == []
+
+
+def test_its_life_until_release():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    made.brain.caps_state(A, gen, "sent", "", made.unix_us)
+    assert rows_of(busy(made, 0))[0]["state"] == "sent"
+    assert busy(made, -1) == []
+    (row,) = rows_of(busy(made, gen))
+    assert row["state"] == "seen"  # confirmed by the generation and within the cap in the same cut
+    assert made.brain.manual_release(volume="v") == ["t1"]
+    found = busy(made, gen)
+    assert caps_of(found, A).caps == []
+    assert rows_of(found)[0]["state"] == "released"
+    assert rows_of(found)[0]["released_us"] == made.unix_us
+    assert [e.kind for e in events_of(found)] == ["throttle-released"]
+    assert made.brain.manual_release(throttle_id="t1") == []
+
+
+def test_how_an_operators_throttle_ended_is_added_to_why_it_was_set():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120, who="ann", reason="nightly copy")
+    busy(made)
+    made.brain.manual_release(volume="v", who="bob")
+    found = busy(made)
+    (ended,) = rows_of(found)
+    assert (ended["reason"], ended["text"]) == ("manual", "nightly copy; released by bob")
+    (event,) = events_of(found)
+    assert (event.text, event.details["ended"]) == (ended["text"], "manual-release")
+    made.brain.manual_set("t2", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000, reason="short")
+    busy(made)
+    assert rows_of(busy(made))[-1]["text"] == "short; its time is over"
+
+
+def test_it_is_confirmed_when_the_gateway_proved_it_and_not_when_it_was_asked_for():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    found = busy(made)
+    (asked,) = rows_of(found)
+    assert (asked["requested_us"], asked["confirmed_us"]) == (made.unix_us, None)
+    proved_us = made.unix_us + 40_000  # before the next tick
+    made.brain.caps_state(A, caps_of(found, A).gen, "confirmed", "", proved_us)
+    (row,) = rows_of(made.brain.tick(made.now_ns, made.unix_us))
+    assert (row["state"], row["requested_us"], row["confirmed_us"]) == (
+        "confirmed",
+        asked["requested_us"],
+        proved_us,
+    )
+
+
+def test_release_by_id_leaves_the_others():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made.brain.manual_set("t2", "v", cost_per_s=80)
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 80
+    assert made.brain.manual_release(throttle_id="t2") == ["t2"]
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 120
+
+
+def test_a_manual_throttle_expires():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000)
+    busy(made)
+    found = busy(made)
+    assert caps_of(found, A).caps == []
+    assert rows_of(found)[0]["state"] == "expired"
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_manual_throttle_keeps_its_length_when_the_clock_is_set(step_s):
+    made = desk()
+    ends_us = made.unix_us + 60_000_000
+    made.brain.manual_set("t1", "v", cost_per_s=120, until_unix_us=ends_us)
+    made.brain.tick(made.now_ns, made.unix_us)
+    seen = rows_of(made.brain.tick(made.now_ns + 59 * 10**9, ends_us + (step_s - 1) * 1_000_000))
+    assert [(row["state"], row["expires_us"]) for row in seen] == [
+        ("requested", ends_us + step_s * 1_000_000)
+    ]
+    seen = rows_of(made.brain.tick(made.now_ns + 60 * 10**9, ends_us + step_s * 1_000_000))
+    assert [row["state"] for row in seen] == ["expired"]
+
+
+def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
+    made = desk("observe")
+    made.brain.set_policy_caps(3, {"v": 90.0, "w": None})
+    assert busy(made) == []
+    made.brain.set_mode("enforce")
+    found = busy(made)
+    assert caps_of(found, A).caps[0]["cost_per_s"] == 90
+    assert rows_of(found)[0]["source"] == "policy"
+    assert "version 3" in rows_of(found)[0]["text"]
+    made.brain.manual_set("t1", "v", cost_per_s=150)
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 150
+    made.brain.manual_release(throttle_id="t1")
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 90
+    made.brain.set_policy_caps(4, {"v": None})
+    found = busy(made)
+    assert caps_of(found, A).caps == []
+    assert rows_of(found)[0]["reason"] == "withdrawn"
+
+
+def test_back_to_observe_releases_all_but_the_operators():
+    made = desk(volumes=("v", "w"))
+    made.brain.set_policy_caps(3, {"v": 90.0})
+    made.brain.manual_set("t1", "w", ops_per_s=500)
+    assert [c["volume"] for c in caps_of(busy(made), A).caps] == ["v", "w"]
+    made.brain.set_mode("observe")
+    found = busy(made)
+    assert [c["volume"] for c in caps_of(found, A).caps] == ["w"]
+    assert [r["reason"] for r in rows_of(found) if r["state"] == "released"] == ["mode-observe"]
+
+
+def test_floors_hold_against_policies_and_agreed_ones_against_operators_too():
+    made = desk(classes=[volume_class("v", Priority.BRONZE, floor_iops=300.0)])
+    made.brain.set_policy_caps(1, {"v": 10.0})
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == pytest.approx(300 * 1.0625)
+    made.brain.manual_set("t1", "v", ops_per_s=5)
+    assert caps_of(busy(made), A).caps[0]["ops_per_s"] == 300
+
+
+def test_the_courtesy_floor_does_not_bind_an_operator_and_nothing_is_ever_zero():
+    made = desk()
+    made.brain.manual_set("t1", "v", ops_per_s=5, cost_per_s=0)
+    caps = caps_of(busy(made), A).caps[0]
+    assert (caps["ops_per_s"], caps["cost_per_s"]) == (5, 1.0)
+
+
+def test_the_cap_of_an_agreement_is_kept_in_enforce():
+    made = desk(classes=[volume_class("v", Priority.BRONZE, cap_iops=700.0)])
+    found = busy(made)
+    assert caps_of(found, A).caps[0]["ops_per_s"] == 700
+    assert rows_of(found)[0]["reason"] == "agreed-cap"
+
+
+def test_a_volume_on_two_gateways_is_split_by_use_and_equally():
+    made = Desk(brain(()), (A, ("v",)), (B, ("v",)))
+    for _ in range(12):
+        made.step((A, {"v": (300, 1)}, 0), (B, {"v": (100, 1)}, 0))
+    made.brain.manual_set("t1", "v", cost_per_s=100)
+    found = made.step()
+    shares = {g: caps_of(found, g).caps[0]["cost_per_s"] for g in (A, B)}
+    assert shares == pytest.approx({A: 70, B: 30}, rel=0.01)
+    assert caps_of(found, A).gen == caps_of(found, B).gen
+
+
+def test_a_refused_cap_is_told_once_and_sent_again():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=100)
+    first = caps_of(busy(made), A).gen
+    made.brain.caps_state(A, first, "refused", "no such volume", made.unix_us)
+    found = busy(made)
+    assert rows_of(found)[0]["state"] == "refused"
+    (event,) = events_of(found, "throttle-not-effective")
+    assert "no such volume" in event.text
+    later = [d for _ in range(3) for d in busy(made)]
+    (again,) = [d for d in later if isinstance(d, SetCaps)]
+    assert again.gen > first
+    made.brain.caps_state(A, first + 1, "sent", "", made.unix_us)
+    made.brain.caps_state(A, first + 1, "refused", "no such volume", made.unix_us)
+    assert events_of(busy(made), "throttle-not-effective") == []
+
+
+def test_ios_that_were_held_for_too_long_show_in_the_live_view_of_their_throttle():
+    made = desk()
+    made.brain.manual_set("t1", "v", ops_per_s=50)
+    gen = caps_of(busy(made), A).gen
+    for late in ({"v": [3, 6_000_000]}, {"v": [4, 5_500_000], "other": [1, 9_000_000]}, {"v": "rubbish"}):
+        made.second += 1
+        counted = cut(A, made.second, {"v": (50, 1)}, gen=gen)
+        counted.extra["late"] = late
+        made.brain.add_cut(counted, made.unix_us, 0, False, made.now_ns)
+        made.brain.tick(made.now_ns, made.unix_us)
+    (row,) = made.brain.snapshot(made.unix_us, 10)["throttles"]
+    assert (row["late_ios"], row["longest_hold_us"]) == (7, 6_000_000)
+
+
+def test_a_cap_without_effect_is_told():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=50)
+    gen = caps_of(busy(made), A).gen
+    found = [d for _ in range(6) for d in busy(made, gen)]
+    (event,) = events_of(found, "throttle-not-effective")
+    assert event.subject == "v"
+    assert "measured above the cap" in event.text
+    assert "seen" not in {r["state"] for r in rows_of(found)}
+
+
+def test_a_gateway_that_came_back_without_caps_gets_them_again():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    busy(made, gen)
+    made.brain.gateway_lost(A, "connection closed", made.now_ns)
+    assert made.step() == []
+    made.brain.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
+    found = [d for _ in range(4) for d in busy(made, 0)]
+    (again,) = [d for d in found if isinstance(d, SetCaps)]
+    assert again.gen > gen
+    assert again.caps[0]["cost_per_s"] == 120
+
+
+def test_a_throttle_changed_while_its_gateway_was_away_is_sent_when_it_is_back():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    busy(made, gen)
+    made.brain.gateway_lost(A, "connection closed", made.now_ns)
+    made.brain.manual_release(volume="v")
+    assert not any(isinstance(d, SetCaps) for d in made.step())
+    made.brain.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
+    assert caps_of(made.step(), A).caps == []
+
+
+def test_a_stalled_gateway_is_up_again_with_its_first_cut():
+    made = desk()
+    busy(made)
+    made.brain.gateway_lost(A, "stalled", made.now_ns)
+    busy(made)
+    assert made.brain.tables[A].state == "up"
+
+
+def test_caps_nobody_knows_of_are_cleared():
+    made = desk()
+    found = [d for _ in range(5) for d in busy(made, 41)]
+    (clear,) = [d for d in found if isinstance(d, SetCaps)]
+    assert clear.caps == []
+    assert clear.gen != 41
+
+
+def row(**over):
+    base = {
+        "throttle_id": "t-old",
+        "volume": "v",
+        "backend": "disk",
+        "source": "manual",
+        "cost_per_s": 77.0,
+        "ops_per_s": None,
+        "bytes_per_s": None,
+        "reason": "manual",
+        "text": "",
+        "victim": "",
+        "who": "ann",
+        "state": "seen",
+        "gen": 12,
+        "requested_us": 5,
+        "confirmed_us": 6,
+        "seen_us": 7,
+        "released_us": None,
+        "expires_us": None,
+    }
+    return {**base, **over}
+
+
+def restored(**over) -> Desk:
+    made = brain(())
+    made.restore([row(**over)])
+    return Desk(made, (A, ("v",)))
+
+
+def test_after_a_restart_nothing_is_issued_and_the_cut_confirms():
+    made = restored()
+    found = [d for _ in range(8) for d in busy(made, 12, iops=60)]
+    assert not any(isinstance(d, SetCaps) for d in found)
+    assert made.brain.policy.ports[A].gen == 12
+    assert made.brain.snapshot(made.unix_us)["throttles"][0]["cost_per_s"] == 77
+    made.brain.manual_release(throttle_id="t-old")
+    assert caps_of(busy(made, 12), A).gen > 12
+
+
+def test_after_a_restart_caps_that_are_gone_are_issued_again():
+    made = restored()
+    found = [d for _ in range(5) for d in busy(made, 0)]
+    (again,) = [d for d in found if isinstance(d, SetCaps)]
+    assert again.gen > 12
+    assert again.caps[0]["cost_per_s"] == 77
+
+
+def test_after_a_restart_caps_that_never_arrived_are_issued_again():
+    made = restored(state="requested")
+    found = [d for _ in range(5) for d in busy(made, 11)]
+    (again,) = [d for d in found if isinstance(d, SetCaps)]
+    assert again.gen > 12
+
+
+@pytest.mark.parametrize("odd", [42, UNIX_0_US * 2, MAX_GEN - 1, MAX_GEN, (1 << 63) - 1])
+def test_what_a_gateway_claims_to_hold_moves_no_generation_of_others(odd):
+    made = Desk(brain(()), (A, ("v",)), (B, ("w",)))
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made.brain.manual_set("t2", "w", cost_per_s=120)
+    found = made.step((A, {"v": (50, 1)}, 0), (B, {"w": (50, 1)}, odd))
+    gen = caps_of(found, A).gen
+    assert gen == made.unix_us
+    for _ in range(5):
+        found = made.step((A, {"v": (50, 1)}, gen), (B, {"w": (50, 1)}, odd))
+        assert not [d for d in found if isinstance(d, SetCaps) and d.gateway_id == A]
+        issued = [d.gen for d in found if isinstance(d, SetCaps)]
+        assert issued in ([], [made.unix_us]), "B is sent its caps again, under a generation of ours"
+    states = {t.throttle_id: t.state for t in made.brain.policy.throttles()}
+    assert states["t1"] == "seen"
+    assert states["t2"] in ("requested", "sent"), "a number that was never issued proves nothing"
+
+
+def test_generations_rise_over_a_restart_with_an_empty_database():
+    before = desk()
+    before.brain.manual_set("t1", "v", cost_per_s=120)
+    held = caps_of(busy(before), A).gen
+    after = desk()
+    after.second = before.second
+    after.brain.manual_set("t2", "v", cost_per_s=120)
+    assert caps_of(busy(after, held), A).gen > held
+
+
+def test_generations_rise_while_the_clock_is_set_back():
+    made = desk()
+    made.brain.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    made.brain.manual_release(throttle_id="t1")
+    assert caps_of(made.brain.tick(made.now_ns + 1, made.unix_us - 3_600_000_000), A).gen == gen + 1
+
+
+@pytest.mark.parametrize("state", ["requested", "seen"])
+def test_a_poisoned_row_is_no_base_for_generations(state):
+    made = restored(state=state, gen=(1 << 63) - 2)
+    found = [d for _ in range(5) for d in busy(made, 11 if state == "requested" else 0)]
+    (again,) = [d for d in found if isinstance(d, SetCaps)]
+    assert 12 < again.gen <= made.unix_us
+
+
+def test_released_rows_are_not_restored():
+    made = brain(())
+    made.restore([row(released_us=9, state="released"), row(throttle_id="o", state="observed")])
+    assert made.policy.throttles() == []
+
+
+def test_only_a_gateway_in_the_io_path_can_throttle_a_volume():
+    made = desk(volumes=())
+    host, nbd = exports("v")[0] | {"source": "host"}, exports("v")[0] | {"source": "nbd"}
+    assert made.brain.can_throttle("v"), "nothing is known of it yet"
+    made.brain.gateway_up(A, "gw-a", [host], made.now_ns)
+    assert not made.brain.can_throttle("v")
+    made.brain.gateway_up(B, "gw-b", [nbd], made.now_ns)
+    assert made.brain.can_throttle("v")

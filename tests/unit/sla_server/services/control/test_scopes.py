@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from sla_server.services.control.scopes import Scopes
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.usage import GatewayTable, Stream
+from tests.support.worlds import A, B, cut, promise, streams
+
+
+def table(gateway: str, *volumes: str, backend: str = "disk") -> GatewayTable:
+    made = GatewayTable(gateway)
+    add(made, *volumes, backend=backend)
+    return made
+
+
+def add(made: GatewayTable, *volumes: str, backend: str = "disk") -> list[int]:
+    found = streams(made.gateway_id, *volumes, backend=backend)
+    return made.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in found])
+
+
+def rows(scopes: Scopes, gateway: str, backend: str) -> list[list[bool]]:
+    return [s.masks[gateway].tolist() for s in scopes.at(gateway) if s.backend == backend]
+
+
+def test_streams_that_come_later_extend_the_masks():
+    made, scopes = table(A, "x", "gold-1"), Scopes(ControlSettings())
+    scopes.set_promises([promise(volumes=("gold-*",))], [made])
+    assert rows(scopes, A, "disk") == [[False, True]]
+    scopes.extend(made, add(made, "gold-2", "y"))
+    assert rows(scopes, A, "disk") == rows(scopes, A, "") == [[False, True, True, False]]
+
+
+def test_one_scope_a_backend_and_one_over_all():
+    made = table(A, "gold-1")
+    add(made, "gold-2", backend="other")
+    scopes = Scopes(ControlSettings())
+    scopes.set_promises([promise(volumes=("gold-*",))], [made])
+    assert scopes.backends() == {"disk", "other"}
+    assert rows(scopes, A, "disk") == [[True, False]]
+    assert rows(scopes, A, "other") == [[False, True]]
+    assert rows(scopes, A, "") == [[True, True]]
+
+
+def test_clients_narrow_a_promise():
+    made, scopes = table(A, "gold"), Scopes(ControlSettings())
+    scopes.set_promises([promise(clients=("host-*",))], [made])
+    assert scopes.at(A) == []
+
+
+def test_an_unchanged_promise_keeps_its_windows_a_changed_one_does_not():
+    made, scopes = table(A, "gold"), Scopes(ControlSettings())
+    scopes.set_promises([promise()], [made])
+    (before,) = scopes.on_backend("disk")
+    scopes.set_promises([promise(), promise("later")], [made])
+    assert scopes.on_backend("disk")[0].tracker is before.tracker
+    scopes.set_promises([promise(ms=5)], [made])
+    assert scopes.on_backend("disk")[0].tracker is not before.tracker
+
+
+def test_the_plan_of_a_cut_that_names_strangers():
+    made, scopes = table(A, "x", "gold"), Scopes(ControlSettings())
+    scopes.set_promises([promise()], [made])
+    ids = cut(A, 1, {"gold": (1, 1), "?": (1, 1), "x": (1, 1)}).column("stream_id")
+    plan = scopes.plan(made, ids)
+    assert plan.rows.tolist() == [1, -1, 0]
+    assert (plan.pair_row.tolist(), plan.pair_line.tolist()) == ([0], [0])
+    assert (plan.known.tolist(), plan.place.tolist()) == ([0, 2], [1, 0])
+    assert scopes.plan(made, ids) is plan
+    scopes.extend(made, add(made, "?"))
+    assert scopes.plan(made, ids).rows.tolist() == [1, 2, 0]
+
+
+def test_silent_gateways_are_not_waited_for():
+    front, back, scopes = table(A, "gold"), table(B, "gold"), Scopes(ControlSettings())
+    scopes.set_promises([promise()], [front, back])
+    (scope,) = scopes.on_backend("disk")
+    tables, late = {A: front, B: back}, 11_000_000_000
+
+    def heard(*spoken: str) -> bool:
+        return scope.heard(spoken, tables, 3e9, late)
+
+    front.last_cut_ns = late - 1_000_000_000
+    assert heard(A)  # B never spoke
+    back.last_cut_ns = late - 1_000_000_000
+    assert not heard(A)
+    assert heard(A, B)
+    assert not heard(A)
+    back.state = "lost"
+    assert heard(A)

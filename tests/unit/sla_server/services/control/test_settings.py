@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from sla_server.services.control.settings import ControlSettings
+
+
+def test_hold_down_is_two_polls_and_drain_but_at_least_a_second():
+    assert ControlSettings().hold_down_s == 2.25
+    assert ControlSettings(poll_interval_s=0.1).hold_down_s == 1.0
+
+
+def test_every_number_says_why():
+    assert [n for n, f in ControlSettings.model_fields.items() if not f.description] == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"at_risk_windows": 4},
+        {"decrease_min": 0.95},
+        {"clear_r": 0.9},
+        {"decrease_max": 1.0},
+        {"no_such_number": 1},
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        ControlSettings(**wrong)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sla_server.services.control.batch import Batch, Taken
+from sla_server.services.control.scopes import Scopes
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.simulation import UNIX_0_US
+from sla_server.services.control.usage import RECENT, GatewayTable, Stream
+from tests.support.worlds import A, cut, streams
+
+STALE_US = 3e6
+
+
+@pytest.fixture
+def table() -> GatewayTable:
+    made = GatewayTable(A)
+    made.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams(A, "v", "w")])
+    return made
+
+
+def take(table, made, recv_s=None, offset_us=0):
+    end_s = (made.start_unix_us - UNIX_0_US + made.duration_us) / 1e6
+    recv_us = UNIX_0_US + round((end_s if recv_s is None else recv_s) * 1e6)
+    if not table.accept(made, recv_us, offset_us, STALE_US, 0):
+        return None
+    plan = Scopes(ControlSettings()).plan(table, made.column("stream_id"))
+    taken = Taken(made, table, plan, 0)
+    Batch([taken]).measure(table.board)
+    table.keep(made, plan.rows)
+    return taken
+
+
+def test_a_cut_counts_once(table):
+    assert take(table, cut(A, 1, {"v": (10, 1)})) is not None
+    assert take(table, cut(A, 1, {"v": (10, 1)})) is None
+    assert [each.scalars[RECENT["reads"]].tolist() for each in table.recent] == [[10]]
+    assert table.ignored == 1
+
+
+def test_out_of_order_and_old_cuts_are_ignored(table):
+    assert take(table, cut(A, 5, {"v": (10, 1)})) is not None
+    assert take(table, cut(A, 4, {"v": (10, 1)})) is None
+    assert take(table, cut(A, 6, {"v": (10, 1)}), recv_s=9.5) is None
+    assert take(table, cut(A, 7, {"v": (10, 1)}), recv_s=9.5) is not None
+
+
+def test_the_clock_offset_decides_what_is_old(table):
+    assert take(table, cut(A, 1, {"v": (1, 1)}), recv_s=100, offset_us=99_000_000) is not None
+
+
+def test_a_new_epoch_replaces_the_old_one_and_its_backlog(table):
+    assert take(table, cut(A, 5, {"v": (10, 1)}, epoch=1)) is not None
+    assert take(table, cut(A, 1, {"v": (10, 1)}, epoch=2, end_s=6)) is not None
+    assert take(table, cut(A, 6, {"v": (10, 1)}, epoch=1, end_s=5.5)) is None
+    assert take(table, cut(A, 2, {"v": (10, 1)}, epoch=2, end_s=7)) is not None
+
+
+def test_streams_are_added_once_and_unknown_ones_are_nobody(table):
+    first = list(table.row_of)
+    assert table.add_streams([dataclasses.replace(table.streams[0])]) == []
+    taken = take(table, cut(A, 1, {"v": (10, 1), "stranger": (5, 1)}))
+    assert taken is not None
+    assert taken.plan.rows.tolist() == [0, -1]
+    assert list(table.row_of) == first
+    assert table.recent[0].rows.tolist() == [0, -1]
+    assert table.use["v"].last_ops_per_s == 10
+
+
+def test_rates_are_smoothed_and_the_last_is_kept(table):
+    take(table, cut(A, 1, {"v": (100, 1)}))
+    take(table, cut(A, 2, {"v": (200, 1)}))
+    use = table.use["v"]
+    assert use.last_ops_per_s == 200
+    assert use.ops_per_s == pytest.approx(125)
+    assert use.last_cost_per_s == pytest.approx(212.5)
+    take(table, cut(A, 3, {}))
+    assert table.use["v"].last_ops_per_s == 0
+    assert table.use["v"].peak_cost_per_s == pytest.approx(212.5 * 0.9)
+
+
+def test_a_silent_gateway_is_not_fresh(table):
+    assert not table.fresh(3e9, 0)
+    take(table, cut(A, 1, {"v": (1, 1)}))
+    assert table.fresh(3e9, 2_000_000_000)
+    assert not table.fresh(3e9, 4_000_000_000)
+    table.state = "lost"
+    assert not table.fresh(3e9, 0)

@@ -1,0 +1,486 @@
+"""Judging from SQL: when a slice is due, what it becomes, revisions, restarts, and gaps that are ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sla_server.agreements.compile import InForce
+from sla_server.services.judging import judge, objectives
+from sla_server.services.judging.judge import Judge, Judgement
+from tests.support.agreements import agreement, in_force, simple
+from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
+
+SECOND_US = 1_000_000
+OTHER = "99999999-2222-3333-4444-555555555555"
+
+
+def at(minutes: float) -> int:
+    return START_US + round(minutes * MINUTE_US)
+
+
+class Scene:
+    """A store, an agreement from START_US on, and a judge that may be restarted."""
+
+    def __init__(self, *items: InForce) -> None:
+        self.store = FakeStore()
+        self.store.add_stream()
+        self.items = items or (in_force(simple(), applied_us=START_US),)
+        self.judge = self.restart(0)
+
+    def restart(self, minutes: float) -> Judge:
+        self.judge = Judge(self.store, judge_late_s=30)
+        self.judge.set_agreements(self.items, at(minutes))
+        return self.judge
+
+    def run(self, minutes: float, keep: bool = True) -> Judgement:
+        found = self.judge.run(at(minutes))
+        if keep:
+            self.store.keep(found.rows)
+        return found
+
+    def slices(self, minutes: float, **keys: Any) -> list[tuple[float, str, int]]:
+        """(minute, state, revision) of what one pass judged."""
+        rows = [row for table, row in self.run(minutes, **keys).rows if table == "slices"]
+        return [((row["start_us"] - START_US) / MINUTE_US, row["state"], row["revision"]) for row in rows]
+
+
+def test_a_slice_is_judged_once_when_its_gateway_has_passed_its_end() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), missed=30)
+    scene.store.progress_us[GATEWAY] = at(1) - 1
+    assert scene.slices(1.01) == []
+    scene.store.progress_us[GATEWAY] = at(1)
+    assert scene.slices(1.02) == [(0, "good", 0)]
+    assert scene.slices(1.03) == []
+    assert scene.slices(1.5) == []
+
+
+def test_the_row_says_how_it_was_judged() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), missed=31)
+    found = scene.run(1.1)
+    ((table, row),) = found.rows
+    assert table == "slices"
+    assert row == {
+        "name": "gold", "objective": "latency", "start_us": at(0), "revision": 0, "version": 1,
+        "length_us": MINUTE_US, "state": "bad", "n": 600, "missed": 31, "offered_iops": 10.0,
+        "threshold_us": 12_000, "coverage_ratio": 1.0, "inexact": False, "ours": False, "judged_us": at(1.1),
+    }  # fmt: skip
+    assert found.bad == [(("gold", "latency"), at(0), at(1))]
+    assert found.standings["gold", "latency"].counts.bad == 1
+
+
+def test_the_first_slice_judged_begins_after_the_agreement() -> None:
+    scene = Scene(in_force(simple(), applied_us=at(0.5)))
+    for minute in range(3):
+        scene.store.add_slot(at(minute))
+    assert scene.slices(3.1) == [(1, "good", 0), (2, "good", 0)]
+
+
+def test_a_missing_gateway_is_waited_for_thirty_seconds_and_its_backlog_revises() -> None:
+    scene = Scene()
+    scene.store.add_stream(2, gateway=OTHER)
+    scene.store.add_slot(at(-1), stream_id=2, gateway=OTHER)
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.49) == []
+    assert scene.slices(1.5) == [(0, "no_data", 0)]
+    assert scene.slices(1.6) == []
+    scene.store.add_slot(at(0), missed=100, stream_id=2, gateway=OTHER)
+    assert scene.slices(1.7) == [(0, "bad", 1)]
+    assert scene.slices(1.8) == []
+
+
+def test_late_data_for_a_recent_slice_make_a_revision() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    scene.store.add_stream(2, client="d")
+    scene.store.add_slot(at(0), missed=300, stream_id=2, covered_us=0)
+    assert scene.slices(1.4) == [(0, "bad", 1)]
+    assert scene.slices(2.0 - 0.1) == []
+
+
+def test_after_a_restart_nothing_is_judged_twice_and_revisions_go_on() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    scene.restart(1.2)
+    assert scene.slices(1.2) == []
+    scene.store.add_stream(2, client="d")
+    scene.store.add_slot(at(0), missed=300, stream_id=2, covered_us=0)
+    assert scene.slices(1.5) == [(0, "bad", 1)]
+    scene.restart(1.6)
+    assert scene.slices(1.6) == []
+    assert scene.run(1.7).standings["gold", "latency"].counts.bad == 1
+
+
+def test_a_judgement_lost_in_a_crash_is_made_again_with_the_same_key() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    first = scene.run(1.1, keep=False).rows
+    scene.restart(1.2)
+    again = scene.run(1.1).rows
+    assert again == first
+
+
+def test_after_a_restart_a_gap_that_was_filled_meanwhile_is_revised() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    assert scene.slices(1.5) == [(0, "no_data", 0)]
+    for minute in range(30):
+        scene.store.add_slot(at(minute))
+    scene.restart(30.1)
+    found = scene.slices(30.1)
+    assert found[0] == (0, "good", 1)
+    assert found[1:] == [(minute, "good", 0) for minute in range(1, 30)]
+
+
+@pytest.mark.parametrize(("dropped", "ours"), [(0, False), (3, True)])
+def test_a_gap_is_ours_if_the_agent_lived_through_it(dropped: int, ours: bool) -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    found = scene.run(2.6)
+    assert [row["ours"] for _, row in found.rows] == [False, False]
+    scene.store.add_slot(at(5), gap_cuts=dropped)
+    rows = [row for table, row in scene.run(6.1).rows if table == "slices" and row["start_us"] < at(5)]
+    assert all(row["state"] == "no_data" for row in rows)
+    newest = {row["start_us"]: row for row in rows}
+    revised = newest.get(at(0))
+    assert (revised is not None and revised["revision"] == 1) == ours
+    assert all(row["ours"] == ours for row in rows)
+    good, bad = scene.run(6.2).standings["gold", "latency"].counts.good, ours * 5
+    counts = scene.run(6.3).standings["gold", "latency"].counts
+    assert (counts.no_data, counts.no_data_ours) == (5, bad)
+    assert good == 1
+
+
+def test_an_idle_volume_is_not_applicable_and_a_dead_gateway_leaves_the_scope() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), reads=0)
+    assert scene.slices(1.1) == [(0, "not_applicable", 0)]
+    two_days = 2 * 1440
+    scene.store.add_stream(2, gateway=OTHER)
+    scene.store.add_slot(at(two_days), stream_id=2, gateway=OTHER)
+    found: list[tuple[float, str, int]] = []
+    for step in range(30):
+        found += scene.slices(two_days + 1.1 + step / 100)
+    states = {minute: state for minute, state, _ in found}
+    assert states[1440] == "no_data"
+    assert states[two_days] == "good"
+
+
+def test_before_its_volume_appears_nothing_is_judged() -> None:
+    scene = Scene()
+    scene.store.tables["streams"] = []
+    assert scene.slices(100) == []
+    scene.store.add_stream(first_us=at(100.5))
+    scene.store.add_slot(at(101))
+    assert scene.slices(102.1)[-1] == (101, "good", 0)
+
+
+def test_each_slice_is_judged_by_the_version_of_its_start() -> None:
+    old = InForce(agreement(simple(value_ms=3)), 1, START_US, ended_us=at(1.5))
+    new = InForce(agreement(simple()), 2, at(1.5))
+    scene = Scene(old, new)
+    for minute in range(3):
+        scene.store.add_slot(at(minute), threshold_us=12_000 if minute == 2 else 3_000)
+    rows = [row for _, row in scene.run(3.1).rows]
+    assert [(row["version"], row["threshold_us"]) for row in rows] == [(1, 3_000), (1, 3_000), (2, 12_000)]
+    assert not any(row["inexact"] for row in rows)
+
+
+def test_a_threshold_that_was_not_counted_makes_the_slice_inexact() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), threshold_us=3_000)
+    ((_, row),) = scene.run(1.1).rows
+    assert (row["state"], row["inexact"]) == ("good", True)
+
+
+def test_a_long_absence_is_caught_up_in_order() -> None:
+    scene = Scene()
+    for minute in range(600):
+        scene.store.add_slot(at(minute))
+    found: list[tuple[float, str, int]] = []
+    for step in range(10):
+        found += scene.slices(600.1 + step / 1000)
+    assert found == [(minute, "good", 0) for minute in range(600)]
+
+
+def test_the_database_going_away_loses_no_slice() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    scene.store.away = {"progress"}
+    with pytest.raises(Away):
+        scene.judge.run(at(1.1))
+    scene.store.away = {"slice_inputs"}
+    found = scene.run(1.1)
+    assert (found.rows, type(found.interrupted)) == ([], Away)
+    scene.store.away = set()
+    assert scene.slices(1.2) == [(0, "good", 0)]
+
+
+def test_alerts_are_raised_once_over_restarts_and_end() -> None:
+    scene = Scene()
+    events: list[tuple[float, str, str]] = []
+    for minute in range(40):
+        scene.store.add_slot(at(minute), missed=600 if 5 <= minute < 20 else 0)
+        if minute % 3 == 0:
+            scene.restart(minute + 1.05)
+        rows = scene.run(minute + 1.1).rows
+        events += [(minute, r["kind"], r["details"]["alert"]) for table, r in rows if table == "events"]
+    consecutive = [event for event in events if event[2] == "consecutive"]
+    assert consecutive == [(14, "burn-rate", "consecutive"), (20, "burn-rate-ended", "consecutive")]
+    kinds = [(kind, alert) for _, kind, alert in events]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_a_deleted_agreement_has_no_standing_and_its_last_slices_are_judged() -> None:
+    scene = Scene(InForce(agreement(simple()), 1, START_US, ended_us=at(1.5)))
+    for minute in range(4):
+        scene.store.add_slot(at(minute))
+    found = scene.run(4.1)
+    assert [row["start_us"] for _, row in found.rows] == [at(0), at(1)]
+    assert found.standings == {}
+
+
+def test_a_later_drop_does_not_make_an_earlier_gap_ours() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    scene.run(1.6)
+    scene.store.add_slot(at(1))
+    scene.store.add_slot(at(2), gap_cuts=3, covered_us=MINUTE_US // 2)
+    rows = {row["start_us"]: row for table, row in scene.run(3.1).rows if table == "slices"}
+    assert at(0) not in rows  # still no_data, still not ours: no revision
+    assert (rows[at(1)]["state"], rows[at(2)]["state"], rows[at(2)]["ours"]) == ("good", "no_data", True)
+
+
+def test_a_cut_counted_in_the_slice_before_does_not_make_a_short_slice_no_data() -> None:
+    scene = Scene()
+    for minute, seconds in enumerate((53, 52)):
+        scene.store.add_slot(at(minute), covered_us=seconds * SECOND_US)
+        scene.store.coverage[-1]["cuts"] = seconds
+    assert scene.slices(2.1) == [(0, "good", 0), (1, "no_data", 0)]
+
+
+def many(count: int) -> Scene:
+    """As many agreements as volumes, two volumes behind one gateway."""
+    items = []
+    for number in range(count):
+        item = in_force(simple(), applied_us=START_US)
+        spec, meta = item.agreement.spec, item.agreement.metadata
+        scope = spec.scope.model_copy(update={"volumes": [f"v{number}"]})
+        update = {
+            "metadata": meta.model_copy(update={"name": f"a{number}"}),
+            "spec": spec.model_copy(update={"scope": scope}),
+        }
+        items.append(InForce(item.agreement.model_copy(update=update), 1, START_US))
+    scene = Scene(*items)
+    scene.store.tables["streams"] = []
+    for number in range(count):
+        scene.store.add_stream(number, volume=f"v{number}", gateway=f"g{number // 2}")
+    return scene
+
+
+def test_many_agreements_are_judged_in_small_reads_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MOST_SLOTS", 3)
+    monkeypatch.setattr(judge, "MOST_DUES", 4)
+    scene = many(10)
+    read: list[int] = []
+    whole = scene.store.slice_inputs
+
+    def counted(streams: Any, gateways: Any, from_us: int, to_us: int) -> Any:
+        read.append(len(streams))
+        return whole(streams, gateways, from_us, to_us)
+
+    monkeypatch.setattr(scene.store, "slice_inputs", counted)
+    for number in range(10):
+        for minute in range(2):
+            scene.store.add_slot(
+                at(minute), stream_id=number, gateway=f"g{number // 2}", covered_us=30_000_000
+            )
+    found: list[tuple[str, int]] = []
+    for step in range(9):
+        rows = [row for table, row in scene.run(2.1 + step / 100).rows if table == "slices"]
+        assert len(rows) <= 5  # the last track may bring two
+        found += [(row["name"], (row["start_us"] - START_US) // MINUTE_US) for row in rows]
+    assert sorted(found) == sorted((f"a{number}", minute) for number in range(10) for minute in range(2))
+    assert max(read) <= 3
+
+
+def test_others_may_go_first_after_every_few_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "BREATH_DUES", 3)
+    scene = many(8)
+    for number in range(8):
+        scene.store.add_slot(at(0), stream_id=number, gateway=f"g{number // 2}", covered_us=MINUTE_US // 2)
+    judged: list[int] = []
+    made = Judge(scene.store, 30, lambda: judged.append(sum(bool(t.judged) for t in made._tracks.values())))
+    made.set_agreements(scene.items, at(0))
+    assert len(made.run(at(1.1)).rows) == 8
+    assert judged == [0, 3, 6]
+
+
+def test_standings_are_told_when_they_changed_and_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objectives, "MOST_STANDINGS", 2)
+    scene = many(5)
+    scene.store.add_slot(at(0), stream_id=4, gateway="g2", covered_us=MINUTE_US)
+    found = scene.run(1.1)
+    assert found.changed == {("a0", "latency"), ("a1", "latency"), ("a4", "latency")}
+    assert [scene.run(1.2).changed, scene.run(1.3).changed, scene.run(1.31).changed] == [
+        {("a2", "latency"), ("a3", "latency")},
+        {("a4", "latency")},
+        {("a0", "latency"), ("a1", "latency")},
+    ]
+    assert set(scene.run(1.4).standings) == {(f"a{number}", "latency") for number in range(5)}
+    for number in (1, 2):
+        scene.store.add_slot(at(1), stream_id=number, gateway=f"g{number // 2}", covered_us=MINUTE_US)
+    judged = {(f"a{number}", "latency") for number in range(4)}
+    assert scene.run(2.1).changed == judged  # enough for one pass
+    assert scene.run(2.2).changed == {("a4", "latency")}
+
+
+def test_after_a_start_slices_are_read_in_portions_and_nothing_is_judged_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = many(6)
+    for number in range(6):
+        scene.store.add_slot(at(0), stream_id=number, gateway=f"g{number // 2}", covered_us=MINUTE_US // 2)
+    assert len(scene.slices(1.1)) == 6
+    monkeypatch.setattr(judge, "MOST_LOADS", 2)
+    scene.store.reads.clear()
+    scene.restart(1.2)
+    assert scene.store.reads.count("slices") == 4  # of two objectives: versions apart, and the period
+    assert scene.slices(1.3) == []
+    assert scene.slices(1.4) == []
+    assert scene.store.reads.count("slices") == 12
+    assert set(scene.run(1.5).standings) == {(f"a{number}", "latency") for number in range(6)}
+
+
+def test_a_version_with_slices_of_another_length_has_no_standing_until_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.run(1.1).changed == {("gold", "latency")}
+    old = InForce(agreement(simple()), 1, START_US, ended_us=at(1.5))
+    monkeypatch.setattr(judge, "MOST_LOADS", 0)
+    scene.judge.set_agreements([old, InForce(agreement(simple(slice_text="5m")), 2, at(1.5))], at(1.5))
+    assert scene.run(1.6).changed == set()
+    monkeypatch.setattr(judge, "MOST_LOADS", 1)
+    assert scene.run(1.7).changed == {("gold", "latency")}
+
+
+def test_streams_are_read_only_when_there_are_others() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    scene.run(1.1)
+    scene.store.reads.clear()
+    scene.run(1.2)
+    assert "streams" not in scene.store.reads
+    scene.store.add_stream(2, client="d")
+    scene.run(1.3)
+    assert scene.store.reads.count("streams") == 1
+
+
+def test_streams_of_a_fleet_that_registers_are_read_when_they_settle_and_nobody_is_judged_before() -> None:
+    scene, second = Scene(), 1 / 60
+    scene.run(0)
+    scene.store.add_stream(2, client="d")
+    scene.run(1.0)  # the first new one is read at once
+    scene.store.add_slot(at(0))
+    for number in range(3, 6):
+        scene.store.add_stream(number, client="d")
+        scene.store.reads.clear()
+        assert scene.slices(1.0 + number * second) == []
+        assert "streams" not in scene.store.reads
+    assert scene.slices(1.0 + 6 * second) == [(0, "good", 0)]
+    assert "streams" in scene.store.reads
+    # A number that never settles is not waited for for ever.
+    reads = 0
+    for number in range(7, 47):
+        scene.store.add_stream(number, client="d")
+        scene.store.reads.clear()
+        scene.run(1.0 + number * second)
+        reads += scene.store.reads.count("streams")
+    assert reads in (2, 3)
+
+
+def test_what_a_clock_ahead_made_of_an_hour_is_judged_again_in_its_time() -> None:
+    """The clock is an hour ahead from minute 2 on, and server time follows it; at minute 5 it goes back."""
+    scene = Scene()
+    for minute in (0, 1, 62, 63, 64):
+        scene.store.add_slot(at(minute))
+    ahead = scene.slices(65.1)
+    assert [found for found in ahead if found[1] != "no_data"] == [
+        (0, "good", 0),
+        (1, "good", 0),
+        (62, "good", 0),
+        (63, "good", 0),
+        (64, "good", 0),
+    ]
+    assert len(ahead) == 65
+    assert scene.slices(5.1) == []  # progress and slices of the future are not believed
+    for minute in range(5, 8):
+        scene.store.add_slot(at(minute))
+    scene.store.progress_us[GATEWAY] = at(8)  # dbmanager has put it right
+    assert scene.slices(8.1) == [(minute, "good", 1) for minute in range(5, 8)]
+    for minute in range(8, 66):
+        scene.store.add_slot(at(minute))
+    assert scene.slices(66.1) == [
+        *((minute, "good", 1) for minute in range(8, 65)),  # three of them were filled twice
+        (65, "good", 0),
+    ]
+    twice = [row for row in scene.store.tables["slices"] if row["inexact"]]
+    assert [(row["start_us"], row["n"], row["coverage_ratio"]) for row in twice] == [
+        (at(minute), 1200, 1.0) for minute in (62, 63, 64)
+    ]
+
+
+def test_a_restart_under_a_clock_that_is_right_again_goes_on_where_time_is() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    scene.store.add_slot(at(60))
+    assert len(scene.slices(61.1)) == 61
+    scene.restart(2.0)
+    assert scene.slices(2.0) == []
+    assert scene.slices(3.4) == []  # not before it is late: nothing is known of how far the gateway got
+    scene.store.add_slot(at(2))
+    scene.store.progress_us[GATEWAY] = at(3)
+    assert scene.slices(3.5) == [(2, "good", 1)]
+    assert scene.run(3.6).standings["gold", "latency"].counts.no_data == 1  # minute 1; none of the future
+
+
+def test_a_restart_under_a_clock_that_is_behind_judges_and_comes_back() -> None:
+    scene = Scene()
+    for minute in range(60):
+        scene.store.add_slot(at(minute))
+    assert len(scene.slices(60.1)) == 60
+    scene.restart(10)
+    assert scene.slices(10) == []
+    assert scene.slices(11.5) == []  # what is there is as it was judged
+    scene.store.add_slot(at(11))  # cuts of the wrong clock
+    scene.store.progress_us[GATEWAY] = at(12)
+    assert scene.slices(12.1) == [(11, "good", 1)]
+    scene.store.add_slot(at(60))  # and it is right again
+    assert scene.slices(61.1) == [(60, "good", 0)]
+
+
+def test_an_agreement_and_a_stream_of_the_future_begin_now() -> None:
+    scene = Scene(in_force(simple(), applied_us=at(60)))
+    scene.store.tables["streams"][0]["first_seen_us"] = at(60)
+    for minute in (1, 2):
+        scene.store.add_slot(at(minute))
+    scene.restart(1.0)
+    assert scene.slices(1.0) == []
+    assert scene.slices(3.1) == [(1, "good", 0), (2, "good", 0)]
+
+
+def test_a_jump_of_years_is_not_made_up_for() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    years_us = 3 * 365 * 1440
+    scene.store.add_slot(at(years_us))
+    found = scene.slices(years_us + 1.1)
+    assert found[0][0] == years_us + 1 - 7 * 1440

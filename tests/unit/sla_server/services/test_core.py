@@ -1,0 +1,596 @@
+"""The core: messages in, messages out, with everything around it faked."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pmdaemon.wire import cut as cuts
+from pmdaemon.wire.kinds import Kind
+from sla_server.services import core
+from sla_server.services.catalog import Catalog
+from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.judging.judge import Judgement
+from sla_server.services.rows import event_row
+from sla_server.services.sql_worker import Found, PolicyLook
+from sla_server.services.startup import KnownGateway, Start
+from tests.support.agreements import simple
+from tests.support.services import GATEWAY, START_US, Bench
+
+EXPORT = {"volume": "vol-1", "backend": "b", "size_bytes": 1, "read_only": False, "source": "nbd"}
+STREAM = {"id": 7, "volume": "vol-2", "client": "c", "backend": "b"}
+
+
+def gateway(state: str = "up", **keys: Any) -> dict[str, Any]:
+    return {
+        "gw": GATEWAY, "name": "host-1", "state": state, "reason": "why", "address": "", "software": "",
+        "ep": 5, "at_us": START_US, "offset_us": 0, "exports": [EXPORT], "dropped": 0, **keys,
+    }  # fmt: skip
+
+
+def a_cut(seq: int) -> bytes:
+    empty_hist, empty_missed = np.zeros(0, cuts.HIST_DTYPE), np.zeros(0, cuts.MISSED_DTYPE)
+    return cuts.encode(
+        cuts.Cut(GATEWAY, 5, seq, START_US, 1_000_000, 0, 0, cuts.rows_array([]), empty_hist, empty_missed)
+    )
+
+
+def test_gateways_streams_and_cuts_reach_the_brain() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.message(Kind.STREAMS_SEEN, {"gw": GATEWAY, "streams": [STREAM]})
+    blob = a_cut(1) + a_cut(2)
+    header = {"pair": 0, "n": 2, "recv_us": [10, 20], "offset_us": [1, 2], "live": [False, True]}
+    bench.message(Kind.CUTS, header, blob)
+    bench.message(Kind.CAPS_STATE, {"gw": GATEWAY, "gen": 3, "state": "sent", "reason": "", "at_us": 77})
+    bench.message(Kind.GATEWAY, gateway("lost"))
+    now_ns = bench.clock.monotonic_ns()
+    assert ("gateway_up", (GATEWAY, "host-1", [EXPORT], now_ns)) in bench.brain.calls
+    assert ("add_streams", (GATEWAY, [STREAM])) in bench.brain.calls
+    taken = [(args[0].seq, *args[1:4]) for name, args in bench.brain.calls if name == "add_cut"]
+    assert taken == [(1, 10, 1, False), (2, 20, 2, True)]
+    assert ("caps_state", (GATEWAY, 3, "sent", "", 77)) in bench.brain.calls
+    assert ("gateway_lost", (GATEWAY, "why", now_ns)) in bench.brain.calls
+    assert bench.core.bad_frames == 0
+
+
+def test_a_listed_gateway_is_a_row_and_an_audit_row_and_answered_when_durable() -> None:
+    bench = Bench()
+    body = {"address": "10.0.0.5:7412", "name": "host-5", "is_listed": True}
+    bench.request("gateway_list", body)
+    assert bench.answers() == []
+    [listed, audit] = bench.confirm()
+    assert listed == (
+        "gateway_list",
+        {"address": "10.0.0.5:7412", "name": "host-5", "is_enabled": True},
+    )
+    assert (audit[1]["action"], audit[1]["subject"]) == ("gateway-listed", "10.0.0.5:7412")
+    assert [(answer["code"], answer["body"]) for answer in bench.answers()] == [(200, body)]
+    bench.request("gateway_list", body | {"is_listed": False})
+    assert bench.confirm()[0][1]["is_enabled"] is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "blob"),
+    [
+        (
+            Kind.CUTS,
+            {"pair": 0, "n": 2, "recv_us": [1, 1], "offset_us": [1, 1], "live": [False, False]},
+            a_cut(1),
+        ),
+        (Kind.CUTS, {"pair": 0, "n": 1, "recv_us": [], "offset_us": [], "live": []}, a_cut(1)),
+        (Kind.CUTS, {"pair": 0, "n": 1, "recv_us": [1], "offset_us": [1], "live": [False]}, b"\0" * 64),
+        (Kind.GATEWAY, {"gw": GATEWAY}, b""),
+        (Kind.HELLO, {}, b""),
+    ],
+)
+def test_what_cannot_be_read_is_counted_and_harms_nothing(
+    kind: Kind, header: dict[str, Any], blob: bytes
+) -> None:
+    bench = Bench()
+    bench.message(kind, header, blob)
+    bench.core.on_message("pair-0", b"\1\2\3", 0, 0)
+    assert bench.core.bad_frames == 2
+    bench.message(Kind.GATEWAY, gateway())
+    assert "gateway_up" in bench.brain.names()
+
+
+def test_a_cut_with_bad_columns_is_left_out_and_those_beside_it_are_not() -> None:
+    bench = Bench()
+    hist = np.array([(1, 0, 5)], cuts.HIST_DTYPE)  # a row it does not have
+    bad = cuts.Cut(
+        GATEWAY, 5, 2, START_US, 1_000_000, 0, 0, cuts.rows_array([]), hist, np.zeros(0, cuts.MISSED_DTYPE)
+    )
+    header = {"pair": 0, "n": 3, "recv_us": [1] * 3, "offset_us": [0] * 3, "live": [False] * 3}
+    bench.message(Kind.CUTS, header, a_cut(1) + cuts.encode(bad) + a_cut(3))
+    assert [args[0].seq for name, args in bench.brain.calls if name == "add_cut"] == [1, 3]
+    assert bench.core.bad_frames == 1
+
+
+def test_a_lease_goes_out_once_a_second_to_every_pair() -> None:
+    bench = Bench()
+    for _ in range(8):
+        bench.tick(0.25)
+    leases = bench.main.take_posted(Kind.LEASE)
+    assert [to for to, _ in leases] == ["pair-0"] * 2
+    bench.message(Kind.GATEWAY, gateway(), sender="pair-1")
+    bench.tick(1)
+    assert {to for to, _ in bench.main.take_posted(Kind.LEASE)} == {"pair-0", "pair-1"}
+
+
+def test_caps_go_to_the_gateways_pair_and_throttles_to_dbmanager() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway(), sender="pair-3")
+    cap = {"volume": "vol-1", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 9.0}
+    bench.brain.decisions = [
+        SetCaps(GATEWAY, 4, 30_000_000, [cap]),
+        RecordThrottle({"throttle_id": "t", "volume": "vol-1"}),
+        RaiseEvent("throttle-set", "info", "volume", "vol-1", "slowed down", {"c": 9}),
+    ]
+    bench.tick()
+    assert bench.main.take_posted(Kind.SET_CAPS) == [
+        ("pair-3", {"gw": GATEWAY, "gen": 4, "lease_us": 30_000_000, "caps": [cap]})
+    ]
+    rows = bench.records()
+    assert ("throttles", {"throttle_id": "t", "volume": "vol-1"}) in rows
+    (event,) = [row for table, row in rows if table == "events"]
+    assert (event["kind"], event["details"], event["at_us"]) == ("throttle-set", {"c": 9}, START_US)
+
+
+def test_a_gateway_that_comes_is_told_its_thresholds_through_its_pair_each_time() -> None:
+    bench = Bench()
+    bench.tick()
+    assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []
+    for sender in ("pair-0", "pair-2"):
+        bench.message(Kind.GATEWAY, gateway(), sender=sender)
+        bench.tick()
+        ((to, header),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
+        assert (to, header["gw"], header["entries"]) == (sender, GATEWAY, [])
+    bench.tick()
+    bench.message(Kind.GATEWAY, gateway("stalled"))
+    bench.tick()
+    assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []
+
+
+def test_a_lease_says_which_services_it_is_so_that_gateways_are_announced_to_it() -> None:
+    first, second = Bench(), Bench()
+    second.clock.advance(5)
+    again = Bench()
+    for bench in (first, again):
+        bench.tick(1)
+    assert first.main.take_posted(Kind.LEASE) == [("pair-0", {"inc": START_US})]
+
+
+def test_thresholds_that_find_no_room_are_an_event() -> None:
+    bench = Bench()
+    names = [f"volume-{'x' * 100}-{number}" for number in range(200)]
+    applied(bench, simple(volumes='"volume-*"') + "---\n" + simple("two", volumes='"volume-*"', value_ms=3))
+    bench.confirm()
+    bench.message(Kind.GATEWAY, gateway(exports=[{**EXPORT, "volume": name} for name in names]))
+    bench.tick()
+    bench.tick()
+    ((_, header),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
+    (event,) = [row for table, row in bench.records() if row.get("kind") == "thresholds-left-out"]
+    assert len(header["entries"]) + event["details"]["left_out"] == 400
+    assert event["details"]["left_out"] > 0
+
+
+def test_an_agents_alert_becomes_an_event_once() -> None:
+    bench = Bench()
+    alert = {
+        "gw": GATEWAY,
+        "kind": "plane-died",
+        "severity": "critical",
+        "text": "nbd-0",
+        "at_us": 5,
+        "details": {},
+    }
+    bench.message(Kind.GATEWAY_ALERT, alert)
+    bench.message(Kind.GATEWAY, gateway())
+    bench.message(Kind.GATEWAY_ALERT, alert)
+    bench.tick()
+    events = [row for table, row in bench.records() if table == "events"]
+    assert len({row["event_id"] for row in events}) == 1
+    assert [row["subject"] for row in events] == [GATEWAY, "host-1"]
+    assert (events[1]["text"], events[1]["details"]) == ("gateway host-1: nbd-0", {"gateway_id": GATEWAY})
+
+
+def test_an_alert_that_comes_first_after_a_restart_bears_the_stored_name() -> None:
+    bench = Bench(Start(awaited={GATEWAY: "host-1"}))
+    alert = {"gw": GATEWAY, "kind": "plane-back", "severity": "info", "text": "nbd-0", "at_us": 5}
+    bench.message(Kind.GATEWAY_ALERT, alert)
+    bench.tick()
+    assert [row["subject"] for table, row in bench.records() if table == "events"] == ["host-1"]
+
+
+def applied(bench: Bench, text: str, req: str = "r1", **keys: Any) -> None:
+    bench.request("apply", {"documents": text, **keys}, req)
+
+
+def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    bench.main.posted.clear()
+    applied(bench, simple())
+    assert bench.answers() == []
+    assert bench.looker.catalog == Catalog()
+    rows = bench.confirm()
+    assert {"agreements", "audit", "events"} == {table for table, _ in rows}
+    (answer,) = bench.answers()
+    assert answer == {
+        "req": "r1", "ok": True, "code": 200,
+        "body": {"applied": [{"name": "gold", "version": 1, "changed": True}], "warnings": []},
+    }  # fmt: skip
+    ((_, thresholds),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
+    assert thresholds["entries"] == [{"volume": "vol-1", "client": "*", "io": "any", "threshold_us": 12_000}]
+    assert [promise.key for promise in bench.brain.last("set_agreements")[0]] == [("gold", "latency")]
+    assert bench.looker.catalog == bench.core.changes.catalog
+
+
+def test_apply_that_is_slow_is_answered_202_and_then_finally() -> None:
+    bench = Bench()
+    applied(bench, simple())
+    for _ in range(5):
+        bench.tick(1)
+    assert [answer["code"] for answer in bench.answers()] == [202]
+    bench.confirm()
+    assert [answer["code"] for answer in bench.answers()] == [200]
+
+
+def test_apply_that_dbmanager_refuses_is_not_in_force() -> None:
+    bench = Bench()
+    applied(bench, simple())
+    bench.confirm(ok=False, error="no room")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["ok"]) == (503, False)
+    assert bench.core.changes.catalog.items == ()
+
+
+def test_dry_run_checks_and_changes_nothing() -> None:
+    bench = Bench()
+    applied(bench, simple(), dry_run=True)
+    (answer,) = bench.answers()
+    assert answer["body"]["applied"][0]["changed"] is True
+    assert "agreements" not in [table for table, _ in bench.records()]
+    applied(bench, simple("-x"), dry_run=True)
+    (answer,) = bench.answers()
+    assert answer["code"] == 422
+    assert answer["body"]["errors"][0]["line"] == 3
+
+
+def test_changes_follow_one_another() -> None:
+    bench = Bench()
+    applied(bench, simple(), "r1")
+    applied(bench, simple(value_ms=3), "r2")
+    bench.request("delete", {"name": "gold"}, "r3")
+    bench.request("delete", {"name": "gold"}, "r4")
+    for _ in range(4):
+        bench.confirm()
+    answers = {answer["req"]: answer for answer in bench.answers()}
+    assert answers["r2"]["body"]["applied"] == [{"name": "gold", "version": 2, "changed": True}]
+    assert [answers[f"r{n}"]["code"] for n in (1, 2, 3, 4)] == [200, 200, 200, 404]
+    assert bench.core.changes.catalog.items == ()
+
+
+def test_a_volume_that_appears_fills_a_pattern() -> None:
+    bench = Bench()
+    applied(bench, simple(volumes='"vol-*"'))
+    bench.confirm()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    (*_, (_, header)) = bench.main.take_posted(Kind.SET_THRESHOLDS)
+    assert [entry["volume"] for entry in header["entries"]] == ["vol-1"]
+    assert bench.core.changes.catalog.volumes == {"vol-1"}
+    # The brain and the judge match patterns by themselves: they are told of agreements only.
+    assert bench.brain.names().count("set_agreements") == 2
+
+
+@pytest.mark.parametrize(
+    ("op", "body", "code"),
+    [
+        ("nonsense", {}, 400),
+        ("apply", "text", 400),
+        ("apply", {"documents": 5}, 422),
+        ("apply", {"documents": "a: ["}, 422),
+        ("delete", {"name": "nobody"}, 404),
+        ("throttle_set", {"volume": "nowhere", "iops": 5}, 404),
+        ("throttle_set", {"volume": "nowhere"}, 422),
+        ("throttle_set", {"volume": "nowhere", "iops": -5}, 422),
+        ("gateway_list", {"address": "host:7412", "name": "h", "is_listed": True}, 422),
+        ("gateway_list", {"address": "10.0.0.5:0", "name": "h", "is_listed": True}, 422),
+        ("gateway_list", {"address": "10.0.0.5:1", "name": "h\x1b[2J", "is_listed": True}, 422),
+        ("throttle_release", {}, 422),
+        ("throttle_release", {"volume": "vol-1"}, 404),
+        ("mode", {"mode": "maybe"}, 422),
+    ],
+)
+def test_refusals_say_what_to_do(op: str, body: Any, code: int) -> None:
+    bench = Bench()
+    bench.request(op, body)
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["ok"]) == (code, False)
+    assert all(error["problem"] for error in answer["body"]["errors"])
+
+
+def test_a_manual_throttle_is_set_and_audited() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    bench.request("throttle_set", {"volume": "vol-1", "iops": 100, "duration_s": 60, "reason": "noisy"})
+    rows = bench.confirm()
+    (answer,) = bench.answers()
+    throttle_id = answer["body"]["throttle_id"]
+    assert bench.brain.last("manual_set") == (
+        throttle_id, "vol-1", None, 100.0, None, START_US + 60_000_000, "ann", "noisy"
+    )  # fmt: skip
+    (audit,) = [row for table, row in rows if table == "audit"]
+    assert (audit["action"], audit["who"], audit["subject"]) == ("throttle-set", "ann", "vol-1")
+    bench.brain.released = [throttle_id]
+    bench.request("throttle_release", {"volume": "vol-1", "throttle_id": None}, "r2")
+    bench.confirm()
+    assert bench.answers()[0]["body"] == {"released": [throttle_id]}
+    assert bench.brain.last("manual_release") == ("vol-1", None, "ann")
+
+
+def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_at_once() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    bench.brain.only_seen.add("vol-1")
+    bench.request("throttle_set", {"volume": "vol-1", "iops": 100})
+    (answer,) = bench.answers()
+    assert answer["code"] == 422
+    assert "beside the I/O path" in answer["body"]["errors"][0]["problem"]
+    assert "manual_set" not in bench.brain.names()
+
+
+def test_the_mode_is_switched_and_recorded() -> None:
+    bench = Bench()
+    bench.request("mode", {"mode": "enforce"})
+    assert bench.brain.last("set_mode") == ("enforce",)
+    rows = bench.confirm()
+    assert bench.answers()[0]["body"] == {"mode": "enforce"}
+    (audit,) = [row for table, row in rows if table == "audit"]
+    assert (audit["action"], audit["before"], audit["after"]) == (
+        "mode",
+        {"mode": "observe"},
+        {"mode": "enforce"},
+    )
+    bench.tick(1)
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["mode"] == "enforce"
+
+
+def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> None:
+    bench = Bench()
+    bench.tick(1)
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["database"] == ""
+    bench.brain.slas = [{"name": "gold", "objective": "latency", "state": "ok"}]
+    bench.looker.trouble = "the database cannot be used"
+    bench.tick(1)
+    shown = bench.app.take_posted(Kind.SNAPSHOT)[-1][1]
+    assert shown["database"] == "the database cannot be used"
+    assert [row["name"] for row in shown["slas"]] == ["gold"]
+
+
+def policy(version: int = 3, hour: int = 96, **keys: Any) -> Found:
+    look = PolicyLook(version, published=True, hour_of_week=hour, caps={"vol-1": 50.0, "vol-2": None})
+    return Found(policy_looked=True, policy=look, **keys)
+
+
+def test_a_published_policy_is_put_in_force_once_and_its_caps_each_hour() -> None:
+    bench = Bench()
+    bench.request("policies_changed", {})
+    assert (bench.looker.wanted, bench.answers()) == (1, [])
+    bench.looker.found.put(policy())
+    bench.looker.found.put(policy())
+    bench.tick()
+    rows = bench.confirm()
+    assert [row for table, row in rows if table == "policies"] == [{"version": 3, "state": "in-force"}]
+    assert [row["kind"] for table, row in rows if table == "events"] == ["policy-applied"]
+    assert bench.brain.names().count("set_policy_caps") == 1
+    assert bench.answers()[0]["body"] == {"version": 3}
+    bench.looker.found.put(policy(hour=97))
+    bench.looker.found.put(policy(version=2))
+    bench.tick(1)
+    assert bench.brain.names().count("set_policy_caps") == 2
+    assert bench.brain.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None})
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"] == {"version": 3, "applied_us": START_US}
+
+
+def test_violations_become_episodes_and_the_snapshot_shows_everything() -> None:
+    bench = Bench()
+    bench.brain.slas = [{"name": "gold", "objective": "latency", "state": "violating", "u": 2.0}]
+    bench.brain.decisions = [
+        RaiseEvent("violation-opened", "critical", "sla", "gold/latency", "broken", {"u": 2.0})
+    ]
+    processes = [
+        {"name": "pmdaemon", "state": "running", "pid": 1, "restarts": 0, "since_us": 5, "reason": ""}
+    ]
+    (_, old) = event_row("k", "info", "", "", "", 1)
+    bench.looker.found.put(Found(processes=processes, events=[old]))
+    bench.tick(1)
+    tables = [table for table, _ in bench.records()]
+    assert tables.count("episodes") == 1
+    ((to, view),) = bench.app.take_posted(Kind.SNAPSHOT)
+    assert to == "appserver"
+    assert [event["kind"] for event in view["events"]] == ["violation-opened", "k"]
+    assert view["processes"] == [
+        {"name": "pmdaemon", "state": "running", "restarts": 0, "since_us": 5, "pressure": None}
+    ]
+    assert view["slas"][0]["compliance"] is None
+    assert set(view["slas"][0]["slices"]) == {"good", "bad", "no_data", "not_applicable", "excluded"}
+
+
+def test_judged_slices_are_recorded_and_counted_into_the_episode() -> None:
+    bench = Bench()
+    bench.brain.decisions = [RaiseEvent("violation-opened", "critical", "sla", "gold/latency", "broken")]
+    bench.tick()
+    bench.records()
+    row = ("slices", {"name": "gold", "objective": "latency", "start_us": START_US, "revision": 0})
+    bad = [(("gold", "latency"), START_US, START_US + 60_000_000)]
+    bench.looker.found.put(Found(Judgement(rows=[row], bad=bad)))
+    bench.tick()
+    rows = bench.records()
+    assert row in [(table, dict(found)) for table, found in rows]
+    assert [found["slices_bad"] for table, found in rows if table == "episodes"] == [1]
+
+
+@pytest.mark.parametrize(("took_s", "views"), [(0.0, 12), (0.1, 6), (10.0, 4)])
+def test_a_live_view_that_is_dear_is_made_less_often_but_never_stale(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, views: int
+) -> None:
+    bench = Bench()
+    cpu_ns = count(step=round(took_s * 1e9))  # what the view costs is not this test's to spend
+    monkeypatch.setattr(core.time, "thread_time_ns", lambda: next(cpu_ns))
+    for _ in range(12):
+        bench.tick(1)
+    assert len(bench.app.take_posted(Kind.SNAPSHOT)) == views
+
+
+def test_a_snapshot_too_large_for_a_header_goes_as_json() -> None:
+    bench = Bench()
+    bench.brain.slas = [
+        {"name": f"sla-{i}", "objective": "x" * 100, "state": "ok", "u": 0.0} for i in range(300)
+    ]
+    bench.tick(1)
+    (snapshot,) = [one for _, one in bench.app.posted if one.kind == Kind.SNAPSHOT]
+    assert snapshot.header["json"] is True
+    view = json.loads(bytes(snapshot.blob[: snapshot.header["bytes"]]))
+    assert len(view["slas"]) == 300
+
+
+def view_of(bench: Bench) -> dict[str, Any]:
+    """The newest snapshot, as strict JSON; the header's own where it fits one."""
+    snapshot = [one for _, one in bench.app.posted if one.kind == Kind.SNAPSHOT][-1]
+    if not snapshot.header.get("json"):
+        return snapshot.header
+    text = bytes(snapshot.blob[: snapshot.header["bytes"]]).decode()
+    return dict(json.loads(text, parse_constant=pytest.fail))
+
+
+ODD_ALERTS: tuple[dict[str, Any], ...] = (
+    {"at_us": "x"},
+    {"text": "x" * 65_000},
+    {"text": "\x1b]0;pwned"},
+    {"details": {"b": b"x"}},
+    {"details": {"n": math.nan}},
+    {"details": {b"k": 1}},
+    {"details": {"deep": {"a": [1]}}},
+    {"at_us": 1 << 62},
+    {"at_us": (1 << 63) - 1, "kind": "mode-changed"},
+    {"severity": ["info"]},
+    {"kind": {"a": 1}},
+)
+
+
+@pytest.mark.parametrize("wrong", ODD_ALERTS)
+def test_no_alert_stops_services_or_blanks_the_page(wrong: dict[str, Any]) -> None:
+    bench = Bench()
+    right = {"gw": GATEWAY, "kind": "plane-died", "severity": "info", "text": "t", "at_us": 5, "details": {}}
+    bench.message(Kind.GATEWAY_ALERT, right | wrong)
+    bench.message(Kind.GATEWAY_ALERT, right | {"at_us": bench.clock.unix_us(), "kind": "plane-back"})
+    for second in range(1, 4):
+        bench.tick(second)
+    shown = [row["kind"] for row in view_of(bench)["events"]]
+    assert "plane-back" in shown
+    assert "mode-changed" not in shown
+    kinds = [row["kind"] for table, row in bench.records() if table == "events"]
+    assert "plane-back" in kinds
+    assert all(row["at_us"] <= bench.clock.unix_us() for table, row in bench.records() if table == "events")
+
+
+def stored(**over: Any) -> dict[str, Any]:
+    row = {"event_id": "e", "at_us": 5, "kind": "k", "severity": "info", "element": "x", "subject": "s"}
+    return {**row, "text": "t", "details": {}, **over}
+
+
+ODD_STORED: tuple[dict[str, Any], ...] = (
+    {"at_us": "x"},
+    {"at_us": None},
+    {"at_us": 1 << 62},
+    {"text": None},
+    {"details": {"x": "y" * 70_000}},
+)
+
+
+@pytest.mark.parametrize("wrong", ODD_STORED)
+def test_a_stored_event_that_cannot_be_shown_is_left_out_and_said(wrong: dict[str, Any]) -> None:
+    events = [stored(**wrong), stored(event_id="good", at_us=START_US)]
+    bench = Bench(Start(events=events))
+    for second in range(1, 3):
+        bench.tick(second)
+    view = view_of(bench)
+    assert [row["event_id"] for row in view["events"]] == ["good"]
+    (problem,) = [row for row in view["problems"] if row["what"] == "events"]
+    assert "1 events cannot be shown; the newest of them, 'e'" in problem["reason"]
+    bench.tick(120)  # SQL does not hold it any more
+    assert [row for row in view_of(bench)["problems"] if row["what"] == "events"] == []
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_values_without_a_form_are_replaced_in_the_snapshot(count: int) -> None:
+    bench = Bench()
+    odd: list[dict[str, Any]] = [
+        {"name": "a", "objective": "b", "state": "ok", "u": math.nan} for _ in range(count)
+    ]
+    bench.brain.slas = [*odd, {"name": "z", "objective": "b", "big": 1 << 70, "bytes": b"x", "set": {1}}]
+    bench.tick(1)
+    view = view_of(bench)
+    assert len(view["slas"]) == count + 1
+    assert (view["slas"][0]["u"], view["slas"][-1]["bytes"]) == (None, "b'x'")
+
+
+def test_a_snapshot_above_a_frame_loses_rows_and_not_the_page() -> None:
+    bench = Bench()
+    bench.brain.slas = [{"name": f"sla-{i}", "objective": "x" * 2000, "state": "ok"} for i in range(2000)]
+    bench.tick(1)
+    view = view_of(bench)
+    assert 0 < len(view["slas"]) < 2000
+    assert view["cut_short"] == {"slas": 2000 - len(view["slas"])}
+    assert view["problems"] == []
+
+
+def test_a_refused_claim_is_no_loss_of_the_gateway_whose_id_it_bears() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.message(Kind.GATEWAY, gateway(state="refused", reason="another protocol"))
+    assert not [call for call in bench.brain.calls if call[0] == "gateway_lost"]
+
+
+def test_a_full_mailbox_delays_and_loses_nothing() -> None:
+    bench = Bench()
+    bench.main.full = {"dbmanager", "pair-0"}
+    bench.app.full = {"appserver"}
+    applied(bench, simple())
+    for _ in range(3):
+        bench.tick(1)
+    assert bench.main.posted == []
+    bench.main.full = set()
+    bench.app.full = set()
+    bench.tick(0.25)
+    bench.confirm()
+    assert [answer["code"] for answer in bench.answers()] == [200]
+    assert len(bench.main.take_posted(Kind.LEASE)) == 1
+    assert len(bench.app.take_posted(Kind.SNAPSHOT)) == 1
+
+
+def test_after_a_restart_the_brain_is_told_what_sql_knows_in_this_order() -> None:
+    throttle = {"throttle_id": "t", "volume": "vol-1", "state": "confirmed", "gen": 4}
+    known = KnownGateway(GATEWAY, "host-1", [EXPORT], [STREAM])
+    bench = Bench(Start(throttles=[throttle], gateways=[known], mode="enforce"))
+    assert bench.brain.names() == ["set_agreements", "restore", "set_mode", "gateway_up", "add_streams"]
+    assert bench.brain.last("restore") == ([throttle],)
+    bench.tick()
+    assert bench.main.take_posted(Kind.SET_CAPS) == []
+    # What SQL knows of its exports may be less than all: it is told when it is announced.
+    assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []

@@ -1,0 +1,40 @@
+"""The reader of documents outlives what they do to it."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from sla_server.agreements.errors import Problem
+from sla_server.agreements.load import Loaded
+from sla_server.services import documents
+from sla_server.services.documents import DocumentReader
+from tests.support.agreements import simple
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("oops"), RecursionError(), MemoryError()])
+def test_whatever_reading_raises_is_a_problem_of_that_document_alone(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    reader = DocumentReader()
+    answers: list[tuple[list[Loaded], list[Problem]]] = []
+
+    def then(read: list[Loaded], problems: list[Problem]) -> None:
+        answers.append((read, problems))
+
+    def broken(_text: str, _rollup_s: int) -> list[Loaded]:
+        raise error
+
+    with monkeypatch.context() as patched, capture_logs() as logged:
+        patched.setattr(documents, "load_documents", broken)
+        assert reader.submit("\ud800", 60, then)
+        assert reader.step()
+    assert [(row["event"], row["exc_info"]) for row in logged] == [("document-unreadable", True)]
+    assert reader.submit(simple(), 60, then)
+    assert reader.step()
+    reader.deliver()
+    ((nothing, (problem,)), ((loaded,), none)) = answers
+    assert (nothing, none) == ([], [])
+    assert type(error).__name__ in problem.problem
+    assert problem.fix
+    assert loaded.agreement.name

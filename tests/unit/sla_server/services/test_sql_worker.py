@@ -1,0 +1,211 @@
+"""The looker and the start: what is read from SQL, when, and what happens while it is away."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.services import sql_worker
+from sla_server.services.catalog import apply
+from sla_server.services.config import ServicesConfig
+from sla_server.services.judging import judge
+from sla_server.services.sql_worker import MORE_S, Found, Looker, hour_of_week
+from sla_server.services.startup import Start, marker_event, read_start
+from tests.support.agreements import simple
+from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
+from tests.unit.sla_server.services.test_catalog import docs
+
+HOUR_US = 60 * MINUTE_US
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock = FakeClock(unix_us=START_US)
+        self.store = FakeStore()
+        self.looker = Looker(self.store, ServicesConfig(), self.clock)
+
+    def look(self, seconds: float = 0.0) -> list[Found]:
+        self.clock.advance(seconds)
+        self.looker.look()
+        found = []
+        while not self.looker.found.empty():
+            found.append(self.looker.found.get_nowait())
+        return found
+
+
+def test_hours_of_the_week_begin_on_monday_in_utc() -> None:
+    assert hour_of_week(START_US) == 4 * 24
+    monday_us = START_US + 3 * 24 * HOUR_US
+    assert (hour_of_week(monday_us - 1), hour_of_week(monday_us)) == (167, 0)
+
+
+def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
+    scene = Scene()
+    scene.store.tables["policies"] = [
+        {"version": 2, "state": "in-force"},
+        {"version": 4, "state": "published"},
+        {"version": 9, "state": "superseded"},
+    ]
+    scene.store.caps = {(4, 96): {"vol-1": 5.0}, (4, 97): {"vol-1": None}}
+    (first,) = scene.look()
+    assert first.policy is not None
+    assert (first.policy.version, first.policy.published, first.policy.caps) == (4, True, {"vol-1": 5.0})
+    assert [found.policy_looked for found in scene.look(1)] == [False]
+    assert [found.policy_looked for found in scene.look(9)] == [True]
+    scene.looker.look_for_policy()
+    assert [found.policy_looked for found in scene.look(1)] == [True]
+    assert [found.policy_looked for found in scene.look(1)] == [False]
+    scene.clock.step_wall(3600)
+    (found,) = scene.look()
+    assert found.policy is not None
+    assert (found.policy.hour_of_week, found.policy.caps) == (97, {"vol-1": None})
+
+
+def test_agreements_are_judged_from_the_look_after_they_are_handed_in() -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    (found,) = scene.look(61)
+    assert [table for table, _ in found.judgement.rows] == ["slices"]
+    assert found.judgement.standings.keys() == {("gold", "latency")}
+
+
+@pytest.mark.parametrize("method", ["*", "slices", "progress", "slice_inputs", "processes", "policies"])
+def test_a_database_that_goes_away_loses_neither_agreements_nor_slices(method: str) -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    scene.store.away = {method}
+    before = [found for found in scene.look(61) if found.judgement.rows]
+    scene.store.away = set()
+    (found,) = scene.look(1)
+    assert before == []
+    assert [row["state"] for table, row in found.judgement.rows if table == "slices"] == ["good"]
+
+
+@pytest.mark.parametrize("method", ["*", "slices"])
+def test_it_says_why_the_database_cannot_be_read_until_it_can(method: str) -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    assert scene.looker.trouble == ""
+    scene.store.away = {method}
+    scene.look(61)
+    assert scene.looker.trouble
+    scene.look(1)
+    assert scene.looker.trouble
+    scene.store.away = set()
+    scene.look(1)
+    assert scene.looker.trouble == ""
+
+
+def test_an_error_that_is_not_the_databases_stops_the_thread() -> None:
+    scene = Scene()
+    scene.store.away = {"*"}
+    Away.retryable = False
+    try:
+        with pytest.raises(Away):
+            scene.look()
+    finally:
+        Away.retryable = True
+
+
+def test_the_start_reads_what_the_process_before_left() -> None:
+    store = FakeStore()
+    store.add_stream(7, volume="vol-1", gateway=GATEWAY)
+    store.add_stream(8, volume="vol-1", client="d", gateway=GATEWAY)
+    store.tables["gateways"] = [{"gateway_id": GATEWAY, "name": "host-1", "state": "up"},
+                                {"gateway_id": "other", "name": "host-2", "state": "lost"}]  # fmt: skip
+    store.tables["volumes"] = [{"volume": "vol-1", "backend": "b", "size_bytes": 5, "read_only": True}]
+    store.tables["throttles"] = [{"throttle_id": "t"}]
+    store.tables["episodes"] = [
+        {"name": "a", "objective": "b", "closed_us": None},
+        {"name": "c", "closed_us": 1},
+    ]
+    store.tables["audit"] = [{"action": "mode", "at_us": at, "after": {"mode": mode}}
+                             for at, mode in ((1, "observe"), (3, "enforce"), (2, "observe"))]  # fmt: skip
+    store.tables["audit"].append({"action": "policy-applied", "at_us": 77, "after": {"version": 4}})
+    store.tables["policies"] = [{"version": 4, "state": "in-force"}]
+    store.keep(apply(Start().catalog, docs(simple()), "ann", START_US).rows)
+    start = read_start(store, "observe", START_US)
+    assert [item.name for item in start.catalog.items] == ["gold"]
+    assert start.catalog.volumes == {"vol-1"}
+    assert (start.mode, start.policy_version, start.policy_applied_us) == ("enforce", 4, 77)
+    assert [row["name"] for row in start.episodes] == ["a"]
+    (gateway,) = start.gateways
+    assert gateway.exports == [
+        {"volume": "vol-1", "backend": "b", "size_bytes": 5, "read_only": True, "source": "nbd"}
+    ]
+    assert [stream["id"] for stream in gateway.streams] == [7, 8]
+
+
+def test_an_empty_database_gives_the_configured_mode() -> None:
+    assert read_start(FakeStore(), "enforce", START_US) == Start(mode="enforce")
+
+
+def test_every_gateway_that_was_not_lost_is_awaited() -> None:
+    store = FakeStore()
+    states = ("up", "stalled", "detached", "lost")
+    store.tables["gateways"] = [{"gateway_id": s, "name": f"host-{s}", "state": s} for s in states]
+    start = read_start(store, "observe", START_US)
+    assert start.awaited == {s: f"host-{s}" for s in states[:3]}
+    assert [known.name for known in start.gateways] == ["host-up"]
+
+
+def test_the_marker_is_each_processs_own() -> None:
+    clock = FakeClock()
+    assert marker_event("a", clock) == marker_event("a", clock)
+    assert marker_event("a", clock)[1]["event_id"] != marker_event("b", clock)[1]["event_id"]
+
+
+def test_while_more_is_due_than_one_look_judges_the_next_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MOST_DUES", 1)
+    scene = Scene()
+    names = [f"a{number}" for number in range(3)]
+    catalog = Start().catalog
+    for number, name in enumerate(names):
+        scene.store.add_stream(number, volume=name)
+        scene.store.add_slot(START_US, stream_id=number, covered_us=MINUTE_US // 3)
+        catalog = apply(catalog, docs(simple(name, volumes=name)), "ann", START_US).catalog
+    scene.looker.set_catalog(catalog)
+    assert scene.looker.pause_s == 1.0
+    judged, pauses = [], []
+    for number in range(4):
+        (found,) = scene.look(MORE_S if number else 61)
+        judged += [row["name"] for table, row in found.judgement.rows if table == "slices"]
+        pauses.append(scene.looker.pause_s)
+    assert sorted(judged) == names
+    assert pauses == [MORE_S, MORE_S, MORE_S, 1.0]  # the fourth finds that nothing is left
+    assert scene.store.reads.count("progress") == 1  # that of the first look serves them all
+    scene.look(1)
+    assert scene.store.reads.count("progress") == 2
+
+
+def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_worker, "WAY_S", 60.0)
+    scene, read = Scene(), threading.Event()
+    scene.store.add_stream()
+    scene.store.add_slot(START_US)
+    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    whole = scene.store.slice_inputs
+
+    def seen(*args: Any) -> Any:
+        read.set()
+        return whole(*args)
+
+    monkeypatch.setattr(scene.store, "slice_inputs", seen)
+    scene.looker.give_way(to_mail=True)
+    found: list[Found] = []
+    thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
+    thread.start()
+    assert read.wait(60)
+    assert scene.looker.found.empty()
+    scene.looker.give_way(to_mail=False)
+    thread.join(60)
+    assert [table for table, _ in found[0].judgement.rows] == ["slices"]

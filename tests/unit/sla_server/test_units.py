@@ -1,0 +1,41 @@
+"""The systemd units: what the parents promise about stopping and starting must hold under systemd, too."""
+
+from __future__ import annotations
+
+from configparser import ConfigParser
+
+import pytest
+
+from tests.support.paths import ROOT
+
+UNITS = ROOT / "deploy" / "systemd"
+START_LIMIT_BURST, START_LIMIT_S = 5, 10  # systemd's defaults; beyond them a unit stays down
+
+
+def service(name: str) -> dict[str, str]:
+    parser = ConfigParser(interpolation=None, strict=False)
+    parser.read(UNITS / f"{name}.service")
+    return {key.lower(): value for key, value in parser["Service"].items()}
+
+
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+def test_the_parent_alone_is_told_to_stop(name: str) -> None:
+    assert service(name)["killmode"] == "mixed", "else every child gets SIGTERM at once, in no order"
+
+
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+def test_what_fails_at_boot_is_tried_for_ever(name: str) -> None:
+    found = service(name)
+    assert found["restart"] == "on-failure"
+    assert float(found["restartsec"]) * (START_LIMIT_BURST - 1) > START_LIMIT_S
+
+
+def test_a_missing_export_file_costs_its_export_and_not_the_agent() -> None:
+    assert "execstartpre" not in service("gateway-agent"), "--check-config looks at the files"
+
+
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+def test_nobody_else_reads_what_they_keep(name: str) -> None:
+    found = service(name)
+    modes = {found["statedirectorymode"], found["runtimedirectorymode"]}
+    assert modes == {"0700"}, "the default is 0755: database and statistics would be anybody's to read"
