@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import harness
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import IO_COST, SimClient, SimGateway, Simulation
@@ -64,9 +64,9 @@ def promised(volume: str) -> Promise:
     )
 
 
-def made_brain(mode: str, gold: tuple[str, ...] = ("gold",), **settings: float) -> Brain:
+def made_brain(mode: str, gold: tuple[str, ...] = ("gold",), **settings: float) -> Controller:
     """A brain that protects the volumes of ``gold``."""
-    brain = Brain(ControlSettings(**settings))
+    brain = Controller(ControlSettings(**settings))
     brain.set_agreements(
         [promised(name) for name in gold], [VolumeClass(name, Priority.GOLD, (name,)) for name in gold]
     )

@@ -25,8 +25,8 @@ from pmdaemon.wire.names import stream_id
 from sla_server.agreements.compile import InForce
 from sla_server.agreements.model import Agreement
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
-from sla_server.services.collector import Collector
-from sla_server.services.control.controller import Brain
+from sla_server.services.collector import GcTuning
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.judging.judge import Judge
 from sla_server.services.snapshot import Shown, snapshot_frame
@@ -69,7 +69,7 @@ class Fleet:
         ]
         self._templates = [self._template(rng, first_bucket) for _ in range(min(gateways, TEMPLATES))]
         gold = [name for names in self.names for name in names[:promises]]
-        self.brain = Brain(ControlSettings())
+        self.brain = Controller(ControlSettings())
         classes = [VolumeClass(name, Priority.GOLD, (name,)) for name in gold]
         self.brain.set_agreements([promised(name) for name in gold], classes)
         self.brain.set_mode("enforce")
@@ -223,7 +223,7 @@ def judging(gateways: int) -> dict[str, float]:
     items, tables = agreements(gateways * STREAMS), Tables(gateways)
     judge = Judge(tables, 30.0)  # type: ignore[arg-type]  # only what the judge asks
     judge.set_agreements(items, UNIX_US)
-    collector, judged, used_s, worst_s = Collector(), 0, 0.0, 0.0
+    collector, judged, used_s, worst_s = GcTuning(), 0, 0.0, 0.0
     for second in range(1, JUDGED_S + 1):
         tables.now_us = UNIX_US + second * 1_000_000
         before, spent = time.process_time(), tables.spent_s

@@ -35,7 +35,7 @@ from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import migrate
-from sla_server.db.archive.writer import Archive
+from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
@@ -200,7 +200,9 @@ def _catch_up(folder: Path, url: str, load: Fleet) -> float:
     for message, _ in load.messages(range(1, BACKLOG_S + 1)):
         queue.append_many([message])
     store = IngestStore(engine, queue.queue_id, config.rollup_s, clock)
-    archive = Archive(folder / "parquet", queue.queue_id, config.file_max_bytes, config.file_max_s, clock)
+    archive = CutFileWriter(
+        folder / "parquet", queue.queue_id, config.file_max_bytes, config.file_max_s, clock
+    )
     store.prepare()
     retention = Retention(engine, config.retention, clock)
     writer = Writer(queue, store, archive, clock, config.flush_interval_s, folder / "refused", retention)

@@ -25,13 +25,13 @@ import dashboard
 from benchmarks import harness, query_data
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.config import ApiConfig
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
-from sla_server.api.metrics import Meters
-from sla_server.api.operations import Calls
+from sla_server.api.metrics import Metrics
+from sla_server.api.operations import Operations
 from sla_server.api.routes import PREFIX, ROUTES
 from sla_server.api.security import Guard, Logins
-from sla_server.api.source import Source
+from sla_server.api.source import SqlSource
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import open_reader
 from tests.support.postgres import PostgresServer
@@ -111,13 +111,13 @@ GROUPS = {
 """Goal -> its pages; the slowest counts."""
 
 
-def client(source: Source, port: int = 8411) -> FlaskClient:
+def client(source: SqlSource, port: int = 8411) -> FlaskClient:
     """The whole application over this source, with an empty live view and a clock that stands at END_US."""
     clock = FakeClock(unix_us=END_US)
     config = ApiConfig()
     live = LiveView(clock, streams_max=1, stale_after_s=config.stale_after_s)
-    calls = Calls(lambda _message: None, clock, wait_s=0.01)
-    parts = Parts(
+    calls = Operations(lambda _message: None, clock, wait_s=0.01)
+    parts = AppContext(
         config=config,
         token="benchmark",  # noqa: S106 - nobody can reach this application
         source=source,
@@ -125,7 +125,7 @@ def client(source: Source, port: int = 8411) -> FlaskClient:
         calls=calls,
         guard=Guard("benchmark", config.allowed_hosts),
         logins=Logins(clock),
-        meters=Meters(live, calls),
+        meters=Metrics(live, calls),
         clock=clock,
         address=f"http://127.0.0.1:{port}/",
     )

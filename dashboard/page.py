@@ -10,7 +10,7 @@ from importlib.resources import as_file, files
 
 from flask import Blueprint, Flask, Response, render_template, send_file
 
-from sla_server.api.reading import Parts, product_version
+from sla_server.api.reading import AppContext, product_version
 from sla_server.api.reading import create_app as create_api_app
 
 page = Blueprint(
@@ -31,7 +31,7 @@ def plotly_script() -> Response:
         return send_file(path, mimetype="text/javascript", max_age=86_400, conditional=True)
 
 
-def create_app(parts: Parts) -> Flask:
+def create_app(parts: AppContext) -> Flask:
     """API and page in one application."""
     app = create_api_app(parts)
     app.register_blueprint(page)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway_agent.children import Children, Spec
+from gateway_agent.children import Children, ChildSpec
 from gateway_agent.config import AgentConfig
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
@@ -59,7 +59,7 @@ def run(config: AgentConfig) -> None:
         children.run()
 
 
-def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
+def write_child_configs(config: AgentConfig, gateway_id: str) -> list[ChildSpec]:
     """Write every child's file and return what to run: planes first, so that the link finds them.
 
     Raises:
@@ -69,11 +69,11 @@ def write_child_configs(config: AgentConfig, gateway_id: str) -> list[Spec]:
     for plane in config.plane_configs():
         path = _write(config.runtime_dir / f"{plane.plane}.config.json", plane.model_dump_json(indent=1))
         argv = ("-m", "gateway_agent.nbd.plane", "--config", str(path), "--plane", plane.plane)
-        specs.append(Spec(plane.plane, (sys.executable, *argv)))
+        specs.append(ChildSpec(plane.plane, (sys.executable, *argv)))
     link = config.link_config(gateway_id)
     path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
     of_link = (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))
-    specs.append(Spec(LINK, of_link, has_pulse=True, stops_last=True))
+    specs.append(ChildSpec(LINK, of_link, has_pulse=True, stops_last=True))
     return specs
 
 

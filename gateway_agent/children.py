@@ -37,7 +37,7 @@ RESTARTS_ENV: Final = "SLA_CHILD_RESTARTS"
 REASON_ENV: Final = "SLA_CHILD_REASON"
 
 
-class Spec(NamedTuple):
+class ChildSpec(NamedTuple):
     """What to run: a name for people, the command, and whether it must show progress."""
 
     name: str
@@ -85,10 +85,10 @@ class RestartPolicy:
         return wait_s
 
 
-class Child:
+class AgentChild:
     """One child process and its restart policy."""
 
-    def __init__(self, spec: Spec, pipe: ParentPipe, clock: Clock) -> None:
+    def __init__(self, spec: ChildSpec, pipe: ParentPipe, clock: Clock) -> None:
         self.spec = spec
         self._pipe = pipe
         self._clock = clock
@@ -193,14 +193,14 @@ class Children:
     """
 
     def __init__(
-        self, specs: Sequence[Spec], stop: Stop, clock: Clock, on_change: Callable[[], None]
+        self, specs: Sequence[ChildSpec], stop: Stop, clock: Clock, on_change: Callable[[], None]
     ) -> None:
         self._pipe = ParentPipe()
         self._stop = stop
         self._clock = clock
         self._on_change = on_change
         self._second = EachSecond()
-        self.all = [Child(spec, self._pipe, clock) for spec in specs]
+        self.all = [AgentChild(spec, self._pipe, clock) for spec in specs]
 
     def run(self) -> None:
         """Keep them running until the stop is asked for, then stop them all."""
@@ -233,7 +233,7 @@ class Children:
             child.died(child.reap())
             self._on_change()
 
-    def _wait_for_end(self, child: Child, deadline: Deadline) -> None:
+    def _wait_for_end(self, child: AgentChild, deadline: Deadline) -> None:
         while child.pid is not None:
             ended, _, _ = select.select([child], [], [], deadline.left_s())
             if ended:

@@ -11,7 +11,7 @@ from gateway_agent import enrol as enrolment
 from gateway_agent.config import AgentConfig
 from gateway_agent.link import state_files
 from gateway_agent.link.config import parse_server
-from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime import logs
@@ -93,4 +93,4 @@ def check_files(config: AgentConfig) -> None:
     """
     for export in config.export:
         if export.file is not None:
-            Storage(export.volume, export.file, read_only=export.read_only).release()
+            VolumeStorage(export.volume, export.file, read_only=export.read_only).release()

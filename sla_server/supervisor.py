@@ -35,7 +35,7 @@ import structlog
 from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
 from pmdaemon.mailbox import Mailbox, Message, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
-from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, SteadyClock, Step, StepState
+from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, SteadyClock, StepState
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
@@ -69,7 +69,7 @@ _NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
 
 
 @dataclass
-class Part:
+class ServerChild:
     """One supervised process."""
 
     name: str
@@ -96,7 +96,7 @@ class Supervisor:
     config: ResolvedConfig
     config_path: Path | None
     stop: Stop
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, ServerChild] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
     _mailbox: Mailbox | None = None
     _app: Mailbox | None = None
@@ -127,7 +127,7 @@ class Supervisor:
             self._clock_file = ClockFile(self.config.runtime_dir / "clock", self.clock.ahead_us)
             self._attach()
             for name in PARTS:
-                self.parts[name] = Part(name, self._command(name))
+                self.parts[name] = ServerChild(name, self._command(name))
                 self._start(self.parts[name])
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
@@ -169,7 +169,7 @@ class Supervisor:
             return [sys.executable, "-m", "pmdaemon", "run", *config]
         return [sys.executable, "-m", "sla_server.process", name, *config]
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: ServerChild) -> None:
         environment = {
             **os.environ,
             **self._pipe.child_env(),
@@ -216,7 +216,7 @@ class Supervisor:
         if self._second.is_due():
             self._listen()
 
-    def _ended(self, part: Part, status: int) -> None:
+    def _ended(self, part: ServerChild, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""
         if part.vitals.pulse is not None and part.vitals.pulse.is_hung:
             self._down(part, f"it made no progress for {part.vitals.stalled_s} s and was killed")
@@ -283,7 +283,7 @@ class Supervisor:
         }
         self._pending.append(["events", row])
 
-    def _down(self, part: Part, reason: str) -> None:
+    def _down(self, part: ServerChild, reason: str) -> None:
         """A part does not run: plan its next start."""
         now_s = time.monotonic()
         part.reason = reason[:MOST_REASON]
@@ -301,7 +301,7 @@ class Supervisor:
         reason = failures(self.config.runtime_dir).get(name, "its log lines say why")
         self.stop.set(f"{name} cannot start: {reason}")
 
-    def _record(self, part: Part) -> None:
+    def _record(self, part: ServerChild) -> None:
         row = {
             "name": part.name,
             "state": part.state,
@@ -325,7 +325,7 @@ class Supervisor:
             details = {"state": step.state.value, "by_us": step.by_us}
             self._note("clock-stepped", severity, "server", text, details)
 
-    def _event(self, part: Part, kind: str, text: str) -> None:
+    def _event(self, part: ServerChild, kind: str, text: str) -> None:
         self._note(kind, "warning", part.name, text, {"restarts": part.restarts})
 
     def _note(self, kind: str, severity: str, subject: str, text: str, details: dict[str, Any]) -> None:
@@ -418,7 +418,7 @@ class Supervisor:
             log.info("part-stopped", part=name, reason=describe_status(part.process.returncode))
 
     @staticmethod
-    def _end(part: Part) -> None:
+    def _end(part: ServerChild) -> None:
         assert part.process is not None, "callers look first"
         part.process.terminate()
         try:
@@ -434,7 +434,7 @@ def next_backoff(backoff_s: float, lived_s: float) -> float:
     return BACKOFF_FIRST_S if lived_s >= STABLE_S else min(backoff_s * 2, BACKOFF_MOST_S)
 
 
-def describe_step(step: Step) -> str:
+def describe_step(step: ClockStep) -> str:
     """A step of this machine's wall clock in words."""
     seconds = f"{step.by_us / 1e6:+.1f} s"
     if step.state is StepState.HELD:

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.mailbox import Mailbox
-from pmdaemon.poller.backpressure import Teller
+from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, SAID_S, Pulse
 from pmdaemon.wire.pressure import Problem
@@ -77,7 +77,9 @@ class Reports:
 
     def __init__(self, main: Mailbox, app: Mailbox, clock: Clock) -> None:
         self._problems: list[Problem] = []
-        self._teller = Teller(main, clock, dict, dict, lambda: self._problems, [(app, "appserver")])
+        self._teller = BackpressureReporter(
+            main, clock, dict, dict, lambda: self._problems, [(app, "appserver")]
+        )
 
     def tick(self, problems: list[Problem]) -> None:
         """Report if it is time."""

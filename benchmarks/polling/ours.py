@@ -23,7 +23,7 @@ from benchmarks.polling import payload
 from benchmarks.polling.peers import WARM_ROUNDS, GoOn, Sockets, Timed
 from benchmarks.polling.rig import MemorySink, Rig
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
-from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.fast_path import FRAMES
 from pmdaemon.poller.unified import UnifiedCore
 from pmdaemon.runtime.stop import Stop
@@ -38,7 +38,7 @@ class ProductWork:
     Thread: one at a time; the record, the courier and the counters are shared.
     """
 
-    def __init__(self, rig: Rig, conn: Connection) -> None:
+    def __init__(self, rig: Rig, conn: AgentConnection) -> None:
         self._rig = rig
         self._conn = conn
         assert conn.gateway is not None  # it has registered
@@ -79,7 +79,7 @@ def product_works(sockets: Sockets) -> tuple[Sockets, list[ProductWork], Callabl
     works, taken = [], []
     for gateway in rig.registry.all():
         conn = gateway.conn
-        assert isinstance(conn, Connection)
+        assert isinstance(conn, AgentConnection)
         rig.inbound.release(conn)
         works.append(ProductWork(rig, conn))
         taken.append(socket.socket(fileno=os.dup(conn.fileno())))

@@ -14,17 +14,17 @@ from typing import Any
 
 from benchmarks.polling.peers import Sockets
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.inbound import Hint, Inbound
 from pmdaemon.poller.migration import ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.standing_caps import ControlBook
-from pmdaemon.poller.timeouts import Patience
+from pmdaemon.poller.standing_caps import StandingCaps
+from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.poller.watermarks import Notice
 from pmdaemon.runtime.clock import SystemClock
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -118,12 +118,12 @@ class Rig:
         self.registry = CountingRegistry(CatchUp(1 << 40, 10**9))
         self.counters: Counter[str] = Counter()
         self.schedule = Rounds()
-        self.hints: Handover[Hint] = Handover()
-        self.registered: Handover[ToOutbound] = Handover()
-        self.courier = Courier(mailbox, 0, self.registry.refused)
-        self.book = ControlBook()
+        self.hints: ThreadInbox[Hint] = ThreadInbox()
+        self.registered: ThreadInbox[ToOutbound] = ThreadInbox()
+        self.courier = CutPublisher(mailbox, 0, self.registry.refused)
+        self.book = StandingCaps()
         self.polls = self.sent_bytes = 0
-        self.reception = reception = Reception(
+        self.reception = reception = FrameHandlers(
             self.registry,
             self.courier,
             clock,
@@ -136,7 +136,7 @@ class Rig:
             reception,
             self.courier,
             clock,
-            Patience.for_interval(10**9),
+            TimeoutPolicy.for_interval(10**9),
             hints=self.hints,
             mover=None,
             counters=self.counters,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway_agent.link.errors import SourceReadFailed
-from gateway_agent.sources.base import Source
+from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 
 DEADLINE_NS: Final = (
@@ -24,13 +24,13 @@ DEADLINE_NS: Final = (
 MAX_ROUNDS: Final = 72  # a plane keeps at most 64 finished cuts; the deadline bounds the time in any case
 
 
-class Collector:
+class CollectionRound:
     """State: whether a collection runs, its deadline, and whom this round waits for."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[StatisticsSource]) -> None:
         self._sources = sources
-        self._waiting: list[Source] = []
-        self._again: list[Source] = []
+        self._waiting: list[StatisticsSource] = []
+        self._again: list[StatisticsSource] = []
         self._rounds = 0
         self.busy = False
         self.deadline_ns = 0
@@ -47,7 +47,7 @@ class Collector:
         self._again = [source for source in self._sources if source.sample is not None]
         self._ask(self._sources)
 
-    def _ask(self, sources: Sequence[Source]) -> None:
+    def _ask(self, sources: Sequence[StatisticsSource]) -> None:
         self._waiting = []
         self._rounds += 1
         for source in sources:

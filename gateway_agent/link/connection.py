@@ -5,7 +5,8 @@
 
 Where the other side dials us (``address`` None, see ``link.listener``), waiting ends with ``take``.
 Without TLS there is no securing. With TLS the peer must show the server's certificate, from the pinned CA.
-What is said on it is the business of its ``Peer``; this class moves bytes and reports openings and losses.
+What is said on it is the business of its ``ConnectionPeer``; this class moves bytes and reports openings and
+losses.
 
 Thread: the link's loop only.
 """
@@ -37,7 +38,7 @@ RECEIVE_BYTES: Final = 256 << 10  # one backlog reply; also the share of one con
 MAX_PENDING_BYTES: Final = 4 << 20  # several replies; a peer that leaves more unread is not reading at all
 
 
-class Peer(Protocol):
+class ConnectionPeer(Protocol):
     """Who speaks on a connection."""
 
     def opened(self) -> None:
@@ -57,7 +58,7 @@ class Peer(Protocol):
         """Bytes that wait to be sent; sent ones are deleted from its front."""
 
 
-class Connection:
+class ServerConnection:
     """See the module docstring. ``address``: a path for a Unix socket, (host, port), or None: never dialled.
 
     ``tls`` gives the context for one dial; None for plain bytes. ``server_name`` goes into the ClientHello.
@@ -67,7 +68,7 @@ class Connection:
         self,
         name: str,
         address: str | tuple[str, int] | None,
-        peer: Peer,
+        peer: ConnectionPeer,
         backoff: Backoff,
         selector: selectors.BaseSelector,
         clock: Clock,

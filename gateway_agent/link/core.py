@@ -25,16 +25,16 @@ from gateway_agent.enforcers.base import CapSet
 from gateway_agent.link import commands, reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import CapsKeeper
-from gateway_agent.link.collection import Collector
+from gateway_agent.link.collection import CollectionRound
 from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.identity import Identity
-from gateway_agent.link.plane_client import PlanePeer
-from gateway_agent.link.session import AgentSession, State
+from gateway_agent.link.plane_client import PlaneClient
+from gateway_agent.link.session import AgentSession, AgentSessionState
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
-from gateway_agent.sources.base import Source
+from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
@@ -71,11 +71,11 @@ class LinkCore:
         self,
         facts: Facts,
         spool: Spool,
-        book: StreamBook,
+        book: StreamNames,
         thresholds: ThresholdStore,
         clock: Clock,
-        planes: Sequence[PlanePeer],
-        sources: Sequence[Source] = (),
+        planes: Sequence[PlaneClient],
+        sources: Sequence[StatisticsSource] = (),
         identity: Identity | None = None,
     ) -> None:
         self._facts = facts
@@ -84,12 +84,12 @@ class LinkCore:
         self._thresholds = thresholds
         self._clock = clock
         self.planes = {plane.name: plane for plane in planes}
-        self._sources: list[Source] = [*(plane.source for plane in planes), *sources]
+        self._sources: list[StatisticsSource] = [*(plane.source for plane in planes), *sources]
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._identity = identity
         self._caps = CapsKeeper([plane.enforcer for plane in planes])
-        self._collector = Collector(self._sources)
+        self._collector = CollectionRound(self._sources)
         self._gatherer = Gatherer(facts.gateway_id, facts.epoch, spool, book, self._sources)
         self._interval_ns = DEFAULT_INTERVAL_NS
         self._polls: list[commands.Poll] = []
@@ -170,7 +170,7 @@ class LinkCore:
         self.session.send(Kind.REGISTER, {"exports": list(exports.values()), "spool": self._spool.epochs()})
 
     def _registered(self) -> None:
-        if self.session.state is State.REGISTERED:
+        if self.session.state is AgentSessionState.REGISTERED:
             log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
             self._book.new_session()
         self._announce()
@@ -215,7 +215,7 @@ class LinkCore:
             self._alerts.tell("certificate-not-renewed", "warning", "certificate", text)
 
     def _renew_if_due(self) -> None:
-        if self._identity is None or self.session.state is not State.POLLING:
+        if self._identity is None or self.session.state is not AgentSessionState.POLLING:
             return
         request = self._identity.request()
         if request is None:
@@ -242,7 +242,11 @@ class LinkCore:
             PlaneLost: they are not the protocol; close that connection, connect anew.
         """
         if self.planes[name].receive(data):
-            if self.session.state in (State.AUTHENTICATED, State.REGISTERED, State.POLLING):
+            if self.session.state in (
+                AgentSessionState.AUTHENTICATED,
+                AgentSessionState.REGISTERED,
+                AgentSessionState.POLLING,
+            ):
                 self._register()
             self.on_planes_changed()
         self._advance()
@@ -300,7 +304,7 @@ class LinkCore:
         self._note_stalled(set(self._collector.overdue()))
         for failure in self._collector.failures:
             self._alerts.tell("source-failed", "warning", failure.source, str(failure))
-        if self.session.state is State.POLLING:
+        if self.session.state is AgentSessionState.POLLING:
             self._announce()
             for poll in self._polls:
                 reply.answer(self.session, self._spool, poll, self._clock.unix_us())
@@ -340,7 +344,7 @@ class LinkCore:
             due = [self._collector.deadline_ns]
         if self._caps.lease_end_ns is not None:
             due.append(self._caps.lease_end_ns)
-        if self.session.state is not State.CLOSED:
+        if self.session.state is not AgentSessionState.CLOSED:
             due.append(self._heard_ns + self._silence_ns)
         return min(due)
 
@@ -367,5 +371,5 @@ class LinkCore:
         if not self._collector.busy and now_ns - self._collected_ns >= self._own_cut_ns:
             self.collect_now()
         self._renew_if_due()
-        if self.session.state is not State.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
+        if self.session.state is not AgentSessionState.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
             raise ServerLost(f"silent for {(now_ns - self._heard_ns) / 1e9:.0f} s")

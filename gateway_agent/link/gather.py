@@ -16,8 +16,8 @@ from typing import Final
 from gateway_agent.link import merge
 from gateway_agent.link.errors import SpoolWriteFailed
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamBook
-from gateway_agent.sources.base import Source
+from gateway_agent.link.streams import StreamNames
+from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import BadCut, FrameTooLarge
 from pmdaemon.wire import cut
@@ -29,7 +29,12 @@ class Gatherer:
     """Turns what a collection brought into cuts in the spool. Thread: the link's loop only."""
 
     def __init__(
-        self, gateway_id: str, epoch: int, spool: Spool, book: StreamBook, sources: Sequence[Source]
+        self,
+        gateway_id: str,
+        epoch: int,
+        spool: Spool,
+        book: StreamNames,
+        sources: Sequence[StatisticsSource],
     ) -> None:
         self._gateway_id = gateway_id
         self.epoch = epoch

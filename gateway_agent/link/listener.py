@@ -5,7 +5,7 @@ and it must show the server's certificate); only then does it take the place of 
 stranger can neither speak nor end a session. One candidate at a time, ``LIMIT_NS`` each: a newcomer replaces
 a candidate that has not proved itself yet.
 
-    listening ──accept──► candidate ──TLS agreed──► ``Connection.take``
+    listening ──accept──► candidate ──TLS agreed──► ``ServerConnection.take``
                               └── not the server, 5 s ──► closed, logged
 
 Thread: the link's loop only.
@@ -21,7 +21,7 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link.connection import Connection
+from gateway_agent.link.connection import ServerConnection
 from gateway_agent.link.errors import LinkError
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.identity import SERVER_URI
@@ -32,7 +32,7 @@ LIMIT_NS: Final = 5_000_000_000
 log = structlog.get_logger("doorway")
 
 
-class Doorway:
+class LinkListener:
     """See the module.
 
     Raises:
@@ -42,7 +42,7 @@ class Doorway:
     def __init__(
         self,
         address: tuple[str, int],
-        connection: Connection,
+        connection: ServerConnection,
         selector: selectors.BaseSelector,
         clock: Clock,
         tls: Callable[[], ssl.SSLContext] | None,

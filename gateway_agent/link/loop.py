@@ -17,11 +17,11 @@ from typing import Final
 import structlog
 
 from gateway_agent.link.backoff import Backoff
-from gateway_agent.link.connection import Connection
+from gateway_agent.link.connection import ServerConnection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.errors import ServerLost
 from gateway_agent.link.identity import Identity
-from gateway_agent.link.listener import Doorway
+from gateway_agent.link.listener import LinkListener
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
@@ -83,7 +83,7 @@ class PlanePort:
         return self._core.planes[self._name].outgoing
 
 
-class Shell:
+class LinkLoop:
     """Runs one core. Thread: constructed and run by one and the same."""
 
     def __init__(
@@ -104,13 +104,15 @@ class Shell:
         self._selector.register(stop, selectors.EVENT_READ)
         tls = identity.context if identity is not None else None
         name = sni.name_of(identity.held.gateway_id) if identity is not None else None
-        self._server = Connection(
+        self._server = ServerConnection(
             "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls, name
         )
-        self.doorway = Doorway(listen, self._server, self._selector, clock, tls, name) if listen else None
+        self.doorway = (
+            LinkListener(listen, self._server, self._selector, clock, tls, name) if listen else None
+        )
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes = [
-            Connection(
+            ServerConnection(
                 name, path, PlanePort(core, name), Backoff(*PLANE_RETRY_S, 0.1, chance), self._selector, clock
             )
             for name, path in plane_sockets.items()
@@ -128,7 +130,7 @@ class Shell:
         is_complete = all(plane.source.can_be_asked for plane in self._core.planes.values())
         return is_complete or self._clock.monotonic_ns() >= self._grace_end_ns
 
-    def _connections(self) -> list[Connection]:
+    def _connections(self) -> list[ServerConnection]:
         if self._server.due_ns is None or self._server_may_be_dialled():
             return [*self._planes, self._server]
         return self._planes
@@ -137,7 +139,7 @@ class Shell:
         for connection in self._connections():
             connection.turn()
         for key, events in self._selector.select(self._timeout_s(limit_s)):
-            if isinstance(key.data, Connection | Doorway):
+            if isinstance(key.data, ServerConnection | LinkListener):
                 key.data.ready(events)
         if self.doorway is not None:
             self.doorway.turn()

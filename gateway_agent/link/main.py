@@ -23,12 +23,12 @@ from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.config import LinkConfig, load_link, resolve_server
 from gateway_agent.link.core import Facts, LinkCore
 from gateway_agent.link.identity import Identity
-from gateway_agent.link.loop import Shell
-from gateway_agent.link.plane_client import PlanePeer
+from gateway_agent.link.loop import LinkLoop
+from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
-from gateway_agent.sources.base import Source
+from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.host import HostSource
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock
@@ -52,10 +52,10 @@ def build(config: LinkConfig, clock: Clock, identity: Identity | None = None) ->
         SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
     """
     spool = Spool(config.state_dir / "spool", config.spool_bytes)
-    book = StreamBook(config.gateway_id, config.state_dir / "streams.json")
+    book = StreamNames(config.gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
-    planes = [PlanePeer(plane.name, spool.marks.get(plane.name, 0)) for plane in config.planes]
-    sources: list[Source] = []
+    planes = [PlaneClient(plane.name, spool.marks.get(plane.name, 0)) for plane in config.planes]
+    sources: list[StatisticsSource] = []
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
     software = f"gateway-agent {version('storage-sla-server')}"
@@ -98,7 +98,7 @@ def run(config: LinkConfig, stop: Stop) -> None:
     sockets = {plane.name: plane.control_socket for plane in config.planes}
     listen = parse_address(config.listen) if config.listen else None
     server = None if listen else resolve_server(config.server)
-    shell = Shell(core, server, sockets, backoff, stop, clock, identity, listen)
+    shell = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen)
     if shell.doorway is not None:
         log.info("listening", port=shell.doorway.port)
     shell.run()

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.sources.sample import Sample
 from pmdaemon.wire import cut
 from pmdaemon.wire.late import joined
@@ -72,7 +72,7 @@ def _fit(one: Sample, other: Sample) -> bool:
     )
 
 
-def make_cut(group: Sequence[Sample], book: StreamBook, identity: CutIdentity) -> cut.Cut:
+def make_cut(group: Sequence[Sample], book: StreamNames, identity: CutIdentity) -> cut.Cut:
     """One cut of one group. New streams are entered into ``book``.
 
     Header key ``dp`` names each plane's newest spooled DP_CUT: a restarted link goes on from there; ``late``
@@ -115,7 +115,7 @@ def _common(generations: set[int | None]) -> int:
 
 
 def _combine(
-    group: Sequence[Sample], book: StreamBook
+    group: Sequence[Sample], book: StreamNames
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
     ids = np.array([book.enter(key) for sample in group for key in sample.streams], dtype=np.int64)
     counters = np.concatenate([sample.counters for sample in group], axis=1)

@@ -20,7 +20,7 @@ from pmdaemon.wire import frame, names
 from pmdaemon.wire.kinds import Kind
 
 
-class PlanePeer:
+class PlaneClient:
     """State of one control connection; ``source`` and ``enforcer`` are its two faces.
 
     Thread: the link's loop only.

@@ -34,7 +34,7 @@ from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 MAX_DEFERRED: Final = 64
 
 
-class State(Enum):
+class AgentSessionState(Enum):
     """Where the session stands."""
 
     CLOSED = "closed"
@@ -45,40 +45,48 @@ class State(Enum):
     DRAINING = "draining"
 
 
-_END: Final = {Kind.ERROR: State.DRAINING, Kind.BYE: State.DRAINING}
-RECEIVE: Final[dict[State, dict[Kind, State]]] = {
-    State.CLOSED: {},
-    State.CONNECTED: {Kind.WELCOME: State.AUTHENTICATED, Kind.UNSUPPORTED: State.CONNECTED, **_END},
-    State.AUTHENTICATED: {Kind.REGISTERED: State.REGISTERED, Kind.UNSUPPORTED: State.AUTHENTICATED, **_END},
-    State.REGISTERED: {
-        Kind.POLL: State.POLLING,
-        Kind.CAPS: State.REGISTERED,
-        Kind.THRESHOLDS: State.REGISTERED,
-        Kind.REGISTERED: State.REGISTERED,
-        Kind.CERTIFICATE: State.REGISTERED,
-        Kind.UNSUPPORTED: State.REGISTERED,
+_END: Final = {Kind.ERROR: AgentSessionState.DRAINING, Kind.BYE: AgentSessionState.DRAINING}
+RECEIVE: Final[dict[AgentSessionState, dict[Kind, AgentSessionState]]] = {
+    AgentSessionState.CLOSED: {},
+    AgentSessionState.CONNECTED: {
+        Kind.WELCOME: AgentSessionState.AUTHENTICATED,
+        Kind.UNSUPPORTED: AgentSessionState.CONNECTED,
         **_END,
     },
-    State.POLLING: {
-        Kind.POLL: State.POLLING,
-        Kind.CAPS: State.POLLING,
-        Kind.THRESHOLDS: State.POLLING,
-        Kind.REGISTERED: State.POLLING,  # answers a REGISTER with changed exports
-        Kind.CERTIFICATE: State.POLLING,  # answers a RENEW
-        Kind.UNSUPPORTED: State.POLLING,
+    AgentSessionState.AUTHENTICATED: {
+        Kind.REGISTERED: AgentSessionState.REGISTERED,
+        Kind.UNSUPPORTED: AgentSessionState.AUTHENTICATED,
         **_END,
     },
-    State.DRAINING: {},
+    AgentSessionState.REGISTERED: {
+        Kind.POLL: AgentSessionState.POLLING,
+        Kind.CAPS: AgentSessionState.REGISTERED,
+        Kind.THRESHOLDS: AgentSessionState.REGISTERED,
+        Kind.REGISTERED: AgentSessionState.REGISTERED,
+        Kind.CERTIFICATE: AgentSessionState.REGISTERED,
+        Kind.UNSUPPORTED: AgentSessionState.REGISTERED,
+        **_END,
+    },
+    AgentSessionState.POLLING: {
+        Kind.POLL: AgentSessionState.POLLING,
+        Kind.CAPS: AgentSessionState.POLLING,
+        Kind.THRESHOLDS: AgentSessionState.POLLING,
+        Kind.REGISTERED: AgentSessionState.POLLING,  # answers a REGISTER with changed exports
+        Kind.CERTIFICATE: AgentSessionState.POLLING,  # answers a RENEW
+        Kind.UNSUPPORTED: AgentSessionState.POLLING,
+        **_END,
+    },
+    AgentSessionState.DRAINING: {},
 }
 _ALWAYS: Final = frozenset({Kind.BYE, Kind.ERROR, Kind.UNSUPPORTED})
 DEFERRABLE: Final = frozenset({Kind.REGISTER, Kind.STREAMS, Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT})
-SEND: Final[dict[State, frozenset[Kind]]] = {
-    State.CLOSED: frozenset(),
-    State.CONNECTED: _ALWAYS | {Kind.HELLO},
-    State.AUTHENTICATED: _ALWAYS | {Kind.SCHEMA, Kind.REGISTER},
-    State.REGISTERED: _ALWAYS | {Kind.STREAMS},
-    State.POLLING: _ALWAYS | DEFERRABLE | {Kind.CUT, Kind.REPLY, Kind.RENEW},
-    State.DRAINING: frozenset(),
+SEND: Final[dict[AgentSessionState, frozenset[Kind]]] = {
+    AgentSessionState.CLOSED: frozenset(),
+    AgentSessionState.CONNECTED: _ALWAYS | {Kind.HELLO},
+    AgentSessionState.AUTHENTICATED: _ALWAYS | {Kind.SCHEMA, Kind.REGISTER},
+    AgentSessionState.REGISTERED: _ALWAYS | {Kind.STREAMS},
+    AgentSessionState.POLLING: _ALWAYS | DEFERRABLE | {Kind.CUT, Kind.REPLY, Kind.RENEW},
+    AgentSessionState.DRAINING: frozenset(),
 }
 AGENT_SIDE_LIMIT: Final = 64  # kinds from here on never travel on this connection
 _PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], Command]]] = {
@@ -102,7 +110,7 @@ class AgentSession:
     """
 
     def __init__(self) -> None:
-        self.state = State.CLOSED
+        self.state = AgentSessionState.CLOSED
         self.outgoing = bytearray()
         self._reader = frame.FrameReader()
         self._deferred: list[tuple[Kind, dict[str, Any]]] = []
@@ -111,12 +119,12 @@ class AgentSession:
         """The connection stands; HELLO leaves. ``hello``: its header without the protocol versions."""
         self.outgoing = bytearray()
         self._reader = frame.FrameReader()
-        self.state = State.CONNECTED
+        self.state = AgentSessionState.CONNECTED
         self.send(Kind.HELLO, {"proto_min": PROTO_MIN, "proto_max": PROTO_MAX, "features": [], **hello})
 
     def closed(self) -> None:
         """The connection is gone. Deferred alerts stay for the next session; acknowledgements go."""
-        self.state = State.CLOSED
+        self.state = AgentSessionState.CLOSED
         self.outgoing = bytearray()
         self._deferred = [item for item in self._deferred if item[0] is Kind.ALERT]
 
@@ -131,7 +139,7 @@ class AgentSession:
             command = self._command(item)
             if command is not None:
                 yield command
-            if self.state in (State.DRAINING, State.CLOSED):
+            if self.state in (AgentSessionState.DRAINING, AgentSessionState.CLOSED):
                 return
 
     def _command(self, received: frame.Frame) -> Command | None:
@@ -153,7 +161,7 @@ class AgentSession:
                 f"WELCOME chose protocol {command.proto}, we speak {PROTO_MIN} to {PROTO_MAX}"
             )
         self.state = following
-        if following is State.POLLING:
+        if following is AgentSessionState.POLLING:
             self._flush_deferred()
         return command
 
@@ -177,7 +185,7 @@ class AgentSession:
         """
         if kind in SEND[self.state]:
             self.outgoing += frame.encode(kind, header)
-        elif kind in DEFERRABLE and self.state is not State.DRAINING:
+        elif kind in DEFERRABLE and self.state is not AgentSessionState.DRAINING:
             self._defer(kind, header)
         else:
             raise LocalProtocolError(self.state.value, kind.name)
@@ -195,7 +203,7 @@ class AgentSession:
         """Say BYE or ERROR as the last frame, where the state still allows it."""
         if kind in SEND[self.state]:
             self.outgoing += frame.encode(kind, header)
-        self.state = State.DRAINING
+        self.state = AgentSessionState.DRAINING
 
 
 _FLAGS_OFFSET: Final = 7  # of the frame's prefix, docs/formats/wire.md

@@ -65,7 +65,7 @@ class Spooled(NamedTuple):
     raw: bytes
 
 
-class Place(NamedTuple):
+class SpoolPlace(NamedTuple):
     """Where a cut stands: its record's number in the queue, and its size."""
 
     number: int
@@ -77,9 +77,9 @@ class _Epoch:
 
     def __init__(self) -> None:
         self.seqs: list[int] = []
-        self.places: list[Place] = []
+        self.places: list[SpoolPlace] = []
 
-    def cut_front(self, count: int) -> list[Place]:
+    def cut_front(self, count: int) -> list[SpoolPlace]:
         gone = self.places[:count]
         del self.seqs[:count], self.places[:count]
         return gone
@@ -151,7 +151,7 @@ class Spool:
             )
         self._epochs: dict[int, _Epoch] = {}
         self._gaps: Gaps = {}
-        self._newest: tuple[Key, Place] | None = None
+        self._newest: tuple[Key, SpoolPlace] | None = None
         self._newest_raw = b""
         self._notes: list[int] = []
         self.dropped = number = through = 0
@@ -162,7 +162,7 @@ class Spool:
                 self._notes.append(number)
                 through = record.first
             else:
-                self._enter((record.first, record.second), Place(number, len(data)))
+                self._enter((record.first, record.second), SpoolPlace(number, len(data)))
                 self._newest_raw, through = record.raw, 0
         self._queue.delete_through(through)
         self._forget_places(through)
@@ -236,7 +236,7 @@ class Spool:
         log.debug("cut-spooled", epoch=epoch, seq=seq)
         return self.dropped - before
 
-    def _put(self, key: Key, raw: bytes) -> Place:
+    def _put(self, key: Key, raw: bytes) -> SpoolPlace:
         while True:
             data = spool_record.pack(*key, Account(self.dropped, self._gaps), raw)
             try:
@@ -245,9 +245,9 @@ class Spool:
                 if not self._drop_oldest(key):
                     raise
             else:
-                return Place(self._confirmed, len(data))
+                return SpoolPlace(self._confirmed, len(data))
 
-    def _enter(self, key: Key, place: Place) -> None:
+    def _enter(self, key: Key, place: SpoolPlace) -> None:
         held = self._epochs.setdefault(key[0], _Epoch())
         if held.seqs and held.seqs[-1] == key[1]:  # the former record of this cut was never confirmed
             self._queue.discard([held.places.pop().number])
@@ -364,7 +364,7 @@ class Spool:
             return None
         return self._spooled(*self._newest)
 
-    def _spooled(self, key: Key, place: Place) -> Spooled:
+    def _spooled(self, key: Key, place: SpoolPlace) -> Spooled:
         if self._newest is not None and key == self._newest[0]:
             raw = self._newest_raw
         else:

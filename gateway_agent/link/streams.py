@@ -30,7 +30,7 @@ _PER_FRAME: Final = (
 _FIX: Final = "It is begun anew: streams are announced as they are used"
 
 
-class StreamBook:
+class StreamNames:
     """All streams ever entered, and which of them this session's server has been told.
 
     Thread: the link's loop only. ``path`` None keeps the book in memory only.

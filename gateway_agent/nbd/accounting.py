@@ -28,7 +28,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gateway_agent.nbd.thresholds import Limit, ThresholdSet
+from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COLUMNS, IO_ANY, IO_READ
 from pmdaemon.wire.rates import COST_BYTES
@@ -52,7 +52,7 @@ def word_of(kind: int, length_bytes: int, failed: bool) -> int:
     return length_bytes << LENGTH_SHIFT | (FAILED_BIT if failed else 0) | kind
 
 
-class Gauged(Protocol):
+class CountedSession(Protocol):
     """A session whose requests are counted at a cut."""
 
     def gauges(self) -> tuple[int, int]:
@@ -62,7 +62,7 @@ class Gauged(Protocol):
         """Close the connection."""
 
 
-class Stream:
+class StreamAccount:
     """Statistics of one (volume, client).
 
     Attributes:
@@ -86,7 +86,7 @@ class Stream:
         self.backend = backend
         self.arrived = 0
         self.log: array[int] = array("q")
-        self.sessions: list[Gauged] = []
+        self.sessions: list[CountedSession] = []
         self._cost_read = cost_read
         self._cost_write = cost_write
         self._counts: _Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
@@ -110,7 +110,7 @@ class Stream:
         """Whether it has no connection, and every count is in a cut."""
         return not self.sessions and not self.log and self._lifetime() == self._reported
 
-    def set_thresholds(self, thresholds: ThresholdSet) -> None:
+    def set_thresholds(self, thresholds: PlaneThresholds) -> None:
         """Compare with another set from now on; call it only right after ``take`` or before any I/O."""
         self.fold()
         self._limits = thresholds.limits_for(self.volume, self.client)
@@ -217,7 +217,7 @@ class StreamCut:
     __slots__ = ("hist", "missed", "row", "stream")
 
     def __init__(
-        self, stream: Stream, row: list[int], hist: _Ints, missed: list[tuple[int, int, int, int]]
+        self, stream: StreamAccount, row: list[int], hist: _Ints, missed: list[tuple[int, int, int, int]]
     ) -> None:
         self.stream = stream
         self.row = row

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from gateway_agent.nbd.loop import Loop
+from gateway_agent.nbd.loop import EventLoop
 
 LIMIT_BYTES: Final = 128 << 20  # three requests of the largest size, and 16 of the 2 MiB that qemu-img uses
 GRACE_S: Final = 10
@@ -32,7 +32,7 @@ LEAST_BYTES_PER_S: Final = 2 << 20
 LOOK_NS: Final = 10**9
 
 
-class Owner(Protocol):
+class BufferOwner(Protocol):
     """A session that asks for memory; ``stream`` is what it shares its part of it with."""
 
     @property
@@ -76,16 +76,16 @@ class Buffers:
     share, is served before one that came later.
     """
 
-    def __init__(self, loop: Loop, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, loop: EventLoop, limit_bytes: int = LIMIT_BYTES) -> None:
         self._loop = loop
         self._quick_bytes = limit_bytes // 32
         reserve_bytes = limit_bytes // 4
         self._common = _Part(limit_bytes - reserve_bytes, limit_bytes // 4)
         self._reserve = _Part(reserve_bytes, reserve_bytes // 4)
-        self._held: dict[Owner, list[tuple[int, _Part]]] = {}
-        self._owed: dict[Owner, tuple[int, int]] = {}  # bytes its client has to move, until when
-        self._waiting: dict[Owner, int] = {}
-        self._called: Owner | None = None
+        self._held: dict[BufferOwner, list[tuple[int, _Part]]] = {}
+        self._owed: dict[BufferOwner, tuple[int, int]] = {}  # bytes its client has to move, until when
+        self._waiting: dict[BufferOwner, int] = {}
+        self._called: BufferOwner | None = None
         self._kept: set[_Part] = set()  # for owners that came before the one that is called
 
     @property
@@ -93,7 +93,7 @@ class Buffers:
         """Bytes in use."""
         return sum(size for held in self._held.values() for size, _ in held)
 
-    def take(self, owner: Owner, size_bytes: int) -> bool:
+    def take(self, owner: BufferOwner, size_bytes: int) -> bool:
         """Reserve ``size_bytes``, or put ``owner`` in line and return False."""
         is_called = self._called is owner
         if is_called:
@@ -106,7 +106,7 @@ class Buffers:
         self._held.setdefault(owner, []).append((size_bytes, part))
         return True
 
-    def give_back(self, owner: Owner, size_bytes: int) -> None:
+    def give_back(self, owner: BufferOwner, size_bytes: int) -> None:
         """``size_bytes`` of ``owner``, taken in one, are free again."""
         held = self._held[owner]
         part = next(part for size, part in held if size == size_bytes)
@@ -116,7 +116,7 @@ class Buffers:
             del self._held[owner]
         self._wake()
 
-    def leave(self, owner: Owner) -> None:
+    def leave(self, owner: BufferOwner) -> None:
         """``owner`` waits no more."""
         if self._waiting.pop(owner, None) is not None:
             self._wake()
@@ -126,13 +126,13 @@ class Buffers:
     def _parts_for(self, size_bytes: int) -> tuple[_Part, ...]:
         return (self._common, self._reserve) if size_bytes <= self._quick_bytes else (self._common,)
 
-    def _room_for(self, owner: Owner, size_bytes: int) -> _Part | None:
+    def _room_for(self, owner: BufferOwner, size_bytes: int) -> _Part | None:
         for part in self._parts_for(size_bytes):
             if part not in self._kept and part.has_room(owner.stream, size_bytes):
                 return part
         return None
 
-    def _wait(self, owner: Owner, size_bytes: int) -> None:
+    def _wait(self, owner: BufferOwner, size_bytes: int) -> None:
         if not self._waiting:
             self._loop.at((self, "late"), self._loop.clock.monotonic_ns() + LOOK_NS, self._look)
         if self._waiting.get(owner) != size_bytes:
@@ -162,13 +162,13 @@ class Buffers:
 
     # -- the least rate -------------------------------------------------------------------------------------
 
-    def expect(self, owner: Owner, size_bytes: int) -> None:
+    def expect(self, owner: BufferOwner, size_bytes: int) -> None:
         """From now on the client has to send, or to take, ``size_bytes`` more."""
         now_ns = self._loop.clock.monotonic_ns()
         owed_bytes, due_ns = self._owed.get(owner, (0, now_ns + GRACE_S * 10**9))
         self._owed[owner] = owed_bytes + size_bytes, due_ns + _moving_ns(size_bytes)
 
-    def moved(self, owner: Owner, size_bytes: int) -> None:
+    def moved(self, owner: BufferOwner, size_bytes: int) -> None:
         """The client has moved ``size_bytes`` of a request, whole. Being early is no credit for later."""
         owed_bytes, due_ns = self._owed.pop(owner)
         owed_bytes -= size_bytes

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.loop import IN, OUT, Loop
+from gateway_agent.nbd.loop import IN, OUT, EventLoop
 from pmdaemon.errors import ProtocolViolation, WireError
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
@@ -52,7 +52,7 @@ class Commands(Protocol):
 class ControlServer:
     """See the module docstring. Owns the listening socket."""
 
-    def __init__(self, loop: Loop, listener: socket.socket, commands: Commands) -> None:
+    def __init__(self, loop: EventLoop, listener: socket.socket, commands: Commands) -> None:
         self._loop = loop
         self._listener = listener
         self._commands = commands
@@ -96,7 +96,7 @@ class _LinkConnection:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         sock: socket.socket,
         commands: Commands,
         on_closed: Callable[[_LinkConnection], None],

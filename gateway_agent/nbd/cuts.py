@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gateway_agent.errors import ExportRefused
-from gateway_agent.nbd.accounting import Stream, StreamCut
+from gateway_agent.nbd.accounting import StreamAccount, StreamCut
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.protocol import Rep
-from gateway_agent.nbd.thresholds import ThresholdSet
+from gateway_agent.nbd.thresholds import PlaneThresholds
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import HIST_DTYPE, MISSED_DTYPE, rows_array
 from pmdaemon.wire.histogram import WIRE_BUCKETS
@@ -59,16 +59,16 @@ class StreamTable:
     """
 
     def __init__(self) -> None:
-        self._by_name: dict[tuple[str, str], Stream] = {}  # the one asked for last comes last
+        self._by_name: dict[tuple[str, str], StreamAccount] = {}  # the one asked for last comes last
         self._descriptor_bytes = 0
         self._made = 0
 
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[StreamAccount]:
         """All of them."""
         return list(self._by_name.values())
 
-    def get(self, export: ExportConfig, client: str, thresholds: ThresholdSet) -> Stream:
+    def get(self, export: ExportConfig, client: str, thresholds: PlaneThresholds) -> StreamAccount:
         """The stream of one client on one volume, made when it is new.
 
         Raises:
@@ -80,7 +80,7 @@ class StreamTable:
             return known
         names = (export.volume, client, export.backend)
         self._make_room(_descriptor_bytes(*names))
-        stream = Stream(self._made, *names, export.cost_read, export.cost_write)
+        stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
         stream.set_thresholds(thresholds)
         self._made += 1
         self._descriptor_bytes += _descriptor_bytes(*names)
@@ -127,7 +127,7 @@ class CutMaker:
     ) -> None:
         self.table = table
         self._starved_us = starved_us
-        self.thresholds = ThresholdSet()
+        self.thresholds = PlaneThresholds()
         self.volumes: list[Throttled] = []  # they add themselves
         self._next_id = now_unix_us
         self._generation = 0
@@ -146,7 +146,7 @@ class CutMaker:
         if generation != self._generation:
             self._generation, self._held_generation = generation, MIXED
 
-    def set_thresholds(self, thresholds: ThresholdSet, now_ns: int, now_unix_us: int) -> None:
+    def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int, now_unix_us: int) -> None:
         """Compare with another set from now on; a set already in force changes nothing."""
         if thresholds == self.thresholds:
             return

@@ -17,13 +17,13 @@ import structlog
 
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import Stream
+from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.file_session import FileSession
 from gateway_agent.nbd.jobs import Turns, WorkerPool
 from gateway_agent.nbd.proxy_session import ProxySession
-from gateway_agent.nbd.session import Session
-from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.session import NbdSession
+from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.volume import Context, Volume
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
@@ -74,7 +74,7 @@ class ExportTable:
         self._rule = config.client_rule
         self._context = context
         self._on_learned = on_learned
-        self._storages: dict[str, Storage] = {}
+        self._storages: dict[str, VolumeStorage] = {}
         self._pools: dict[str, WorkerPool] = {}
         self._turns = Turns(context.loop)
         burst_ns, hold_ns = round(config.burst_s * 1e9), round(config.max_hold_s * 1e9)
@@ -86,7 +86,7 @@ class ExportTable:
             if (storage := self._storages.get(export.volume)) is not None:
                 volume.facts = storage.facts
 
-    def _open(self, volume: Volume) -> Storage:
+    def _open(self, volume: Volume) -> VolumeStorage:
         """The file of a volume as it is now: opened again if it was replaced or changed its size.
 
         Clients that are there keep what they have open.
@@ -102,7 +102,7 @@ class ExportTable:
                 return storage
         except OSError as exc:
             raise BackingFileError(name, export.file, exc.strerror or str(exc)) from exc
-        fresh = Storage(name, export.file, read_only=export.read_only)
+        fresh = VolumeStorage(name, export.file, read_only=export.read_only)
         if storage is not None:
             storage.release()
         elif export.workers:
@@ -138,7 +138,7 @@ class ExportTable:
         volume, client = client_of(name, address_name, set(self.names), self._rule)
         return self.volumes[volume], client
 
-    def stream(self, volume: Volume, client: str) -> Stream:
+    def stream(self, volume: Volume, client: str) -> StreamAccount:
         """Where this client's I/O on this volume is counted.
 
         Raises:
@@ -177,10 +177,10 @@ class ExportTable:
         self,
         sock: socket.socket,
         volume: Volume,
-        stream: Stream,
+        stream: StreamAccount,
         facts: p.ExportFacts,
         up: socket.socket | None,
-    ) -> Session:
+    ) -> NbdSession:
         """Start the transmission phase of one client."""
         log.info("client-connected", volume=volume.export.volume, client=stream.client)
         if up is not None:

@@ -22,13 +22,13 @@ from collections import deque
 from typing import Final
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import FAILED_BIT, Stream
+from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
 from gateway_agent.nbd.buffers import Buffers
 from gateway_agent.nbd.jobs import PIECE_BYTES, Job, Runner
 from gateway_agent.nbd.replies import Finished
 from gateway_agent.nbd.request_buffer import MAX_QUEUED, Request
-from gateway_agent.nbd.session import Session
-from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.session import NbdSession
+from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.volume import Context, Volume
 
 SMALL_BYTES: Final = 1 << 20  # fits the intake and the reply buffer; larger ones ask the plane for memory
@@ -43,7 +43,7 @@ _Reply = tuple[memoryview, list[Finished], int]
 """Bytes, what they finish (positions count from their beginning), memory to give back."""
 
 
-class FileSession(Session):
+class FileSession(NbdSession):
     """See the module docstring.
 
     Invariants: ``intake.sent_pos`` is the end of what was taken from the intake, in order. Memory is given
@@ -51,8 +51,8 @@ class FileSession(Session):
     """
 
     def __init__(
-        self, context: Context, sock: socket.socket, volume: Volume, stream: Stream, storage: Storage,
-        facts: p.ExportFacts, runner: Runner,
+        self, context: Context, sock: socket.socket, volume: Volume, stream: StreamAccount, storage:
+        VolumeStorage, facts: p.ExportFacts, runner: Runner,
     ) -> None:  # fmt: skip
         super().__init__(context, sock, volume, stream, facts)
         self.admitted = self._requests = deque[Request]()
@@ -288,7 +288,7 @@ class FileSession(Session):
     # -- memory, and the end --------------------------------------------------------------------------------
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> StreamAccount:
         """See ``buffers.Owner``."""
         return self._stream
 

@@ -34,7 +34,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep
 
 
-class State(Enum):
+class HandshakeState(Enum):
     """Where a negotiation stands (both sides)."""
 
     FLAGS = "waiting for the client's flags"
@@ -67,24 +67,24 @@ class Event(Enum):
     SIZE = "size and flags"
 
 
-SERVER_TABLE: Final[dict[tuple[State, Event], State]] = {
-    (State.FLAGS, Event.FLAGS): State.OPTIONS,
-    (State.OPTIONS, Event.OPEN): State.BACKEND,
-    (State.OPTIONS, Event.ANSWER): State.OPTIONS,
-    (State.OPTIONS, Event.ABORT): State.CLOSED,
-    (State.BACKEND, Event.OPENED_GO): State.TRANSMISSION,
-    (State.BACKEND, Event.OPENED_INFO): State.OPTIONS,
-    (State.BACKEND, Event.REFUSED): State.OPTIONS,
-    (State.BACKEND, Event.REFUSED_NAME): State.CLOSED,
+SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
+    (HandshakeState.FLAGS, Event.FLAGS): HandshakeState.OPTIONS,
+    (HandshakeState.OPTIONS, Event.OPEN): HandshakeState.BACKEND,
+    (HandshakeState.OPTIONS, Event.ANSWER): HandshakeState.OPTIONS,
+    (HandshakeState.OPTIONS, Event.ABORT): HandshakeState.CLOSED,
+    (HandshakeState.BACKEND, Event.OPENED_GO): HandshakeState.TRANSMISSION,
+    (HandshakeState.BACKEND, Event.OPENED_INFO): HandshakeState.OPTIONS,
+    (HandshakeState.BACKEND, Event.REFUSED): HandshakeState.OPTIONS,
+    (HandshakeState.BACKEND, Event.REFUSED_NAME): HandshakeState.CLOSED,
 }
 
-CLIENT_TABLE: Final[dict[tuple[State, Event], State]] = {
-    (State.GREETING, Event.GREETED): State.GO,
-    (State.GO, Event.INFO): State.GO,
-    (State.GO, Event.ACK): State.READY,
-    (State.GO, Event.SIZES_REQUIRED): State.GO,
-    (State.GO, Event.UNSUPPORTED): State.NAME,
-    (State.NAME, Event.SIZE): State.READY,
+CLIENT_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
+    (HandshakeState.GREETING, Event.GREETED): HandshakeState.GO,
+    (HandshakeState.GO, Event.INFO): HandshakeState.GO,
+    (HandshakeState.GO, Event.ACK): HandshakeState.READY,
+    (HandshakeState.GO, Event.SIZES_REQUIRED): HandshakeState.GO,
+    (HandshakeState.GO, Event.UNSUPPORTED): HandshakeState.NAME,
+    (HandshakeState.NAME, Event.SIZE): HandshakeState.READY,
 }
 
 
@@ -122,7 +122,9 @@ Action = Send | Open | Transmit | Close
 class _Machine:
     """State, input buffer and the one way to change the state."""
 
-    def __init__(self, table: dict[tuple[State, Event], State], start: State, peer: str) -> None:
+    def __init__(
+        self, table: dict[tuple[HandshakeState, Event], HandshakeState], start: HandshakeState, peer: str
+    ) -> None:
         self.state = start
         self.peer = peer
         self._table = table
@@ -154,7 +156,7 @@ class ServerHandshake(_Machine):
     """
 
     def __init__(self, exports: list[str], peer: str) -> None:
-        super().__init__(SERVER_TABLE, State.FLAGS, peer)
+        super().__init__(SERVER_TABLE, HandshakeState.FLAGS, peer)
         self._exports = exports
         self._no_zeroes = False
         self._option = 0
@@ -180,9 +182,9 @@ class ServerHandshake(_Machine):
         return actions
 
     def _step(self) -> list[Action]:
-        if self.state is State.FLAGS:
+        if self.state is HandshakeState.FLAGS:
             return self._flags()
-        if self.state is not State.OPTIONS or len(self._input) < p.OPTION.size:
+        if self.state is not HandshakeState.OPTIONS or len(self._input) < p.OPTION.size:
             return []
         magic, opt, length = p.OPTION.unpack_from(self._input)
         if magic != p.IHAVEOPT:
@@ -284,7 +286,7 @@ class ClientHandshake(_Machine):
     def __init__(
         self, export: str, upstream: str, *, will_transmit: bool = True, wants_block_size: bool = False
     ) -> None:
-        super().__init__(CLIENT_TABLE, State.GREETING, f"upstream {upstream}")
+        super().__init__(CLIENT_TABLE, HandshakeState.GREETING, f"upstream {upstream}")
         self._export = export
         self._upstream = upstream
         self._no_zeroes = False
@@ -311,10 +313,10 @@ class ClientHandshake(_Machine):
             UpstreamError: it refused the export; the text carries its reason.
         """
         self._input += data
-        steps: dict[State, Callable[[], bytes | None]] = {
-            State.GREETING: self._on_greeting,
-            State.GO: self._on_go_reply,
-            State.NAME: self._on_name_reply,
+        steps: dict[HandshakeState, Callable[[], bytes | None]] = {
+            HandshakeState.GREETING: self._on_greeting,
+            HandshakeState.GO: self._on_go_reply,
+            HandshakeState.NAME: self._on_name_reply,
         }
         out = b""
         while (step := steps.get(self.state)) is not None and (sent := step()) is not None:

@@ -24,9 +24,9 @@ from typing import Final, Protocol
 import structlog
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.request_buffer import Request
-from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.threads import ThreadGroup
 
 log = structlog.get_logger("jobs")
@@ -40,7 +40,7 @@ class Job:
     __slots__ = ("_at", "data", "done", "error", "request", "storage")
 
     def __init__(
-        self, storage: Storage, request: Request, data: bytearray, done: Callable[[Job], None]
+        self, storage: VolumeStorage, request: Request, data: bytearray, done: Callable[[Job], None]
     ) -> None:
         self.storage = storage
         self.request = request
@@ -123,7 +123,7 @@ class Turns:
     most_jobs = 1  # a connection's long requests are done one after another, in their order
     is_loop = True
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._jobs: deque[Job] = deque()
 
@@ -160,7 +160,7 @@ class WorkerPool:
     most_jobs = MAX_JOBS
     is_loop = False
 
-    def __init__(self, loop: Loop, name: str, workers: int) -> None:
+    def __init__(self, loop: EventLoop, name: str, workers: int) -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: deque[Job] = deque()

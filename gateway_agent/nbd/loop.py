@@ -37,7 +37,7 @@ class _Watched:
     mask: int
 
 
-class Loop:
+class EventLoop:
     """See the module docstring.
 
     Descriptors are watched until ``forget``; a timer is identified by its key and fires once.

@@ -14,10 +14,10 @@ import structlog
 
 from gateway_agent.errors import ExportRefused, GatewayError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import Stream
+from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.handshake import Action, Close, Open, Send, ServerHandshake, Transmit
-from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.sockets import client_name
 from gateway_agent.nbd.upstream import UpstreamOpening
 from gateway_agent.nbd.volume import Volume
@@ -39,7 +39,7 @@ class Negotiation:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         sock: socket.socket,
         exports: ExportTable,
         on_over: Callable[[Negotiation], None],
@@ -52,7 +52,7 @@ class Negotiation:
         self._handshake = ServerHandshake(exports.names, f"client {self._address_name}")
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
-        self._stream: Stream | None = None
+        self._stream: StreamAccount | None = None
         self._left_over = b""
         self._is_over = False
         loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
@@ -121,7 +121,7 @@ class Negotiation:
                 wants_block_size=self._handshake.wants_block_size,
             )
 
-    def _claim(self, stream: Stream | None) -> None:
+    def _claim(self, stream: StreamAccount | None) -> None:
         """Be a connection of ``stream``, so that it is not forgotten before its session begins."""
         if self._stream is not None:
             self._stream.sessions.remove(self)

@@ -26,7 +26,7 @@ from gateway_agent.nbd.config import Address, PlaneConfig, load_plane, parse_lis
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.sockets import bound_address, listen_at, prepare, unlink_own
@@ -62,7 +62,7 @@ class Plane:
     def __init__(self, config: PlaneConfig, clock: Clock | None = None) -> None:
         self._config = config
         self._clock = clock or SystemClock()
-        self._loop = Loop(self._clock)
+        self._loop = EventLoop(self._clock)
         self._run_delay = RunDelay()
         cuts = CutMaker(
             StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us(), self._run_delay.total_us

@@ -20,17 +20,17 @@ import socket
 
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import Stream
+from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.replies import Finished, ReplyReader
-from gateway_agent.nbd.session import Session
+from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.volume import Context, Volume
 
 _HEADER_ROOM = p.SIMPLE_REPLY_BYTES  # kept free before received bytes for the start of a cut-off header
 _NO_COOKIE = -1  # cookies are unsigned
 
 
-class ProxySession(Session):
+class ProxySession(NbdSession):
     """See the module docstring.
 
     Args:
@@ -42,7 +42,7 @@ class ProxySession(Session):
         context: Context,
         sock: socket.socket,
         volume: Volume,
-        stream: Stream,
+        stream: StreamAccount,
         facts: p.ExportFacts,
         upstream: socket.socket,
     ) -> None:

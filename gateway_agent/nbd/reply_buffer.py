@@ -12,7 +12,7 @@ from collections import deque
 from gateway_agent.nbd.replies import Finished
 
 
-class OutFlow:
+class ReplyBuffer:
     """See the module docstring.
 
     Attributes:

@@ -37,7 +37,7 @@ Request = tuple[int, int, int, int, int, int, int]
 ARRIVED, COOKIE, COMMAND, LENGTH, OFFSET, FLAGS, END = range(7)
 
 
-class Intake:
+class RequestBuffer:
     """See the module docstring.
 
     Args:

@@ -28,13 +28,13 @@ from gateway_agent.nbd.accounting import (
     KIND_READ,
     KIND_WRITE,
     KIND_ZEROING,
-    Stream,
+    StreamAccount,
     word_of,
 )
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.replies import Finished, InFlight
-from gateway_agent.nbd.reply_buffer import OutFlow
-from gateway_agent.nbd.request_buffer import Intake, Request
+from gateway_agent.nbd.reply_buffer import ReplyBuffer
+from gateway_agent.nbd.request_buffer import Request, RequestBuffer
 from gateway_agent.nbd.volume import Context, Volume
 
 log = structlog.get_logger("session")
@@ -98,7 +98,7 @@ def _command_flags(command: int, offered: int) -> int:
     return allowed
 
 
-class Session(ABC):
+class NbdSession(ABC):
     """See the module docstring.
 
     Args:
@@ -110,10 +110,15 @@ class Session(ABC):
     """
 
     def __init__(
-        self, context: Context, sock: socket.socket, volume: Volume, stream: Stream, facts: p.ExportFacts
+        self,
+        context: Context,
+        sock: socket.socket,
+        volume: Volume,
+        stream: StreamAccount,
+        facts: p.ExportFacts,
     ) -> None:
         self.peer = f"client {stream.client} of {volume.export.volume}"
-        self.intake = Intake(self.peer)
+        self.intake = RequestBuffer(self.peer)
         self.inflight: InFlight = {}
         self.admitted: deque[Request] | None = None
         self.is_closed = False
@@ -123,7 +128,7 @@ class Session(ABC):
         self._volume = volume
         self._stream = stream
         self._facts = facts
-        self._out = OutFlow(sock)
+        self._out = ReplyBuffer(sock)
         self._blocked = False
         self._ending = False
         stream.sessions.append(self)

@@ -3,8 +3,9 @@
 Every call may block as long as the file does. Thread: any; the descriptor is used with positions only.
 ``trim`` and ``write_zeroes`` do a first piece and say how far they came, so that none takes long.
 
-A ``Storage`` is one opening of the file and keeps its size for ever. ``is_current`` says whether a client
-that opens the file now would find the same. It lives as long as someone holds it (``hold``, ``release``).
+A ``VolumeStorage`` is one opening of the file and keeps its size for ever. ``is_current`` says whether a
+client that opens the file now would find the same. It lives as long as someone holds it (``hold``,
+``release``).
 
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
 """
@@ -37,7 +38,7 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
     return 0 if _libc.fallocate(fd, mode, offset, length) == 0 else ctypes.get_errno()
 
 
-class Storage:
+class VolumeStorage:
     """See the module docstring.
 
     Args:

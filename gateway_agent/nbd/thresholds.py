@@ -21,7 +21,7 @@ Limit = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ThresholdEntry:
     """One threshold: for one volume and the clients that match a glob."""
 
     volume: str
@@ -31,11 +31,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class ThresholdSet:
+class PlaneThresholds:
     """All thresholds of one version."""
 
     version: int = 0
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ThresholdEntry, ...] = ()
 
     def limits_for(self, volume: str, client: str) -> tuple[Limit, ...]:
         """Distinct limits of one stream, in a fixed order."""
@@ -47,7 +47,7 @@ class ThresholdSet:
         return tuple(sorted(matching))
 
 
-def parse_thresholds(header: dict[str, Any]) -> ThresholdSet:
+def parse_thresholds(header: dict[str, Any]) -> PlaneThresholds:
     """The set in the header of DP_THRESHOLDS.
 
     Raises:
@@ -56,10 +56,10 @@ def parse_thresholds(header: dict[str, Any]) -> ThresholdSet:
     version, entries = header.get("version"), header.get("entries")
     if type(version) is not int or version < 0 or not isinstance(entries, list):
         raise BadCaps("thresholds", f"version {version!r} or the list of entries is not well-formed")
-    return ThresholdSet(version, tuple(_entry(version, entry) for entry in entries))
+    return PlaneThresholds(version, tuple(_entry(version, entry) for entry in entries))
 
 
-def _entry(version: int, entry: Any) -> Entry:
+def _entry(version: int, entry: Any) -> ThresholdEntry:
     if not isinstance(entry, dict):
         raise BadCaps(f"thresholds {version}", f"entry {entry!r} is not a map")
     volume, client, io = entry.get("volume"), entry.get("client"), entry.get("io")
@@ -68,4 +68,4 @@ def _entry(version: int, entry: Any) -> Entry:
         raise BadCaps(f"thresholds {version}", f"entry {entry!r} lacks volume, client or a known io kind")
     if type(threshold_us) is not int or not 0 <= threshold_us <= MAX_THRESHOLD_US:
         raise BadCaps(f"thresholds {version}", f"threshold_us is {threshold_us!r}")
-    return Entry(volume, client, IO_KINDS[io], threshold_us)
+    return ThresholdEntry(volume, client, IO_KINDS[io], threshold_us)

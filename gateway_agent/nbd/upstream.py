@@ -14,8 +14,8 @@ from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
 from gateway_agent.nbd.config import parse_upstream
-from gateway_agent.nbd.handshake import ClientHandshake, State
-from gateway_agent.nbd.loop import IN, OUT, Loop
+from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
+from gateway_agent.nbd.loop import IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.sockets import begin_connect, connect_error
 
@@ -37,7 +37,7 @@ class UpstreamOpening:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         uri: str,
         on_ready: Callable[[socket.socket | None, ExportFacts], None],
         on_failed: Callable[[GatewayError], None],
@@ -97,7 +97,7 @@ class UpstreamOpening:
 
     def _check_ready(self) -> None:
         handshake = self._handshake
-        if handshake.state is not State.READY:
+        if handshake.state is not HandshakeState.READY:
             return
         if handshake.left_over:
             self._fail(UpstreamError(self._uri, "it sent replies that nobody asked for"))

@@ -17,7 +17,7 @@ from typing import Protocol
 from gateway_agent.nbd.buffers import Buffers
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import CutMaker
-from gateway_agent.nbd.loop import Loop
+from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.limited_log import LimitedLog
@@ -33,7 +33,7 @@ class Context:
         payloads: memory for large writes, ``reply_memory`` for large reads (see ``buffers``).
     """
 
-    loop: Loop
+    loop: EventLoop
     clock: Clock
     cuts: CutMaker
     scratch: memoryview

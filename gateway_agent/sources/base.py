@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from gateway_agent.sources.sample import Sample
 
 
-class Source(Protocol):
+class StatisticsSource(Protocol):
     """One source of statistics. Thread: the link's loop only."""
 
     @property

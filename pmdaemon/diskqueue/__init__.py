@@ -8,8 +8,8 @@ Formats: ``record``, ``entry``. Design: docs/design/3-disk-queue.md; formats: do
 """
 
 from pmdaemon.diskqueue.commit import Request
-from pmdaemon.diskqueue.owner import Owner, myself
-from pmdaemon.diskqueue.queue import DiskQueue, Message
+from pmdaemon.diskqueue.owner import LockOwner, myself
+from pmdaemon.diskqueue.queue import DiskQueue, QueueMessage
 from pmdaemon.diskqueue.settings import QueueSettings
 
-__all__ = ["DiskQueue", "Message", "Owner", "QueueSettings", "Request", "myself"]
+__all__ = ["DiskQueue", "LockOwner", "QueueMessage", "QueueSettings", "Request", "myself"]

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from pmdaemon.diskqueue.entry import Entry
+from pmdaemon.diskqueue.entry import IndexEntry
 from pmdaemon.diskqueue.errors import DiskQueueError, QueuePoisoned
 from pmdaemon.diskqueue.record import DATA_START
 from pmdaemon.diskqueue.settings import QueueSettings
@@ -51,7 +51,7 @@ class Request:
     __slots__ = ("_commit", "count", "done", "end", "entries", "error", "first_seq", "gate", "leads",
                  "on_done", "runs", "size_bytes", "waits_at")  # fmt: skip
 
-    def __init__(self, commit: Commit, first_seq: int, entries: list[Entry], runs: list[Run]) -> None:
+    def __init__(self, commit: Commit, first_seq: int, entries: list[IndexEntry], runs: list[Run]) -> None:
         self._commit = commit
         self.first_seq = first_seq
         self.count = len(entries)
@@ -105,7 +105,7 @@ class Commit:
         lock: threading.Lock,
         clock: Clock,
         on_durable: Callable[[list[Request]], None],
-        on_one_durable: Callable[[Entry], None],
+        on_one_durable: Callable[[IndexEntry], None],
         poison: Callable[[str], QueuePoisoned],
         wake_helper: Callable[[], None] | None,
     ) -> None:
@@ -179,7 +179,7 @@ class Commit:
         self._busy = True
         return True
 
-    def let_go_alone(self, entries: list[Entry], run: Run | None) -> None:
+    def let_go_alone(self, entries: list[IndexEntry], run: Run | None) -> None:
         """Whoever called ``lead_alone`` does not come to ``solo``; what is reserved waits for a round."""
         with self._lock:
             if self._alone != threading.get_ident():
@@ -189,7 +189,7 @@ class Commit:
                 self._pending.appendleft(Request(self, entries[0].seq, entries, [run]))
         self._pass_on()
 
-    def solo(self, run: Run, entry: Entry) -> None:
+    def solo(self, run: Run, entry: IndexEntry) -> None:
         """The round of a single waiter, without a request: the lead was taken under the same lock.
 
         Worth its lines: after each sync the caches are cold, and a put costs a third less this way.

@@ -17,14 +17,14 @@ from typing import Final
 import structlog
 
 from pmdaemon.diskqueue.commit import Commit, Request, Run
-from pmdaemon.diskqueue.entry import NONE, Entry
+from pmdaemon.diskqueue.entry import NONE, IndexEntry
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueClosed, QueuePoisoned
 from pmdaemon.diskqueue.record import HEADER_BYTES, UNIT_BYTES
-from pmdaemon.diskqueue.recovery import Report
+from pmdaemon.diskqueue.recovery import RecoveryReport
 from pmdaemon.diskqueue.resize import open_resized
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.span import open_data
-from pmdaemon.diskqueue.state import State
+from pmdaemon.diskqueue.state import QueueState
 from pmdaemon.diskqueue.storage import FileStorage, Storage
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -35,7 +35,7 @@ STOP_S: Final = 10.0
 MOST_DESTINATION_BYTES: Final = 1024
 
 
-class Core(State):
+class QueueCore(QueueState):
     """See the module's text.
 
     Args:
@@ -69,7 +69,7 @@ class Core(State):
             self._close_files()
             raise
         super().__init__(settings, opened, self._index_storage, clock)
-        self.report: Report = opened.recovered.report
+        self.report: RecoveryReport = opened.recovered.report
         self._poison: DiskQueueError | None = None
         self._group = ThreadGroup(self._helper_died)
         self._work = threading.Event()
@@ -91,7 +91,7 @@ class Core(State):
         """
         size = HEADER_BYTES + len(destination) + len(data)
         span = size + -size % UNIT_BYTES
-        entries: list[Entry] = []
+        entries: list[IndexEntry] = []
         run: Run | None = None
         request: Request | None = None
         try:

@@ -24,7 +24,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pmdaemon.diskqueue.owner import Owner
+from pmdaemon.diskqueue.owner import LockOwner
 
 ENTRY_BYTES: Final = 128
 INDEX_START: Final = 8192
@@ -48,13 +48,13 @@ class Work:
     __slots__ = ("last_retry_us", "not_before_ns", "owner", "retries")
 
     def __init__(self) -> None:
-        self.owner: Owner | None = None
+        self.owner: LockOwner | None = None
         self.retries = 0
         self.last_retry_us = 0
         self.not_before_ns = 0
 
 
-class Entry:
+class IndexEntry:
     """One live record in memory: where it lies, and its neighbours in the in-use list."""
 
     __slots__ = ("crc", "destination", "durable", "end", "kind", "length", "next", "offset", "prev", "seq",
@@ -62,7 +62,7 @@ class Entry:
 
     def __init__(
         self, seq: int, offset: int, end: int, length: int, kind: int, destination: bytes, crc: int,
-        slot: int, prev: Entry | None = None,
+        slot: int, prev: IndexEntry | None = None,
     ) -> None:  # fmt: skip
         self.seq = seq
         self.offset = offset
@@ -75,7 +75,7 @@ class Entry:
         self.durable = False
         self.work: Work | None = None
         self.prev = prev
-        self.next: Entry | None = None
+        self.next: IndexEntry | None = None
 
     def working(self) -> Work:
         """Its consumers' part, made when first needed."""
@@ -106,7 +106,7 @@ def _sealed(seed: int, slot: int, body: bytes) -> bytes:
     return _CRC.pack(zlib.crc32(body, zlib.crc32(_CRC.pack(slot), seed))) + body + _PAD
 
 
-def pack_entry(entry: Entry, seed: int) -> bytes:
+def pack_entry(entry: IndexEntry, seed: int) -> bytes:
     """An entry in use, 128 bytes."""
     return _sealed(seed, entry.slot, _ENTRY.pack(*entry_fields(entry)))
 
@@ -116,7 +116,7 @@ def pack_free(slot: int, next_free: int, seed: int) -> bytes:
     return _sealed(seed, slot, _ENTRY.pack(*free_fields(next_free)))
 
 
-def entry_fields(entry: Entry) -> tuple[int, ...]:
+def entry_fields(entry: IndexEntry) -> tuple[int, ...]:
     """The fields of ``Slot`` for an entry in use."""
     work = entry.work
     owner = work.owner if work else None

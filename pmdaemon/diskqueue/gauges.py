@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pmdaemon.diskqueue.core import Core
+from pmdaemon.diskqueue.core import QueueCore
 
 
-class Gauged(Core):
+class QueueGauges(QueueCore):
     """See ``State`` for the state these read and its lock."""
 
     @property

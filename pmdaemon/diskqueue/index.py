@@ -23,7 +23,7 @@ from pmdaemon.diskqueue.entry import (
     ENTRY_BYTES,
     INDEX_START,
     NONE,
-    Entry,
+    IndexEntry,
     IndexHeader,
     pack_entry,
     pack_free,
@@ -46,7 +46,7 @@ class Index:
     def __init__(self, storage: Storage, header: IndexHeader, seed: int, lock: threading.Lock) -> None:
         self.header = header
         self.capacity = header.capacity
-        self.slots: list[Entry | int | None] = [None] * header.capacity
+        self.slots: list[IndexEntry | int | None] = [None] * header.capacity
         self.used = 0
         self.free_head = NONE
         self.in_use = 0
@@ -122,7 +122,7 @@ class Index:
 
     def _pack(self, slot: int) -> bytes:
         entry = self.slots[slot]
-        if isinstance(entry, Entry):
+        if isinstance(entry, IndexEntry):
             if entry.durable:
                 return pack_entry(entry, self._seed)
             # Its record is not on disk yet: the slot reads as free until the next sync.

@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from pmdaemon.diskqueue.commit import Request
 from pmdaemon.diskqueue.core import MOST_DESTINATION_BYTES, OnDurable
-from pmdaemon.diskqueue.entry import Entry
+from pmdaemon.diskqueue.entry import IndexEntry
 from pmdaemon.diskqueue.errors import DiskQueueError, NotHeld, RecordDamaged, RecordTooLarge
-from pmdaemon.diskqueue.gauges import Gauged
-from pmdaemon.diskqueue.owner import Owner, is_alive, myself
+from pmdaemon.diskqueue.gauges import QueueGauges
+from pmdaemon.diskqueue.owner import LockOwner, is_alive, myself
 from pmdaemon.diskqueue.record import DATA_START, check, content
 from pmdaemon.runtime.clock import Deadline
 
 
-class Message(NamedTuple):
+class QueueMessage(NamedTuple):
     """One record as a consumer sees it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Message(NamedTuple):
     data: bytes
 
 
-class DiskQueue(Gauged):
+class DiskQueue(QueueGauges):
     """A durable queue owned by this process; see the module's text and ``Core`` for arguments and errors."""
 
     secondary: DiskQueue | None = None
@@ -151,8 +151,8 @@ class DiskQueue(Gauged):
         *,
         destination: bytes | None = None,
         most_bytes: int = 1 << 20,
-        owner: Owner | None = None,
-    ) -> list[Message]:
+        owner: LockOwner | None = None,
+    ) -> list[QueueMessage]:
         """Lock and return the oldest ready records, in order; empty when there is none.
 
         ``destination`` None means all; one record is returned even if it is larger than ``most_bytes``;
@@ -162,12 +162,17 @@ class DiskQueue(Gauged):
             RecordDamaged: the first of them fails its checksum (it stays locked; ``discard`` it); those
             before a damaged one are returned, and the next call meets it. QueuePoisoned, QueueClosed.
         """
-        messages: list[Message] = []
+        messages: list[QueueMessage] = []
         self._lock_more(messages, limit, destination, most_bytes, owner or myself())
         return messages
 
     def _lock_more(
-        self, messages: list[Message], limit: int, destination: bytes | None, most_bytes: int, owner: Owner
+        self,
+        messages: list[QueueMessage],
+        limit: int,
+        destination: bytes | None,
+        most_bytes: int,
+        owner: LockOwner,
     ) -> None:
         """Lock ready records and append them, up to ``limit`` in all; raises only when there is none."""
         with self._lock:
@@ -192,14 +197,14 @@ class DiskQueue(Gauged):
                     break
                 most_bytes -= entry.length
 
-    def lock_group(self, limit: int = 100, *, owner: Owner | None = None) -> list[Message]:
+    def lock_group(self, limit: int = 100, *, owner: LockOwner | None = None) -> list[QueueMessage]:
         """Lock the oldest ready record and others for the same destination, so that they go out together."""
         messages = self.lock(1, owner=owner)
         if messages and messages[0].destination:
             self._lock_more(messages, limit, messages[0].destination, 1 << 20, owner or myself())
         return messages
 
-    def delete(self, seqs: Iterable[int], *, owner: Owner | None = None) -> None:
+    def delete(self, seqs: Iterable[int], *, owner: LockOwner | None = None) -> None:
         """Processed: the records leave the queue. Touches memory only; the index file follows.
 
         Raises:
@@ -212,7 +217,7 @@ class DiskQueue(Gauged):
                 self._remove(self._held(seq, owner))
             self._ready.trim()
 
-    def unlock(self, seqs: Iterable[int], *, owner: Owner | None = None) -> None:
+    def unlock(self, seqs: Iterable[int], *, owner: LockOwner | None = None) -> None:
         """Give the locks back; the records are ready again as if nothing had been."""
         owner = owner or myself()
         with self._lock:
@@ -220,7 +225,7 @@ class DiskQueue(Gauged):
             for seq in seqs:
                 self._unlock(self._held(seq, owner), 0.0)
 
-    def retry(self, seq: int, *, delay_s: float = 0.0, owner: Owner | None = None) -> bool:
+    def retry(self, seq: int, *, delay_s: float = 0.0, owner: LockOwner | None = None) -> bool:
         """Not processed: retry count raised, ready again after ``delay_s``; False if it left the queue.
 
         Past ``retry_limit`` it goes to the secondary queue, or is discarded without one.
@@ -248,7 +253,7 @@ class DiskQueue(Gauged):
             raise
         return False
 
-    def move_aside(self, seq: int, *, owner: Owner | None = None) -> None:
+    def move_aside(self, seq: int, *, owner: LockOwner | None = None) -> None:
         """Move a locked record to the secondary queue (durable there first); without one, discard it."""
         owner = owner or myself()
         with self._lock:
@@ -318,7 +323,7 @@ class DiskQueue(Gauged):
 
     # looking
 
-    def read(self, seq: int) -> Message | None:
+    def read(self, seq: int) -> QueueMessage | None:
         """A durable record, or None when it is not there (any more).
 
         Raises:
@@ -329,7 +334,7 @@ class DiskQueue(Gauged):
             entry = self._live.get(seq)
             return self._message(entry) if entry is not None and entry.durable else None
 
-    def peek(self, after_seq: int, most_bytes: int) -> list[Message]:
+    def peek(self, after_seq: int, most_bytes: int) -> list[QueueMessage]:
         """Durable records behind ``after_seq`` in order, locked or not, at least one if there is any."""
         messages = []
         with self._lock:
@@ -352,13 +357,13 @@ class DiskQueue(Gauged):
         work = entry.work
         return work is None or (work.owner is None and work.not_before_ns <= self._clock.monotonic_ns())
 
-    def _held(self, seq: int, owner: Owner) -> Entry:
+    def _held(self, seq: int, owner: LockOwner) -> IndexEntry:
         entry = self._live.get(seq)
         if entry is None or entry.work is None or entry.work.owner != owner:
             raise NotHeld(self.name, seq)
         return entry
 
-    def _unlock(self, entry: Entry, delay_s: float) -> None:
+    def _unlock(self, entry: IndexEntry, delay_s: float) -> None:
         work = entry.working()
         work.owner = None
         self._index.dirty.append(entry.slot)
@@ -369,12 +374,12 @@ class DiskQueue(Gauged):
             work.not_before_ns = 0
             self._ready.add_again(entry.seq, entry.destination)
 
-    def _message(self, entry: Entry) -> Message:
+    def _message(self, entry: IndexEntry) -> QueueMessage:
         ring = self._data.view()[DATA_START : DATA_START + self._ring.ring_bytes]
         found = check(ring, self._seed, entry.offset)
         if found is None or found[2] != entry.seq:
             raise RecordDamaged(self.name, entry.seq, DATA_START + entry.offset, entry.end - entry.offset)
         destination, data = content(ring, found)
-        return Message(
+        return QueueMessage(
             entry.seq, found[8], destination, found[5], entry.work.retries if entry.work else 0, data
         )

@@ -32,7 +32,7 @@ from pmdaemon.diskqueue.entry import (
     INDEX_START,
     NONE,
     UNUSED,
-    Entry,
+    IndexEntry,
     IndexHeader,
     Slot,
     read_index_header,
@@ -66,7 +66,7 @@ class Extent(NamedTuple):
 
 
 @dataclass
-class Report:
+class RecoveryReport:
     """What recovery found, for logs and ``sla queue recover --dry-run``."""
 
     index_whole: bool = False
@@ -91,8 +91,8 @@ class Recovered:
         slots: the index file's, damaged ones as None.
     """
 
-    report: Report
-    entries: list[Entry]
+    report: RecoveryReport
+    entries: list[IndexEntry]
     write: int
     lap: int
     next_seq: int
@@ -103,7 +103,7 @@ class Recovered:
 
 def recover(data: memoryview, index: memoryview, file: FileHeader) -> Recovered:
     """Carry out steps 1 to 10 on read-only views of both files."""
-    report = Report()
+    report = RecoveryReport()
     header, slots = _read_index(index, file, report)
     ring = data[DATA_START : DATA_START + file.ring_bytes]
     found = scan(ring, file.seed)
@@ -130,7 +130,7 @@ def recover(data: memoryview, index: memoryview, file: FileHeader) -> Recovered:
 
 
 def _read_index(
-    view: memoryview, file: FileHeader, report: Report
+    view: memoryview, file: FileHeader, report: RecoveryReport
 ) -> tuple[IndexHeader | None, list[Slot | None]]:
     """Steps 1 to 3: header and slots, as far as they can be believed."""
     header = read_index_header(view)
@@ -185,8 +185,8 @@ def _live(
     floor: int,
     header: IndexHeader | None,
     held: dict[int, tuple[int, Slot]],
-    report: Report,
-) -> list[Entry]:
+    report: RecoveryReport,
+) -> list[IndexEntry]:
     """Step 6: entries for the records that live."""
     entries = []
     synced_seq = header.synced_seq if header and report.index_whole else 0
@@ -202,7 +202,7 @@ def _live(
         start = offset + HEADER_BYTES
         destination = bytes(ring[start : start + destination_bytes]) if destination_bytes else b""
         end = offset + span_bytes(length + destination_bytes)
-        entry = Entry(seq, offset, end, length, kind, destination, crc, number if known else NONE)
+        entry = IndexEntry(seq, offset, end, length, kind, destination, crc, number if known else NONE)
         entry.durable = True
         if slot is not None and known and slot.retries:
             entry.working().retries = slot.retries
@@ -219,7 +219,7 @@ def _damage(
     floor: int,
     header: IndexHeader | None,
     held: dict[int, tuple[int, Slot]],
-    report: Report,
+    report: RecoveryReport,
 ) -> None:
     """Steps 7 and 8: fill ``report.extents``, in file offsets, none within another."""
     extents: list[Extent] = []

@@ -31,7 +31,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START, NONE, Entry, pack_entry
+from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START, NONE, IndexEntry, pack_entry
 from pmdaemon.diskqueue.errors import QueueNoSpace, QueueUnreadable, RecordDamaged
 from pmdaemon.diskqueue.opening import Opened, open_files
 from pmdaemon.diskqueue.record import (
@@ -123,7 +123,7 @@ def _write(
     )
     new_data.allocate(DATA_START + file.ring_bytes)
     new_index.allocate(INDEX_START + settings.entries * ENTRY_BYTES)
-    entries: list[Entry] = []
+    entries: list[IndexEntry] = []
     at, buffers = 0, list[bytes]()
     for entry, packed in _moved(data, opened, file):
         buffers.append(packed)
@@ -157,10 +157,10 @@ def _write(
     new_index.sync()
 
 
-def _moved(data: Storage, opened: Opened, file: FileHeader) -> Iterator[tuple[Entry, bytes]]:
+def _moved(data: Storage, opened: Opened, file: FileHeader) -> Iterator[tuple[IndexEntry, bytes]]:
     """Each live record in order of its number: its new entry, linked behind the one before, and its bytes."""
     ring = data.view()[DATA_START : DATA_START + opened.file.ring_bytes]
-    offset, before = 0, None  # type: int, Entry | None
+    offset, before = 0, None  # type: int, IndexEntry | None
     live = sorted(opened.recovered.entries, key=lambda entry: entry.seq)
     for slot, old in enumerate(live):
         found = check(ring, opened.file.seed, old.offset)
@@ -172,7 +172,7 @@ def _moved(data: Storage, opened: Opened, file: FileHeader) -> Iterator[tuple[En
         sealed += destination + payload
         crc = zlib.crc32(sealed, file.seed)
         end = offset + old.end - old.offset
-        entry = Entry(seq, offset, end, length, kind, destination, crc, slot, before)
+        entry = IndexEntry(seq, offset, end, length, kind, destination, crc, slot, before)
         entry.work = old.work
         if before is not None:
             before.next = entry

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pmdaemon.diskqueue.entry import Entry
+from pmdaemon.diskqueue.entry import IndexEntry
 
 MOST_SKIPS: Final = 16
 
@@ -49,8 +49,8 @@ class Ring:
         self.write = 0
         self.lap = 0
         self.skips = 0
-        self.head: Entry | None = None
-        self.tail: Entry | None = None
+        self.head: IndexEntry | None = None
+        self.tail: IndexEntry | None = None
 
     def largest_bytes(self) -> int:
         """The largest request that an empty ring takes without touching the reserve."""
@@ -110,7 +110,7 @@ class Ring:
         """What ``undo`` needs."""
         return self.write, self.lap, self.skips
 
-    def undo(self, mark: tuple[int, int, int], added: list[Entry]) -> None:
+    def undo(self, mark: tuple[int, int, int], added: list[IndexEntry]) -> None:
         """Back to ``mark``: unlink what was appended since, turn skips back."""
         for entry in reversed(added):
             self.unlink(entry)
@@ -125,7 +125,7 @@ class Ring:
             self.tail = self.tail or moved
         self.write, self.lap, self.skips = mark
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: IndexEntry) -> None:
         """Link at the tail."""
         tail = self.tail
         entry.prev, entry.next = tail, None
@@ -135,7 +135,7 @@ class Ring:
             tail.next = entry
         self.tail = entry
 
-    def unlink(self, entry: Entry) -> None:
+    def unlink(self, entry: IndexEntry) -> None:
         """Take out of the list, wherever it is."""
         before, behind = entry.prev, entry.next
         if before is None:
@@ -148,7 +148,7 @@ class Ring:
             behind.prev = before
         entry.prev = entry.next = None
 
-    def all(self) -> list[Entry]:
+    def all(self) -> list[IndexEntry]:
         """The in-use list from head to tail."""
         entries, entry = [], self.head
         while entry is not None:

@@ -42,7 +42,7 @@ _PROT_READ, _MAP_SHARED, _MAP_FIXED, _MAP_NORESERVE = 1, 1, 0x10, 0x4000
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
-class Part(NamedTuple):
+class SpanPart(NamedTuple):
     """What a part's header says."""
 
     number: int
@@ -57,13 +57,13 @@ class Part(NamedTuple):
         return (body + _CRC.pack(zlib.crc32(body))).ljust(PART_START, b"\0")
 
 
-def read_part(view: memoryview) -> Part | None:
+def read_part(view: memoryview) -> SpanPart | None:
     """The header of a part; None if it is not whole."""
     body = bytes(view[: _HEADER.size])
     crc = bytes(view[_HEADER.size : _HEADER.size + _CRC.size])
     if len(crc) < _CRC.size or not body.startswith(MAGIC) or _CRC.unpack(crc)[0] != zlib.crc32(body):
         return None
-    return Part(*_HEADER.unpack(body)[1:])
+    return SpanPart(*_HEADER.unpack(body)[1:])
 
 
 def open_data(settings: QueueSettings, *, read_only: bool = False) -> FileStorage | SpannedStorage:
@@ -98,7 +98,7 @@ class SpannedStorage:
         self._paths = [str(path) for path in paths]
         self._read_only = read_only
         self._files: list[FileStorage] = []
-        self._parts: list[Part] = []
+        self._parts: list[SpanPart] = []
         self._written: set[int] = set()
         self._map: mmap.mmap | None = None
         self._view = memoryview(b"")
@@ -133,7 +133,7 @@ class SpannedStorage:
         share += -share % mmap.PAGESIZE
         for number, file in enumerate(self._files):
             file.allocate(PART_START + share)
-            file.write(0, [Part(number, count, number * share, share, span_id).pack()])
+            file.write(0, [SpanPart(number, count, number * share, share, span_id).pack()])
             file.sync()
         self._load()
 
@@ -184,7 +184,9 @@ class SpannedStorage:
             return
         parts = [part for part in found if part is not None]
         for number, part in enumerate(parts):
-            expected = Part(number, len(parts), number * first.size_bytes, first.size_bytes, first.span_id)
+            expected = SpanPart(
+                number, len(parts), number * first.size_bytes, first.size_bytes, first.span_id
+            )
             if part != expected:
                 if self._unfinished(parts):
                     return
@@ -198,7 +200,7 @@ class SpannedStorage:
         self._parts = parts
         self._remap()
 
-    def _unfinished(self, parts: list[Part]) -> bool:
+    def _unfinished(self, parts: list[SpanPart]) -> bool:
         """Headers of two tries to make the queue, and nothing else in the files."""
         fits = all(part.number == number and part.parts == len(parts) for number, part in enumerate(parts))
         return fits and not any(any(file.view()[PART_START : 4 * PART_START]) for file in self._files)

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from pmdaemon.diskqueue.collector import collector_rests
 from pmdaemon.diskqueue.commit import Request, Run
-from pmdaemon.diskqueue.entry import Entry
+from pmdaemon.diskqueue.entry import IndexEntry
 from pmdaemon.diskqueue.errors import QueueFull, RecordTooLarge
 from pmdaemon.diskqueue.index import Index
 from pmdaemon.diskqueue.opening import Opened
@@ -34,7 +34,7 @@ from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.clock import Clock
 
 
-class State:
+class QueueState:
     """See the module's text.
 
     Args:
@@ -57,7 +57,7 @@ class State:
         reserve_bytes = min(settings.reserve_bytes, opened.file.ring_bytes // 2)
         self._ring = Ring(opened.file.ring_bytes, reserve_bytes)
         self._index = Index(index, opened.header, self._seed, self._lock)
-        self._live: dict[int, Entry] = {}
+        self._live: dict[int, IndexEntry] = {}
         self._ready = Ready(self._live)
         self._adopt(opened.recovered)
 
@@ -85,7 +85,7 @@ class State:
 
     def _reserve(
         self, payloads: Sequence[bytes], kind: int, destination: bytes, reserved: bool
-    ) -> tuple[list[Entry], list[Run]]:
+    ) -> tuple[list[IndexEntry], list[Run]]:
         """Entries, space and packed bytes for all payloads, or nothing. Lock held.
 
         Raises:
@@ -94,7 +94,7 @@ class State:
         fixed = HEADER_BYTES + len(destination)
         spans = [fixed + len(data) + -(fixed + len(data)) % UNIT_BYTES for data in payloads]
         mark = self._mark()
-        entries: list[Entry] = []
+        entries: list[IndexEntry] = []
         runs: list[Run] = []
         try:
             for first, last, offset in self._places(spans, reserved):
@@ -109,7 +109,7 @@ class State:
         """What ``_undo`` needs. Lock held."""
         return self._next_seq, self._ring.mark()
 
-    def _undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[Entry]) -> None:
+    def _undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[IndexEntry]) -> None:
         """Back to ``mark``; nobody has seen these entries. Lock held."""
         self._next_seq = mark[0]
         self._ring.undo(mark[1], entries)
@@ -143,7 +143,7 @@ class State:
 
     def _fill(
         self, begin: int, payloads: Sequence[bytes], spans: Sequence[int], kind: int, destination: bytes,
-        entries: list[Entry],
+        entries: list[IndexEntry],
     ) -> Run:  # fmt: skip
         """Pack records one behind another from ``begin`` on; append their entries. Lock held.
 
@@ -164,7 +164,7 @@ class State:
             sealed = pack(seq, offset, floor, now_us, length, lap, kind, named, 0) + destination + data
             crc = crc32(sealed, seed)
             slot = index.take()
-            entry = Entry(seq, offset, end, length, kind, destination, crc, slot, tail)
+            entry = IndexEntry(seq, offset, end, length, kind, destination, crc, slot, tail)
             entries.append(entry)
             buffers += (seal(SIGNATURE, crc), sealed, PADDING[span - 8 - len(sealed)])
             slots[slot] = live[seq] = entry
@@ -190,7 +190,7 @@ class State:
         if self._consumers_waiting:
             self._durable.notify_all()
 
-    def _one_durable(self, entry: Entry) -> None:
+    def _one_durable(self, entry: IndexEntry) -> None:
         """The same for the record of a single waiter. Lock held."""
         entry.durable = True
         self._ready.add_new(entry.seq, 1, entry.destination)
@@ -200,7 +200,7 @@ class State:
 
     # deleting
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: IndexEntry) -> None:
         """Free its entry and space. Lock held."""
         dirty = self._index.dirty
         if entry.prev is not None:

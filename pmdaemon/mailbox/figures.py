@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.mailbox.doorbell import Ringer
-from pmdaemon.mailbox.hand import Hand
+from pmdaemon.mailbox.hand import UnackedBatch
 from pmdaemon.mailbox.layout import (
     C_BUSY,
     C_DISCARDED,
@@ -81,7 +81,7 @@ class Sources(NamedTuple):
     writer: LaneWriter
     ringer: Ringer
     readers: Sequence[LaneReader]
-    hand: Hand
+    hand: UnackedBatch
 
 
 def publish(words: memoryview, control: int, sources: Sources) -> None:

@@ -28,7 +28,7 @@ from pmdaemon.mailbox.layout import (
 from pmdaemon.mailbox.message import Message, View
 
 
-class Hand:
+class UnackedBatch:
     """What one recipient has in hand.
 
     Attributes:

@@ -38,7 +38,7 @@ from pmdaemon.mailbox.layout import (
     SLOT_WORDS,
     TAKEN,
 )
-from pmdaemon.mailbox.message import LookAhead, Place
+from pmdaemon.mailbox.message import ListPlace, LookAhead
 
 THRESHOLD_MIN: Final = 64
 THRESHOLD_MAX: Final = 65_536
@@ -57,7 +57,7 @@ class Search:
     """
 
     def __init__(
-        self, memory: mmap.mmap, words: memoryview, place: Place, held: dict[int, int], look: LookAhead
+        self, memory: mmap.mmap, words: memoryview, place: ListPlace, held: dict[int, int], look: LookAhead
     ) -> None:
         self._memory = memory
         self._words = words

@@ -46,7 +46,7 @@ from pmdaemon.mailbox.errors import (
     UnknownParticipant,
 )
 from pmdaemon.mailbox.figures import Sources, metrics, publish, stats
-from pmdaemon.mailbox.hand import Hand
+from pmdaemon.mailbox.hand import UnackedBatch
 from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP
 from pmdaemon.mailbox.message import LookAhead, Message, View
 from pmdaemon.mailbox.reader import LaneReader
@@ -123,7 +123,7 @@ class Mailbox:
         writer = SharedWriter if shared else LaneWriter
         self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
         self._post_one = self._writer.post_one
-        self._hand = Hand(segment.words, layout, self.name)
+        self._hand = UnackedBatch(segment.words, layout, self.name)
         self._held = self._hand.held
         self._control = control
         self._readers = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pmdaemon.mailbox.layout import Layout
-from pmdaemon.mailbox.ring import Ring
+from pmdaemon.mailbox.ring import PayloadRing
 
 THRESHOLD_FIRST: Final = 1_024  # scans; urgent posts announce themselves, so skipping is not expected
 
@@ -51,7 +51,7 @@ class LookAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListPlace:
     """Where a list stands and what in it is ours.
 
     Attributes:
@@ -66,5 +66,5 @@ class Place:
     head_word: int
     front_word: int
     recipient: int
-    rings: dict[int, tuple[str, Ring]]
+    rings: dict[int, tuple[str, PayloadRing]]
     where: str

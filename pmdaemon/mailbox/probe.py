@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from pmdaemon.mailbox.doorbell import Ringer
 from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
 from pmdaemon.mailbox.layout import C_ROOM, SLOT_BYTES
-from pmdaemon.mailbox.ring import Outlet, Ring
+from pmdaemon.mailbox.ring import Outlet, PayloadRing
 from pmdaemon.mailbox.segment import Segment
 from pmdaemon.mailbox.shared_writer import SharedWriter
 from pmdaemon.mailbox.writer import LaneWriter
@@ -62,7 +62,7 @@ def _adopt_all(segment: Segment) -> None:
         outlets = []
         for route in layout.routes_of(name):
             recipient = layout.index(route.recipient)
-            ring = Ring(segment.memory, segment.bytes, *layout.ring_at_bytes(name, route.recipient))
+            ring = PayloadRing(segment.memory, segment.bytes, *layout.ring_at_bytes(name, route.recipient))
             outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, 0, layout.quota(name)))
         where = f"{segment.path}, " + ("the shared list" if layout.form == "shared" else f"lane of {name}")
         try:

@@ -36,8 +36,8 @@ from pmdaemon.mailbox.layout import (
     TAKEN,
 )
 from pmdaemon.mailbox.lookahead import Search
-from pmdaemon.mailbox.message import LookAhead, Message, Place, View
-from pmdaemon.mailbox.ring import CRC_BYTES, IN_PLACE_BYTES, Ring
+from pmdaemon.mailbox.message import ListPlace, LookAhead, Message, View
+from pmdaemon.mailbox.ring import CRC_BYTES, IN_PLACE_BYTES, PayloadRing
 
 _unpack: Final = struct.Struct("=8x7Q").unpack_from  # a slot's words after STATE, one load each
 _new: Final[Any] = tuple.__new__  # half the time of calling the class of a NamedTuple
@@ -54,7 +54,7 @@ class LaneReader(Search):
     """
 
     def __init__(
-        self, memory: mmap.mmap, words: memoryview, place: Place, held: dict[int, int], look: LookAhead
+        self, memory: mmap.mmap, words: memoryview, place: ListPlace, held: dict[int, int], look: LookAhead
     ) -> None:
         super().__init__(memory, words, place, held, look)
         self.takes = self.bytes_taken = self.discarded = 0
@@ -203,7 +203,9 @@ class LaneReader(Search):
         self.bytes_taken += before_bytes - room_bytes
         return room_bytes
 
-    def _open(self, ring: Ring, start: int, length: int, check: int, views: bool) -> list[bytes | memoryview]:
+    def _open(
+        self, ring: PayloadRing, start: int, length: int, check: int, views: bool
+    ) -> list[bytes | memoryview]:
         """All payloads of a bundle that lies in one piece; none if there is any doubt."""
         if start + length > ring.end:
             return []
@@ -219,7 +221,7 @@ class LaneReader(Search):
             return [data[one:two] for one, two in pairwise(at)]
         return [memory[start + one : start + two] for one, two in pairwise(at)]
 
-    def _refuse(self, address: int, entry: tuple[str, Ring] | None) -> NoReturn:
+    def _refuse(self, address: int, entry: tuple[str, PayloadRing] | None) -> NoReturn:
         if entry is None:
             raise MailboxCorrupt(self._where, f"a message is addressed {address:#x}, which is no route")
         raise MailboxCorrupt(self._where, f"a message of {address >> 32} bytes in a ring of {entry[1].size}")

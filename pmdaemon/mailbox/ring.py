@@ -13,7 +13,7 @@ guards against stray stores and stale positions, not against an attacker.
 
 Invariant: 0 <= written - freed <= size; every payload of a READY slot lies within [freed, written).
 
-Thread: ``Ring`` is stateless; ``Outlet`` belongs to the posting thread.
+Thread: ``PayloadRing`` is stateless; ``Outlet`` belongs to the posting thread.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def checksum_of_parts(parts: Sequence[bytes | memoryview]) -> int:
     return crc32(b"".join(ends))
 
 
-class Ring:
+class PayloadRing:
     """Copies payloads into and out of one ring. ``size`` in bytes, a multiple of 64.
 
     Attributes:
@@ -166,7 +166,7 @@ class Outlet:
         "written",
     )
 
-    def __init__(self, recipient: str, address: int, ring: Ring, sleep_word: int, quota: int) -> None:
+    def __init__(self, recipient: str, address: int, ring: PayloadRing, sleep_word: int, quota: int) -> None:
         self.recipient = recipient
         self.address = address
         self.ring = ring

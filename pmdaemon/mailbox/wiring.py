@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_ROOM, C_SLEEP, L_FRONT, L_HEAD
-from pmdaemon.mailbox.message import Place
-from pmdaemon.mailbox.ring import Outlet, Ring
+from pmdaemon.mailbox.message import ListPlace
+from pmdaemon.mailbox.ring import Outlet, PayloadRing
 from pmdaemon.mailbox.segment import Segment
 
 Buffer = bytes | bytearray | memoryview
@@ -43,11 +43,11 @@ def flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
     return b"".join(payload)
 
 
-def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> Ring:
+def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> PayloadRing:
     at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
     if all(segment.has_room(segment.layout.index(end)) for end in (sender, recipient)):
         segment.prefault(at_bytes, size_bytes, to_write=to_write)
-    return Ring(segment.memory, segment.bytes, at_bytes, size_bytes, segment.layout.checksum)
+    return PayloadRing(segment.memory, segment.bytes, at_bytes, size_bytes, segment.layout.checksum)
 
 
 def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
@@ -66,10 +66,10 @@ def make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
     return outlets
 
 
-def places(segment: Segment, index: int) -> list[Place]:
+def places(segment: Segment, index: int) -> list[ListPlace]:
     """Where messages to participant ``index`` may stand: a place for each lane, or the one shared list."""
     layout = segment.layout
-    rings: dict[int, tuple[str, Ring]] = {}
+    rings: dict[int, tuple[str, PayloadRing]] = {}
     for route in layout.routes:
         if route.recipient == layout.participants[index]:
             ring = _ring(segment, route.sender, route.recipient, to_write=False)
@@ -77,14 +77,14 @@ def places(segment: Segment, index: int) -> list[Place]:
     if layout.form == "shared":
         base, where = layout.list_word, f"{segment.path}, the shared list"
         return [
-            Place(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
+            ListPlace(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
         ]
     found = []
     for address, (name, ring) in rings.items():
         sender = address >> 16
         control, where = layout.control_word(sender), f"{segment.path}, lane of {name}"
         found.append(
-            Place(
+            ListPlace(
                 layout, sender, 1, control + C_HEAD, control + C_FRONT, index, {address: (name, ring)}, where
             )
         )

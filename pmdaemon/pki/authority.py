@@ -42,7 +42,7 @@ from pmdaemon.pki.errors import (
     StateUnusable,
 )
 from pmdaemon.pki.identity import Credential
-from pmdaemon.pki.store import CA_CERTIFICATE, CA_KEY, ISSUED, REVOKED, SERVER, Store
+from pmdaemon.pki.store import CA_CERTIFICATE, CA_KEY, ISSUED, REVOKED, SERVER, CaStore
 from pmdaemon.runtime.clock import Clock, SystemClock
 
 CA_DAYS: Final = 3650.0
@@ -51,7 +51,7 @@ DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IssuedCertificate:
     """One certificate ever issued.
 
     Attributes:
@@ -82,7 +82,7 @@ class Authority:
     def __init__(
         self, directory: Path, lifetime_s: float = GATEWAY_DAYS * DAY_S, clock: Clock | None = None
     ) -> None:
-        self.store = Store(directory)
+        self.store = CaStore(directory)
         self._lifetime_s = lifetime_s
         self._clock = clock or SystemClock()
 
@@ -202,7 +202,7 @@ class Authority:
                 raise CredentialRefused("expired", f"the certificate of {held.name} has expired; enrol again")
             return self._issue(key, held.gateway_id, held.name, "renewal")
 
-    def supersede(self, held: Credential) -> list[Entry]:
+    def supersede(self, held: Credential) -> list[IssuedCertificate]:
         """This certificate was used: end the older ones of its gateway; returns them.
 
         Raises:
@@ -211,7 +211,7 @@ class Authority:
         with self.store.locked():
             return self._supersede(held)
 
-    def _supersede(self, held: Credential) -> list[Entry]:
+    def _supersede(self, held: Credential) -> list[IssuedCertificate]:
         valid = self._valid(held.gateway_id)
         own = next((entry for entry in valid if entry.serial == held.serial), None)
         older = [entry for entry in valid if own is not None and entry.serial in own.replaces]
@@ -219,7 +219,7 @@ class Authority:
             self._revoke(entry, f"superseded by {held.serial}", self._clock.unix_us())
         return older
 
-    def _valid(self, gateway_id: str) -> list[Entry]:
+    def _valid(self, gateway_id: str) -> list[IssuedCertificate]:
         now_us = self._clock.unix_us()
         return [entry for entry in self.entries(gateway_id) if entry.state(now_us) == "valid"]
 
@@ -250,7 +250,7 @@ class Authority:
 
     # -- revocation
 
-    def revoke(self, who: str, reason: str) -> tuple[list[Entry], list[tokens.Token]]:
+    def revoke(self, who: str, reason: str) -> tuple[list[IssuedCertificate], list[tokens.Token]]:
         """Revoke every valid certificate of a gateway (name or gateway_id), or one by serial.
 
         Returns:
@@ -274,19 +274,19 @@ class Authority:
                 self._revoke(entry, reason, now_us)
         return found, withdrawn
 
-    def _revoke(self, entry: Entry, reason: str, now_us: int) -> None:
+    def _revoke(self, entry: IssuedCertificate, reason: str, now_us: int) -> None:
         self.store.write_json(f"{REVOKED}/{entry.serial}.json", {"at_us": now_us, "reason": reason})
 
     def revoked(self) -> frozenset[str]:
         """Serials of all revoked certificates."""
         return frozenset(self.store.names(REVOKED))
 
-    def entries(self, gateway_id: str = "") -> list[Entry]:
+    def entries(self, gateway_id: str = "") -> list[IssuedCertificate]:
         """The certificates issued to one gateway, or to all, oldest first; long ended ones are forgotten."""
         self.store.check()
         return sorted(self._entries(gateway_id), key=lambda entry: entry.issued_us)
 
-    def _entries(self, gateway_id: str) -> Iterator[Entry]:
+    def _entries(self, gateway_id: str) -> Iterator[IssuedCertificate]:
         revoked = self.revoked()
         for stem in self.store.names(ISSUED):
             holder, _, serial = stem.rpartition(".")
@@ -296,7 +296,7 @@ class Authority:
             ended: dict[str, Any] = (
                 self.store.read_json(f"{REVOKED}/{serial}.json") if serial in revoked else {}
             )
-            yield Entry(
+            yield IssuedCertificate(
                 serial=serial,
                 gateway_id=holder,
                 name=str(issued.get("name", "")),

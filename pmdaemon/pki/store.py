@@ -39,7 +39,7 @@ USED: Final = "tokens/used"
 _DIRECTORIES: Final = (ISSUED, REVOKED, TOKENS, USED)
 
 
-class Store:
+class CaStore:
     """One directory. Any process and thread; see the module for what is atomic."""
 
     def __init__(self, directory: Path) -> None:

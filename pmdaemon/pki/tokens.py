@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from pmdaemon.pki.errors import CredentialRefused
-from pmdaemon.pki.store import TOKENS, USED, Store
+from pmdaemon.pki.store import TOKENS, USED, CaStore
 from pmdaemon.runtime.files import sync_directory
 
 TOKEN_BYTES: Final = 32
@@ -34,7 +34,7 @@ class Token(NamedTuple):
     expires_us: int
 
 
-def make(store: Store, name: str, now_us: int, lifetime_s: float) -> tuple[str, int]:
+def make(store: CaStore, name: str, now_us: int, lifetime_s: float) -> tuple[str, int]:
     """A new token for the gateway ``name`` and the time of its expiry. Shown once, never kept."""
     token = secrets.token_urlsafe(TOKEN_BYTES)
     expires_us = now_us + round(lifetime_s * 1e6)
@@ -48,7 +48,7 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def look_up(store: Store, token: str, now_us: int) -> Token:
+def look_up(store: CaStore, token: str, now_us: int) -> Token:
     """The stored token, not used yet.
 
     Raises:
@@ -73,7 +73,7 @@ def look_up(store: Store, token: str, now_us: int) -> Token:
     return Token(found, name, expires_us)
 
 
-def burn(store: Store, token: Token) -> None:
+def burn(store: CaStore, token: Token) -> None:
     """Spend it; on disk when this returns.
 
     Raises:
@@ -85,7 +85,7 @@ def burn(store: Store, token: Token) -> None:
         raise _used() from None
 
 
-def cancel(store: Store, names: Collection[str], now_us: int) -> list[Token]:
+def cancel(store: CaStore, names: Collection[str], now_us: int) -> list[Token]:
     """Withdraw the tokens that wait for these gateways; returns those that could still be used."""
     found = [token for token in waiting(store, now_us) if token.name in names]
     for token in found:
@@ -95,7 +95,7 @@ def cancel(store: Store, names: Collection[str], now_us: int) -> list[Token]:
     return found
 
 
-def waiting(store: Store, now_us: int) -> list[Token]:
+def waiting(store: CaStore, now_us: int) -> list[Token]:
     """Tokens that can still be used, by name."""
     found = []
     for name in store.names(TOKENS):
@@ -109,7 +109,7 @@ def waiting(store: Store, now_us: int) -> list[Token]:
     return sorted(found, key=lambda token: token.name)
 
 
-def sweep(store: Store, now_us: int) -> None:
+def sweep(store: CaStore, now_us: int) -> None:
     """Delete tokens that expired, or were used, long ago."""
     for directory in (TOKENS, USED):
         for name in store.names(directory):

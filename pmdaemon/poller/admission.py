@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import structlog
 
-from pmdaemon.poller.certificates import Clerk
-from pmdaemon.poller.connection import Connection
-from pmdaemon.poller.unregistered import HANDSHAKES_A_ROUND, Strangers, limit_for
+from pmdaemon.poller.certificates import CertificateWorker
+from pmdaemon.poller.connection import AgentConnection
+from pmdaemon.poller.unregistered import HANDSHAKES_A_ROUND, UnregisteredConnections, limit_for
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.limited_log import LimitedLog
 from pmdaemon.runtime.transport import TlsTransport
@@ -24,7 +24,7 @@ from pmdaemon.runtime.transport import TlsTransport
 log = structlog.get_logger("inbound")
 
 
-class Door:
+class Admission:
     """Lets connections in.
 
     Args:
@@ -40,22 +40,24 @@ class Door:
         self,
         clock: Clock,
         counters: Counter[str],
-        clerk: Clerk | None,
-        on_blocked: Callable[[Connection], None],
+        clerk: CertificateWorker | None,
+        on_blocked: Callable[[AgentConnection], None],
     ) -> None:
         self._clock = clock
         self._counters = counters
         self._clerk = clerk
         self._on_blocked = on_blocked
         self._refusals = LimitedLog("inbound")
-        self.strangers: Strangers[Connection] = Strangers(limit_for(tls=clerk is not None))
+        self.strangers: UnregisteredConnections[AgentConnection] = UnregisteredConnections(
+            limit_for(tls=clerk is not None)
+        )
         self.handshakes_left = HANDSHAKES_A_ROUND
 
     def begin_round(self) -> None:
         """Handshakes may go on."""
         self.handshakes_left = HANDSHAKES_A_ROUND
 
-    def make_room(self, sock: socket.socket, address: str) -> tuple[bool, Connection | None]:
+    def make_room(self, sock: socket.socket, address: str) -> tuple[bool, AgentConnection | None]:
         """Whether a newcomer may stay (else it is closed), and who must be dropped for it."""
         now_ns = self._clock.monotonic_ns()
         may_stay, oldest = self.strangers.admit(now_ns)
@@ -67,12 +69,12 @@ class Door:
             sock.close()
         return may_stay, oldest
 
-    def note_eviction(self, conn: Connection, reason: str) -> None:
+    def note_eviction(self, conn: AgentConnection, reason: str) -> None:
         """A stranger has to go for a newcomer."""
         self._counters["strangers_evicted"] += 1
         self._refusals.warning(self._clock.monotonic_ns(), "evicted", address=conn.address, reason=reason)
 
-    def open(self, sock: socket.socket, address: str, *, is_known: bool) -> Connection | None:
+    def open(self, sock: socket.socket, address: str, *, is_known: bool) -> AgentConnection | None:
         """A connection on the socket; None if its peer is gone already."""
         now_ns = self._clock.monotonic_ns()
         transport: socket.socket | TlsTransport = sock
@@ -84,14 +86,14 @@ class Door:
                 log.debug("gone-before-handshake", address=address, reason=exc.strerror)
                 sock.close()
                 return None
-        conn = Connection(transport, address, now_ns, self._on_blocked)
+        conn = AgentConnection(transport, address, now_ns, self._on_blocked)
         if not is_known:
             self.strangers.add(conn, now_ns)
         self._counters["connections"] += 1
         log.debug("connected", address=address)
         return conn
 
-    def note_refusal(self, conn: Connection, code: str, reason: str) -> None:
+    def note_refusal(self, conn: AgentConnection, code: str, reason: str) -> None:
         """In the metrics; and in the log, of strangers a few lines a second."""
         self._counters[f"refusal_{code.replace('-', '_')}"] += 1
         if conn.gateway is not None:

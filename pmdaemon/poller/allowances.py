@@ -15,7 +15,7 @@ import structlog
 
 from pmdaemon.errors import PeerRefused
 from pmdaemon.poller import announcements
-from pmdaemon.poller.publisher import DBMANAGER, Courier
+from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.poller.quotas import LIMITS, Quotas
 from pmdaemon.poller.registry import Registry
 from pmdaemon.runtime.clock import Clock
@@ -34,7 +34,9 @@ class Allowances:
         counters: shared with the inbound thread's others.
     """
 
-    def __init__(self, registry: Registry, courier: Courier, clock: Clock, counters: Counter[str]) -> None:
+    def __init__(
+        self, registry: Registry, courier: CutPublisher, clock: Clock, counters: Counter[str]
+    ) -> None:
         self._registry = registry
         self._courier = courier
         self._clock = clock

@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.registration import Hello, Stream
+from pmdaemon.poller.registration import Hello, StreamEntry
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -64,14 +64,14 @@ def gateway_refused(hello: Hello, address: str, reason: str, unix_us: int) -> by
     )
 
 
-def streams_seen(gateway_id: str, streams: Iterable[Stream]) -> Iterator[bytes]:
+def streams_seen(gateway_id: str, streams: Iterable[StreamEntry]) -> Iterator[bytes]:
     """STREAMS_SEEN frames, ``STREAMS_A_FRAME`` streams each."""
     rest = iter(streams)
     while chunk := list(islice(rest, STREAMS_A_FRAME)):
         yield frame.encode(Kind.STREAMS_SEEN, {"gw": gateway_id, "streams": _rows(chunk)})
 
 
-def _rows(streams: Sequence[Stream]) -> list[dict[str, Any]]:
+def _rows(streams: Sequence[StreamEntry]) -> list[dict[str, Any]]:
     return [
         {"id": item.stream_id, "volume": item.volume, "client": item.client, "backend": item.backend}
         for item in streams

@@ -16,7 +16,7 @@ from pmdaemon.wire import pressure
 SERVICES = "services"
 
 
-class Gauged(Protocol):
+class MailboxGauges(Protocol):
     """What is needed of a mailbox."""
 
     @property
@@ -30,7 +30,7 @@ class Gauged(Protocol):
         """Counters; ``full`` and ``ring_fill_ratio`` are used."""
 
 
-class Teller:
+class BackpressureReporter:
     """See the module's text.
 
     Args:
@@ -43,12 +43,12 @@ class Teller:
 
     def __init__(
         self,
-        mailbox: Gauged,
+        mailbox: MailboxGauges,
         clock: Clock,
         fullness: Callable[[], Mapping[str, float]],
         refused: Callable[[], Mapping[str, int]],
         problems: Callable[[], Sequence[pressure.Problem]] = tuple,
-        copies: Sequence[tuple[Gauged, str]] = (),
+        copies: Sequence[tuple[MailboxGauges, str]] = (),
     ) -> None:
         self._mailbox = mailbox
         self._clock = clock

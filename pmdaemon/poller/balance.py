@@ -192,7 +192,7 @@ def level(owners: Map, pairs: Sequence[int], weights: Sequence[float]) -> Map:
     return tuple(following)
 
 
-class Watch:
+class HangDetector:
     """Notices a pair whose threads live and do nothing.
 
     Counts *looks*, not time: a parent that was itself suspended has not looked, and blames nobody.

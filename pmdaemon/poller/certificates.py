@@ -30,13 +30,13 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
-from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.credentials import Enrolment
-from pmdaemon.poller.inbound_messages import Answered, Hint, Refused, Revoked
+from pmdaemon.poller.inbound_messages import Answered, CertificateRefused, Hint, Revoked
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -54,7 +54,7 @@ class Used(NamedTuple):
 class Question(NamedTuple):
     """What a connection asks for, as a call that may take its time; returns a certificate (DER)."""
 
-    conn: Connection
+    conn: AgentConnection
     who: str
     ask: Callable[[], bytes]
 
@@ -64,7 +64,7 @@ def _unusable() -> PeerRefused:
     return PeerRefused("authority-unusable", text)
 
 
-class Clerk:
+class CertificateWorker:
     """See the module; a ``poller.credentials.Desk``.
 
     Args:
@@ -76,13 +76,17 @@ class Clerk:
     """
 
     def __init__(
-        self, authority: Authority, hints: Handover[Hint], counters: Counter[str], clock: Clock | None = None
+        self,
+        authority: Authority,
+        hints: ThreadInbox[Hint],
+        counters: Counter[str],
+        clock: Clock | None = None,
     ) -> None:
         self._authority = authority
         self._clock = clock or SystemClock()
         self._hints = hints
         self._counters = counters
-        self._questions: Handover[Question | Used] = Handover()
+        self._questions: ThreadInbox[Question | Used] = ThreadInbox()
         self._holders: tuple[int, Counter[str]] = (-1, Counter())
         self._settled: set[str] = set()  # serials whose older ones have ended
         self.authority_der = authority.certificate_der()
@@ -95,7 +99,7 @@ class Clerk:
 
     # -- asked by the inbound thread
 
-    def enrol(self, conn: Connection, enrolment: Enrolment) -> None:
+    def enrol(self, conn: AgentConnection, enrolment: Enrolment) -> None:
         """See ``Desk``."""
         self._ask(
             conn,
@@ -103,7 +107,7 @@ class Clerk:
             lambda: self._authority.enrol(enrolment.token, enrolment.request, enrolment.gateway_id),
         )
 
-    def renew(self, conn: Connection, held: Credential, request: bytes) -> None:
+    def renew(self, conn: AgentConnection, held: Credential, request: bytes) -> None:
         """See ``Desk``."""
         self._ask(conn, f"gateway {held.name}", lambda: self._authority.renew(held, request))
 
@@ -112,7 +116,7 @@ class Clerk:
         if held.serial not in self._settled:
             self._questions.put(Used(held))
 
-    def _ask(self, conn: Connection, who: str, ask: Callable[[], bytes]) -> None:
+    def _ask(self, conn: AgentConnection, who: str, ask: Callable[[], bytes]) -> None:
         if conn.asking:
             raise PeerRefused("asked-twice", "it asks for a certificate while another is being made")
         conn.asking = True
@@ -156,21 +160,21 @@ class Clerk:
         for entry in older:
             log.info("certificate-superseded", gateway=held.name, serial=entry.serial, by=held.serial)
 
-    def _answer(self, question: Question) -> Answered | Refused:
+    def _answer(self, question: Question) -> Answered | CertificateRefused:
         try:
             made = question.ask()
             held = credential_of_der(made)
             encoded = frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": self.authority_der})
         except CredentialRefused as exc:
-            return Refused(question.conn, PeerRefused(exc.code, str(exc)))
+            return CertificateRefused(question.conn, PeerRefused(exc.code, str(exc)))
         except PkiError as exc:
             # The peer learns only that it is the server's fault; the log says what.
             log.error("no-certificate", asked_by=question.who, error=str(exc))
-            return Refused(question.conn, _unusable())
+            return CertificateRefused(question.conn, _unusable())
         except BaseException:  # a request is a stranger's bytes, and a panic in Rust code is no Exception
             self._counters["authority_faults"] += 1
             log.exception("no-certificate", asked_by=question.who)
-            return Refused(question.conn, _unusable())
+            return CertificateRefused(question.conn, _unusable())
         self._counters["certificates_issued"] += 1
         log.info("certificate-issued", to=question.who, address=question.conn.address)
         return Answered(question.conn, held, encoded)
@@ -206,6 +210,8 @@ class Clerk:
         self._questions.close()
 
 
-def open_clerk(directory: Path, lifetime_s: float, hints: Handover[Hint], counters: Counter[str]) -> Clerk:
-    """The clerk of a pair; raises as ``Clerk``."""
-    return Clerk(Authority(directory, lifetime_s), hints, counters)
+def open_clerk(
+    directory: Path, lifetime_s: float, hints: ThreadInbox[Hint], counters: Counter[str]
+) -> CertificateWorker:
+    """The clerk of a pair; raises as ``CertificateWorker``."""
+    return CertificateWorker(Authority(directory, lifetime_s), hints, counters)

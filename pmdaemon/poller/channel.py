@@ -8,7 +8,7 @@ together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS
                      moved {shard, gw, address, dialled, hops}, socket, state    see ``poller.migration``
                      mail {shard, sender}, state        a message for a shard that has moved here
                      elsewhere {gw, address}            the same gateway has registered with another pair
-    pair -> parent   report {...}                       once a second, see ``Report``
+    pair -> parent   report {...}                       once a second, see ``PairReport``
                      moved, mail                        as above, to be passed on
                      up {gw, address}                   a gateway has registered here
                      refused {address, reason, is_over}  why a dialled connection ends, or has ended
@@ -42,7 +42,7 @@ TAKE: Final = 64  # messages of one ``take``: a storm of arrivals must not keep 
 _FD_BYTES: Final = array.array("i").itemsize
 
 
-class Report(NamedTuple):
+class PairReport(NamedTuple):
     """What a pair tells the parent each second.
 
     Attributes:

@@ -25,7 +25,7 @@ import structlog
 
 from pmdaemon.errors import PeerGone
 from pmdaemon.poller import channel
-from pmdaemon.poller.balance import Watch
+from pmdaemon.poller.balance import HangDetector
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import ParentPipe
 
@@ -42,7 +42,7 @@ def next_backoff_s(backoff_s: float, lived_s: float) -> float:
     return BACKOFF_S if lived_s >= HEALTHY_S else min(max(backoff_s * 2, BACKOFF_S), BACKOFF_MAX_S)
 
 
-class Child:
+class PairChild:
     """One pair process and what the parent knows of it.
 
     Attributes:
@@ -55,12 +55,12 @@ class Child:
         self.control: channel.Channel | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at_ns = clock.monotonic_ns()
-        self.last = channel.Report()
+        self.last = channel.PairReport()
         self.offered = 0
         self.has_reported = False
         self.is_retiring = False
         self.restarts = -1
-        self._watch = Watch()
+        self._watch = HangDetector()
         self._silent_looks = 0
         self._ended = ""
         self._hung = ""
@@ -98,9 +98,9 @@ class Child:
         self.control = channel.Channel(parent_end)
         self.restarts += 1
         self.offered = 0
-        self.last = channel.Report()
+        self.last = channel.PairReport()
         self.has_reported = False
-        self._watch = Watch()
+        self._watch = HangDetector()
         self._silent_looks = 0
         self._started_ns = self._clock.monotonic_ns()
         log.info("pair-started", pair=self.index, pid=self.process.pid, restarts=self.restarts)
@@ -125,7 +125,7 @@ class Child:
         for parcel in parcels:
             if parcel.op == "report":
                 values = {key: value for key, value in parcel.header.items() if key != "op"}
-                self.last = channel.Report(**values)
+                self.last = channel.PairReport(**values)
                 self.offered = 0
                 self.has_reported = True
         return [parcel for parcel in parcels if parcel.op != "report"]
@@ -152,7 +152,7 @@ class Child:
         if self.control is not None:
             self.control.close()
             self.control = None
-        self.last = channel.Report()
+        self.last = channel.PairReport()
         now_ns = self._clock.monotonic_ns()
         self._backoff_s = next_backoff_s(self._backoff_s, (now_ns - self._started_ns) / 1e9)
         self.start_at_ns = now_ns + round(self._backoff_s * 1e9)

@@ -24,7 +24,7 @@ BLOCK: Final = (
 )
 
 
-class Sample(NamedTuple):
+class OffsetSample(NamedTuple):
     """One answer: its round trip, and the offset that it shows."""
 
     round_trip_us: int
@@ -44,9 +44,9 @@ class OffsetEstimator:
 
     __slots__ = ("_count", "_filling", "_former", "best", "offset_us")
 
-    def __init__(self, former: Sample | None = None) -> None:
+    def __init__(self, former: OffsetSample | None = None) -> None:
         self._former = former  # the best of the full block
-        self._filling: Sample | None = None  # the best so far of the other
+        self._filling: OffsetSample | None = None  # the best so far of the other
         self._count = 0
         self._choose()
 
@@ -59,7 +59,7 @@ class OffsetEstimator:
             self._count, self._former, self._filling = 0, None, None
         filling = self._filling
         if filling is None or round_trip_us <= filling[0]:
-            self._filling = Sample(round_trip_us, offset_us)
+            self._filling = OffsetSample(round_trip_us, offset_us)
             self._choose()
         self._count += 1
         if self._count == BLOCK:

@@ -31,27 +31,27 @@ from pmdaemon.poller.registration import Hello
 from pmdaemon.runtime.transport import TlsTransport, Transport, prepare
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import Session, Side, State
+from pmdaemon.wire.session import Session, SessionState, Side
 
 MAX_OUT_BYTES: Final = 1 << 20
 DRAIN_NS: Final = 10**9
 DRAIN_BYTES: Final = 4 << 20
 # Looked at for every poll: a global costs less than a member of an enumeration.
 _POLL: Final = Kind.POLL
-_POLLING, _DRAINING, _CLOSED = State.POLLING, State.DRAINING, State.CLOSED
+_POLLING, _DRAINING, _CLOSED = SessionState.POLLING, SessionState.DRAINING, SessionState.CLOSED
 _SENT: Final = Sent.SENT
 
 
-class Luggage(NamedTuple):
+class MovedSession(NamedTuple):
     """What goes with a connection to another process: its descriptor, and bytes of both directions."""
 
     descriptor: int
-    state: State
+    state: SessionState
     pending: bytes
     out: bytes
 
 
-class Connection:
+class AgentConnection:
     """An accepted socket and its session.
 
     Attributes:
@@ -97,7 +97,7 @@ class Connection:
         sock: socket.socket | TlsTransport,
         address: str,
         now_ns: int,
-        on_blocked: Callable[[Connection], None],
+        on_blocked: Callable[[AgentConnection], None],
     ) -> None:
         self.address = address
         self.session = Session(Side.DAEMON)
@@ -256,17 +256,17 @@ class Connection:
 
     # -- moving
 
-    def pack_up(self) -> Luggage | None:
+    def pack_up(self) -> MovedSession | None:
         """Give the socket away, to be served by another process; None if it is ending. Inbound thread.
 
         From here on ``send`` answers GONE: what another thread was about to send is not lost between two
         processes, its sender knows.
         """
         with self._lock:
-            if self._closed or self.session.state in (State.DRAINING, State.CLOSED):
+            if self._closed or self.session.state in (SessionState.DRAINING, SessionState.CLOSED):
                 return None
             self._closed = True
-            luggage = Luggage(self._detach(), self.session.state, self.session.pending, bytes(self._out))
+            luggage = MovedSession(self._detach(), self.session.state, self.session.pending, bytes(self._out))
             self._out.clear()
         return luggage
 
@@ -279,7 +279,7 @@ class Connection:
         """What a peer has sent before its TLS handshake begins; it stays in the kernel. Inbound thread."""
         return self._tls.peek() if self._tls is not None else b""
 
-    def unpack(self, state: State, pending: bytes, out: bytes) -> None:
+    def unpack(self, state: SessionState, pending: bytes, out: bytes) -> None:
         """Go on with a connection of another process. Before anything is sent. Inbound thread."""
         with self._lock:
             self.session.resume(state, pending)
@@ -293,7 +293,7 @@ class Connection:
             self.end_reason = self.end_reason or reason
             if self._closed or self.drain_until_ns is not None:
                 return
-            if self.session.state not in (State.DRAINING, State.CLOSED):
+            if self.session.state not in (SessionState.DRAINING, SessionState.CLOSED):
                 self.session.sending(kind)
                 self._write(last_frame)
             self.drain_until_ns = self.last_received_ns + DRAIN_NS

@@ -31,7 +31,7 @@ class Enrolment(NamedTuple):
     gateway_id: str
 
 
-class Desk(Protocol):
+class CertificateDesk(Protocol):
     """Where certificates are handed out. It answers later, to the connection itself."""
 
     @property

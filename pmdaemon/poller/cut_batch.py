@@ -35,7 +35,7 @@ ROOM_BYTES: Final = (
 HEAD_BYTES: Final = frame.PREFIX.size + frame.MAX_HEADER_BYTES + 1
 
 
-class Letter(NamedTuple):
+class CutsMessage(NamedTuple):
     """One CUTS message. ``message`` may be a view into the batch: post it before the next ``add``.
 
     Attributes:
@@ -67,7 +67,7 @@ _JUDGE: Final = 7
 _NEXT: Final = 8
 
 
-class CutBatch:
+class CutsBuilder:
     """Cuts on their way. Thread: one.
 
     Attributes:
@@ -145,7 +145,7 @@ class CutBatch:
             self.size_bytes >= BATCH_BYTES or now_ns >= self.opened_ns + BATCH_AGE_NS
         )
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[CutsMessage]:
         """The messages, for dbmanager first; the batch is empty afterwards."""
         entries, self._entries = self._entries, []
         end = self._end
@@ -158,13 +158,15 @@ class CutBatch:
             begin = HEAD_BYTES - len(head)
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
-            return [Letter(True, True, len(entries), message, _gateways(entries), _nexts(entries))]
+            return [CutsMessage(True, True, len(entries), message, _gateways(entries), _nexts(entries))]
         letters = []
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
                 joined = self._join(chosen)
-                letters.append(Letter(keep, not keep, len(chosen), joined, _gateways(chosen), _nexts(chosen)))
+                letters.append(
+                    CutsMessage(keep, not keep, len(chosen), joined, _gateways(chosen), _nexts(chosen))
+                )
         return letters
 
     def _join(self, entries: list[_Entry]) -> bytes:

@@ -12,8 +12,8 @@ from typing import Final
 from pmdaemon.errors import WireError
 from pmdaemon.pki.identity import Credential
 from pmdaemon.poller import announcements
-from pmdaemon.poller.peer import Peer
-from pmdaemon.poller.publisher import DBMANAGER, Courier
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.session import error_code
 
@@ -23,12 +23,12 @@ REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger who tries tokens must not fil
 class Enrolments:
     """Tells of certificates made and refused."""
 
-    def __init__(self, courier: Courier, clock: Clock) -> None:
+    def __init__(self, courier: CutPublisher, clock: Clock) -> None:
         self._courier = courier
         self._clock = clock
         self._next_event_ns: dict[str, int] = {}
 
-    def made(self, conn: Peer, held: Credential) -> None:
+    def made(self, conn: AgentPeer, held: Credential) -> None:
         """The desk has made a certificate. A renewed one counts from now on; a first one is an event."""
         if conn.credential is not None:
             conn.credential = held
@@ -40,7 +40,7 @@ class Enrolments:
         )
         self._courier.news(row, DBMANAGER)
 
-    def refused(self, conn: Peer, error: WireError) -> None:
+    def refused(self, conn: AgentPeer, error: WireError) -> None:
         """The desk has refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
         now_ns, code = self._clock.monotonic_ns(), error_code(error)
         if now_ns < self._next_event_ns.get(code, 0):

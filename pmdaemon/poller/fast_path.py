@@ -18,21 +18,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from pmdaemon.poller.gateway import Condition
-from pmdaemon.poller.peer import Peer
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.gateway import GatewayState
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut
-from pmdaemon.wire.frame_template import Shapes
-from pmdaemon.wire.session import State
+from pmdaemon.wire.frame_template import FrameTemplates
+from pmdaemon.wire.session import SessionState
 
 FRAMES: Final = 2  # of a usual answer
 LESSONS_AT: Final = 64  # one answer in 64 of unknown shape is learned from: some 50 us each
-_UP: Final = Condition.UP
-_POLLING: Final = State.POLLING
+_UP: Final = GatewayState.UP
+_POLLING: Final = SessionState.POLLING
 
 
-class UsualAnswers:
+class FastPath:
     """Takes usual answers.
 
     Args:
@@ -43,7 +43,7 @@ class UsualAnswers:
             ``learn`` if the long way accepts it as a whole.
     """
 
-    def __init__(self, courier: Courier, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
+    def __init__(self, courier: CutPublisher, clock: Clock, interval_us: int, counters: Counter[str]) -> None:
         self._courier = courier
         self._add_placed = courier.batch.add_placed
         self._clock = clock
@@ -51,7 +51,7 @@ class UsualAnswers:
         self._fitting: tuple[int, int, int, int] | None = None
         self._interval_ns = interval_us * 1000
         self._counters = counters
-        self._shapes = Shapes()
+        self._shapes = FrameTemplates()
         self._unknown = 0
         self._taken = 0  # not in the counters yet
         self._late = 0
@@ -61,7 +61,7 @@ class UsualAnswers:
         """Look at the wall clock, once for the answers that are taken in the next few milliseconds."""
         self._unix_ahead_us = self._clock.unix_us() - self._clock.monotonic_ns() // 1000
 
-    def take(self, conn: Peer, data: memoryview, size: int, *, is_placed: bool) -> bool:
+    def take(self, conn: AgentPeer, data: memoryview, size: int, *, is_placed: bool) -> bool:
         """Take what one read brought, if it is a usual answer; else nothing is changed.
 
         Args:

@@ -24,17 +24,17 @@ from pmdaemon.poller import announcements
 from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.poller.allowances import Allowances
 from pmdaemon.poller.credentials import (
-    Desk,
+    CertificateDesk,
     check_holder,
     check_identity,
     parse_enrol,
     parse_request,
 )
 from pmdaemon.poller.enrolments import Enrolments
-from pmdaemon.poller.fast_path import UsualAnswers
-from pmdaemon.poller.gateway import ANSWER_BYTES, Condition, Gateway
-from pmdaemon.poller.peer import Peer
-from pmdaemon.poller.publisher import DBMANAGER, SERVICES, Courier
+from pmdaemon.poller.fast_path import FastPath
+from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.publisher import DBMANAGER, SERVICES, CutPublisher
 from pmdaemon.poller.registration import (
     Hello,
     Registration,
@@ -57,10 +57,10 @@ MAX_STREAMS: Final = (
 )  # clients come and go within a session; four times what one cut may hold
 log = structlog.get_logger("reception")
 
-Handler = Callable[["Reception", Peer, frame.Frame], None]
+Handler = Callable[["FrameHandlers", AgentPeer, frame.Frame], None]
 
 
-class Reception:
+class FrameHandlers:
     """Carries out what agents send.
 
     Args:
@@ -76,13 +76,13 @@ class Reception:
     def __init__(
         self,
         registry: Registry,
-        courier: Courier,
+        courier: CutPublisher,
         clock: Clock,
         *,
         interval_us: int,
         on_registered: Callable[[str], None],
         counters: Counter[str],
-        desk: Desk | None = None,
+        desk: CertificateDesk | None = None,
     ) -> None:
         self._registry = registry
         self._courier = courier
@@ -96,9 +96,9 @@ class Reception:
         self._desk = desk
         self._allowances = Allowances(registry, courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
-        self.usual = UsualAnswers(courier, clock, interval_us, counters)
+        self.usual = FastPath(courier, clock, interval_us, counters)
 
-    def handle(self, conn: Peer, received: frame.Frame) -> None:
+    def handle(self, conn: AgentPeer, received: frame.Frame) -> None:
         """Carry out one frame.
 
         Raises:
@@ -121,7 +121,7 @@ class Reception:
 
     # -- registration
 
-    def _hello(self, conn: Peer, received: frame.Frame) -> None:
+    def _hello(self, conn: AgentPeer, received: frame.Frame) -> None:
         held = check_holder(conn.credential, self._desk.revoked) if self._desk is not None else None
         hello = parse_hello(received.header)
         if held is not None and self._desk is not None:
@@ -140,30 +140,30 @@ class Reception:
 
     # -- certificates
 
-    def _ca_query(self, conn: Peer, _received: frame.Frame) -> None:
+    def _ca_query(self, conn: AgentPeer, _received: frame.Frame) -> None:
         body = {"ca": self._required_desk().authority_der}
         conn.send((Kind.CA_CERT, frame.encode(Kind.CA_CERT, body)))
 
-    def _enrol(self, conn: Peer, received: frame.Frame) -> None:
+    def _enrol(self, conn: AgentPeer, received: frame.Frame) -> None:
         self._counters["enrolments_asked"] += 1
         self._required_desk().enrol(conn, parse_enrol(received.header))
 
-    def _renew(self, conn: Peer, received: frame.Frame) -> None:
+    def _renew(self, conn: AgentPeer, received: frame.Frame) -> None:
         desk = self._required_desk()
         assert conn.credential is not None  # HELLO is not passed without one
         self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
         desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
 
-    def _required_desk(self) -> Desk:
+    def _required_desk(self) -> CertificateDesk:
         if self._desk is None:
             raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
         return self._desk
 
-    def _schema(self, conn: Peer, received: frame.Frame) -> None:
+    def _schema(self, conn: AgentPeer, received: frame.Frame) -> None:
         check_schema(received.header)
         conn.schema_seen = True
 
-    def _register(self, conn: Peer, received: frame.Frame) -> None:
+    def _register(self, conn: AgentPeer, received: frame.Frame) -> None:
         hello = conn.hello
         if hello is None or not conn.schema_seen:
             raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
@@ -190,7 +190,7 @@ class Reception:
             gateway_id, name, "volumes", [item["volume"] for item in registration.exports]
         )
 
-    def _begin(self, conn: Peer, hello: Hello, registration: Registration) -> None:
+    def _begin(self, conn: AgentPeer, hello: Hello, registration: Registration) -> None:
         older = self._registry.get(hello.gateway_id)
         if older is not None and older.conn is not None:
             self._supersede(older, older.conn, conn.address)
@@ -205,7 +205,7 @@ class Reception:
             address=conn.address,
         )
 
-    def _supersede(self, gateway: Gateway, older: Peer, address: str) -> None:
+    def _supersede(self, gateway: Gateway, older: AgentPeer, address: str) -> None:
         """The newer session wins; the older one is told and closed, and not reported as lost."""
         self._counters["superseded_sessions"] += 1
         log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
@@ -248,13 +248,13 @@ class Reception:
 
     def _announce_to(self, gateway: Gateway, *recipients: str) -> None:
         self._courier.news(announcements.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
-        if gateway.condition is Condition.STALLED:
+        if gateway.condition is GatewayState.STALLED:
             stalled = announcements.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
             self._courier.news(stalled, *recipients)
         for message in announcements.streams_seen(gateway.gateway_id, gateway.streams.values()):
             self._courier.news(message, *recipients)
 
-    def _streams(self, conn: Peer, received: frame.Frame) -> None:
+    def _streams(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         streams = parse_streams(received.header, gateway.gateway_id)
         new = [stream for stream in streams if stream.stream_id not in gateway.streams]
@@ -268,7 +268,7 @@ class Reception:
 
     # -- statistics
 
-    def _cut(self, conn: Peer, received: frame.Frame) -> None:
+    def _cut(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = conn.gateway
         assert gateway is not None  # see _gateway_of
         gateway_bytes, epoch, seq = cut.check(received)
@@ -313,7 +313,7 @@ class Reception:
         log.warning("cuts-missing", gateway=gateway.name, epoch=epoch, seq=seq)
         self._announce(gateway)
 
-    def _reply(self, conn: Peer, received: frame.Frame) -> None:
+    def _reply(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         header = received.header
         poll, dropped = _count(header, "poll"), _count(header, "dropped")
@@ -331,15 +331,15 @@ class Reception:
         self._counters["replies"] += 1
         if now_ns - sent_ns > self._interval_us * 1000:
             self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved
-        if gateway.condition is Condition.STALLED:
-            gateway.condition = Condition.UP
+        if gateway.condition is GatewayState.STALLED:
+            gateway.condition = GatewayState.UP
             self._fleet_log.info(now_ns, "gateway-recovered", gateway=gateway.name)
             self._tell(gateway, "recovered", "it answers polls again")
         gateway.dropped = dropped
 
     # -- answers to orders, and what an agent says unasked
 
-    def _caps_ack(self, conn: Peer, received: frame.Frame) -> None:
+    def _caps_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         header = received.header
         gen = _count(header, "gen")
@@ -349,13 +349,13 @@ class Reception:
         message = announcements.caps_state(gateway.gateway_id, gen, state, reason, self._clock.unix_us())
         self._courier.news(message, SERVICES)
 
-    def _thresholds_ack(self, conn: Peer, received: frame.Frame) -> None:
+    def _thresholds_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
         version = _count(received.header, "version")
         gateway = _gateway_of(conn)
         self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
         log.debug("thresholds-acknowledged", gateway=gateway.name, version=version)
 
-    def _alert(self, conn: Peer, received: frame.Frame) -> None:
+    def _alert(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         alert = parse_alert(received.header, self._clock.unix_us())
         if not self._allowances.allow(gateway.gateway_id, gateway.name, "alerts"):
@@ -374,14 +374,14 @@ class Reception:
         with gateway.lock:
             gateway.awaiting_since_ns = None
         self._counters["stalls"] += 1
-        if gateway.condition is Condition.UP:
-            gateway.condition = Condition.STALLED
+        if gateway.condition is GatewayState.UP:
+            gateway.condition = GatewayState.STALLED
             self._fleet_warnings.warning(
                 self._clock.monotonic_ns(), "gateway-stalled", gateway=gateway.name, reason=reason
             )
             self._tell(gateway, "stalled", reason)
 
-    def lost(self, conn: Peer, reason: str, *, by_us: bool = False) -> None:
+    def lost(self, conn: AgentPeer, reason: str, *, by_us: bool = False) -> None:
         """A connection is over. Says so to everybody if a gateway was registered on it.
 
         ``by_us``: this process ends, nothing is wrong with the gateway: it is ``detached``, not ``lost``.
@@ -397,7 +397,7 @@ class Reception:
         )
         self._tell(gateway, state, reason)
 
-    def refused(self, conn: Peer, reason: str) -> None:
+    def refused(self, conn: AgentPeer, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
         held, hello = conn.credential, conn.hello
@@ -418,7 +418,7 @@ class Reception:
             self._announce(gateway)
 
 
-def _gateway_of(conn: Peer) -> Gateway:
+def _gateway_of(conn: AgentPeer) -> Gateway:
     # Cannot be None: the session's table lets these kinds pass only after REGISTERED.
     assert conn.gateway is not None
     return conn.gateway
@@ -434,16 +434,16 @@ def _count(header: dict[str, Any], key: str, limit: int = 1 << 63) -> int:
 
 
 _HANDLERS: Final[dict[int, Handler]] = {
-    Kind.HELLO: Reception._hello,
-    Kind.CA_QUERY: Reception._ca_query,
-    Kind.ENROL: Reception._enrol,
-    Kind.RENEW: Reception._renew,
-    Kind.SCHEMA: Reception._schema,
-    Kind.REGISTER: Reception._register,
-    Kind.STREAMS: Reception._streams,
-    Kind.CUT: Reception._cut,
-    Kind.REPLY: Reception._reply,
-    Kind.CAPS_ACK: Reception._caps_ack,
-    Kind.THRESHOLDS_ACK: Reception._thresholds_ack,
-    Kind.ALERT: Reception._alert,
+    Kind.HELLO: FrameHandlers._hello,
+    Kind.CA_QUERY: FrameHandlers._ca_query,
+    Kind.ENROL: FrameHandlers._enrol,
+    Kind.RENEW: FrameHandlers._renew,
+    Kind.SCHEMA: FrameHandlers._schema,
+    Kind.REGISTER: FrameHandlers._register,
+    Kind.STREAMS: FrameHandlers._streams,
+    Kind.CUT: FrameHandlers._cut,
+    Kind.REPLY: FrameHandlers._reply,
+    Kind.CAPS_ACK: FrameHandlers._caps_ack,
+    Kind.THRESHOLDS_ACK: FrameHandlers._thresholds_ack,
+    Kind.ALERT: FrameHandlers._alert,
 }

@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pmdaemon.poller.balance import shard_of
 from pmdaemon.poller.clock_offset import OffsetEstimator
-from pmdaemon.poller.positions import Record
-from pmdaemon.poller.registration import Hello, Registration, Stream
+from pmdaemon.poller.positions import CutPositions
+from pmdaemon.poller.registration import Hello, Registration, StreamEntry
 from pmdaemon.wire import poll
 from pmdaemon.wire.session import MAX_CUT_BYTES
 
 if TYPE_CHECKING:
     from pmdaemon.poller.catch_up import CatchUp
-    from pmdaemon.poller.peer import Peer
+    from pmdaemon.poller.peer import AgentPeer
 
 
 ANSWER_BYTES: Final = 2 * MAX_CUT_BYTES
 """Of cuts in the answer to one poll: one in order of any size or 256 KB of them, and the newest as LIVE."""
 
 
-class Condition(Enum):
+class GatewayState(Enum):
     """What the rest of the server is told of a gateway."""
 
     UP = "up"
@@ -83,23 +83,25 @@ class Gateway:
         self.id_bytes = uuid.UUID(gateway_id).bytes
         self.shard = shard_of(gateway_id)
         self.lock = threading.Lock()
-        self.record = Record()
-        self.conn: Peer | None = None
+        self.record = CutPositions()
+        self.conn: AgentPeer | None = None
         self.awaiting_since_ns: int | None = None
         self.name = ""
         self.software = ""
         self.address = ""
         self.epoch = 0
         self.exports: list[dict[str, Any]] = []
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, StreamEntry] = {}
         self.offset = OffsetEstimator()
-        self.condition = Condition.LOST
+        self.condition = GatewayState.LOST
         self.dropped = 0
         self.announced_dropped = (0, 0)
         self._answer_bytes = 0
         self._answer_to: int | None = None
 
-    def begin(self, conn: Peer, hello: Hello, registration: Registration, durable: dict[int, int]) -> None:
+    def begin(
+        self, conn: AgentPeer, hello: Hello, registration: Registration, durable: dict[int, int]
+    ) -> None:
         """A session has registered. The caller has closed the one before."""
         self.name = hello.name
         self.software = hello.software
@@ -108,7 +110,7 @@ class Gateway:
         self.exports = registration.exports
         self.streams = {}
         self.offset = OffsetEstimator()
-        self.condition = Condition.UP
+        self.condition = GatewayState.UP
         self._answer_to, self._answer_bytes = None, 0
         with self.lock:
             self.record.register(hello.epoch, registration.spool, durable)
@@ -117,12 +119,12 @@ class Gateway:
 
     def end(self) -> None:
         """Its session is over."""
-        self.condition = Condition.LOST
+        self.condition = GatewayState.LOST
         with self.lock:
             self.conn = None
             self.awaiting_since_ns = None
 
-    def ask(self, number: int, now_ns: int, lease: bool, catch_up: CatchUp) -> tuple[Peer, bytes] | None:
+    def ask(self, number: int, now_ns: int, lease: bool, catch_up: CatchUp) -> tuple[AgentPeer, bytes] | None:
         """Account for a poll that leaves now: whereto, and the POLL frame.
 
         None if there is no session, or an answer is still awaited. ``catch_up``: the pair's budget for

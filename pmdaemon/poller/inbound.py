@@ -10,8 +10,8 @@ Whatever goes wrong while one connection is served ends that connection: it is l
 (``connection_faults``) and closed, and the thread goes on. A damaged mailbox alone is no peer's doing and
 ends the process, which the parent replaces.
 
-Owns: the selector, every ``Connection``'s ending, the courier. Shares: the registry (its locks), ``hints``
-(a handover); moves connections with ``poller.migration``.
+Owns: the selector, every ``AgentConnection``'s ending, the courier. Shares: the registry (its locks),
+``hints`` (a handover); moves connections with ``poller.migration``.
 
 Source: P10, P16; DESIGN.md 3.
 """
@@ -29,29 +29,29 @@ import structlog
 
 from pmdaemon.errors import MailboxError, PeerGone, WireError
 from pmdaemon.pki.errors import CredentialRefused
-from pmdaemon.poller.admission import Door
-from pmdaemon.poller.certificates import Clerk
-from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.admission import Admission
+from pmdaemon.poller.certificates import CertificateWorker
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.fast_path import FRAMES
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.inbound_messages import (
     AnnounceAgain,
     Answered,
     Blocked,
+    CertificateRefused,
     Hint,
-    Post,
-    Refused,
+    PostAnnouncement,
     Revoked,
 )
-from pmdaemon.poller.migration import Forward, Mover
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.migration import Forward, ShardMigrator
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.readiness import EVENTS_A_ROUND, READ, WRITE, Readiness
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.sizing import DecayingMax
-from pmdaemon.poller.timeouts import SWEEP_NS, Patience, Vigil
+from pmdaemon.poller.timeouts import SWEEP_NS, SessionTimeouts, TimeoutPolicy
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -76,15 +76,15 @@ class Inbound:
     def __init__(
         self,
         registry: Registry,
-        reception: Reception,
-        courier: Courier,
+        reception: FrameHandlers,
+        courier: CutPublisher,
         clock: Clock,
-        patience: Patience,
+        patience: TimeoutPolicy,
         *,
-        hints: Handover[Hint],
-        mover: Mover | None,
+        hints: ThreadInbox[Hint],
+        mover: ShardMigrator | None,
         counters: Counter[str],
-        clerk: Clerk | None = None,
+        clerk: CertificateWorker | None = None,
         on_sweep: Callable[[], None] = lambda: None,
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
@@ -99,12 +99,12 @@ class Inbound:
         self._channel_waits = False
         self.steps = 0
         self._counters = counters
-        self._door = Door(clock, counters, clerk, lambda conn: self._hints.put(Blocked(conn)))
-        self._vigil = Vigil(registry, reception, clock, patience, counters, clerk)
+        self._door = Admission(clock, counters, clerk, lambda conn: self._hints.put(Blocked(conn)))
+        self._vigil = SessionTimeouts(registry, reception, clock, patience, counters, clerk)
         self._on_sweep = on_sweep
         self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns
-        self._connections: set[Connection] = set()
+        self._connections: set[AgentConnection] = set()
         self.received_bytes = 0
         self._sweep_at_ns = clock.monotonic_ns() + SWEEP_NS
         self._reads = 0
@@ -154,7 +154,7 @@ class Inbound:
         owner_of = self._readiness.owners.get
         for descriptor, events in ready:
             source = owner_of(descriptor)  # None: closed by an earlier event of this round
-            if isinstance(source, Connection):
+            if isinstance(source, AgentConnection):
                 served = True
                 try:
                     if events == READ and source.secured:
@@ -182,7 +182,7 @@ class Inbound:
             self._on_sweep()
         return served
 
-    def _fault(self, conn: Connection) -> None:
+    def _fault(self, conn: AgentConnection) -> None:
         """A defect of ours came up while this connection was served: it ends, nothing else does."""
         self._counters["connection_faults"] += 1
         if self._counters["connection_faults"] % FAULTS_A_TRACE == 1:
@@ -202,7 +202,7 @@ class Inbound:
 
     # -- connections
 
-    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
+    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> AgentConnection | None:
         """Serve a new socket; None if it was turned away. With TLS configured it must speak that.
 
         One that ``is_known``, a registered gateway's from another pair, needs no place among the strangers.
@@ -221,7 +221,7 @@ class Inbound:
             self._readiness.register(conn, selectors.EVENT_READ)
         return conn
 
-    def _secure(self, conn: Connection) -> None:
+    def _secure(self, conn: AgentConnection) -> None:
         """One step of a TLS handshake; a few a round, the others come up again in the next."""
         if not self._door.handshakes_left:
             return
@@ -238,13 +238,13 @@ class Inbound:
             self._counters["tls_handshakes"] += 1
         self._readiness.modify(conn, wanted or selectors.EVENT_READ)
 
-    def release(self, conn: Connection) -> None:
+    def release(self, conn: AgentConnection) -> None:
         """Serve a connection no more; it leaves for another process."""
         self._connections.discard(conn)
         self._door.strangers.remove(conn)
         self._readiness.unregister(conn)
 
-    def read_pending(self, conn: Connection) -> None:
+    def read_pending(self, conn: AgentConnection) -> None:
         """Act on bytes that came with a connection from another process."""
         try:
             self._handle(conn, conn.resume_frames())
@@ -255,7 +255,7 @@ class Inbound:
         if not conn.closed and conn.waiting_bytes:
             self._readiness.modify(conn, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def _welcome_arrivals(self, mover: Mover, events: int) -> None:
+    def _welcome_arrivals(self, mover: ShardMigrator, events: int) -> None:
         try:
             if events & WRITE:
                 mover.channel.flush()
@@ -267,7 +267,7 @@ class Inbound:
             self._readiness.unregister(mover)
             self._mover = None
 
-    def _move(self, mover: Mover) -> None:
+    def _move(self, mover: ShardMigrator) -> None:
         """Let sessions leave, and ask for write readiness while the parent's end is full."""
         if mover.has_work:
             mover.work(self)
@@ -276,7 +276,7 @@ class Inbound:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
             self._readiness.modify(mover, events)
 
-    def _serve(self, conn: Connection, events: int) -> None:
+    def _serve(self, conn: AgentConnection, events: int) -> None:
         if not conn.secured:
             self._secure(conn)
             return
@@ -287,11 +287,11 @@ class Inbound:
         if conn.doomed and not conn.closed:
             self._end_doomed(conn)
 
-    def _end_doomed(self, conn: Connection) -> None:
+    def _end_doomed(self, conn: AgentConnection) -> None:
         self._counters["doomed_connections"] += 1
         self._ended(conn, conn.doomed)
 
-    def _receive(self, conn: Connection) -> None:
+    def _receive(self, conn: AgentConnection) -> None:
         """Read once and act on it; one read in ``TIMED_READS`` is timed, for T_ptmax."""
         clock = self._monotonic_ns
         now_ns = clock()
@@ -313,7 +313,7 @@ class Inbound:
         if is_timed and messages:
             self.t_ptmax.add((self._thread_time_ns() - started_ns) / 1000 / messages, now_ns)
 
-    def _take(self, conn: Connection, data: memoryview) -> int:
+    def _take(self, conn: AgentConnection, data: memoryview) -> int:
         """Act on what one read brought, the long way; returns the number of frames."""
         usual = self._usual
         lesson = bytes(data) if usual.has_lesson else b""  # handling a cut may move it over what was read
@@ -324,7 +324,7 @@ class Inbound:
                 usual.learn(memoryview(lesson))
         return messages
 
-    def _handle(self, conn: Connection, frames: Iterator[frame.Frame]) -> int:
+    def _handle(self, conn: AgentConnection, frames: Iterator[frame.Frame]) -> int:
         """Act on frames, one after the other; returns their number."""
         messages = 0
         try:
@@ -339,7 +339,7 @@ class Inbound:
             self._refuse(conn, exc)
         return messages
 
-    def _ended(self, conn: Connection, reason: str) -> None:
+    def _ended(self, conn: AgentConnection, reason: str) -> None:
         """The peer, or the network, has ended it: counted where nobody said goodbye properly."""
         part_bytes = conn.session.pending_bytes
         if part_bytes:
@@ -349,12 +349,12 @@ class Inbound:
             self._note_refusal(conn, code, reason)
         self._drop(conn, reason)
 
-    def _note_refusal(self, conn: Connection, code: str, reason: str) -> None:
+    def _note_refusal(self, conn: AgentConnection, code: str, reason: str) -> None:
         if conn.is_dialled and self._mover is not None:
             self._mover.tell_refusal(conn, f"{code}: {reason}")
         self._door.note_refusal(conn, code, reason)
 
-    def _leaves(self, conn: Connection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
+    def _leaves(self, conn: AgentConnection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
         """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
         if received.kind != Kind.HELLO:
             self._drop(conn, farewell(received))
@@ -366,7 +366,7 @@ class Inbound:
         self._mover.send_stranger(conn, received.header["gw"], self)
         return True
 
-    def _refuse(self, conn: Connection, error: WireError) -> None:
+    def _refuse(self, conn: AgentConnection, error: WireError) -> None:
         """A malformed or misplaced frame: this connection is closed with the reason, nothing else."""
         code = error_code(error)
         self._note_refusal(conn, code, str(error))
@@ -375,7 +375,7 @@ class Inbound:
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
         self._reception.lost(conn, conn.end_reason)
 
-    def _drop(self, conn: Connection, reason: str, *, by_us: bool = False) -> None:
+    def _drop(self, conn: AgentConnection, reason: str, *, by_us: bool = False) -> None:
         self._connections.discard(conn)
         self._door.strangers.remove(conn)
         self._readiness.unregister(conn)
@@ -392,13 +392,13 @@ class Inbound:
             except MailboxError:
                 raise
             except Exception:
-                if not isinstance(hint, Blocked | Answered | Refused):
+                if not isinstance(hint, Blocked | Answered | CertificateRefused):
                     raise  # it is about no connection
                 self._fault(hint.conn)
 
     def _follow(self, hint: Hint) -> None:
         match hint:
-            case Post(message, recipients):
+            case PostAnnouncement(message, recipients):
                 self._courier.news(message, *recipients)
             case Forward():
                 if self._mover is not None:
@@ -416,7 +416,7 @@ class Inbound:
                 conn.asking = False
                 self._reception.enrolments.made(conn, held)
                 conn.send((Kind.CERTIFICATE, encoded))
-            case Refused(conn, error):
+            case CertificateRefused(conn, error):
                 conn.asking = False
                 self._reception.enrolments.refused(conn, error)
                 if not conn.closed:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from pmdaemon.errors import WireError
 from pmdaemon.pki.identity import Credential
-from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.migration import Forward
 
 
-class Post(NamedTuple):
+class PostAnnouncement(NamedTuple):
     """Post this announcement."""
 
     message: bytes
@@ -26,21 +26,21 @@ class AnnounceAgain(NamedTuple):
 class Blocked(NamedTuple):
     """This connection has output waiting, or is doomed."""
 
-    conn: Connection
+    conn: AgentConnection
 
 
 class Answered(NamedTuple):
     """The clerk has made the certificate that this connection asked for; ``held`` is what it says."""
 
-    conn: Connection
+    conn: AgentConnection
     held: Credential
     encoded: bytes
 
 
-class Refused(NamedTuple):
+class CertificateRefused(NamedTuple):
     """The clerk refuses what this connection asked for: it is told and closed."""
 
-    conn: Connection
+    conn: AgentConnection
     error: WireError
 
 
@@ -48,4 +48,4 @@ class Revoked(NamedTuple):
     """The list of revoked certificates is another."""
 
 
-Hint = Post | AnnounceAgain | Blocked | Answered | Refused | Revoked | Forward
+Hint = PostAnnouncement | AnnounceAgain | Blocked | Answered | CertificateRefused | Revoked | Forward

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pmdaemon.poller.children import Child
-from pmdaemon.poller.pair_manager import Traffic
+from pmdaemon.poller.children import PairChild
+from pmdaemon.poller.pair_manager import PairManager
 from pmdaemon.runtime.files import write_whole
 
 PREFIX: Final = "sla_pmdaemon_"
@@ -149,7 +149,7 @@ PARENT: Final = (
 )
 
 
-def text(traffic: Traffic, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
+def text(traffic: PairManager, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
     """All figures."""
     children = traffic.children
     parent = {
@@ -170,12 +170,12 @@ def text(traffic: Traffic, refused_connections: int, *, listed: int = 0, dialled
     return "\n".join(lines) + "\n"
 
 
-def _samples(key: str, children: Iterable[Child]) -> list[tuple[str, float]]:
+def _samples(key: str, children: Iterable[PairChild]) -> list[tuple[str, float]]:
     reports: list[tuple[int, Mapping[str, float]]] = [(child.index, child.last.metrics) for child in children]
     return [(f'{{pair="{index}"}}', metrics.get(key, 0.0)) for index, metrics in reports if metrics]
 
 
-def _refusals(children: Iterable[Child]) -> list[tuple[str, float]]:
+def _refusals(children: Iterable[PairChild]) -> list[tuple[str, float]]:
     found = []
     for child in children:
         for key, value in sorted(child.last.metrics.items()):

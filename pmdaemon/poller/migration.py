@@ -36,16 +36,16 @@ import structlog
 from pmdaemon.errors import MailboxError
 from pmdaemon.poller.balance import SHARDS, Map, shard_of
 from pmdaemon.poller.channel import Channel, Parcel, state_file
-from pmdaemon.poller.connection import Connection
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.connection import AgentConnection
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.packing import pack_gateway, unpack_gateway
 from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.standing_caps import ControlBook
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.poller.standing_caps import StandingCaps
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame, parcel
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import State
+from pmdaemon.wire.session import SessionState
 from pmdaemon.wire.sni import gateway_named
 
 MOVES_A_STEP: Final = (
@@ -99,20 +99,20 @@ class Forward(NamedTuple):
 ToOutbound = str | Inherited | PassedOn
 
 
-class Host(Protocol):
+class MigrationHost(Protocol):
     """What is needed of the inbound thread's loop."""
 
-    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> Connection | None:
+    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> AgentConnection | None:
         """Serve a new socket; ``is_known``: a registered gateway's."""
 
-    def release(self, conn: Connection) -> None:
+    def release(self, conn: AgentConnection) -> None:
         """Serve it no more; its descriptor is still open."""
 
-    def read_pending(self, conn: Connection) -> None:
+    def read_pending(self, conn: AgentConnection) -> None:
         """Act on the frames among bytes that came with a connection, and flush its output."""
 
 
-class Mover:
+class ShardMigrator:
     """Takes from and gives to the parent. An ``Arrivals`` for the inbound thread."""
 
     def __init__(
@@ -120,10 +120,10 @@ class Mover:
         channel: Channel,
         ownership: Ownership,
         registry: Registry,
-        reception: Reception,
+        reception: FrameHandlers,
         post_cuts: Callable[[], None],
-        book: ControlBook,
-        to_outbound: Handover[ToOutbound],
+        book: StandingCaps,
+        to_outbound: ThreadInbox[ToOutbound],
         counters: Counter[str],
     ) -> None:
         self.channel = channel
@@ -135,7 +135,7 @@ class Mover:
         self._to_outbound = to_outbound
         self._counters = counters
         self._leaving: deque[str] = deque()
-        self._hops: dict[Connection, int] = {}
+        self._hops: dict[AgentConnection, int] = {}
 
     def fileno(self) -> int:
         """Readable when something has arrived."""
@@ -148,7 +148,7 @@ class Mover:
 
     # -- from the parent
 
-    def take(self, host: Host) -> None:
+    def take(self, host: MigrationHost) -> None:
         """Act on what the parent has sent.
 
         Raises:
@@ -172,7 +172,7 @@ class Mover:
             finally:
                 item.close()
 
-    def _act(self, item: Parcel, host: Host) -> None:
+    def _act(self, item: Parcel, host: MigrationHost) -> None:
         header = item.header
         if item.op == "new":
             conn = host.adopt(item.take_socket(), header["address"])
@@ -219,7 +219,7 @@ class Mover:
     def _tell_up(self, gateway: Gateway) -> None:
         self.channel.send({"op": "up", "gw": gateway.gateway_id, "address": gateway.address})
 
-    def is_foreign(self, conn: Connection, hello: frame.Frame) -> bool:
+    def is_foreign(self, conn: AgentConnection, hello: frame.Frame) -> bool:
         """Whether the sender of this HELLO must be served by another pair."""
         gateway_id = hello.header.get("gw")
         return (
@@ -230,15 +230,15 @@ class Mover:
             and self.is_others(conn, gateway_id)
         )
 
-    def is_others(self, conn: Connection, gateway_id: str) -> bool:
+    def is_others(self, conn: AgentConnection, gateway_id: str) -> bool:
         """Whether this gateway belongs to another pair, to which the connection can still be passed on."""
         return self._hops.get(conn, 0) < MOST_HOPS and not self.ownership.is_mine(gateway_id)
 
-    def send_stranger(self, conn: Connection, gateway_id: str, host: Host) -> None:
+    def send_stranger(self, conn: AgentConnection, gateway_id: str, host: MigrationHost) -> None:
         """A connection whose HELLO was read and not answered goes to the owner of its shard."""
         self._send(conn, gateway_id, {}, host)
 
-    def takes_before_tls(self, conn: Connection, host: Host) -> bool:
+    def takes_before_tls(self, conn: AgentConnection, host: MigrationHost) -> bool:
         """Send on a connection whose handshake is about to begin, if it belongs to another pair.
 
         TLS cannot move once it has begun.
@@ -251,17 +251,17 @@ class Mover:
         self.send_stranger(conn, gateway_id, host)
         return True
 
-    def work(self, host: Host) -> None:
+    def work(self, host: MigrationHost) -> None:
         """Let some of the leaving sessions go."""
         for _ in range(min(len(self._leaving), MOVES_A_STEP)):
             gateway = self._registry.get(self._leaving.popleft())
             if gateway is None or self.ownership.owners[gateway.shard] == self.ownership.pair:
                 continue
             conn = gateway.conn
-            if isinstance(conn, Connection) and not conn.closed and conn.drain_until_ns is None:
+            if isinstance(conn, AgentConnection) and not conn.closed and conn.drain_until_ns is None:
                 self._leave(gateway, conn, host)
 
-    def _leave(self, gateway: Gateway, conn: Connection, host: Host) -> None:
+    def _leave(self, gateway: Gateway, conn: AgentConnection, host: MigrationHost) -> None:
         if not conn.is_movable:
             self._counters["moves_by_reconnect"] += 1
             bye = frame.encode(Kind.BYE, {"reason": "its shard has moved to another pair: connect again"})
@@ -277,7 +277,9 @@ class Mover:
         }
         self._send(conn, gateway.gateway_id, state, host)
 
-    def _send(self, conn: Connection, gateway_id: str, state: dict[str, Any], host: Host) -> None:
+    def _send(
+        self, conn: AgentConnection, gateway_id: str, state: dict[str, Any], host: MigrationHost
+    ) -> None:
         host.release(conn)
         luggage = conn.pack_up()
         hops = self._hops.pop(conn, 0) + 1
@@ -291,7 +293,7 @@ class Mover:
         self._counters["moved_out"] += 1
         self.channel.send(header, [luggage.descriptor, state_file(parcel.pack(state))])
 
-    def tell_refusal(self, conn: Connection, reason: str) -> None:
+    def tell_refusal(self, conn: AgentConnection, reason: str) -> None:
         """Tell the parent, which has dialled it, why this connection ends; the end itself it sees."""
         told = {"address": conn.address, "reason": reason[:REASON_CHARACTERS]}
         self.channel.tell({"op": "refused", **told, "is_over": False})
@@ -304,11 +306,13 @@ class Mover:
 
     # -- arriving
 
-    def _arrive(self, sock: socket.socket, header: dict[str, Any], state: dict[str, Any], host: Host) -> None:
+    def _arrive(
+        self, sock: socket.socket, header: dict[str, Any], state: dict[str, Any], host: MigrationHost
+    ) -> None:
         conn = host.adopt(sock, header["address"], is_known="gateway" in state)
         if conn is None:
             return
-        conn.unpack(State(state["state"]), state["pending"], state["out"])
+        conn.unpack(SessionState(state["state"]), state["pending"], state["out"])
         conn.opened_ns, conn.last_received_ns = state["opened_ns"], state["received_ns"]
         conn.is_dialled = header["dialled"]
         self._counters["moved_in"] += 1
@@ -319,7 +323,7 @@ class Mover:
         if conn.gateway is not None or conn.closed:
             self._hops.pop(conn, None)
 
-    def _settle(self, conn: Connection, state: dict[str, Any]) -> None:
+    def _settle(self, conn: AgentConnection, state: dict[str, Any]) -> None:
         older = self._registry.get(state["gateway"]["id"])
         if older is not None:
             self._reception.registered_elsewhere(older, conn.address)
@@ -332,6 +336,6 @@ class Mover:
         if self.ownership.owners[gateway.shard] != self.ownership.pair:
             self._leaving.append(gateway.gateway_id)
 
-    def forget(self, conn: Connection) -> None:
+    def forget(self, conn: AgentConnection) -> None:
         """A connection has ended."""
         self._hops.pop(conn, None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pmdaemon.poller.cut_batch import BATCH_BYTES, BATCH_CUTS, Letter, cuts_head
+from pmdaemon.poller.cut_batch import BATCH_BYTES, BATCH_CUTS, CutsMessage, cuts_head
 from pmdaemon.wire import frame
 
 WAITING_BYTES: Final = 64 << 20  # 4,000 gateways with 16 streams each take 26 MB
@@ -45,7 +45,7 @@ class NewestCuts:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def keep(self, letter: Letter) -> int:
+    def keep(self, letter: CutsMessage) -> int:
         """Keep what is newest of a message; returns how many cuts will never be posted because of it."""
         message = frame.decode(letter.message)
         columns = (message.header[name] for name in ("recv_us", "offset_us", "live"))

@@ -30,17 +30,17 @@ from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.poller import announcements, watermarks
 from pmdaemon.poller.balance import shard_of
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.inbound_messages import AnnounceAgain, Hint, Post
+from pmdaemon.poller.inbound_messages import AnnounceAgain, Hint, PostAnnouncement
 from pmdaemon.poller.interleave import in_turn
 from pmdaemon.poller.migration import Forward, Inherited, Ownership, PassedOn, ToOutbound
-from pmdaemon.poller.peer import Peer, Sent
+from pmdaemon.poller.peer import AgentPeer, Sent
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
-from pmdaemon.poller.standing_caps import ControlBook, thresholds_order
+from pmdaemon.poller.standing_caps import StandingCaps, thresholds_order
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -82,10 +82,10 @@ class Outbound:
         clock: Clock,
         schedule: Schedule,
         *,
-        hints: Handover[Hint],
-        registered: Handover[ToOutbound],
+        hints: ThreadInbox[Hint],
+        registered: ThreadInbox[ToOutbound],
         counters: Counter[str],
-        book: ControlBook | None = None,
+        book: StandingCaps | None = None,
         ownership: Ownership | None = None,
     ) -> None:
         self._registry = registry
@@ -97,7 +97,7 @@ class Outbound:
         self._registered = registered
         self._services_incarnation: object = None
         self._counters = counters
-        self._book = book or ControlBook()
+        self._book = book or StandingCaps()
         self._ownership = ownership or Ownership(0)
         self._catch_up = registry.catch_up
         # Numbers of different pairs differ, so that a gateway that moves cannot confuse two polls.
@@ -162,7 +162,7 @@ class Outbound:
         """
         now_ns, number, orders, catch_up = self._now_ns, self._poll, self._orders, self._catch_up
         lease = self._book.lease_is_fresh(now_ns())
-        asked: list[tuple[Gateway, int, tuple[Peer, bytes]]] = []
+        asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]] = []
         for gateway in gateways:
             if orders and gateway.gateway_id in orders:
                 self._poll = number
@@ -177,7 +177,7 @@ class Outbound:
         self._poll = number
         self._send_asked(asked)
 
-    def _send_asked(self, asked: list[tuple[Gateway, int, tuple[Peer, bytes]]]) -> None:
+    def _send_asked(self, asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]]) -> None:
         polls = sent_bytes = 0
         for gateway, number, (conn, encoded) in asked:
             if conn.send_poll(encoded) is _GONE:
@@ -325,7 +325,7 @@ class Outbound:
         now_ns = self._now_ns()
         lease = self._book.lease_is_fresh(now_ns)
         asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up) if polled else None
-        conn: Peer | None
+        conn: AgentPeer | None
         if asked is not None:
             self._poll += 1
             conn, encoded = asked
@@ -347,4 +347,4 @@ class Outbound:
             self._counters["polls"] += asked is not None
             if gen is not None:
                 message = announcements.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())
-                self._hints.put(Post(message, (SERVICES,)))
+                self._hints.put(PostAnnouncement(message, (SERVICES,)))

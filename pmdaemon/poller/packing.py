@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pmdaemon.poller.clock_offset import OffsetEstimator, Sample
-from pmdaemon.poller.gateway import Condition, Gateway
-from pmdaemon.poller.peer import Peer
-from pmdaemon.poller.positions import Record
-from pmdaemon.poller.registration import Hello, Stream
+from pmdaemon.poller.clock_offset import OffsetEstimator, OffsetSample
+from pmdaemon.poller.gateway import Gateway, GatewayState
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.positions import CutPositions
+from pmdaemon.poller.registration import Hello, StreamEntry
 
 
 def pack_gateway(gateway: Gateway) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def pack_gateway(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-def unpack_gateway(packed: dict[str, Any], conn: Peer) -> Gateway:
+def unpack_gateway(packed: dict[str, Any], conn: AgentPeer) -> Gateway:
     """The gateway, with its session on ``conn``. Not yet known to anybody."""
     gateway = Gateway(packed["id"])
     hello = Hello(*packed["hello"])
@@ -46,12 +46,12 @@ def unpack_gateway(packed: dict[str, Any], conn: Peer) -> Gateway:
     gateway.name, gateway.software, gateway.address = hello.name, hello.software, conn.address
     gateway.epoch = hello.epoch
     gateway.exports = packed["exports"]
-    gateway.streams = {item[0]: Stream(*item) for item in packed["streams"]}
+    gateway.streams = {item[0]: StreamEntry(*item) for item in packed["streams"]}
     if packed["offset"] is not None:
-        gateway.offset = OffsetEstimator(Sample(*packed["offset"]))
-    gateway.condition = Condition(packed["condition"])
+        gateway.offset = OffsetEstimator(OffsetSample(*packed["offset"]))
+    gateway.condition = GatewayState(packed["condition"])
     gateway.dropped = packed["dropped"]
     gateway.announced_dropped = (packed["announced_dropped"][0], packed["announced_dropped"][1])
-    gateway.record = Record.unpack(packed["record"])
+    gateway.record = CutPositions.unpack(packed["record"])
     gateway.conn = conn
     return gateway

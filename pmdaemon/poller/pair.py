@@ -30,26 +30,26 @@ from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox.errors import ParticipantBusy, SegmentMissing
 from pmdaemon.poller import channel
-from pmdaemon.poller.backpressure import Teller
+from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.certificates import open_clerk
 from pmdaemon.poller.config import PmFile
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.inbound import Inbound
 from pmdaemon.poller.inbound_messages import Hint
-from pmdaemon.poller.migration import Mover, Ownership, ToOutbound
+from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
 from pmdaemon.poller.pinning import pin
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
-from pmdaemon.poller.standing_caps import ControlBook
-from pmdaemon.poller.timeouts import Patience
+from pmdaemon.poller.standing_caps import StandingCaps
+from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.poller.unified import UnifiedCore
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -114,20 +114,20 @@ class Pair:
         self.registry = Registry(CatchUp(settings.catch_up_bytes_per_s, settings.interval_ns))
         self.in_counters: Counter[str] = Counter()
         self.out_counters: Counter[str] = Counter()
-        self._hints: Handover[Hint] = Handover()
+        self._hints: ThreadInbox[Hint] = ThreadInbox()
         self.ca_counters: Counter[str] = Counter()
         tls = settings.tls
         self._clerk = (
             open_clerk(config.ca_dir, tls.lifetime_s, self._hints, self.ca_counters) if tls.enabled else None
         )
-        self._registered: Handover[ToOutbound] = Handover()
+        self._registered: ThreadInbox[ToOutbound] = ThreadInbox()
         self.ownership = Ownership(index)
         self._busy = BusyMeter(clock)
         self._last_look = (0.0, 0)  # CPU seconds and polls at the last report
-        book = ControlBook()
-        self._courier = Courier(mailbox, index, self.registry.refused)
+        book = StandingCaps()
+        self._courier = CutPublisher(mailbox, index, self.registry.refused)
         self._schedule = Schedule(settings.interval_ns)
-        reception = Reception(
+        reception = FrameHandlers(
             self.registry,
             self._courier,
             clock,
@@ -136,7 +136,7 @@ class Pair:
             counters=self.in_counters,
             desk=self._clerk,
         )
-        mover = Mover(
+        mover = ShardMigrator(
             self._channel,
             self.ownership,
             self.registry,
@@ -146,13 +146,13 @@ class Pair:
             self._registered,
             self.in_counters,
         )
-        teller = Teller(mailbox, clock, dict, self._refused)
+        teller = BackpressureReporter(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
             reception,
             self._courier,
             clock,
-            Patience.for_interval(settings.interval_ns),
+            TimeoutPolicy.for_interval(settings.interval_ns),
             hints=self._hints,
             mover=mover,
             counters=self.in_counters,
@@ -202,7 +202,7 @@ class Pair:
 
     def _report(self) -> None:
         shards = Counter(gateway.shard for gateway in self.registry.all() if gateway.conn is not None)
-        report = channel.Report(
+        report = channel.PairReport(
             connections=self.inbound.connections,
             gateways=shards.total(),
             t_ptmax_us=self.inbound.t_ptmax.value_us,

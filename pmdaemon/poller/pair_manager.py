@@ -28,7 +28,7 @@ import structlog
 
 from pmdaemon.poller.balance import SHARDS, Balance, Map, PairLoad, decide, evacuate, shard_weights
 from pmdaemon.poller.channel import Parcel
-from pmdaemon.poller.children import Child
+from pmdaemon.poller.children import PairChild
 from pmdaemon.poller.config import PmConfig
 from pmdaemon.poller.sizing import T_PTMAX_US, pairs_by_formula, pairs_needed
 from pmdaemon.runtime.clock import Clock
@@ -39,7 +39,7 @@ NO_ROOM_NS: Final = 60 * 10**9  # until it is tried again: somebody has to make 
 log = structlog.get_logger("traffic")
 
 
-class Traffic:
+class PairManager:
     """See the module.
 
     Attributes:
@@ -58,7 +58,7 @@ class Traffic:
         cpus: int,
         has_room: Callable[[int], bool] = lambda _index: True,
     ) -> None:
-        self.children: list[Child] = []
+        self.children: list[PairChild] = []
         self.owners: Map = (0,) * SHARDS
         self.moves = 0
         self.passed_on = 0
@@ -135,7 +135,7 @@ class Traffic:
             if not self._has_room(index) and index:  # without any pair there is nothing: it may wait for room
                 self._grow_again_ns = self._clock.monotonic_ns() + NO_ROOM_NS
                 return
-            self.children.append(Child(index, self._config_path, self._pipe, self._clock))
+            self.children.append(PairChild(index, self._config_path, self._pipe, self._clock))
 
     def _retire(self, now_ns: int) -> bool:
         """Stop a retiring pair when it serves nobody; True while one is on its way out."""
@@ -157,19 +157,19 @@ class Traffic:
         for child in self.children:
             self.tell_map(child)
 
-    def tell_map(self, child: Child) -> None:
+    def tell_map(self, child: PairChild) -> None:
         """Tell a pair who owns what."""
         if child.control is not None:
             child.control.send({"op": "map", "owners": list(self.owners)})
 
     # -- births and deaths
 
-    def started(self, child: Child) -> None:
+    def started(self, child: PairChild) -> None:
         """It runs: tell it the map, unless it has everything, which it assumes."""
         if len(self.children) > 1 or self.owners.count(child.index) < SHARDS:
             self.tell_map(child)
 
-    def died(self, child: Child) -> None:
+    def died(self, child: PairChild) -> None:
         """Its shards go to those that run; its gateways dial again."""
         self._where = {gateway_id: pair for gateway_id, pair in self._where.items() if pair != child.index}
         living = [item.index for item in self.children if item.is_running and not item.is_retiring]
@@ -180,13 +180,13 @@ class Traffic:
 
     # -- passing on
 
-    def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> Child | None:
+    def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> PairChild | None:
         """Give a new connection to the pair with the fewest; None if none can take it."""
         running = [child for child in self.children if child.is_running and not child.is_retiring]
         ordered = sorted(running, key=lambda child: child.load)
         return next((child for child in ordered if child.offer(sock, address, is_dialled)), None)
 
-    def pass_on(self, sender: Child, parcels: list[Parcel]) -> None:
+    def pass_on(self, sender: PairChild, parcels: list[Parcel]) -> None:
         """What a pair has sent for others."""
         for parcel in parcels:
             if parcel.op == "up":

@@ -28,12 +28,12 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import metrics
 from pmdaemon.poller.channel import Channel
-from pmdaemon.poller.children import Child
+from pmdaemon.poller.children import PairChild
 from pmdaemon.poller.config import PmFile
 from pmdaemon.poller.dialler import Dialler
 from pmdaemon.poller.gateway_list import DialledFile, GatewayList
 from pmdaemon.poller.mailbox_rooms import reserve_pair
-from pmdaemon.poller.pair_manager import NO_ROOM_NS, Traffic
+from pmdaemon.poller.pair_manager import NO_ROOM_NS, PairManager
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
@@ -99,7 +99,9 @@ class Daemon:
         self._pipe = ParentPipe()
         cpus = len(os.sched_getaffinity(0))
         self._has_room = functools.partial(reserve_pair, config.segment_path, self._clock)
-        self.traffic = Traffic(config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._has_room)
+        self.traffic = PairManager(
+            config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._has_room
+        )
         self._selector = selectors.DefaultSelector()
         if config.pmdaemon.tls.enabled:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
@@ -137,7 +139,7 @@ class Daemon:
                 for key, events in self._selector.select(self._timeout_s()):
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif isinstance(key.data, Child) and isinstance(key.fileobj, Channel):
+                    elif isinstance(key.data, PairChild) and isinstance(key.fileobj, Channel):
                         self._serve(key.data, key.fileobj, events)
         finally:
             self._shut()
@@ -193,7 +195,7 @@ class Daemon:
                         self._clock.monotonic_ns(), "no-pair-for-connection", address=address
                     )
 
-    def _serve(self, child: Child, channel: Channel, events: int) -> None:
+    def _serve(self, child: PairChild, channel: Channel, events: int) -> None:
         """What a pair has sent, or the end of it."""
         if child.control is not channel:
             return  # stopped in an earlier event of this round

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Sent(Enum):
-    """What became of frames given to ``Peer.send``."""
+    """What became of frames given to ``AgentPeer.send``."""
 
     SENT = "sent"
     """All bytes are in the kernel."""
@@ -30,7 +30,7 @@ class Sent(Enum):
     """The connection is closed or draining; the frames were dropped."""
 
 
-class Peer(Protocol):
+class AgentPeer(Protocol):
     """One agent's connection."""
 
     address: str

@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple
 from pmdaemon.errors import BadCut
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.live_cuts import LiveCuts
-from pmdaemon.poller.refusal_backoff import BEYOND, Pause
+from pmdaemon.poller.refusal_backoff import BEYOND, RefusalBackoff
 
 FREE_CUTS: Final = (
     4  # a backlog so short costs hardly more than the newest cut alone, which would come as well
@@ -45,7 +45,7 @@ LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask aga
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
 
 
-class Verdict(NamedTuple):
+class CutVerdict(NamedTuple):
     """What to do with a cut.
 
     Attributes:
@@ -57,10 +57,10 @@ class Verdict(NamedTuple):
     judge: bool
 
 
-_BOTH: Final = Verdict(keep=True, judge=True)
-_KEEP: Final = Verdict(keep=True, judge=False)
-_JUDGE: Final = Verdict(keep=False, judge=True)
-_DROP: Final = Verdict(keep=False, judge=False)
+_BOTH: Final = CutVerdict(keep=True, judge=True)
+_KEEP: Final = CutVerdict(keep=True, judge=False)
+_JUDGE: Final = CutVerdict(keep=False, judge=True)
+_DROP: Final = CutVerdict(keep=False, judge=False)
 
 
 class PollRequest(NamedTuple):
@@ -102,7 +102,7 @@ class _Epoch:
         return self.received > max(self.ack, self.floor)
 
 
-class Record:
+class CutPositions:
     """Positions of one gateway; outlives its sessions.
 
     Attributes:
@@ -141,7 +141,7 @@ class Record:
         self._over: dict[int, int] = {}  # what was durable of epochs that are over
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
-        self._pause: Pause | None = None  # until the first refusal
+        self._pause: RefusalBackoff | None = None  # until the first refusal
         self._spooled = 0  # the last cut of the running epoch that the agent held when it registered
 
     # -- session and watermarks
@@ -183,8 +183,8 @@ class Record:
             position.received = max(position.ack, position.floor)
 
     def refused(self, now_ns: int, spread: float) -> None:
-        """A batch with its cuts found no room at dbmanager: ask again, after a pause (``Pause``)."""
-        self._pause = self._pause or Pause()
+        """A batch with its cuts found no room at dbmanager: ask again, after a pause (``RefusalBackoff``)."""
+        self._pause = self._pause or RefusalBackoff()
         self._pause.refused(now_ns, spread)
         self.rewind()
 
@@ -211,7 +211,7 @@ class Record:
         }
 
     @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> Record:
+    def unpack(cls, packed: Mapping[str, Any]) -> CutPositions:
         """The record of another process. Rewind it: what that one posted may come later than what we post."""
         record = cls()
         for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
@@ -392,7 +392,7 @@ class Record:
         """When the oldest unanswered poll was sent; None when nothing is awaited."""
         return self._polls[0][1] if self._polls else None
 
-    def received(self, epoch: int, seq: int, live: bool, now_ns: int) -> Verdict:
+    def received(self, epoch: int, seq: int, live: bool, now_ns: int) -> CutVerdict:
         """A cut arrived.
 
         Raises:

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import structlog
 
 from pmdaemon.mailbox.errors import MailboxFull
-from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutBatch, Letter
+from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutsBuilder, CutsMessage
 from pmdaemon.poller.newest_cuts import NewestCuts
 
 SERVICES: Final = "services"
@@ -36,7 +36,7 @@ MOST_RETRIED: Final = 8  # messages of waiting cuts a flush: 2 MB, a few ms betw
 log = structlog.get_logger("courier")
 
 
-class Poster(Protocol):
+class PostingMailbox(Protocol):
     """The half of a mailbox that posts."""
 
     def post(self, recipients: str | Sequence[str], payload: bytes | memoryview) -> object:
@@ -67,7 +67,7 @@ class _News:
         self.size_bytes -= len(self.waiting.popleft())
 
 
-class Courier:
+class CutPublisher:
     """The pair's outgoing mail.
 
     Attributes:
@@ -79,10 +79,12 @@ class Courier:
         batch: the cuts on their way; read into its ``room``.
     """
 
-    def __init__(self, poster: Poster, pair: int, on_refused: Callable[[set[str], int], None]) -> None:
+    def __init__(
+        self, poster: PostingMailbox, pair: int, on_refused: Callable[[set[str], int], None]
+    ) -> None:
         self._poster = poster
         self._on_refused = on_refused
-        self.batch = CutBatch(pair)
+        self.batch = CutsBuilder(pair)
         self._newest = NewestCuts(pair)
         self._retry_ns = 0  # no sooner, because services has just had no room
         self._news = {SERVICES: _News(), DBMANAGER: _News()}
@@ -159,7 +161,7 @@ class Courier:
         for letter in self.batch.take():
             self._post_letter(letter)
 
-    def _post_letter(self, letter: Letter) -> None:
+    def _post_letter(self, letter: CutsMessage) -> None:
         names = [name for name, wanted in ((DBMANAGER, letter.keep), (SERVICES, letter.judge)) if wanted]
         refused = [name for name in names if self._has_waiting(name)]
         free = [name for name in names if name not in refused]

@@ -23,7 +23,7 @@ _INTEREST: Final = {
 }
 
 
-class Source(Protocol):
+class Readable(Protocol):
     """Something with a descriptor."""
 
     def fileno(self) -> int:
@@ -40,20 +40,20 @@ class Readiness:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self.owners: dict[int, Source] = {}
+        self.owners: dict[int, Readable] = {}
         self.wait = self._epoll.poll
 
-    def register(self, source: Source, interest: int) -> None:
+    def register(self, source: Readable, interest: int) -> None:
         """Begin to wait for it."""
         descriptor = source.fileno()
         self._epoll.register(descriptor, _INTEREST[interest])
         self.owners[descriptor] = source
 
-    def modify(self, source: Source, interest: int) -> None:
+    def modify(self, source: Readable, interest: int) -> None:
         """Wait for something else of it."""
         self._epoll.modify(source.fileno(), _INTEREST[interest])
 
-    def unregister(self, source: Source) -> None:
+    def unregister(self, source: Readable) -> None:
         """Wait for it no more; its descriptor is still open."""
         descriptor = source.fileno()
         del self.owners[descriptor]

@@ -19,7 +19,7 @@ MOST_NS: Final = 8 * 10**9  # before it is spread; 4,000 gateways then try some 
 BEYOND: Final = 1 << 62  # a seq behind all there will ever be: who asks from there wants the newest cut alone
 
 
-class Pause:
+class RefusalBackoff:
     """When a gateway may be asked for its backlog again.
 
     Attributes:
@@ -38,7 +38,7 @@ class Pause:
             self._length_ns = min(MOST_NS, 2 * self._length_ns or FIRST_NS)
             self.until_ns = now_ns + int(self._length_ns * (0.5 + spread))
 
-    def accepted(self, now_ns: int) -> Pause | None:
+    def accepted(self, now_ns: int) -> RefusalBackoff | None:
         """Something of it became durable; returns what is left of the pause, if anything."""
         self._length_ns = self._length_ns // 2 if self._length_ns > FIRST_NS else 0
         return self if self._length_ns or now_ns < self.until_ns else None

@@ -39,7 +39,7 @@ class Registration(NamedTuple):
     spool: list[tuple[int, int, int]]
 
 
-class Stream(NamedTuple):
+class StreamEntry(NamedTuple):
     """One entry of a checked STREAMS."""
 
     stream_id: int
@@ -113,7 +113,7 @@ def parse_register(header: dict[str, Any]) -> Registration:
     return Registration(exports, spool)
 
 
-def parse_streams(header: dict[str, Any], gateway_id: str) -> list[Stream]:
+def parse_streams(header: dict[str, Any], gateway_id: str) -> list[StreamEntry]:
     """Check a STREAMS header; each id must be the one computed from the three names.
 
     Raises:
@@ -124,7 +124,7 @@ def parse_streams(header: dict[str, Any], gateway_id: str) -> list[Stream]:
     for item in _list(header, "STREAMS", "streams", cut.MAX_ROWS):
         if not isinstance(item, dict):
             raise MalformedFrame(f"STREAMS: {excerpt(item)} is not a map")
-        stream = Stream(
+        stream = StreamEntry(
             stream_id=_integer(item, "STREAMS", "id", 0, (1 << 63) - 1),
             volume=_name(item, "STREAMS", "volume"),
             client=_name(item, "STREAMS", "client"),

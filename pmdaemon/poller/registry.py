@@ -18,7 +18,7 @@ import threading
 from pmdaemon.poller.balance import SHARDS
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.peer import Peer
+from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.registration import Hello, Registration
 from pmdaemon.poller.watermarks import Notice, Watermarks
 
@@ -53,7 +53,7 @@ class Registry:
         gateway = self.get(gateway_id)
         return gateway is not None and gateway.conn is not None
 
-    def register(self, conn: Peer, hello: Hello, registration: Registration) -> Gateway:
+    def register(self, conn: AgentPeer, hello: Hello, registration: Registration) -> Gateway:
         """Begin a session. Thread: inbound."""
         with self.lock:
             gateway = self._gateways.get(hello.gateway_id) or Gateway(hello.gateway_id)

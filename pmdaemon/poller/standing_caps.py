@@ -24,7 +24,7 @@ LEASE_FRESH_NS: Final = 3 * 10**9  # services renews each second: two renewals m
 _END_OF_GENERATIONS: Final = 1 << 63  # an agent takes none from here on (gateway_agent.link.commands)
 
 
-class ControlBook:
+class StandingCaps:
     """The newest orders of ``services``."""
 
     def __init__(self) -> None:

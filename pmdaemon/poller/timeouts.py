@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from pmdaemon.errors import PeerRefused
-from pmdaemon.poller.certificates import Clerk
-from pmdaemon.poller.connection import Connection
-from pmdaemon.poller.frame_handlers import Reception
-from pmdaemon.poller.gateway import Condition, Gateway
+from pmdaemon.poller.certificates import CertificateWorker
+from pmdaemon.poller.connection import AgentConnection
+from pmdaemon.poller.frame_handlers import FrameHandlers
+from pmdaemon.poller.gateway import Gateway, GatewayState
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.unregistered import TLS_LIMIT_NS
 from pmdaemon.runtime.clock import Clock
@@ -36,14 +36,14 @@ log = structlog.get_logger("inbound")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TimeoutPolicy:
     """How long a gateway may be silent."""
 
     stalled_after_ns: int
     lost_after_ns: int
 
     @classmethod
-    def for_interval(cls, interval_ns: int) -> Patience:
+    def for_interval(cls, interval_ns: int) -> TimeoutPolicy:
         """max(3 intervals, 2 s) to stalled; 10 s to lost, but never before it could be called stalled."""
         stalled_after_ns = max(3 * interval_ns, 2 * 10**9)
         return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9))
@@ -52,22 +52,22 @@ class Patience:
 class Overdue(NamedTuple):
     """A connection to be dropped. ``code`` is what it counts as if it never registered, else empty."""
 
-    conn: Connection
+    conn: AgentConnection
     reason: str
     code: str = ""
 
 
-class Vigil:
+class SessionTimeouts:
     """Looks at all sessions and records; ends nothing itself."""
 
     def __init__(
         self,
         registry: Registry,
-        reception: Reception,
+        reception: FrameHandlers,
         clock: Clock,
-        patience: Patience,
+        patience: TimeoutPolicy,
         counters: Counter[str],
-        clerk: Clerk | None,
+        clerk: CertificateWorker | None,
     ) -> None:
         self._registry = registry
         self._reception = reception
@@ -76,7 +76,7 @@ class Vigil:
         self._counters = counters
         self._clerk = clerk
 
-    def overdue(self, connections: Iterable[Connection], now_ns: int) -> Iterator[Overdue]:
+    def overdue(self, connections: Iterable[AgentConnection], now_ns: int) -> Iterator[Overdue]:
         """Those to be dropped now; gateways that are merely late are called stalled."""
         recent_ns = now_ns - self._patience.stalled_after_ns
         for conn in connections:
@@ -91,15 +91,15 @@ class Vigil:
                 # worst sees a poll of this moment as none.
                 awaiting_ns = gateway.awaiting_since_ns
                 is_well = awaiting_ns is None or awaiting_ns > recent_ns
-                if gateway.condition is not Condition.UP or not is_well:
+                if gateway.condition is not GatewayState.UP or not is_well:
                     yield from self._silent(conn, gateway, now_ns)
 
-    def _late_stranger(self, conn: Connection, now_ns: int) -> Iterator[Overdue]:
+    def _late_stranger(self, conn: AgentConnection, now_ns: int) -> Iterator[Overdue]:
         limit_ns, awaited = (HANDSHAKE_NS, "REGISTER") if conn.secured else (TLS_LIMIT_NS, "TLS handshake")
         if now_ns - conn.opened_ns >= limit_ns:
             yield Overdue(conn, f"no {awaited} within {limit_ns // 10**9} s of connecting", "slow")
 
-    def _silent(self, conn: Connection, gateway: Gateway, now_ns: int) -> Iterator[Overdue]:
+    def _silent(self, conn: AgentConnection, gateway: Gateway, now_ns: int) -> Iterator[Overdue]:
         with gateway.lock:
             oldest_ns, awaiting_ns = gateway.record.oldest_poll_sent_ns, gateway.awaiting_since_ns
         if oldest_ns is None:
@@ -110,7 +110,9 @@ class Vigil:
         elif awaiting_ns is not None and now_ns - awaiting_ns >= self._patience.stalled_after_ns:
             self._reception.stalled(gateway, f"no reply for {(now_ns - awaiting_ns) / 1e9:.1f} s")
 
-    def expired(self, connections: Iterable[Connection]) -> Iterator[tuple[Connection, PeerRefused]]:
+    def expired(
+        self, connections: Iterable[AgentConnection]
+    ) -> Iterator[tuple[AgentConnection, PeerRefused]]:
         """A certificate that ends while its session lives ends the session; the agent has a newer one."""
         now_us = self._clock.unix_us()
         for conn in connections if self._clerk is not None else ():
@@ -121,7 +123,9 @@ class Vigil:
                 )
                 yield conn, PeerRefused("certificate-expired", text)
 
-    def revoked(self, connections: Iterable[Connection]) -> Iterator[tuple[Connection, PeerRefused]]:
+    def revoked(
+        self, connections: Iterable[AgentConnection]
+    ) -> Iterator[tuple[AgentConnection, PeerRefused]]:
         """Sessions whose certificate was revoked."""
         revoked = self._clerk.revoked if self._clerk is not None else frozenset()
         for conn in connections:

@@ -32,7 +32,7 @@ def limit_for(tls: bool) -> int:
     return min(MAX_STRANGERS, half) if tls else half
 
 
-class Strangers(Generic[Conn]):
+class UnregisteredConnections(Generic[Conn]):
     """Unregistered connections, oldest first."""
 
     def __init__(self, limit: int = MAX_STRANGERS) -> None:

@@ -96,7 +96,7 @@ class StepState(Enum):
     ADOPTED = "adopted"
 
 
-class Step(NamedTuple):
+class ClockStep(NamedTuple):
     """News of a step: ``by_us`` is the wall clock against server time, before it was adopted."""
 
     state: StepState
@@ -130,21 +130,21 @@ class SteadyClock:
         """See ``Clock``: server time."""
         return self._base_ns() // 1000 + self.ahead_us
 
-    def look(self) -> Step | None:
+    def look(self) -> ClockStep | None:
         """Compare with the wall clock; returns news of a step, once each."""
         found_us, now_ns = self._wall_ahead_us(), self._base_ns()
         off_us, was_held = found_us - self.ahead_us, self._held_since_ns is not None
         if abs(off_us) < STEP_US:
             self.ahead_us, self._held_since_ns = found_us, None
-            return Step(StepState.RETURNED, self._step_us) if was_held else None
+            return ClockStep(StepState.RETURNED, self._step_us) if was_held else None
         if self._held_since_ns is None or abs(off_us - self._step_us) >= STEP_US:
             self._held_since_ns, self._step_us = now_ns, off_us
-            return Step(StepState.HELD, off_us)
+            return ClockStep(StepState.HELD, off_us)
         self._step_us = off_us  # it drifts while it is held
         if now_ns - self._held_since_ns < self._hold_ns:
             return None
         self.ahead_us, self._held_since_ns = found_us, None
-        return Step(StepState.ADOPTED, off_us)
+        return ClockStep(StepState.ADOPTED, off_us)
 
     def _wall_ahead_us(self) -> int:
         while True:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Handover(Generic[Item]):
+class ThreadInbox(Generic[Item]):
     """Items for one thread.
 
     Thread: ``put`` from any thread; ``drain`` by the owner only.

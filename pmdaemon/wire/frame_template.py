@@ -2,8 +2,8 @@
 
 The usual answer is a CUT and its REPLY in one read. Both are made by one program from one pattern: of two
 answers only the bytes that hold numbers differ (and the blob), as long as no number outgrows its msgpack
-width. A ``Shape`` is *learned* from an answer that was decoded and accepted. It looks at the CUT's head
-(prefix and header) and the REPLY together, as if the blob between them were not there:
+width. A ``FrameTemplate`` is *learned* from an answer that was decoded and accepted. It looks at the CUT's
+head (prefix and header) and the REPLY together, as if the blob between them were not there:
 
     answer    1c 25 00 00 71 00 04 00 8c a3 's' 'e' 'q' cd 01 2c a1 't' cf 00 05 ...  60 00 00 00 59 00 ...
     mask      00 00 00 00 ff ff ff ff ff ff  ff  ff  ff ff 00 00 ff  ff ff 80 00 ...  ff ff ff ff ff ff ...
@@ -122,7 +122,7 @@ class _Learner:
         self._at += len(mask)
 
 
-class Shape:
+class FrameTemplate:
     """One form of an answer.
 
     Attributes:
@@ -160,7 +160,7 @@ Match = tuple[int, int, tuple[Any, ...]]
 """(bytes of the CUT, bytes of its blob with padding, values of ``CUT_KEYS`` and ``REPLY_KEYS``)."""
 
 
-class Shapes:
+class FrameTemplates:
     """Those learned, by the length of the CUT's header; the newest few of each length.
 
     Answers of one gateway nearly always have the same size. What a shape comes to with a size that was met
@@ -168,7 +168,7 @@ class Shapes:
     """
 
     def __init__(self) -> None:
-        self._by_header_bytes: dict[int, list[Shape]] = {}
+        self._by_header_bytes: dict[int, list[FrameTemplate]] = {}
         self._by_bytes: dict[int, list[tuple[Any, ...]]] = {}
 
     def match(self, data: memoryview, size: int) -> Match | None:
@@ -196,7 +196,7 @@ class Shapes:
                 return cut_bytes, cut_bytes - shape.blob_at, shape.read(both)
         return None
 
-    def _keep(self, end: int, shape: Shape, cut_bytes: int) -> None:
+    def _keep(self, end: int, shape: FrameTemplate, cut_bytes: int) -> None:
         if len(self._by_bytes) >= SIZES:
             self._by_bytes.clear()
         between = end - shape.head_bytes - shape.tail_bytes
@@ -219,7 +219,7 @@ class Shapes:
         if any(len(item.header) != item.raw[PREFIX.size] ^ 0x80 for item in frames):
             return False  # a key stands there twice: which one counts no shape can say
         try:
-            shape = Shape(head, bytes(reply.raw))
+            shape = FrameTemplate(head, bytes(reply.raw))
         except _Unlearnable:
             return False
         known = self._by_header_bytes.setdefault(len(head) - PREFIX.size, [])

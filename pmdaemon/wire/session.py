@@ -48,7 +48,7 @@ MAX_CUT_BYTES: Final = MAX_FRAME_BYTES - (
 )  # room for the header (64 KiB at most) of the CUTS around it
 
 
-class State(Enum):
+class SessionState(Enum):
     """Where a session stands."""
 
     CONNECTED = "connected"
@@ -70,31 +70,36 @@ class Side(Enum):
     __hash__ = object.__hash__  # as in State
 
 
-def _table() -> dict[tuple[State, Side, Kind], State]:
+def _table() -> dict[tuple[SessionState, Side, Kind], SessionState]:
     agent, daemon = Side.AGENT, Side.DAEMON
     acks = (Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT, Kind.STREAMS, Kind.REGISTER, Kind.RENEW)
     orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.REGISTERED, Kind.CERTIFICATE)
     table = {
-        (State.CONNECTED, agent, Kind.HELLO): State.CONNECTED,
-        (State.CONNECTED, agent, Kind.CA_QUERY): State.CONNECTED,
-        (State.CONNECTED, daemon, Kind.CA_CERT): State.CONNECTED,
-        (State.CONNECTED, agent, Kind.ENROL): State.CONNECTED,
-        (State.CONNECTED, daemon, Kind.CERTIFICATE): State.CONNECTED,
-        (State.CONNECTED, daemon, Kind.WELCOME): State.AUTHENTICATED,
-        (State.AUTHENTICATED, agent, Kind.SCHEMA): State.AUTHENTICATED,
-        (State.AUTHENTICATED, agent, Kind.REGISTER): State.AUTHENTICATED,
-        (State.AUTHENTICATED, daemon, Kind.REGISTERED): State.REGISTERED,
+        (SessionState.CONNECTED, agent, Kind.HELLO): SessionState.CONNECTED,
+        (SessionState.CONNECTED, agent, Kind.CA_QUERY): SessionState.CONNECTED,
+        (SessionState.CONNECTED, daemon, Kind.CA_CERT): SessionState.CONNECTED,
+        (SessionState.CONNECTED, agent, Kind.ENROL): SessionState.CONNECTED,
+        (SessionState.CONNECTED, daemon, Kind.CERTIFICATE): SessionState.CONNECTED,
+        (SessionState.CONNECTED, daemon, Kind.WELCOME): SessionState.AUTHENTICATED,
+        (SessionState.AUTHENTICATED, agent, Kind.SCHEMA): SessionState.AUTHENTICATED,
+        (SessionState.AUTHENTICATED, agent, Kind.REGISTER): SessionState.AUTHENTICATED,
+        (SessionState.AUTHENTICATED, daemon, Kind.REGISTERED): SessionState.REGISTERED,
     }
-    for state in (State.REGISTERED, State.POLLING):
+    for state in (SessionState.REGISTERED, SessionState.POLLING):
         table |= {(state, agent, kind): state for kind in acks}
         table |= {(state, daemon, kind): state for kind in orders}
-        table[state, daemon, Kind.POLL] = State.POLLING
-    table |= {(State.POLLING, agent, kind): State.POLLING for kind in (Kind.CUT, Kind.REPLY)}
-    for state in (State.CONNECTED, State.AUTHENTICATED, State.REGISTERED, State.POLLING):
+        table[state, daemon, Kind.POLL] = SessionState.POLLING
+    table |= {(SessionState.POLLING, agent, kind): SessionState.POLLING for kind in (Kind.CUT, Kind.REPLY)}
+    for state in (
+        SessionState.CONNECTED,
+        SessionState.AUTHENTICATED,
+        SessionState.REGISTERED,
+        SessionState.POLLING,
+    ):
         for side in Side:
             table[state, side, Kind.UNSUPPORTED] = state
-            table[state, side, Kind.ERROR] = State.DRAINING
-            table[state, side, Kind.BYE] = State.DRAINING
+            table[state, side, Kind.ERROR] = SessionState.DRAINING
+            table[state, side, Kind.BYE] = SessionState.DRAINING
     return table
 
 
@@ -133,7 +138,7 @@ def negotiate(proto_min: int, proto_max: int) -> int:
     chosen = min(proto_max, PROTO_MAX)
     if proto_min > proto_max or chosen < max(proto_min, PROTO_MIN):
         raise ProtocolViolation(
-            State.CONNECTED.value,
+            SessionState.CONNECTED.value,
             f"HELLO of protocol versions {proto_min}..{proto_max}",
             f"a version between {PROTO_MIN} and {PROTO_MAX}; upgrade the older side",
         )
@@ -141,7 +146,7 @@ def negotiate(proto_min: int, proto_max: int) -> int:
 
 
 _WHILE_POLLING: Final = frozenset(
-    int(kind) for state, side, kind in TABLE if state is State.POLLING and side is Side.AGENT
+    int(kind) for state, side, kind in TABLE if state is SessionState.POLLING and side is Side.AGENT
 )
 
 
@@ -164,7 +169,7 @@ class Session:
 
     def __init__(self, side: Side) -> None:
         self.side = side
-        self.state = State.CONNECTED
+        self.state = SessionState.CONNECTED
         self.is_whole = True
         self._peer = Side.DAEMON if side is Side.AGENT else Side.AGENT
         self._reader = FrameReader(MAX_HELLO_BYTES if side is Side.DAEMON else MAX_FRAME_BYTES)
@@ -187,7 +192,7 @@ class Session:
         Raises:
             WireError: framing, size or state; close the connection with ``error_code``.
         """
-        if self.state is State.POLLING and self.side is Side.DAEMON:
+        if self.state is SessionState.POLLING and self.side is Side.DAEMON:
             return self._feed_polling(data)
         return self._feed_steps(data)
 
@@ -204,21 +209,21 @@ class Session:
         return iter(frames) if error is None else _then_raise(frames, error)
 
     def _feed_steps(self, data: bytes | memoryview) -> Generator[Frame, None, None]:
-        if self.state in (State.DRAINING, State.CLOSED):
+        if self.state in (SessionState.DRAINING, SessionState.CLOSED):
             return
         try:
             with closing(self._reader.feed(data)) as frames:  # closed half-way, it keeps what is not read yet
                 for frame in frames:
                     self._check(frame)
                     yield frame
-                    if self.state in (State.DRAINING, State.CLOSED):
+                    if self.state in (SessionState.DRAINING, SessionState.CLOSED):
                         return
                     self._set_limit()
         finally:
             self.is_whole = not self._reader.partial
 
     def _set_limit(self) -> None:
-        if self.state is not State.CONNECTED:
+        if self.state is not SessionState.CONNECTED:
             self._reader.limit_bytes = MAX_CUT_BYTES if self.side is Side.DAEMON else MAX_FRAME_BYTES
 
     @property
@@ -226,7 +231,7 @@ class Session:
         """Bytes that have arrived and were not yielded."""
         return self._reader.pending
 
-    def resume(self, state: State, pending: bytes) -> None:
+    def resume(self, state: SessionState, pending: bytes) -> None:
         """Go on where a session in another process stopped."""
         self.state = state
         self._set_limit()
@@ -254,7 +259,7 @@ class Session:
         Raises:
             ProtocolViolation: we may not send it now; a defect of ours, or a race with the session's end.
         """
-        if kind is Kind.POLL and self.state is State.POLLING:
+        if kind is Kind.POLL and self.state is SessionState.POLLING:
             return  # nearly every frame of ours
         following = TABLE.get((self.state, self.side, kind))
         if following is None:
@@ -263,4 +268,4 @@ class Session:
 
     def close(self) -> None:
         """The connection is gone."""
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED

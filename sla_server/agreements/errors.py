@@ -1,10 +1,10 @@
 """Errors of the agreements package.
 
     SlaError (pmdaemon.errors)
-    └── AgreementsRefused     one or more documents cannot be applied; carries every ``Problem`` found
+    └── AgreementsRefused     one or more documents cannot be applied; carries every ``DocumentProblem`` found
 
-A ``Problem`` says where (line, field), what is wrong and what to do, so that all of a file's mistakes are
-reported at once.
+A ``DocumentProblem`` says where (line, field), what is wrong and what to do, so that all of a file's mistakes
+are reported at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pmdaemon.errors import SlaError
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DocumentProblem:
     """One mistake in a document.
 
     Attributes:
@@ -50,6 +50,6 @@ class AgreementsRefused(SlaError):
 
     exit_status = 65  # EX_DATAERR
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[DocumentProblem]) -> None:
         self.problems = problems
         super().__init__("; ".join(str(problem) for problem in problems))

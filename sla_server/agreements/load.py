@@ -19,7 +19,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
 
-from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.explain import explain
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.model import Agreement
@@ -71,9 +71,9 @@ def load_documents(text: str, rollup_s: int) -> list[Loaded]:
     """
     if len(text.encode()) > MAX_TEXT_BYTES:
         raise AgreementsRefused(
-            [Problem(0, "", "the text is larger than 256 KiB", "Apply the documents in parts")]
+            [DocumentProblem(0, "", "the text is larger than 256 KiB", "Apply the documents in parts")]
         )
-    problems: list[Problem] = []
+    problems: list[DocumentProblem] = []
     loaded: list[Loaded] = []
     for part, offset in _split(text):
         try:
@@ -85,7 +85,9 @@ def load_documents(text: str, rollup_s: int) -> list[Loaded]:
                 loaded.append(item)
     problems.extend(_doubles(loaded))
     if not loaded and not problems:
-        problems.append(Problem(0, "", "there is no document in the text", "See docs/formats/agreement.md"))
+        problems.append(
+            DocumentProblem(0, "", "there is no document in the text", "See docs/formats/agreement.md")
+        )
     if problems:
         raise AgreementsRefused(problems)
     return loaded
@@ -106,28 +108,28 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
             if depth > MAX_DEPTH:
                 line = event.start_mark.line + 1
                 raise AgreementsRefused(
-                    [Problem(line, "", "the YAML is nested too deeply", "Remove brackets")]
+                    [DocumentProblem(line, "", "the YAML is nested too deeply", "Remove brackets")]
                 )
     except _NOT_YAML as exc:
         raise AgreementsRefused([_syntax(exc, 0)]) from exc
     if len(spans) > MAX_DOCUMENTS:
         raise AgreementsRefused(
-            [Problem(0, "", f"more than {MAX_DOCUMENTS} documents", "Apply them in parts")]
+            [DocumentProblem(0, "", f"more than {MAX_DOCUMENTS} documents", "Apply them in parts")]
         )
     for first, last in spans:
         yield text[first:last], text.count("\n", 0, first)
 
 
-def _syntax(error: Exception, offset: int) -> Problem:
+def _syntax(error: Exception, offset: int) -> DocumentProblem:
     if isinstance(error, RecursionError):
-        return Problem(0, "", "the YAML is nested too deeply")
+        return DocumentProblem(0, "", "the YAML is nested too deeply")
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
     line = mark.line + 1 + offset if mark is not None else 0
     if isinstance(error, DuplicateKeyError):
         key = str(error.problem).partition('"')[2].partition('"')[0]
-        return Problem(line, "", f"the key {key} is there twice", "Keep one of the two")
+        return DocumentProblem(line, "", f"the key {key} is there twice", "Keep one of the two")
     reason = (error.problem if isinstance(error, MarkedYAMLError) else "") or _first_line(error)
-    return Problem(
+    return DocumentProblem(
         line, "", f"this is not YAML: {reason}", "Check indentation, colons and quotes on this line"
     )
 
@@ -146,12 +148,16 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
         return None
     if not isinstance(tree, dict):
         raise AgreementsRefused(
-            [Problem(offset + 1, "", "a document is a map", "Begin with apiVersion: storage-sla/v1")]
+            [DocumentProblem(offset + 1, "", "a document is a map", "Begin with apiVersion: storage-sla/v1")]
         )
     line = _line_of(tree, (), offset)
     if len(text.encode()) > MAX_DOCUMENT_BYTES:
         raise AgreementsRefused(
-            [Problem(line, "", "the document is larger than 24 KiB", "Split it into several agreements")]
+            [
+                DocumentProblem(
+                    line, "", "the document is larger than 24 KiB", "Split it into several agreements"
+                )
+            ]
         )
     plain = _plain(tree, [MAX_VALUES])
     try:
@@ -161,7 +167,7 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
     problems = _slices_fit(agreement, tree, offset, rollup_s)
     if len(json.dumps(agreement.spec_json())) > MAX_SPEC_BYTES:
         problems.append(
-            Problem(line, "", "the document expands to more than 36 KiB", "Split it", agreement.name)
+            DocumentProblem(line, "", "the document expands to more than 36 KiB", "Split it", agreement.name)
         )
     if problems:
         raise AgreementsRefused(problems)
@@ -172,7 +178,9 @@ def _plain(value: Any, left: list[int]) -> Any:
     """Dicts, lists and scalars of Python's own; ``left`` counts down what a text may expand to."""
     left[0] -= 1
     if left[0] < 0:
-        raise AgreementsRefused([Problem(0, "", f"a document has more than {MAX_VALUES} values", "Split it")])
+        raise AgreementsRefused(
+            [DocumentProblem(0, "", f"a document has more than {MAX_VALUES} values", "Split it")]
+        )
     if isinstance(value, dict):
         return {str(key): _plain(item, left) for key, item in value.items()}
     if isinstance(value, list):
@@ -189,12 +197,12 @@ def _name_in(plain: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _describe(error: ValidationError, tree: Any, offset: int, name: str) -> list[Problem]:
+def _describe(error: ValidationError, tree: Any, offset: int, name: str) -> list[DocumentProblem]:
     problems = []
     for item in error.errors(include_url=False):
         path = _without_tags(item["loc"])
         problem, fix = explain(item, path)
-        problems.append(Problem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
+        problems.append(DocumentProblem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
     return sorted(problems, key=lambda entry: entry.line)
 
 
@@ -230,13 +238,13 @@ def _line_of(tree: Any, path: Sequence[int | str], offset: int) -> int:
     return int(line) + offset
 
 
-def _slices_fit(agreement: Agreement, tree: Any, offset: int, rollup_s: int) -> list[Problem]:
+def _slices_fit(agreement: Agreement, tree: Any, offset: int, rollup_s: int) -> list[DocumentProblem]:
     problems = []
     for index, objective in enumerate(agreement.spec.objectives):
         if objective.budgeting.slice_s % rollup_s:
             path = ("spec", "objectives", index, "budgeting", "slice")
             problems.append(
-                Problem(
+                DocumentProblem(
                     _line_of(tree, path, offset),
                     _dotted(path),
                     f"the slice is not a multiple of the server's rollup interval ({rollup_s} s)",
@@ -247,11 +255,11 @@ def _slices_fit(agreement: Agreement, tree: Any, offset: int, rollup_s: int) -> 
     return problems
 
 
-def _doubles(loaded: Sequence[Loaded]) -> Iterator[Problem]:
+def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
     first: dict[str, int] = {}
     for item in loaded:
         if item.agreement.name in first:
-            yield Problem(
+            yield DocumentProblem(
                 item.line,
                 "metadata.name",
                 f"the name stands in the document at line {first[item.agreement.name]} already",

@@ -33,7 +33,7 @@ class Parties(Strict):
     recipients: list[str] = Field(default_factory=list, max_length=50)
 
 
-class Scope(Strict):
+class AgreementScope(Strict):
     """Which I/O the agreement is about: any of the volumes, by any of the clients."""
 
     volumes: list[Pattern] = Field(min_length=1, max_length=100)
@@ -79,11 +79,11 @@ def _month() -> CalendarWindow:
     return CalendarWindow(type="calendar", period="month")
 
 
-class Spec(Strict):
+class AgreementSpec(Strict):
     """What was agreed."""
 
     parties: Parties | None = None
-    scope: Scope
+    scope: AgreementScope
     priority: Literal["gold", "silver", "bronze", "best-effort"]
     guarantee: Guarantee = Field(default_factory=Guarantee)
     cap: Cap | None = None
@@ -96,7 +96,7 @@ class Spec(Strict):
     credit_cap: float = Field(default=1.0, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Spec:
+    def _consistent(self) -> AgreementSpec:
         names = [objective.name for objective in self.objectives]
         for name in names:
             if names.count(name) > 1:
@@ -125,7 +125,7 @@ class Spec(Strict):
         return self.window.tz if isinstance(self.window, CalendarWindow) else "UTC"
 
 
-_SHARED: Final = tuple(name for name in Spec.model_fields if name not in ("scope", "priority"))
+_SHARED: Final = tuple(name for name in AgreementSpec.model_fields if name not in ("scope", "priority"))
 
 
 class Agreement(Strict):
@@ -134,7 +134,7 @@ class Agreement(Strict):
     api_version: Literal["storage-sla/v1"] = Field(alias="apiVersion")
     kind: Literal["SLA"]
     metadata: Metadata
-    spec: Spec
+    spec: AgreementSpec
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ MAX_VALUE_MS: Final = 60_000  # top of the latency histogram
 NoDataPolicy = Literal["good", "bad", "exclude", "bad_if_ours"]
 
 
-class Step(Strict):
+class DemandStep(Strict):
     """Up to this offered rate, latency at the percentile stays at or below the value."""
 
     up_to_iops: float | None = Field(default=None, gt=0)
@@ -78,7 +78,7 @@ class _Base(Strict):
 
 
 class _Curve(_Base):
-    demand_curve: list[Step] = Field(min_length=1, max_length=MAX_STEPS)
+    demand_curve: list[DemandStep] = Field(min_length=1, max_length=MAX_STEPS)
 
     @model_validator(mode="after")
     def _rising(self) -> _Curve:

@@ -57,7 +57,7 @@ class StreamSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SliceVerdict:
     """How a slice was judged, and from what.
 
     Attributes:
@@ -87,7 +87,7 @@ def judge_slice(
     length_us: int,
     excluded: bool,
     slack_us: float = 0.0,
-) -> Verdict:
+) -> SliceVerdict:
     """Judge one slice of one promise.
 
     Args:
@@ -120,7 +120,7 @@ def judge_slice(
         state = "bad"
     else:
         state = "good"
-    return Verdict(state, n, missed, offered, threshold_us, coverage, inexact)
+    return SliceVerdict(state, n, missed, offered, threshold_us, coverage, inexact)
 
 
 def exceeds(missed: int, n: int, percentile: float) -> bool:

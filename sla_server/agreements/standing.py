@@ -16,7 +16,7 @@ from sla_server.agreements.objectives import LatencyObjective
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ObjectiveStatus:
     """Figures of one objective over the period that ``now_us`` lies in.
 
     Attributes:
@@ -54,7 +54,7 @@ class Standing:
 
 def standing(
     item: InForce, objective: LatencyObjective, history: SliceHistory, judged_to_us: int, now_us: int
-) -> Standing:
+) -> ObjectiveStatus:
     """Compute the figures.
 
     Args:
@@ -80,7 +80,7 @@ def standing(
         measured_out = counts.not_applicable + counts.no_data + counts.good + counts.bad - good - bad
         possible = in_service_us / slice_us - measured_out
     burn_1h, in_a_row, active = _burning(objective, history, end_us - start_us, judged_to_us)
-    return Standing(
+    return ObjectiveStatus(
         name=item.name,
         objective=objective.name,
         period_start_us=start_us,

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, Final
 
-from sla_server.agreements.errors import Problem
+from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import Promise
 
 MAX_THRESHOLDS: Final = 8
@@ -143,7 +143,7 @@ def check(
     changed: Collection[Promise],
     volumes: Collection[str],
     carried: Mapping[str, Collection[str]],
-) -> list[Problem]:
+) -> list[DocumentProblem]:
     """What stands against having all of these promises in force together.
 
     Args:
@@ -164,7 +164,7 @@ def check(
     return problems
 
 
-def _too_many_values(index: PromiseIndex, selector: str) -> Iterator[Problem]:
+def _too_many_values(index: PromiseIndex, selector: str) -> Iterator[DocumentProblem]:
     values: dict[tuple[str, str], dict[int, set[str]]] = {}
     for promise in index.covering(selector):
         for client in promise.clients:
@@ -174,7 +174,7 @@ def _too_many_values(index: PromiseIndex, selector: str) -> Iterator[Problem]:
     for (client, io), found in sorted(values.items()):
         if len(found) > MAX_THRESHOLDS:
             names = ", ".join(sorted(set().union(*found.values())))
-            yield Problem(
+            yield DocumentProblem(
                 0,
                 "spec.objectives",
                 f"volume {selector}, client {client}, io {io} would have {len(found)} latency values; "
@@ -184,8 +184,8 @@ def _too_many_values(index: PromiseIndex, selector: str) -> Iterator[Problem]:
             )
 
 
-def _too_large(gateway: str, found: ThresholdSet) -> Problem:
-    return Problem(
+def _too_large(gateway: str, found: ThresholdSet) -> DocumentProblem:
+    return DocumentProblem(
         0,
         "spec.scope",
         f"gateway {gateway} would need {found.wanted_bytes} bytes of latency thresholds "

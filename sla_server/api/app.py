@@ -23,10 +23,10 @@ from werkzeug.exceptions import HTTPException
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import watchdog
 from sla_server.api import responses
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
 from sla_server.api.handlers import live, read, write
-from sla_server.api.routes import ROUTES, Route
+from sla_server.api.routes import ROUTES, ApiRoute
 from sla_server.api.security import HEADERS, session_key, start_session
 
 log = structlog.get_logger("api")
@@ -46,7 +46,7 @@ LOGIN_PAGE: Final = """<!doctype html>
 """
 
 
-def handler_of(route: Route) -> Handler:
+def handler_of(route: ApiRoute) -> Handler:
     """The function that answers a route."""
     for module in (read, write, live):
         found = vars(module).get(route.operation)
@@ -57,7 +57,7 @@ def handler_of(route: Route) -> Handler:
     )  # a table that names none is our bug, seen at start
 
 
-def create_app(parts: Parts) -> Flask:
+def create_app(parts: AppContext) -> Flask:
     """The API alone; ``dashboard.create_app`` adds the page."""
     app = Flask("sla_server.api", static_folder=None)
     app.config.update(
@@ -84,7 +84,7 @@ def create_app(parts: Parts) -> Flask:
     return app
 
 
-def _bound(route: Route, parts: Parts) -> Callable[..., Response]:
+def _bound(route: ApiRoute, parts: AppContext) -> Callable[..., Response]:
     handler = handler_of(route)
     known = {query.name for query in route.query}
 
@@ -97,7 +97,7 @@ def _bound(route: Route, parts: Parts) -> Callable[..., Response]:
     return answer
 
 
-def _login(parts: Parts) -> Callable[[], Any]:
+def _login(parts: AppContext) -> Callable[[], Any]:
     def login() -> Any:
         """Ask before a one-time code is spent; then burn it and sign the browser in."""
         if request.method != "POST":
@@ -113,7 +113,7 @@ def _login(parts: Parts) -> Callable[[], Any]:
     return login
 
 
-def _wrap(app: Flask, parts: Parts) -> None:
+def _wrap(app: Flask, parts: AppContext) -> None:
     @app.before_request
     def _before() -> None:
         watchdog.beat(REQUEST_S)

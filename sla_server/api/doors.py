@@ -16,7 +16,7 @@ connections, the one whose peer has done nothing for longest. A peer that does n
 thread: the connection's output takes an answer whole, and has one at a time. So one user's connections cannot
 keep another user out. Live streams alone wait for their peers, in threads of their own.
 
-State: ``Door._waits``, what each connection waits for. Thread: only ``serve`` touches it.
+State: ``HttpListener._waits``, what each connection waits for. Thread: only ``serve`` touches it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def open_local(path: Path) -> socket.socket | None:
     return listener
 
 
-class Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+class HttpConnection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     """One connection. Its answers wait in no thread; it knows how much its peer has taken."""
 
     sent_bytes = 0
@@ -124,7 +124,7 @@ class Wait(NamedTuple):
     sent_bytes: int
 
 
-class Door:
+class HttpListener:
     """One listening socket and everything behind it."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Door:
             asyncore_use_poll=True,
             ident=None,
         )
-        self._server.channel_class = Connection
+        self._server.channel_class = HttpConnection
 
     def serve(self, stop: Stop, end_streams: Callable[[], None]) -> None:
         """Serve until the stop; then let live streams end, stop the threads, close every connection."""

@@ -51,7 +51,7 @@ class Newest:
     json_text: str
 
 
-class Place:
+class StreamPlace:
     """One taken place for a live stream; ``release`` may be called more than once."""
 
     def __init__(self, view: LiveView) -> None:
@@ -163,7 +163,7 @@ class LiveView:
             }
         return {"at_us": [at_us for at_us, _ in points], "slas": columns}
 
-    def take_place(self) -> Place:
+    def take_place(self) -> StreamPlace:
         """Take a place for one more live stream.
 
         Raises:
@@ -173,7 +173,7 @@ class LiveView:
             if self._streams >= self.streams_max:
                 raise TooManyStreams(self.streams_max)
             self._streams += 1
-        return Place(self)
+        return StreamPlace(self)
 
     def _released(self) -> None:
         with self._changed:

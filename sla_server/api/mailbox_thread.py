@@ -24,7 +24,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.api.live_view import LiveView
-from sla_server.api.operations import Calls
+from sla_server.api.operations import Operations
 
 log = structlog.get_logger("api-bridge")
 BACKSTOP_S: Final = 0.05  # a doorbell may be lost in a crash of its ringer; see DESIGN.md 3
@@ -40,7 +40,7 @@ def _snapshot(message: frame.Frame) -> dict[str, Any]:
     return whole
 
 
-class Letter(Protocol):
+class TakenMessage(Protocol):
     """A message taken from the mailbox."""
 
     @property
@@ -52,7 +52,7 @@ class Letter(Protocol):
         """One or more frames."""
 
 
-class Box(Protocol):
+class ApiMailbox(Protocol):
     """What is used of ``pmdaemon.mailbox.Mailbox``."""
 
     name: str
@@ -63,7 +63,7 @@ class Box(Protocol):
     def post(self, recipients: str, payload: bytes) -> object:
         """Post one payload; MailboxFull when the recipient has no room."""
 
-    def take(self) -> Sequence[Letter]:
+    def take(self) -> Sequence[TakenMessage]:
         """What has arrived, oldest first; never blocks."""
 
     def fileno(self) -> int:
@@ -76,10 +76,10 @@ class Box(Protocol):
         """Undo ``prepare_sleep``."""
 
 
-class Poster:
+class RequestPoster:
     """The posting side, shared by the request threads. Lock ``_posting`` guards the mailbox's post."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: ApiMailbox) -> None:
         self._box = box
         self._posting = threading.Lock()
 
@@ -89,10 +89,10 @@ class Poster:
             self._box.post("services", message)
 
 
-class Bridge:
+class MailboxThread:
     """The taking side. Thread: ``run`` is the body of ``api-mailbox``."""
 
-    def __init__(self, box: Box, live: LiveView, calls: Calls, stop: Stop) -> None:
+    def __init__(self, box: ApiMailbox, live: LiveView, calls: Operations, stop: Stop) -> None:
         self._box = box
         self._live = live
         self._calls = calls

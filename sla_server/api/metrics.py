@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from pmdaemon.mailbox.figures import FILL_METRIC, METRICS, samples
 from sla_server.api.live_view import LiveView
-from sla_server.api.operations import Calls
+from sla_server.api.operations import Operations
 
 FRESH_S: Final = 15.0  # written each second; a scrape interval is 15 s by custom
 MOST_BYTES: Final = 4 << 20  # 256 pairs are some 600 KB
@@ -61,14 +61,14 @@ class ProblemCollector(Collector):
         return [family]
 
 
-class Meters:
+class Metrics:
     """Thread: any; prometheus_client locks inside.
 
     Attributes:
         folder: where other parts write their metrics; None while there is none.
     """
 
-    def __init__(self, live: LiveView, calls: Calls, mailbox: MailboxCollector | None = None) -> None:
+    def __init__(self, live: LiveView, calls: Operations, mailbox: MailboxCollector | None = None) -> None:
         self.folder: Path | None = None
         self._registry = CollectorRegistry()
         self.requests = Counter(

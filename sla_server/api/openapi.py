@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any, Final
 
-from sla_server.api.routes import PREFIX, ROUTES, Query, Route
+from sla_server.api.routes import PREFIX, ROUTES, ApiRoute, Query
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
@@ -109,7 +109,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: ApiRoute) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in route.parameters

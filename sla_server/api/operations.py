@@ -67,7 +67,7 @@ class Operation:
         }
 
 
-class Calls:
+class Operations:
     """Asks ``services``. Thread: ``ask`` and ``find`` from any thread, ``answer`` from the bridge's."""
 
     def __init__(self, post: Callable[[bytes], None], clock: Clock, *, wait_s: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from sla_server.api.app import create_app
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 
-__all__ = ["Parts", "create_app", "product_version"]
+__all__ = ["AppContext", "create_app", "product_version"]
 
 
 def product_version() -> str:

@@ -31,7 +31,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ApiRoute:
     """One method of one path."""
 
     method: str
@@ -78,7 +78,7 @@ OBJECTIVE = Query("objective", "string", "Which objective of the agreement; defa
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
 ROUTES: Final = (
-    Route(
+    ApiRoute(
         "GET",
         "/health",
         "health",
@@ -86,9 +86,9 @@ ROUTES: Final = (
         schema="Health",
         also=(503,),
     ),
-    Route("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
-    Route("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
-    Route(
+    ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
+    ApiRoute("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
+    ApiRoute(
         "PUT",
         "/gateway-list/{address}",
         "list_gateway",
@@ -96,24 +96,26 @@ ROUTES: Final = (
         body="ListedGateway",
         changes=True,
     ),
-    Route("DELETE", "/gateway-list/{address}", "unlist_gateway", "Dial this address no more.", changes=True),
-    Route("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
-    Route("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
-    Route(
+    ApiRoute(
+        "DELETE", "/gateway-list/{address}", "unlist_gateway", "Dial this address no more.", changes=True
+    ),
+    ApiRoute("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
+    ApiRoute("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
+    ApiRoute(
         "GET",
         "/volumes/{volume}/history",
         "history",
         "One row a rollup slot, or an hour (`length_us`).",
         (FROM, TO),
     ),
-    Route("GET", "/totals", "totals", "Exact lifetime counts over everything."),
-    Route("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
-    Route("GET", "/slas", "slas", "Agreements in force, and their live state."),
-    Route("GET", "/slas/{name}", "sla", "One agreement: document, version, live state."),
-    Route(
+    ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
+    ApiRoute("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
+    ApiRoute("GET", "/slas", "slas", "Agreements in force, and their live state."),
+    ApiRoute("GET", "/slas/{name}", "sla", "One agreement: document, version, live state."),
+    ApiRoute(
         "GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO, LONG)
     ),
-    Route(
+    ApiRoute(
         "POST",
         "/slas",
         "apply_slas",
@@ -122,16 +124,18 @@ ROUTES: Final = (
         body="Documents",
         changes=True,
     ),
-    Route("DELETE", "/slas/{name}", "delete_sla", "End an agreement.", changes=True),
-    Route(
+    ApiRoute("DELETE", "/slas/{name}", "delete_sla", "End an agreement.", changes=True),
+    ApiRoute(
         "GET",
         "/throttles",
         "throttles",
         "Throttles, newest first.",
         (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
     ),
-    Route("POST", "/throttles", "set_throttle", "Set a manual throttle.", body="ThrottleSet", changes=True),
-    Route(
+    ApiRoute(
+        "POST", "/throttles", "set_throttle", "Set a manual throttle.", body="ThrottleSet", changes=True
+    ),
+    ApiRoute(
         "DELETE",
         "/throttles",
         "release_volume",
@@ -139,17 +143,17 @@ ROUTES: Final = (
         (VOLUME,),
         changes=True,
     ),
-    Route(
+    ApiRoute(
         "DELETE",
         "/throttles/{throttle_id}",
         "release_throttle",
         "Release one throttle set by hand.",
         changes=True,
     ),
-    Route("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE)),
-    Route("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE)),
-    Route("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,)),
-    Route(
+    ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE)),
+    ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE)),
+    ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,)),
+    ApiRoute(
         "GET",
         "/policies/{version}/caps",
         "policy_caps",
@@ -162,10 +166,10 @@ ROUTES: Final = (
             AFTER,
         ),
     ),
-    Route("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
-    Route("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
-    Route("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),
-    Route(
+    ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
+    ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
+    ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),
+    ApiRoute(
         "GET",
         "/live",
         "live",
@@ -173,19 +177,21 @@ ROUTES: Final = (
         (Query("since", "integer", "The at_us of the snapshot you have.", least=-1, most=MAX_US),),
         empty=True,
     ),
-    Route("GET", "/live/trend", "trend", "Latency against promise, the last 15 minutes."),
-    Route(
+    ApiRoute("GET", "/live/trend", "trend", "Latency against promise, the last 15 minutes."),
+    ApiRoute(
         "GET",
         "/live/stream",
         "stream",
         "Snapshots as server-sent events; 503 with Retry-After when all places are taken.",
         answer="text/event-stream",
     ),
-    Route("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
-    Route("GET", "/processes", "processes", "The server's own processes."),
-    Route("GET", "/session", "session_state", "Whether this browser is signed in."),
-    Route("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True),
-    Route("POST", "/logins", "new_login", "Make a one-time address that signs a browser in.", changes=True),
-    Route("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
-    Route("GET", "/openapi.json", "openapi", "This document."),
+    ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
+    ApiRoute("GET", "/processes", "processes", "The server's own processes."),
+    ApiRoute("GET", "/session", "session_state", "Whether this browser is signed in."),
+    ApiRoute("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True),
+    ApiRoute(
+        "POST", "/logins", "new_login", "Make a one-time address that signs a browser in.", changes=True
+    ),
+    ApiRoute("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
+    ApiRoute("GET", "/openapi.json", "openapi", "This document."),
 )

@@ -25,14 +25,14 @@ from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.api.config import WORKER_THREADS, ApiConfig, split_address
-from sla_server.api.context import Parts
-from sla_server.api.doors import STOP_LIMIT_S, Door
+from sla_server.api.context import AppContext
+from sla_server.api.doors import STOP_LIMIT_S, HttpListener
 from sla_server.api.live_view import LiveView
-from sla_server.api.mailbox_thread import Box, Bridge, Poster
-from sla_server.api.metrics import MailboxCollector, Meters
-from sla_server.api.operations import Calls
+from sla_server.api.mailbox_thread import ApiMailbox, MailboxThread, RequestPoster
+from sla_server.api.metrics import MailboxCollector, Metrics
+from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins, load_or_make_token
-from sla_server.api.source import Source
+from sla_server.api.source import SqlSource
 
 log = structlog.get_logger("appserver")
 LOCAL_THREADS: Final = (
@@ -56,8 +56,8 @@ class WebServer:
 
     config: ApiConfig
     data_dir: Path
-    source: Source
-    box: Box
+    source: SqlSource
+    box: ApiMailbox
     listener: socket.socket
     stop: Stop
     clock: Clock = field(default_factory=server_clock)
@@ -79,16 +79,18 @@ class WebServer:
     def serve(self) -> int:
         """Serve until the stop; 1 if a thread died, else 0."""
         threads = ThreadGroup(lambda name, exc: self.stop.set(f"thread {name} died: {exc}"))
-        bridge = Bridge(self.box, self.parts.live, self.parts.calls, self.stop)
+        bridge = MailboxThread(self.box, self.parts.live, self.parts.calls, self.stop)
         threads.start("api-mailbox", bridge.run)
         body_bytes = self.config.max_body_bytes
         if self.local is not None:
-            local = Door(
+            local = HttpListener(
                 self.app, self.local, threads=LOCAL_THREADS, places=LOCAL_PLACES, max_body_bytes=body_bytes
             )
             threads.start("api-local", lambda: local.serve(self.stop, self.parts.live.close))
         workers = WORKER_THREADS + self.config.live_streams_max
-        door = Door(self.app, self.listener, threads=workers, places=4 * workers, max_body_bytes=body_bytes)
+        door = HttpListener(
+            self.app, self.listener, threads=workers, places=4 * workers, max_body_bytes=body_bytes
+        )
         try:
             door.serve(self.stop, self.parts.live.close)
         finally:
@@ -99,8 +101,8 @@ class WebServer:
 
 
 def make_parts(
-    config: ApiConfig, data_dir: Path, source: Source, box: Box, clock: Clock, address: str
-) -> Parts:
+    config: ApiConfig, data_dir: Path, source: SqlSource, box: ApiMailbox, clock: Clock, address: str
+) -> AppContext:
     """Everything the handlers work with.
 
     Raises:
@@ -108,8 +110,8 @@ def make_parts(
     """
     token = load_or_make_token(config.token_path(data_dir))
     live = LiveView(clock, streams_max=config.live_streams_max, stale_after_s=config.stale_after_s)
-    calls = Calls(Poster(box), clock, wait_s=config.request_wait_s)
-    return Parts(
+    calls = Operations(RequestPoster(box), clock, wait_s=config.request_wait_s)
+    return AppContext(
         config=config,
         token=token,
         source=source,
@@ -117,7 +119,7 @@ def make_parts(
         calls=calls,
         guard=Guard(token, config.allowed_hosts),
         logins=Logins(clock),
-        meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
+        meters=Metrics(live, calls, MailboxCollector(box.name, box.stats)),
         clock=clock,
         address=address,
     )

@@ -15,7 +15,7 @@ from sla_server.db.queries.reader import open_reader
 Row = dict[str, Any]
 
 
-class Source(Protocol):
+class SqlSource(Protocol):
     """Read-only questions. Thread: any."""
 
     def gateways(self) -> list[Row]:
@@ -78,6 +78,6 @@ class Source(Protocol):
         """Lifetime sums over everything."""
 
 
-def open_source(config: DatabaseConfig, data_dir: Path) -> Source:
+def open_source(config: DatabaseConfig, data_dir: Path) -> SqlSource:
     """The SQL database, through a read-only pool of our own; connects at the first question."""
     return open_reader(config, data_dir)

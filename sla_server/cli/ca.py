@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from pmdaemon.pki import certificates
-from pmdaemon.pki.authority import CA_DAYS, DAY_S, Authority, Entry
+from pmdaemon.pki.authority import CA_DAYS, DAY_S, Authority, IssuedCertificate
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.wire.names import is_name
 from sla_server import config as configuration
@@ -196,7 +196,7 @@ def _day(at_us: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at_us / 1e6))
 
 
-def _json(entry: Entry, now_us: int) -> dict[str, Any]:
+def _json(entry: IssuedCertificate, now_us: int) -> dict[str, Any]:
     return {
         "name": entry.name,
         "gateway_id": entry.gateway_id,

@@ -12,9 +12,9 @@ from urllib.parse import quote
 import click
 
 from pmdaemon.runtime.excerpt import printable_lines
-from sla_server.cli.chunks import Part, cut, in_file
+from sla_server.cli.chunks import DocumentChunk, cut, in_file
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage, Refused
+from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 
 
@@ -31,12 +31,12 @@ def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
             answer = _apply_parts(client, parts, dry_run=dry_run)
         else:
             answer = _apply(client, parts[0].text, dry_run=dry_run)
-    except Refused as exc:
+    except RequestRefused as exc:
         if not exc.problem.get("errors") or exc.problem.get("fix"):
             raise
         where = "standard input" if path == "-" else path
         problem = {**exc.problem, "fix": f"Nothing of {where} was applied: it is all of it or none"}
-        raise Refused(exc.status, problem) from exc
+        raise RequestRefused(exc.status, problem) from exc
     if output == "json":
         print_json(answer)
         return
@@ -58,7 +58,7 @@ def _apply(client: Client, documents: bytes, *, dry_run: bool) -> dict[str, Any]
     return answer
 
 
-def _apply_parts(client: Client, parts: list[Part], *, dry_run: bool) -> dict[str, Any]:
+def _apply_parts(client: Client, parts: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
     """All parts are checked before the first is applied; progress goes to standard error.
 
     Raises:
@@ -74,20 +74,20 @@ def _apply_parts(client: Client, parts: list[Part], *, dry_run: bool) -> dict[st
     return checked if dry_run else _each_part(client, parts, dry_run=False)
 
 
-def _each_part(client: Client, parts: list[Part], *, dry_run: bool) -> dict[str, Any]:
+def _each_part(client: Client, parts: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
     applied: list[dict[str, Any]] = []
     warnings: list[str] = []
     for part in parts:
         try:
             answer = _apply(client, part.text, dry_run=dry_run)
-        except Refused as exc:
+        except RequestRefused as exc:
             problem = in_file(exc.problem, part)
             if applied and not dry_run:
                 kept = (
                     f"{len(applied)} documents before line {part.lines_before + 1} are in force. Correct the "
                 )
                 problem["fix"] = f"{kept}file and apply all of it again: those change nothing then"
-            raise Refused(exc.status, problem) from exc
+            raise RequestRefused(exc.status, problem) from exc
         applied += answer.get("applied", [])
         warnings += answer.get("warnings", [])
         click.echo(f"{'checked' if dry_run else 'applied'} {len(applied):,} documents", err=True)

@@ -17,7 +17,7 @@ _BEGIN: Final = re.compile(rb"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(rb"^%", re.MULTILINE)
 
 
-class Part(NamedTuple):
+class DocumentChunk(NamedTuple):
     """What one call carries.
 
     Attributes:
@@ -30,23 +30,23 @@ class Part(NamedTuple):
     documents: int
 
 
-def cut(text: bytes) -> list[Part]:
+def cut(text: bytes) -> list[DocumentChunk]:
     """The whole text, in as few parts as the limits of a call allow; a single document is never cut."""
     starts = [0, *(found.start() for found in _BEGIN.finditer(text) if found.start())]
     if _DIRECTIVE.search(text) or (len(text) <= CALL_BYTES and len(starts) <= MAX_DOCUMENTS):
-        return [Part(text, 0, len(starts))]
-    parts: list[Part] = []
+        return [DocumentChunk(text, 0, len(starts))]
+    parts: list[DocumentChunk] = []
     begin = lines = count = 0
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         if count and (end - begin > CALL_BYTES or count == MAX_DOCUMENTS):
-            parts.append(Part(text[begin:start], lines, count))
+            parts.append(DocumentChunk(text[begin:start], lines, count))
             lines += text.count(b"\n", begin, start)
             begin, count = start, 0
         count += 1
-    return [*parts, Part(text[begin:], lines, count)]
+    return [*parts, DocumentChunk(text[begin:], lines, count)]
 
 
-def in_file(problem: dict[str, Any], part: Part) -> dict[str, Any]:
+def in_file(problem: dict[str, Any], part: DocumentChunk) -> dict[str, Any]:
     """A refusal of one part, its lines counted from the beginning of the file."""
     errors = [
         {**item, "line": item["line"] + part.lines_before} if item.get("line") else item

@@ -27,7 +27,7 @@ import httpx
 
 from pmdaemon.runtime import peers
 from pmdaemon.runtime.config import read_toml
-from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, Refused, ServerDown
+from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
 SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.doors, which a command line has no need to import
@@ -167,7 +167,7 @@ class Client:
             if told["state"] == "done":
                 return told["body"]
             if told["state"] == "failed":
-                raise Refused(int(told["code"]), told["body"])
+                raise RequestRefused(int(told["code"]), told["body"])
             time.sleep(PENDING_LOOK_S)
         raise Pending(operation)
 
@@ -225,13 +225,13 @@ def _answer(server: str, response: httpx.Response) -> Any:
     except ValueError as exc:
         raise NotAnAnswer(server, response.status_code) from exc
     if response.status_code == 413 and "fix" not in body:  # said by the HTTP layer, in its own words
-        raise Refused(413, {"detail": TOO_LARGE})
+        raise RequestRefused(413, {"detail": TOO_LARGE})
     if not is_json:
         raise NotAnAnswer(server, response.status_code)
     if response.status_code == 401:
         raise NoToken("the server does not know this token; it was replaced, or belongs to another server")
     if response.status_code >= 400:
-        raise Refused(response.status_code, body)
+        raise RequestRefused(response.status_code, body)
     return body
 
 

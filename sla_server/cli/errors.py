@@ -55,7 +55,7 @@ class NoToken(CliError):
     exit_status = 77  # EX_NOPERM
 
 
-class Refused(CliError):
+class RequestRefused(CliError):
     """The server refused; its words, and one line for each error of a document."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:

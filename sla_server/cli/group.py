@@ -13,7 +13,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import outermost
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Tells errors on stderr, with the program's name before them, and ends with their exit status."""
 
     program: ClassVar[str] = "sla"

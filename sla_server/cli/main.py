@@ -33,7 +33,7 @@ COMMANDS: Final = {
 """Command -> (module in this package, its line in the help)."""
 
 
-class Group(group.Group):
+class SlaCommands(group.CommandGroup):
     """Imports commands when they are run, and closes the client whatever happens."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -71,7 +71,7 @@ class Group(group.Group):
                 ctx.obj.close()
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=SlaCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--server", envvar="SLA_SERVER", metavar="URL", help="The SLA server [the local one].")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Token for changes [DATA_DIR/api.token].")
 @click.option(

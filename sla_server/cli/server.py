@@ -45,13 +45,13 @@ EX_TEMPFAIL = 75
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 
 
-class Group(group.Group):
+class ServerCommands(group.CommandGroup):
     """Tells errors as this program's."""
 
     program = "sla-server"
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ServerCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="storage-sla-server")
 def cli() -> None:
     """The SLA server: keeps latency promises on shared block storage."""

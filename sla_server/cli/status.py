@@ -17,7 +17,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime.failures import failures
 from sla_server.cli import formatting
 from sla_server.cli.client import SOCKET_NAME, Client, local_uid
-from sla_server.cli.errors import Refused
+from sla_server.cli.errors import RequestRefused
 from sla_server.config import ResolvedConfig
 from sla_server.supervisor import PARTS
 
@@ -26,7 +26,7 @@ _GENERATIONS = 4  # supervisor, pmdaemon, pair; one to spare
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class ServerStatus:
     """What was found.
 
     Attributes:
@@ -99,25 +99,25 @@ def connected(config: ResolvedConfig, path: Path | None) -> Iterator[Client | No
         yield client
 
 
-def look(config: ResolvedConfig, client: Client | None, pid: int) -> Condition:
+def look(config: ResolvedConfig, client: Client | None, pid: int) -> ServerStatus:
     """Ask the server whose supervisor has this pid."""
     failed = failures(config.runtime_dir)
     if client is None:
-        return Condition(trouble=NO_ANSWER, failures=failed)
+        return ServerStatus(trouble=NO_ANSWER, failures=failed)
     told: dict[str, Any] = {}
     try:
         told = client.get("/health")
-    except Refused as exc:  # 503: down, and its body says why
+    except RequestRefused as exc:  # 503: down, and its body says why
         told = exc.problem
     except SlaError as exc:
-        return Condition(trouble=str(exc).splitlines()[0], failures=failed)
+        return ServerStatus(trouble=str(exc).splitlines()[0], failures=failed)
     rows: list[dict[str, Any]] = []
     trouble = ""
     try:
         rows = [_checked(row, pid) for row in client.get("/processes")["items"]]
     except SlaError as exc:
         trouble = str(exc).splitlines()[0]
-    return Condition(rows, trouble, str(told.get("status", "")), list(told.get("problems", [])), failed)
+    return ServerStatus(rows, trouble, str(told.get("status", "")), list(told.get("problems", [])), failed)
 
 
 def another_at(listen: str) -> str:
@@ -127,7 +127,7 @@ def another_at(listen: str) -> str:
     with closing(Client(f"http://{listen}")) as client:
         try:
             client.get("/health")
-        except Refused:  # 503: it is one, and not well
+        except RequestRefused:  # 503: it is one, and not well
             return client.server
         except SlaError:
             return ""

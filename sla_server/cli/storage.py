@@ -117,7 +117,7 @@ def compact(client: Client, config: Path | None, output: str) -> None:
     The server does the same by itself when hour and day are over.
     """
     from sla_server.db.archive.overview import owners
-    from sla_server.db.archive.upkeep import Housekeeper
+    from sla_server.db.archive.upkeep import ArchiveUpkeep
 
     with _opened(client, config) as stores:
         found = owners(stores.engine)  # says so if there is no database, instead of making one
@@ -125,7 +125,7 @@ def compact(client: Client, config: Path | None, output: str) -> None:
     with _opened(client, config, read_only=False) as stores:
         settings = stores.config.database.files
         for owner in found:
-            keeper = Housekeeper(stores.engine, stores.files, owner, settings, SystemClock())
+            keeper = ArchiveUpkeep(stores.engine, stores.files, owner, settings, SystemClock())
             done.append(asdict(keeper.step(at_once=True)))
     if output == "json":
         print_json(done)

@@ -30,7 +30,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TableKind:
     """One kind of thing that can be listed."""
 
     path: str
@@ -103,7 +103,7 @@ def clock_of(row: Row) -> str:
 
 
 KINDS: Final = {
-    "gateways": Kind(
+    "gateways": TableKind(
         "/gateways",
         (
             Column("NAME", _plain("name")),
@@ -118,7 +118,7 @@ KINDS: Final = {
         ),
         "No gateway has connected. Start an agent beside the storage: gateway-agent run --config FILE",
     ),
-    "volumes": Kind(
+    "volumes": TableKind(
         "/volumes",
         (
             Column("VOLUME", _plain("volume")),
@@ -132,7 +132,7 @@ KINDS: Final = {
         ),
         "No volume is known yet. Start an agent beside the storage: gateway-agent run --config FILE",
     ),
-    "slas": Kind(
+    "slas": TableKind(
         "/slas",
         (
             Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
@@ -147,7 +147,7 @@ KINDS: Final = {
         ),
         "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
     ),
-    "throttles": Kind(
+    "throttles": TableKind(
         "/throttles",
         (
             Column("VOLUME", _plain("volume")),
@@ -160,7 +160,7 @@ KINDS: Final = {
         ),
         "No throttle was ever set.",
     ),
-    "events": Kind(
+    "events": TableKind(
         "/events",
         (
             Column("TIME", lambda row, _now_us: formatting.when(row.get("at_us"))),
@@ -170,7 +170,7 @@ KINDS: Final = {
         ),
         "Nothing has happened yet.",
     ),
-    "policies": Kind(
+    "policies": TableKind(
         "/policies",
         (
             Column("VERSION", _plain("version"), number=True),

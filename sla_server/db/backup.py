@@ -43,11 +43,11 @@ from sla_server.db import dump, schema
 from sla_server.db.archive.file import digest_of
 from sla_server.db.archive.manifest import FileRow
 from sla_server.db.archive.store import FileStore, LocalFiles
-from sla_server.db.archive.writer import Archive
+from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.engine import begin
 from sla_server.db.errors import BackupFailed, FileDamaged
 from sla_server.db.ingest.batch import decode_batch
-from sla_server.db.ingest.queue import Record, read_beside
+from sla_server.db.ingest.queue import IngestRecord, read_beside
 from sla_server.db.migrate import newest_revision
 
 HEAD: Final = "backup.json"
@@ -134,7 +134,7 @@ class _Unfiled:
         self._queue_dir = queue_dir
         self._queue = ""
         self._bounds = (0, 0)
-        self._records: list[Record] = []
+        self._records: list[IngestRecord] = []
 
     def take(self, cursors: dict[str, int]) -> None:
         """Read them, before the server deletes them.
@@ -159,7 +159,7 @@ class _Unfiled:
         after_seq, last_seq = self._bounds
         if after_seq >= last_seq:
             return None
-        archive = Archive(copies, self._queue, _NO_LIMIT, _NO_LIMIT, clock)
+        archive = CutFileWriter(copies, self._queue, _NO_LIMIT, _NO_LIMIT, clock)
         while self._records:
             some, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
             batch = decode_batch(some, after_seq)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Table, column, select, text
 from sqlalchemy import table as table_clause
 from sqlalchemy.exc import DBAPIError
 
-from sla_server.db.upserts import Changes, conflict_clause, insert_into, params, upsert
+from sla_server.db.upserts import ColumnChanges, conflict_clause, insert_into, params, upsert
 
 Columns = dict[str, npt.NDArray[Any] | Sequence[Any]]
 """By name, all of one length; integers as arrays, text (str) and blobs (bytes) as lists."""
@@ -34,7 +34,7 @@ _CHUNK_ROWS: Final = 8192
 
 
 def upsert_columns(
-    connection: Connection, into: Table, columns: Mapping[str, Column], **changes: Unpack[Changes]
+    connection: Connection, into: Table, columns: Mapping[str, Column], **changes: Unpack[ColumnChanges]
 ) -> None:
     """``upserts.upsert`` of rows given as columns of one length.
 
@@ -42,7 +42,7 @@ def upsert_columns(
         connection: in a transaction.
         into: with its natural key as primary key.
         columns: by name; integers as arrays; text (str) and blobs (bytes) as lists.
-        changes: see ``Changes``.
+        changes: see ``ColumnChanges``.
     """
     count = len(next(iter(columns.values())))
     if not count:
@@ -56,7 +56,7 @@ def upsert_columns(
 
 
 def _execute_tuples(
-    connection: Connection, into: Table, columns: Mapping[str, Column], changes: Changes
+    connection: Connection, into: Table, columns: Mapping[str, Column], changes: ColumnChanges
 ) -> None:
     statement = conflict_clause(insert_into(connection, into), into, changes)
     compiled: Any = statement.compile(dialect=connection.dialect, column_keys=list(columns))
@@ -68,7 +68,7 @@ def _listed(values: Column) -> Sequence[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
-def _copy(connection: Connection, into: Table, columns: Mapping[str, Column], changes: Changes) -> None:
+def _copy(connection: Connection, into: Table, columns: Mapping[str, Column], changes: ColumnChanges) -> None:
     kinds = {name: into.c[name].type.compile(connection.dialect) for name in columns}
     names = sorted(columns, key=lambda name: kinds[name] not in _WIDTHS)  # fixed ones first
     stage = f"stage_{into.name}"

@@ -194,7 +194,7 @@ class QueueError(DbError):
     """Root of the ingest queue's errors."""
 
 
-class QueuePoisoned(QueueError):
+class IngestQueuePoisoned(QueueError):
     """A write or sync failed earlier; the queue takes nothing more until it was opened anew."""
 
     retryable = True  # by a restart, which reads back what really reached the disk

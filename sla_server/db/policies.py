@@ -24,7 +24,7 @@ from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
 from sla_server.db.errors import NoRightToPublish
-from sla_server.db.queries.reader import Reader
+from sla_server.db.queries.reader import SqlReader
 
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 HOURS_A_WEEK: Final = 168
@@ -65,7 +65,7 @@ class PolicyStore:
         self._engine = engine
         self._files = files
         self._clock = clock or SystemClock()
-        self.reader = Reader(engine)
+        self.reader = SqlReader(engine)
 
     def close(self) -> None:
         """Close all connections."""

@@ -30,7 +30,7 @@ import structlog
 from sqlalchemy import Engine
 
 from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.poller.backpressure import Teller
+from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
@@ -40,21 +40,21 @@ from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db import migrate
 from sla_server.db.archive.lock import storage_lock
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.upkeep import Housekeeper
-from sla_server.db.archive.writer import Archive
+from sla_server.db.archive.upkeep import ArchiveUpkeep
+from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import AnotherManager, DatabaseDamaged, DatabaseUnavailable, FilesUnavailable
 from sla_server.db.gateway_list import LOOK_S, GatewayListFile
-from sla_server.db.ingest.intake import Intake
+from sla_server.db.ingest.intake import IngestIntake
 from sla_server.db.ingest.inventory import Row, event_row
 from sla_server.db.ingest.outage import Outage
-from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, Record
-from sla_server.db.ingest.receiver import PostOffice
+from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
+from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.transaction import IngestStore
 from sla_server.db.ingest.watermarks import HighWater
 from sla_server.db.ingest.writer import STEP_S, Writer
-from sla_server.db.queries.reader import Reader
+from sla_server.db.queries.reader import SqlReader
 from sla_server.db.retention import Retention
 
 log = structlog.get_logger("dbmanager")
@@ -92,10 +92,10 @@ class Manager:
         engine: of the same database.
     """
 
-    intake: Intake
+    intake: IngestIntake
     queue: IngestQueue
     writer: Writer
-    keeper: Housekeeper
+    keeper: ArchiveUpkeep
     engine: Engine
 
 
@@ -116,7 +116,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
         manager = open_manager(config, stop, stack, lambda problem: _tell(boxes, problem))
         if manager is None:
             return 0  # told to stop before the database was there
-        teller = Teller(
+        teller = BackpressureReporter(
             boxes[0],
             server_clock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
@@ -124,7 +124,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
             lambda: [*manager.writer.problems(), *office.problems(), *_slow_threads()],
             [(boxes[1], "appserver")],
         )
-        office = PostOffice(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
+        office = IngestReceiver(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
         failed = _run_threads(office, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         if failed is not None:
             name, error = failed
@@ -143,11 +143,13 @@ def _slow_threads() -> list[Problem]:
 
 def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
-    Teller(boxes[0], server_clock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]).tell()
+    BackpressureReporter(
+        boxes[0], server_clock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]
+    ).tell()
 
 
 def _run_threads(
-    office: PostOffice, manager: Manager, stop: Stop, listing: GatewayListFile
+    office: IngestReceiver, manager: Manager, stop: Stop, listing: GatewayListFile
 ) -> tuple[str, BaseException] | None:
     """Run both threads, and publish the list of gateways meanwhile; returns the thread that died, and why."""
 
@@ -193,8 +195,8 @@ def open_manager(
     stack.callback(queue.close)
     store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
     files = open_files(settings, config.data_dir)
-    archive = Archive(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
-    keeper = Housekeeper(engine, files, queue.queue_id, settings.files, clock)
+    archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
+    keeper = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
     outage = Outage()
     damage_event = _damage_event(queue, clock.unix_us())
     while not stop.is_set():
@@ -204,9 +206,9 @@ def open_manager(
             if damage_event is not None:
                 store.report(damage_event)
             cursors = store.cursors()
-            reader = Reader(engine)
+            reader = SqlReader(engine)
             dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
-            intake = Intake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
+            intake = IngestIntake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
             # Not of a queue that was damaged, or brought back from an older copy: SQL may know more.
             is_whole = damage_event is None and queue.synced_seq >= store.newest_cursor
             mended = intake.recover(_held(queue), cursors[0], is_whole=is_whole)
@@ -266,7 +268,7 @@ def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: 
             return
 
 
-def _held(queue: IngestQueue) -> Iterator[Record]:
+def _held(queue: IngestQueue) -> Iterator[IngestRecord]:
     """All records, also those that are in SQL and not deleted yet."""
     reader = queue.reader(0)
     try:

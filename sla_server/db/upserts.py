@@ -20,7 +20,7 @@ from sla_server.db.schema import natural_key
 Params = list[dict[str, Any]]
 
 
-class Changes(TypedDict, total=False):
+class ColumnChanges(TypedDict, total=False):
     """What happens to columns of a row that exists already; columns not named keep their value.
 
     Attributes:
@@ -34,14 +34,14 @@ class Changes(TypedDict, total=False):
     maximum: Iterable[str]
 
 
-def upsert(connection: Connection, table: Table, rows: Params, **changes: Unpack[Changes]) -> None:
+def upsert(connection: Connection, table: Table, rows: Params, **changes: Unpack[ColumnChanges]) -> None:
     """Insert ``rows``; where one exists, change the named columns and keep the others.
 
     Args:
         connection: in a transaction.
         table: with its natural key as primary key.
         rows: all with the same columns.
-        changes: see ``Changes``.
+        changes: see ``ColumnChanges``.
     """
     if not rows:
         return
@@ -54,7 +54,7 @@ def insert_into(connection: Connection, table: Table) -> Any:
     return module.insert(table)
 
 
-def conflict_clause(insert: Any, table: Table, changes: Changes) -> Any:
+def conflict_clause(insert: Any, table: Table, changes: ColumnChanges) -> Any:
     """``insert`` with what happens to each column when the row exists."""
     values: dict[str, ColumnElement[Any]] = {name: insert.excluded[name] for name in changes.get("set_", ())}
     values |= {name: table.c[name] + insert.excluded[name] for name in changes.get("add", ())}

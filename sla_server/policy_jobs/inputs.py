@@ -35,7 +35,7 @@ DEFAULT_CLASS: Final = VolumeClass("", Priority.BEST_EFFORT, ("*",))
 
 
 @dataclass(frozen=True)
-class Inputs:
+class JobInputs:
     """The job's whole input.
 
     Attributes:
@@ -92,7 +92,7 @@ class Inputs:
         return max(found, key=lambda item: item.priority, default=DEFAULT_CLASS)
 
 
-def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
+def read(store: PolicyStore, now_unix_us: int, window_days: int) -> JobInputs:
     """Read everything of the last ``window_days``.
 
     Raises:
@@ -106,7 +106,7 @@ def read(store: PolicyStore, now_unix_us: int, window_days: int) -> Inputs:
     if found.slots.num_rows == 0 and found.hours.num_rows == 0 and not found.slot_files:
         raise NothingToLearn(window_days)
     in_force = [_in_force(row) for row in store.reader.agreements(in_force=True)]
-    return Inputs(
+    return JobInputs(
         slots=found.slots,
         hours=found.hours,
         missed=found.missed,

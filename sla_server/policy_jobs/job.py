@@ -66,7 +66,7 @@ def _rows(
     return transforms.added_up(rows.select(in_files.columns).unionByName(in_files), keys)
 
 
-def compute(spark: SparkSession, read: inputs.Inputs) -> policy.Policy:
+def compute(spark: SparkSession, read: inputs.JobInputs) -> policy.Policy:
     """Everything between reading and publishing."""
     streams = spark.createDataFrame(read.streams)
     slots = _rows(spark, read.slots, read.slot_files, SLOT_DDL, ("slot_us", "stream_id"))
@@ -86,7 +86,7 @@ def compute(spark: SparkSession, read: inputs.Inputs) -> policy.Policy:
 
 
 def on_spark(
-    settings: configuration.PolicyJobConfig, job_dir: Path, read: inputs.Inputs, log_path: Path
+    settings: configuration.PolicyJobConfig, job_dir: Path, read: inputs.JobInputs, log_path: Path
 ) -> policy.Policy:
     """Start Spark, compute, stop it.
 

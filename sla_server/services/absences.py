@@ -19,7 +19,7 @@ LIMIT_S: Final = 60.0
 REASON: Final = f"has not come back within {LIMIT_S:g} s of the server's own restart"
 
 
-class Attendance:
+class AwaitedGateways:
     """Who is awaited, by gateway_id: its name and until when (monotonic ns)."""
 
     def __init__(self, awaited: Mapping[str, str], now_ns: int) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.services.catalog import Catalog, Change
-from sla_server.services.record_sender import Journal
+from sla_server.services.record_sender import RecordSender
 
 MAX_WAITING: Final = 64
 Make = Callable[[Catalog, int], Change | None]
@@ -25,7 +25,7 @@ Done = Callable[[Change, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AgreementChange:
     """One change.
 
     Attributes:
@@ -38,17 +38,17 @@ class Job:
     done: Done
 
 
-class Changes:
+class AgreementChanges:
     """See the module. ``catalog`` is the one in force."""
 
     def __init__(
-        self, catalog: Catalog, journal: Journal, clock: Clock, on_change: Callable[[Catalog], None]
+        self, catalog: Catalog, journal: RecordSender, clock: Clock, on_change: Callable[[Catalog], None]
     ) -> None:
         self.catalog = catalog
         self._journal = journal
         self._clock = clock
         self._on_change = on_change
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[AgreementChange] = deque()
         self._busy = False
 
     @property
@@ -56,7 +56,7 @@ class Changes:
         """Whether nothing waits or is on its way."""
         return not self._busy and not self._waiting
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: AgreementChange) -> bool:
         """Queue a change; False if too many wait."""
         if len(self._waiting) >= MAX_WAITING:
             return False
@@ -73,7 +73,7 @@ class Changes:
             self._busy = True
             self._journal.append(change.rows, self._finisher(job, change))
 
-    def _finisher(self, job: Job, change: Change) -> Callable[[bool, str], None]:
+    def _finisher(self, job: AgreementChange, change: Change) -> Callable[[bool, str], None]:
         def finish(ok: bool, error: str) -> None:
             self._busy = False
             if ok and change.catalog != self.catalog:

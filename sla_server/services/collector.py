@@ -27,7 +27,7 @@ YOUNG: Final = 10_000
 NEVER: Final = 1 << 30
 
 
-class Collector:
+class GcTuning:
     """See the module."""
 
     def __init__(self) -> None:

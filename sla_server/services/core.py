@@ -24,11 +24,11 @@ from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements import compile as compiler
 from sla_server.agreements.compile import InForce
-from sla_server.agreements.standing import Standing
+from sla_server.agreements.standing import ObjectiveStatus
 from sla_server.services import catalog as catalogs
-from sla_server.services.absences import Attendance
+from sla_server.services.absences import AwaitedGateways
 from sla_server.services.catalog import Catalog
-from sla_server.services.changes import Changes, Job
+from sla_server.services.changes import AgreementChange, AgreementChanges
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.cut_batch import read_cuts
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
@@ -38,12 +38,12 @@ from sla_server.services.outbox import Outbox
 from sla_server.services.policy_in_force import PolicyInForce
 from sla_server.services.pressure import Pressures
 from sla_server.services.problems import Problems
-from sla_server.services.protocols import Controller, Eyes
-from sla_server.services.record_sender import Journal
+from sla_server.services.protocols import ControllerProtocol, SqlWorkerProtocol
+from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
-from sla_server.services.sql_worker import Found
+from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 
@@ -61,11 +61,11 @@ class Services:
     def __init__(
         self,
         config: ServicesConfig,
-        brain: Controller,
-        looker: Eyes,
+        brain: ControllerProtocol,
+        looker: SqlWorkerProtocol,
         documents: DocumentReader,
         outbox: Outbox,
-        journal: Journal,
+        journal: RecordSender,
         start: Start,
         clock: Clock,
     ) -> None:
@@ -77,7 +77,7 @@ class Services:
         self.journal = journal
         self.rollup_s = start.rollup_s
         self.mode = start.mode
-        self.changes = Changes(start.catalog, journal, clock, self._catalog_changed)
+        self.changes = AgreementChanges(start.catalog, journal, clock, self._catalog_changed)
         self._documents = documents
         self._live_rows = config.live_rows
         self.bad_frames = 0
@@ -89,9 +89,9 @@ class Services:
         self._shown = Shown(start.events, now_us)
         self._pressures = Pressures()
         self._problems = Problems(now_ns, now_us)
-        self._standings: dict[tuple[str, str], Standing] = {}
+        self._standings: dict[tuple[str, str], ObjectiveStatus] = {}
         self._rows: Rows = list(start.rows)
-        self._attendance = Attendance(start.awaited, now_ns)
+        self._attendance = AwaitedGateways(start.awaited, now_ns)
         self._pair_of: dict[str, str] = {}
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
@@ -254,7 +254,7 @@ class Services:
         if self._new_volumes and self.changes.idle:
             names, self._new_volumes = self._new_volumes, set()
             self.changes.submit(
-                Job(
+                AgreementChange(
                     lambda catalog, _us: catalogs.with_volumes(catalog, names),
                     lambda _change, _error: None,
                 )
@@ -273,7 +273,7 @@ class Services:
         self.journal.flush(now_ns)
         self._outbox.flush()
 
-    def _take(self, found: Found, now_us: int) -> None:
+    def _take(self, found: SqlState, now_us: int) -> None:
         self._rows += found.judgement.rows
         self._show(found.judgement.rows, now_us)
         for key, start_us, end_us in found.judgement.bad:

@@ -17,16 +17,16 @@ import structlog
 
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.stop import Stop
-from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded, load_documents
 
 log = structlog.get_logger("documents")
 MAX_WAITING: Final = 16
 WAKE_S: Final = 0.5  # how long a stop may take
-Then = Callable[[list[Loaded], list[Problem]], None]
+Then = Callable[[list[Loaded], list[DocumentProblem]], None]
 
 
-class Reader(Protocol):
+class DocumentParser(Protocol):
     """What requests need of it."""
 
     def submit(self, text: str, rollup_s: int, then: Then) -> bool:
@@ -79,6 +79,8 @@ def _read(text: str, rollup_s: int, then: Then) -> Callable[[], None]:
         log.exception("document-unreadable", size_bytes=len(text.encode(errors="replace")))
         kind = type(exc).__name__
         what = f"the document could not be read, by a mistake of the server ({kind})"
-        problem = Problem(0, "", what, "Its log has the details; report them, and try a simpler document")
+        problem = DocumentProblem(
+            0, "", what, "Its log has the details; report them, and try a simpler document"
+        )
         return lambda: then([], [problem])
     return lambda: then(documents, [])

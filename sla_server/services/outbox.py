@@ -23,7 +23,7 @@ from pmdaemon.mailbox.errors import MailboxFull
 log = structlog.get_logger("outbox")
 
 
-class Poster(Protocol):
+class PostingMailbox(Protocol):
     """The posting side of a mailbox."""
 
     def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
@@ -41,7 +41,7 @@ class Outbox:
         full: times a recipient had no room
     """
 
-    def __init__(self, routes: Mapping[str, Poster], limit_bytes: int) -> None:
+    def __init__(self, routes: Mapping[str, PostingMailbox], limit_bytes: int) -> None:
         self._routes = routes
         self._limit_bytes = limit_bytes
         self._waiting: dict[str, OrderedDict[Hashable, bytes]] = {}

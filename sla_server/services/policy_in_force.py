@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sla_server.services.protocols import Controller
+from sla_server.services.protocols import ControllerProtocol
 from sla_server.services.rows import Row, Rows, audit_row, event_row
-from sla_server.services.sql_worker import PolicyLook
+from sla_server.services.sql_worker import PublishedPolicy
 
 
 class PolicyInForce:
@@ -15,7 +15,7 @@ class PolicyInForce:
         self._applied_us = applied_us
         self._handed: tuple[int, int] | None = None
 
-    def look(self, found: PolicyLook, brain: Controller, now_us: int) -> Rows:
+    def look(self, found: PublishedPolicy, brain: ControllerProtocol, now_us: int) -> Rows:
         """Put a newer version, or the caps of a new hour, in force; returns what to record.
 
         A look that read SQL before our own record arrived there still says ``published``; the version tells.

@@ -27,17 +27,17 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
-from sla_server.services.collector import Collector
+from sla_server.services.collector import GcTuning
 from sla_server.services.config import ServicesConfig
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
 from sla_server.services.outbox import Outbox
-from sla_server.services.record_sender import Journal
-from sla_server.services.sql_worker import LOOK_LIMIT_S, Looker
+from sla_server.services.record_sender import RecordSender
+from sla_server.services.sql_worker import LOOK_LIMIT_S, SqlWorker
 from sla_server.services.sqlstore import open_store
 from sla_server.services.startup import Start, marker_event, read_start
-from sla_server.services.store import Store
+from sla_server.services.store import SqlReads
 
 log = structlog.get_logger("services")
 TICK_S: Final = 0.25
@@ -53,7 +53,7 @@ up with every large array operation, hundreds of times a second; with Python's 5
 while slices were judged, that its mailbox overflowed."""
 
 
-class ServerConfig(Protocol):
+class ProcessConfig(Protocol):
     """The part of the server's configuration that this process reads."""
 
     @property
@@ -73,7 +73,7 @@ class ServerConfig(Protocol):
         """Table ``[database]``."""
 
 
-def run(config: ServerConfig, stop: Stop) -> int:
+def run(config: ProcessConfig, stop: Stop) -> int:
     """Run until ``stop``; the exit status.
 
     Raises:
@@ -90,18 +90,18 @@ def run(config: ServerConfig, stop: Stop) -> int:
         stop.set(f"thread {name} died: {error}")
 
     threads = ThreadGroup(on_failure)
-    looker = Looker(store, config.services, clock)
+    looker = SqlWorker(store, config.services, clock)
     documents = DocumentReader()
     is_done = False  # else what was taken and not processed is left to our successor
     try:
         tag = uuid.uuid4().hex[:12]
-        journal = Journal(main, tag, config.services.outbox_limit_bytes)
-        with Collector.held():
+        journal = RecordSender(main, tag, config.services.outbox_limit_bytes)
+        with GcTuning.held():
             start = take_up(store, journal, tag, config.services.mode, clock, stop)
             if start is None:
                 return 0
             outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
-            brain = Brain(config.services.control)
+            brain = Controller(config.services.control)
             services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
         threads.start("sv-looker", lambda: looker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))
@@ -131,7 +131,9 @@ def _attach(path: Path, stop: Stop) -> Mailbox:
                 raise
 
 
-def take_up(store: Store, journal: Journal, tag: str, mode: str, clock: Clock, stop: Stop) -> Start | None:
+def take_up(
+    store: SqlReads, journal: RecordSender, tag: str, mode: str, clock: Clock, stop: Stop
+) -> Start | None:
     """Wait until our own marker is in SQL, then read what our predecessor left; None if we must stop."""
     table, marker = marker_event(tag, clock)
     journal.append([(table, marker)])
@@ -152,13 +154,15 @@ def take_up(store: Store, journal: Journal, tag: str, mode: str, clock: Clock, s
     return None
 
 
-def _loop(services: Services, looker: Looker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop) -> None:
+def _loop(
+    services: Services, looker: SqlWorker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop
+) -> None:
     boxes = (app, main)  # people first: a request is one small message
-    with selectors.DefaultSelector() as selector, Collector.in_charge(), short_turns():
+    with selectors.DefaultSelector() as selector, GcTuning.in_charge(), short_turns():
         for source in (*boxes, stop):
             selector.register(source, selectors.EVENT_READ)
         due_ns = 0
-        collector = Collector()
+        collector = GcTuning()
         while not stop.is_set():
             watchdog.beat()
             busy = [_drain(services, box, clock) for box in boxes]

@@ -13,10 +13,10 @@ from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.catalog import Catalog
 from sla_server.services.control.decisions import Decision
-from sla_server.services.sql_worker import Found
+from sla_server.services.sql_worker import SqlState
 
 
-class Controller(Protocol):
+class ControllerProtocol(Protocol):
     """The control loop: pure, told everything, asked for decisions (``brain``)."""
 
     def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:
@@ -84,10 +84,10 @@ class Controller(Protocol):
         """``state`` and ``u`` of these objectives as far as they are in force."""
 
 
-class Eyes(Protocol):
+class SqlWorkerProtocol(Protocol):
     """The reader of SQL (``looker``)."""
 
-    found: queue.SimpleQueue[Found]
+    found: queue.SimpleQueue[SqlState]
 
     def set_catalog(self, catalog: Catalog) -> None:
         """Judge by these agreements."""

@@ -28,7 +28,7 @@ from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from sla_server.services.outbox import Poster
+from sla_server.services.outbox import PostingMailbox
 from sla_server.services.rows import Rows
 
 log = structlog.get_logger("journal")
@@ -61,7 +61,7 @@ class _Ticket:
     error: str = ""
 
 
-class Journal:
+class RecordSender:
     """See the module.
 
     Attributes:
@@ -69,7 +69,7 @@ class Journal:
         resent: times the queue was sent again
     """
 
-    def __init__(self, mailbox: Poster, tag: str, limit_bytes: int) -> None:
+    def __init__(self, mailbox: PostingMailbox, tag: str, limit_bytes: int) -> None:
         self._mailbox = mailbox
         self._tag = tag
         self._limit_bytes = limit_bytes

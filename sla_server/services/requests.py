@@ -19,15 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from pmdaemon.poller.config import ListedGateway
 from pmdaemon.runtime.config import describe
-from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog, Change
-from sla_server.services.changes import Changes, Job
+from sla_server.services.changes import AgreementChange, AgreementChanges
 from sla_server.services.control.throttle import LEAST
-from sla_server.services.documents import Reader
-from sla_server.services.protocols import Controller, Eyes
-from sla_server.services.record_sender import Journal
+from sla_server.services.documents import DocumentParser
+from sla_server.services.protocols import ControllerProtocol, SqlWorkerProtocol
+from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row
 
 log = structlog.get_logger("requests")
@@ -35,18 +35,18 @@ Body = dict[str, Any]
 MAX_PENDING: Final = 1024
 
 
-class Desk(Protocol):
+class RequestTarget(Protocol):
     """What requests act on: the services' core."""
 
-    brain: Controller
-    changes: Changes
-    journal: Journal
-    looker: Eyes
+    brain: ControllerProtocol
+    changes: AgreementChanges
+    journal: RecordSender
+    looker: SqlWorkerProtocol
     rollup_s: int
     mode: str
 
     @property
-    def documents(self) -> Reader:
+    def documents(self) -> DocumentParser:
         """Reads YAML aside."""
 
     def respond(self, request: str, code: int, body: Body) -> None:
@@ -112,7 +112,7 @@ class _Listed(ListedGateway):
 class Requests:
     """See the module."""
 
-    def __init__(self, desk: Desk, limit_s: float) -> None:
+    def __init__(self, desk: RequestTarget, limit_s: float) -> None:
         self._desk = desk
         self._limit_ns = round(limit_s * 1e9)
         self._pending: dict[str, int] = {}  # request to the time when 202 is due
@@ -168,9 +168,9 @@ class Requests:
         self._desk.respond(request, code, body)
 
     def _refuse(self, request: str, code: int, problem: str, fix: str) -> None:
-        self._finish(request, code, {"errors": [Problem(0, "", problem, fix).as_dict()]})
+        self._finish(request, code, {"errors": [DocumentProblem(0, "", problem, fix).as_dict()]})
 
-    def _refuse_all(self, request: str, problems: list[Problem]) -> None:
+    def _refuse_all(self, request: str, problems: list[DocumentProblem]) -> None:
         self._finish(request, 422, {"errors": [problem.as_dict() for problem in problems]})
 
     def _when_durable(self, request: str, rows: Rows, body: Body) -> None:
@@ -198,13 +198,13 @@ class Requests:
                 self._refuse_all(request, exc.problems)
                 return None
 
-        if not self._desk.changes.submit(Job(guarded, done)):
+        if not self._desk.changes.submit(AgreementChange(guarded, done)):
             self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
 
     def _apply(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = _Apply.model_validate(raw)
 
-        def read(documents: list[Loaded], problems: list[Problem]) -> None:
+        def read(documents: list[Loaded], problems: list[DocumentProblem]) -> None:
             if problems:
                 self._refuse_all(request, problems)
             elif body.dry_run:

@@ -13,7 +13,7 @@ from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements.history import Counts
-from sla_server.agreements.standing import Standing
+from sla_server.agreements.standing import ObjectiveStatus
 from sla_server.services.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
@@ -94,7 +94,7 @@ class Shown:
         self,
         view: Mapping[str, Any],
         mode: str,
-        standings: Mapping[tuple[str, str], Standing],
+        standings: Mapping[tuple[str, str], ObjectiveStatus],
         policy: Row | None,
         now_us: int,
         database: str = "",

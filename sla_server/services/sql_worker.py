@@ -24,7 +24,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.judging.judge import Judge, Judgement
-from sla_server.services.store import Row, Store
+from sla_server.services.store import Row, SqlReads
 
 log = structlog.get_logger("looker")
 SHOWN_EVENTS: Final = 20
@@ -39,7 +39,7 @@ FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyLook:
+class PublishedPolicy:
     """The policy that should be in force in this hour; None if none was ever published.
 
     Attributes:
@@ -56,14 +56,14 @@ class PolicyLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SqlState:
     """The result of one look."""
 
     judgement: Judgement = field(default_factory=Judgement)
     processes: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     policy_looked: bool = False
-    policy: PolicyLook | None = None
+    policy: PublishedPolicy | None = None
 
 
 def hour_of_week(now_us: int) -> int:
@@ -71,11 +71,11 @@ def hour_of_week(now_us: int) -> int:
     return int((now_us // 1_000_000 - FIRST_MONDAY_S) // HOUR_S % 168)
 
 
-class Looker:
+class SqlWorker:
     """See the module."""
 
-    def __init__(self, store: Store, config: ServicesConfig, clock: Clock) -> None:
-        self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
+    def __init__(self, store: SqlReads, config: ServicesConfig, clock: Clock) -> None:
+        self.found: queue.SimpleQueue[SqlState] = queue.SimpleQueue()
         self._store = store
         self._config = config
         self._clock = clock
@@ -153,7 +153,7 @@ class Looker:
             log.warning("database-away", error=str(error), effect="slices and policies wait; control goes on")
         self._trouble = str(error)
 
-    def _look(self, now_us: int) -> Found:
+    def _look(self, now_us: int) -> SqlState:
         with self._lock:
             catalog, self._catalog = self._catalog, None
             policy_wanted = self._policy_wanted
@@ -175,13 +175,13 @@ class Looker:
         self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
             self._note_away(judgement.interrupted)
-        return Found(judgement, processes, events, policy_due, policy)
+        return SqlState(judgement, processes, events, policy_due, policy)
 
     def _is_policy_due(self, now_us: int) -> bool:
         waited_ns = self._clock.monotonic_ns() - self._policy_at_ns
         return waited_ns >= self._config.policy_look_s * 1e9 or hour_of_week(now_us) != self._policy_hour
 
-    def _look_at_policies(self, now_us: int) -> PolicyLook | None:
+    def _look_at_policies(self, now_us: int) -> PublishedPolicy | None:
         rows = self._store.policies()
         hour = hour_of_week(now_us)
         in_force = max((row["version"] for row in rows if row["state"] == "in-force"), default=0)
@@ -189,7 +189,7 @@ class Looker:
         version = max(in_force, newest)
         look = None
         if version:
-            look = PolicyLook(version, version > in_force, hour, self._store.policy_caps(version, hour))
+            look = PublishedPolicy(version, version > in_force, hour, self._store.policy_caps(version, hour))
         with self._lock:
             self._policy_wanted = False
         self._policy_at_ns = self._clock.monotonic_ns()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.queries.reader import Reader, open_reader
+from sla_server.db.queries.reader import SqlReader, open_reader
 from sla_server.services.store import JudgeInputs, Row
 
 _STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")
@@ -15,10 +15,10 @@ _AUDIT_PAGE: Final = 500
 _THROTTLES: Final = 10_000  # far above the volumes of one server
 
 
-class SqlStore:
+class SqlReadsFromDb:
     """See ``Store``; every answer is read anew."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: SqlReader) -> None:
         self._reader = reader
 
     def rollup_s(self) -> int:
@@ -108,6 +108,6 @@ class SqlStore:
         self._reader.close()
 
 
-def open_store(config: DatabaseConfig, data_dir: Path) -> SqlStore:
+def open_store(config: DatabaseConfig, data_dir: Path) -> SqlReadsFromDb:
     """A store with a pool of its own; connects at its first question."""
-    return SqlStore(open_reader(config, data_dir))
+    return SqlReadsFromDb(open_reader(config, data_dir))

@@ -15,7 +15,7 @@ from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
-from sla_server.services.store import Store
+from sla_server.services.store import SqlReads
 
 MODES: Final = ("observe", "enforce")
 CONNECTED: Final = frozenset(("up", "recovered"))
@@ -76,7 +76,7 @@ def marker_event(tag: str, clock: Clock) -> tuple[str, Row]:
     )
 
 
-def read_start(store: Store, default_mode: str, now_us: int) -> Start:
+def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
     """Read everything.
 
     Raises:

@@ -30,7 +30,7 @@ class JudgeInputs(Protocol):
         """One a (slot, gateway): covered_us, cuts, gap_cuts."""
 
 
-class Store(Protocol):
+class SqlReads(Protocol):
     """The questions."""
 
     def rollup_s(self) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.handshake import ClientHandshake, State
+from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COLUMNS
 from pmdaemon.wire.kinds import Kind
@@ -161,7 +161,7 @@ class Client:
     def __init__(self, sock: socket.socket, export: str) -> None:
         self.sock = sock
         machine = ClientHandshake(export, "gateway")
-        while machine.state is not State.READY:
+        while machine.state is not HandshakeState.READY:
             data = self.sock.recv(65_536)
             assert data, "the gateway closed the connection during negotiation"
             self.sock.sendall(machine.feed(data))

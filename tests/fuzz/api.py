@@ -22,7 +22,7 @@ from flask.testing import FlaskClient
 
 import dashboard
 from pmdaemon.runtime.stop import Stop
-from sla_server.api.mailbox_thread import Bridge
+from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.openapi import SCHEMAS, document
 from tests.fuzz import Counts
 from tests.support import api
@@ -46,7 +46,7 @@ class Target:
     def __init__(self) -> None:
         self.box = api.FakeBox()
         parts = api.make_parts(self.box, request_wait_s=0.001, max_body_bytes=20_000)
-        self.box.bridge = Bridge(self.box, parts.live, parts.calls, Stop())
+        self.box.bridge = MailboxThread(self.box, parts.live, parts.calls, Stop())
         parts.live.put(api.snapshot())
         self.web: FlaskClient = dashboard.create_app(parts).test_client()
         paths: dict[str, Any] = document()["paths"]

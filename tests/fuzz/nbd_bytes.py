@@ -14,9 +14,9 @@ from typing import Final
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
-from gateway_agent.nbd.handshake import ClientHandshake, Open, ServerHandshake, State
+from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState, Open, ServerHandshake
 from gateway_agent.nbd.replies import InFlight, ReplyReader
-from gateway_agent.nbd.request_buffer import Intake
+from gateway_agent.nbd.request_buffer import RequestBuffer
 from tests.fuzz.nbd_clients import negotiate, read_all
 from tests.fuzz.nbd_model import STUCK_S
 from tests.fuzz.nbd_targets import Target
@@ -100,7 +100,7 @@ def fuzz_server_handshake(rng: random.Random) -> None:
     machine, said = ServerHandshake(["vol-1", "vol-2"], "client"), b""
     with contextlib.suppress(NbdProtocolError):
         for piece in pieces(rng, mutated(rng, options(rng, ("vol-1",)))):
-            if machine.state in (State.TRANSMISSION, State.CLOSED):
+            if machine.state in (HandshakeState.TRANSMISSION, HandshakeState.CLOSED):
                 break
             actions = machine.feed(piece)
             while actions:
@@ -112,7 +112,7 @@ def fuzz_server_handshake(rng: random.Random) -> None:
                         if rng.random() < 0.5
                         else machine.refused(p.Rep.ERR_UNKNOWN, "no")
                     )
-    if machine.state is State.OPTIONS:
+    if machine.state is HandshakeState.OPTIONS:
         while said:
             magic, _, _, length = p.OPTION_REPLY.unpack_from(said)
             assert magic == p.OPTION_REPLY_MAGIC, f"an answer that is none: {said[:40].hex()}"
@@ -127,7 +127,7 @@ def fuzz_client_handshake(rng: random.Random) -> None:
     with contextlib.suppress(NbdProtocolError, UpstreamError):
         for piece in pieces(rng, mutated(rng, answers(rng))):
             machine.feed(piece)
-    if machine.state is State.READY:
+    if machine.state is HandshakeState.READY:
         assert machine.facts is not None
         blocks = machine.facts.blocks
         assert 1 <= blocks.minimum <= min(blocks.preferred, blocks.maximum, 65536), blocks
@@ -136,8 +136,8 @@ def fuzz_client_handshake(rng: random.Random) -> None:
 
 
 def fuzz_intake(rng: random.Random) -> None:
-    """Bytes of a client before ``Intake``."""
-    intake, given = Intake("client", 1 << 16), 0
+    """Bytes of a client before ``RequestBuffer``."""
+    intake, given = RequestBuffer("client", 1 << 16), 0
     with contextlib.suppress(NbdProtocolError):
         for piece in pieces(rng, mutated(rng, requests(rng))):
             room = intake.room()[: len(piece)]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.handshake import ClientHandshake, State
+from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
 from tests.fuzz.nbd_choices import Chooser, Plan
 from tests.fuzz.nbd_model import CHANGES, STUCK_S, Region, Request, describe
 
@@ -217,7 +217,7 @@ class Client:
 def negotiate(sock: socket.socket, export: str) -> p.ExportFacts:
     """The facts of an export; then the connection is in transmission."""
     machine = ClientHandshake(export, "server", wants_block_size=True)
-    while machine.state is not State.READY:
+    while machine.state is not HandshakeState.READY:
         data = sock.recv(65_536)
         assert data, f"the server closed the connection during negotiation of {export!r}"
         sock.sendall(machine.feed(data))

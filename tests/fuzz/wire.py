@@ -19,7 +19,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from gateway_agent.link.session import AgentSession, State
+from gateway_agent.link.session import AgentSession, AgentSessionState
 from pmdaemon.errors import WireError
 from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.poller.credentials import parse_enrol
@@ -27,7 +27,7 @@ from pmdaemon.poller.registration import check_schema, parse_hello, parse_regist
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
-from sla_server.db.ingest.intake import Intake
+from sla_server.db.ingest.intake import IngestIntake
 from sla_server.db.ingest.watermarks import HighWater
 from tests.fuzz import Counts
 from tests.support.gateways import GATEWAY, Taken, hello, make_cut, register, schema, streams
@@ -210,7 +210,7 @@ def agent_side(chance: Random) -> bool:
     steps += [chance.choice(FROM_SERVER) for _ in range(chance.randrange(1, 5))]
     try:
         for kind, header in steps:
-            if link.state is State.CONNECTED and kind == Kind.REGISTERED:
+            if link.state is AgentSessionState.CONNECTED and kind == Kind.REGISTERED:
                 continue
             list(link.receive(encoded(chance, kind, changed(chance, header))))
     except WireError as exc:
@@ -251,7 +251,7 @@ def pair(chance: Random) -> bool:
 
 def passed_on(bench: Bench) -> None:
     """Services and dbmanager accept all that the pair has posted."""
-    services, intake = ServicesBench(), Intake(1, HighWater([]))
+    services, intake = ServicesBench(), IngestIntake(1, HighWater([]))
     for recipients, payload in bench.box.posts:
         if "services" in recipients:
             services.core.on_message("pair-0", payload, 1, NOW_US)

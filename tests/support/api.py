@@ -14,11 +14,11 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.api.config import ApiConfig
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
-from sla_server.api.mailbox_thread import Bridge
-from sla_server.api.metrics import MailboxCollector, Meters
-from sla_server.api.operations import Calls
+from sla_server.api.mailbox_thread import MailboxThread
+from sla_server.api.metrics import MailboxCollector, Metrics
+from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 
@@ -40,7 +40,7 @@ class FakeBox:
     posted: list[dict[str, Any]] = field(default_factory=list)
     waiting: list[Letter] = field(default_factory=list)
     full: bool = False
-    bridge: Bridge | None = None
+    bridge: MailboxThread | None = None
     name: str = "appserver"
 
     def __post_init__(self) -> None:
@@ -356,7 +356,7 @@ def _sla(name: str, priority: str, state: str, **changed: Any) -> dict[str, Any]
     return {**row, **changed}
 
 
-def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None, **config: Any) -> Parts:
+def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None, **config: Any) -> AppContext:
     """Parts over the fakes; the wait for answers is short because nobody answers later."""
     settings = ApiConfig(**{"request_wait_s": 0.01, **config})
     used = clock or FakeClock()
@@ -365,8 +365,8 @@ def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None,
     def post(message: bytes) -> None:
         box.post("services", message)
 
-    calls = Calls(post, used, wait_s=settings.request_wait_s)
-    return Parts(
+    calls = Operations(post, used, wait_s=settings.request_wait_s)
+    return AppContext(
         config=settings,
         token=TOKEN,
         source=source or FakeSource(),
@@ -374,7 +374,7 @@ def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None,
         calls=calls,
         guard=Guard(TOKEN, settings.allowed_hosts),
         logins=Logins(used),
-        meters=Meters(live, calls, MailboxCollector(box.name, box.stats)),
+        meters=Metrics(live, calls, MailboxCollector(box.name, box.stats)),
         clock=used,
         address="http://127.0.0.1:8411/",
     )

@@ -12,7 +12,7 @@ from sla_server.db import schema
 from sla_server.db.archive import manifest
 from sla_server.db.archive.config import FilesConfig
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.upkeep import Done, Housekeeper
+from sla_server.db.archive.upkeep import ArchiveUpkeep, Done
 from sla_server.db.engine import begin
 from tests.support.database import Rig
 from tests.support.samples import T0, cuts_message, make_cut
@@ -30,7 +30,7 @@ class FilesRig(Rig):
         self.files = open_files(database.config, database.data_dir)
         self.settings = FilesConfig(**{**CONFIG, **config})
         owner = self.queue.queue_id
-        self.keeper = Housekeeper(self.engine, self.files, owner, self.settings, self.clock, probe)
+        self.keeper = ArchiveUpkeep(self.engine, self.files, owner, self.settings, self.clock, probe)
 
     def files_of_cuts(self, count: int, per_file: int = 2, first_seq: int = 1) -> list:
         """Write ``count`` files, a minute apart; returns their cuts."""

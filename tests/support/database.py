@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.writer import Archive
+from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
 from sla_server.db.ingest.writer import Writer
-from sla_server.db.queries.reader import Reader, open_reader
+from sla_server.db.queries.reader import SqlReader, open_reader
 from sla_server.db.retention import Retention
 from tests.support.samples import T0
 
@@ -40,9 +40,11 @@ class Rig:
         self.queue = IngestQueue(config.resolved_queue_dir(data_dir), 1 << 20, probe, keep_bytes=64 << 10)
         self.store = IngestStore(self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe)
         files, queue_id = open_files(config, data_dir), self.queue.queue_id
-        self.archive = Archive(files, queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe)
+        self.archive = CutFileWriter(
+            files, queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe
+        )
         self.store.prepare()
-        self.reader: Reader = open_reader(config, data_dir)
+        self.reader: SqlReader = open_reader(config, data_dir)
         self.swept = self.archive.sweep({row["path"] for row in self.reader.manifest(in_use=False)}, T0)
         self.refused_dir = data_dir / "refused"
         self.retention = Retention(self.engine, config.retention, self.clock)

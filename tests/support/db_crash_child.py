@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.ingest.intake import Intake
+from sla_server.db.ingest.intake import IngestIntake
 from sla_server.db.ingest.watermarks import HighWater
 from sla_server.db.process import _held
 from tests.support.database import Rig
@@ -36,7 +36,7 @@ def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
     config = DatabaseConfig(url=url)
     rig = Rig(config, data_dir, probe)
     high = HighWater(rig.reader.watermarks())
-    intake = Intake(1, high)
+    intake = IngestIntake(1, high)
     assert intake.recover(_held(rig.queue), rig.store.cursors()[0]) == []
     seq = high.of(gateway(1), EPOCH)
     os.write(acks, f"recovered {seq}\n".encode())

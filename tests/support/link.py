@@ -13,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 
 from gateway_agent.link.core import Facts, LinkCore
-from gateway_agent.link.plane_client import PlanePeer
+from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut, frame
@@ -252,10 +252,10 @@ class Bench:
         self.core = LinkCore(
             Facts(GATEWAY, "gw-a", epoch, "test"),
             self.spool,
-            StreamBook(GATEWAY, tmp_path / "streams.json"),
+            StreamNames(GATEWAY, tmp_path / "streams.json"),
             ThresholdStore(tmp_path / "thresholds.json"),
             self.clock,
-            [PlanePeer(plane.name, self.spool.marks.get(plane.name, 0)) for plane in planes],
+            [PlaneClient(plane.name, self.spool.marks.get(plane.name, 0)) for plane in planes],
             sources,
             identity,
         )

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import Stream
+from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.buffers import Buffers
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import CutMaker, StreamTable
@@ -161,7 +161,7 @@ class Rig:
         if caps is not None:
             self.volume.set_caps(caps, self.clock.monotonic_ns())
 
-    def stream(self, client: str = "host-a") -> Stream:
+    def stream(self, client: str = "host-a") -> StreamAccount:
         return self.cuts.table.get(self.export, client, self.cuts.thresholds)
 
     def deliver(self, sock: FakeSocket, data: bytes, mask: int = IN) -> None:

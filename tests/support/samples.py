@@ -16,7 +16,7 @@ from pmdaemon.wire import frame, histogram, names
 from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, MISSED_DTYPE, Cut
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import schema
-from sla_server.db.queries.reader import Reader
+from sla_server.db.queries.reader import SqlReader
 
 T0 = 1_800_000_000_000_000  # a whole minute, 2027-01-15 08:00 UTC
 MINUTE_US = 60_000_000
@@ -186,7 +186,7 @@ class Model:
         return sum(sums[name] for sums in self.slots.values())
 
 
-def assert_database_holds(reader: Reader, items: Sequence[Cut], offset_us: int = 0) -> None:
+def assert_database_holds(reader: SqlReader, items: Sequence[Cut], offset_us: int = 0) -> None:
     """Every sum in SQL equals the model's, computed from exactly these cuts."""
     model = Model.of(items, offset_us)
     ids = {stream_id for _, stream_id in model.slots}

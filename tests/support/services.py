@@ -21,8 +21,8 @@ from sla_server.services.control.decisions import Decision
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
 from sla_server.services.outbox import Outbox
-from sla_server.services.record_sender import Journal
-from sla_server.services.sql_worker import Found
+from sla_server.services.record_sender import RecordSender
+from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
 
 Row = dict[str, Any]
@@ -271,7 +271,7 @@ class FakeBrain:
 
 class FakeLooker:
     def __init__(self) -> None:
-        self.found: queue.SimpleQueue[Found] = queue.SimpleQueue()
+        self.found: queue.SimpleQueue[SqlState] = queue.SimpleQueue()
         self.catalog: Catalog | None = None
         self.wanted = 0
         self.trouble = ""
@@ -291,7 +291,7 @@ class Bench:
         self.main, self.app = FakeMailbox(), FakeMailbox()
         self.brain, self.looker, self.documents = FakeBrain(), FakeLooker(), DocumentReader()
         config = ServicesConfig()
-        self.journal = Journal(self.main, "test", config.outbox_limit_bytes)
+        self.journal = RecordSender(self.main, "test", config.outbox_limit_bytes)
         outbox = Outbox({"*": self.main, "appserver": self.app}, 1 << 20)
         start = start or Start()
         self.core = Services(

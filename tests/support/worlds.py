@@ -14,7 +14,7 @@ from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, IO_KINDS, MISSED
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_READ, TOTAL_WRITE, bucket_of_ns, missed_upper
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US, Simulation
@@ -53,8 +53,8 @@ def brain(
     classes: Sequence[VolumeClass] = (volume_class(),),
     mode: str = "enforce",
     **settings: Any,
-) -> Brain:
-    made = Brain(ControlSettings(**settings))
+) -> Controller:
+    made = Controller(ControlSettings(**settings))
     made.set_agreements(promises, classes)
     made.set_mode(mode)
     return made
@@ -115,7 +115,7 @@ def cut(
 class Desk:
     """Feeds a brain by hand, a second at a time."""
 
-    def __init__(self, made: Brain, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
+    def __init__(self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
         self.brain, self.second = made, 0
         for gateway, volumes in volumes_of:
             made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
@@ -151,7 +151,7 @@ def rows_of(decisions: Sequence[Any]) -> list[dict[str, Any]]:
     return [d.row for d in decisions if isinstance(d, RecordThrottle)]
 
 
-def simulation(made: Brain, seed: int, **over: Any) -> Simulation:
+def simulation(made: Controller, seed: int, **over: Any) -> Simulation:
     return Simulation(made, seed, **over)
 
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.metrics import FRESH_S
 
 CONFIGURATION: Final = "configuration"
@@ -24,7 +24,7 @@ FILE: Final = "dialled.json"
 Row = dict[str, Any]
 
 
-def listed(parts: Parts) -> list[Row]:
+def listed(parts: AppContext) -> list[Row]:
     """All that are listed, by address."""
     told = told_by(parts.meters.folder)
     state = "unknown" if told is None else "pending"

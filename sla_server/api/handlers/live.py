@@ -18,9 +18,9 @@ from flask import Request, Response
 from pmdaemon.errors import SlaError
 from pmdaemon.wire.pressure import DAMAGED
 from sla_server.api import responses
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyStreams
-from sla_server.api.live_view import LiveView, Newest, Place
+from sla_server.api.live_view import LiveView, Newest, StreamPlace
 from sla_server.api.openapi import document
 from sla_server.api.security import session_name
 
@@ -28,7 +28,7 @@ HEARTBEAT_S: Final = 5.0
 SILENT: Final = "no live snapshot lately"
 
 
-def live(parts: Parts, request: Request) -> Response:
+def live(parts: AppContext, request: Request) -> Response:
     """The newest snapshot, or 204 when the caller has it."""
     newest = parts.live.newest()
     since_us = responses.number(request, "since", -1, least=-1)
@@ -41,12 +41,12 @@ def live(parts: Parts, request: Request) -> Response:
     return responses.as_json({**newest.snapshot, "server": server})
 
 
-def trend(parts: Parts, _request: Request) -> Response:
+def trend(parts: AppContext, _request: Request) -> Response:
     """Columns of the last 15 minutes."""
     return responses.as_json(parts.live.trend())
 
 
-def stream(parts: Parts, _request: Request) -> Response:
+def stream(parts: AppContext, _request: Request) -> Response:
     """Server-sent events."""
     try:
         place = parts.live.take_place()
@@ -62,7 +62,7 @@ def stream(parts: Parts, _request: Request) -> Response:
 class EventStream:
     """Iterates over the text of one live stream; ends when the live view closes."""
 
-    def __init__(self, view: LiveView, place: Place) -> None:
+    def __init__(self, view: LiveView, place: StreamPlace) -> None:
         self._view = view
         self._place = place
         self._number = 0
@@ -94,17 +94,17 @@ class EventStream:
         self._place.release()
 
 
-def mode(parts: Parts, _request: Request) -> Response:
+def mode(parts: AppContext, _request: Request) -> Response:
     """From the newest snapshot; null while ``services`` has not spoken."""
     return responses.as_json({"mode": parts.live.newest().snapshot["mode"], "stale": parts.live.is_stale()})
 
 
-def operation(parts: Parts, _request: Request, operation_id: str) -> Response:
+def operation(parts: AppContext, _request: Request, operation_id: str) -> Response:
     """How a change went."""
     return responses.as_json(parts.calls.find(operation_id).describe())
 
 
-def health(parts: Parts, _request: Request) -> Response:
+def health(parts: AppContext, _request: Request) -> Response:
     """How the whole server is.
 
     200 ``ok``; 200 ``degraded``: something is in trouble, but nothing is lost and everything is answered; 503
@@ -126,7 +126,7 @@ def health(parts: Parts, _request: Request) -> Response:
     return responses.as_json(told, 503 if told["status"] == "down" else 200)
 
 
-def problems_now(parts: Parts, database: str) -> list[dict[str, Any]]:
+def problems_now(parts: AppContext, database: str) -> list[dict[str, Any]]:
     """What this part sees itself, and what ``services`` was told by the others, while its word is fresh."""
     mine = []
     if database:
@@ -139,7 +139,7 @@ def problems_now(parts: Parts, database: str) -> list[dict[str, Any]]:
     return [*mine, silent, *parts.live.reported_problems()]
 
 
-def _database(parts: Parts) -> str:
+def _database(parts: AppContext) -> str:
     """Why the database cannot be read; "" if it can."""
     try:
         parts.source.processes()
@@ -148,13 +148,13 @@ def _database(parts: Parts) -> str:
     return ""
 
 
-def _keepers_database(parts: Parts) -> str:
+def _keepers_database(parts: AppContext) -> str:
     """Why dbmanager cannot write to the database; "" if it can, or says nothing."""
     rows = parts.live.reported_problems()
     return next((str(row["reason"]) for row in rows if row["what"] in ("database", DAMAGED)), "")
 
 
-def _fullness(parts: Parts) -> dict[str, float]:
+def _fullness(parts: AppContext) -> dict[str, float]:
     """``process/way`` to the share in use, of all queues and mailboxes on the way of the data."""
     found: dict[str, float] = {}
     for process in parts.live.newest().snapshot.get("processes", []):
@@ -163,16 +163,16 @@ def _fullness(parts: Parts) -> dict[str, float]:
     return found
 
 
-def session_state(_parts: Parts, _request: Request) -> Response:
+def session_state(_parts: AppContext, _request: Request) -> Response:
     """Whether this browser is signed in."""
     return responses.as_json({"signed_in": session_name() is not None})
 
 
-def metrics(parts: Parts, _request: Request) -> Response:
+def metrics(parts: AppContext, _request: Request) -> Response:
     """Prometheus text."""
     return Response(parts.meters.text(), mimetype="text/plain")
 
 
-def openapi(_parts: Parts, _request: Request) -> Response:
+def openapi(_parts: AppContext, _request: Request) -> Response:
     """The OpenAPI document."""
     return Response(json.dumps(document(), indent=1) + "\n", mimetype="application/json")

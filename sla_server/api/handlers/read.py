@@ -12,7 +12,7 @@ from typing import Any, Final
 from flask import Request, Response
 
 from sla_server.api import responses
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.handlers import gateways as dialled
 from sla_server.db.schema import STREAM_SUMS
@@ -22,22 +22,22 @@ SPAN_MAX_US: Final = 31 * 24 * HOUR_US
 _CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
 
 
-def gateways(parts: Parts, _request: Request) -> Response:
+def gateways(parts: AppContext, _request: Request) -> Response:
     """Rows of SQL with the live counts of exports and streams."""
     return responses.as_list(_with_live(parts, parts.source.gateways(), "gateways", "gateway_id"))
 
 
-def gateway_list(parts: Parts, _request: Request) -> Response:
+def gateway_list(parts: AppContext, _request: Request) -> Response:
     """Gateways to dial, from both lists."""
     return responses.as_list(dialled.listed(parts))
 
 
-def volumes(parts: Parts, _request: Request) -> Response:
+def volumes(parts: AppContext, _request: Request) -> Response:
     """Exact counts with the live view; volumes of which nothing is stored yet come last, with counts of 0."""
     return responses.as_list(_volumes(parts))
 
 
-def _volumes(parts: Parts) -> list[dict[str, Any]]:
+def _volumes(parts: AppContext) -> list[dict[str, Any]]:
     rows = parts.source.volumes()
     known = {row["volume"] for row in rows}
     stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
@@ -49,14 +49,14 @@ def _volumes(parts: Parts) -> list[dict[str, Any]]:
     return _with_live(parts, rows, "volumes", "volume") + fresh
 
 
-def volume(parts: Parts, _request: Request, volume: str) -> Response:
+def volume(parts: AppContext, _request: Request, volume: str) -> Response:
     """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
     row = _find(_volumes(parts), "volume", volume)
     streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in parts.source.streams(volume)]
     return responses.as_json({**row, "by_stream": streams})
 
 
-def history(parts: Parts, request: Request, volume: str) -> Response:
+def history(parts: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume; long or old ones by the hour."""
     from_us, to_us = _span(parts, request, HOUR_US)
     return responses.as_list(
@@ -64,17 +64,17 @@ def history(parts: Parts, request: Request, volume: str) -> Response:
     )
 
 
-def totals(parts: Parts, _request: Request) -> Response:
+def totals(parts: AppContext, _request: Request) -> Response:
     """Lifetime sums over everything."""
     return responses.as_json(parts.source.totals())
 
 
-def backends(parts: Parts, _request: Request) -> Response:
+def backends(parts: AppContext, _request: Request) -> Response:
     """Capacity with the live cost rates."""
     return responses.as_list(_with_live(parts, parts.source.backends(), "backends", "backend"))
 
 
-def slas(parts: Parts, _request: Request) -> Response:
+def slas(parts: AppContext, _request: Request) -> Response:
     """Agreements in force without their documents.
 
     ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
@@ -90,12 +90,12 @@ def slas(parts: Parts, _request: Request) -> Response:
     return responses.as_list(rows)
 
 
-def sla(parts: Parts, _request: Request, name: str) -> Response:
+def sla(parts: AppContext, _request: Request, name: str) -> Response:
     """One agreement whole."""
     return responses.as_json({**_agreement(parts, name), "live": _objectives(parts, name)})
 
 
-def slices(parts: Parts, request: Request, name: str) -> Response:
+def slices(parts: AppContext, request: Request, name: str) -> Response:
     """A page of judged slices, and the counts by state of the whole span."""
     limit = responses.long_limit(request)
     objective = request.args.get("objective") or _first_objective(_agreement(parts, name))
@@ -111,29 +111,29 @@ def slices(parts: Parts, request: Request, name: str) -> Response:
     )
 
 
-def throttles(parts: Parts, request: Request) -> Response:
+def throttles(parts: AppContext, request: Request) -> Response:
     """Throttles as recorded, with the live view of those in force."""
     in_force, limit = responses.flag(request, "in_force"), responses.limit(request)
     rows = parts.source.throttles(in_force, limit)
     return responses.as_list(_with_live(parts, rows, "throttles", "throttle_id"))
 
 
-def events(parts: Parts, request: Request) -> Response:
+def events(parts: AppContext, request: Request) -> Response:
     """A page of events."""
     return _page(parts.source.events, request)
 
 
-def audit(parts: Parts, request: Request) -> Response:
+def audit(parts: AppContext, request: Request) -> Response:
     """A page of the audit log."""
     return _page(parts.source.audit, request)
 
 
-def policies(parts: Parts, request: Request) -> Response:
+def policies(parts: AppContext, request: Request) -> Response:
     """Policy versions."""
     return responses.as_list(parts.source.policies(responses.limit(request)))
 
 
-def policy_caps(parts: Parts, request: Request, version: str) -> Response:
+def policy_caps(parts: AppContext, request: Request, version: str) -> Response:
     """A page of the caps of one version."""
     if not version.isdecimal() or len(version) > 9:
         raise BadInput("version", f"{version!r} is not a policy version", "GET /api/v1/policies lists them")
@@ -148,7 +148,7 @@ def policy_caps(parts: Parts, request: Request, version: str) -> Response:
     return responses.as_list(rows, f"{last['volume']}:{last['hour_of_week']}" if last else None)
 
 
-def processes(parts: Parts, _request: Request) -> Response:
+def processes(parts: AppContext, _request: Request) -> Response:
     """The server's own processes."""
     return responses.as_list(parts.source.processes())
 
@@ -159,17 +159,17 @@ def _page(read: Any, request: Request) -> Response:
     return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
 
 
-def _with_live(parts: Parts, rows: list[dict[str, Any]], table: str, key: str) -> list[dict[str, Any]]:
+def _with_live(parts: AppContext, rows: list[dict[str, Any]], table: str, key: str) -> list[dict[str, Any]]:
     """Each row with ``live``: the entry of the snapshot with the same key, or null."""
     now = {entry.get(key): entry for entry in parts.live.newest().snapshot[table]}
     return [{**row, "live": now.get(row[key])} for row in rows]
 
 
-def _objectives(parts: Parts, name: str) -> list[dict[str, Any]]:
+def _objectives(parts: AppContext, name: str) -> list[dict[str, Any]]:
     return [entry for entry in parts.live.newest().snapshot["slas"] if entry.get("name") == name]
 
 
-def _agreement(parts: Parts, name: str) -> dict[str, Any]:
+def _agreement(parts: AppContext, name: str) -> dict[str, Any]:
     row = parts.source.agreement(name)
     if row is None:
         raise NotFound(f"no agreement {name!r}", "'sla get slas' lists those in force")
@@ -196,7 +196,7 @@ def _find(rows: list[dict[str, Any]], key: str, value: str) -> dict[str, Any]:
     raise NotFound(f"no {key} {value!r}", f"GET /api/v1/{key}s lists them")
 
 
-def _span(parts: Parts, request: Request, default_us: int) -> tuple[int, int]:
+def _span(parts: AppContext, request: Request, default_us: int) -> tuple[int, int]:
     """(from_us, to_us) of the query.
 
     Raises:

@@ -15,7 +15,7 @@ from flask import Request, Response, g
 from pmdaemon.runtime.excerpt import excerpt, printable
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import responses
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, TooLarge
 from sla_server.api.handlers.gateways import CONFIGURATION, listed
 from sla_server.api.routes import PREFIX
@@ -26,7 +26,7 @@ REASON_MAX: Final = 200
 NAME_MAX: Final = 200
 
 
-def apply_slas(parts: Parts, request: Request) -> Response:
+def apply_slas(parts: AppContext, request: Request) -> Response:
     """Apply YAML documents."""
     try:
         documents = request.get_data().decode()
@@ -42,12 +42,12 @@ def apply_slas(parts: Parts, request: Request) -> Response:
     return _ask(parts, "apply", {"documents": documents, "dry_run": responses.flag(request, "dry_run")})
 
 
-def delete_sla(parts: Parts, _request: Request, name: str) -> Response:
+def delete_sla(parts: AppContext, _request: Request, name: str) -> Response:
     """End an agreement."""
     return _ask(parts, "delete", {"name": name})
 
 
-def set_throttle(parts: Parts, request: Request) -> Response:
+def set_throttle(parts: AppContext, request: Request) -> Response:
     """Set a manual throttle."""
     body = responses.json_body(request)
     rates = {name: _positive(body, name) for name in RATES if body.get(name) is not None}
@@ -65,7 +65,7 @@ def set_throttle(parts: Parts, request: Request) -> Response:
     return _ask(parts, "throttle_set", asked)
 
 
-def release_volume(parts: Parts, request: Request) -> Response:
+def release_volume(parts: AppContext, request: Request) -> Response:
     """Release a volume's throttles."""
     volume = request.args.get("volume", "")
     if not volume:
@@ -73,12 +73,12 @@ def release_volume(parts: Parts, request: Request) -> Response:
     return _ask(parts, "throttle_release", {"volume": volume, "throttle_id": None})
 
 
-def release_throttle(parts: Parts, _request: Request, throttle_id: str) -> Response:
+def release_throttle(parts: AppContext, _request: Request, throttle_id: str) -> Response:
     """Release one throttle."""
     return _ask(parts, "throttle_release", {"volume": None, "throttle_id": throttle_id})
 
 
-def set_mode(parts: Parts, request: Request) -> Response:
+def set_mode(parts: AppContext, request: Request) -> Response:
     """Switch between observe and enforce."""
     mode = responses.json_body(request).get("mode")
     if mode not in ("observe", "enforce"):
@@ -86,12 +86,12 @@ def set_mode(parts: Parts, request: Request) -> Response:
     return _ask(parts, "mode", {"mode": mode})
 
 
-def announce_policies(parts: Parts, _request: Request) -> Response:
+def announce_policies(parts: AppContext, _request: Request) -> Response:
     """Tell ``services`` to look for a new policy version now."""
     return _ask(parts, "policies_changed", {})
 
 
-def list_gateway(parts: Parts, request: Request, address: str) -> Response:
+def list_gateway(parts: AppContext, request: Request, address: str) -> Response:
     """Put a gateway on the list of those to dial; ``services`` checks the address."""
     name = responses.json_body(request).get("name")
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_MAX:
@@ -102,7 +102,7 @@ def list_gateway(parts: Parts, request: Request, address: str) -> Response:
     return _ask(parts, "gateway_list", {"address": address, "name": name, "is_listed": True})
 
 
-def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
+def unlist_gateway(parts: AppContext, _request: Request, address: str) -> Response:
     """Take a gateway off the list."""
     found = [row for row in listed(parts) if row["address"] == address]
     if not found:
@@ -115,7 +115,7 @@ def unlist_gateway(parts: Parts, _request: Request, address: str) -> Response:
     return _ask(parts, "gateway_list", {"address": address, "name": name, "is_listed": False})
 
 
-def new_login(parts: Parts, request: Request) -> Response:
+def new_login(parts: AppContext, request: Request) -> Response:
     """Make a one-time address."""
     # Behind a tunnel the browser needs the address the caller used; the Unix socket has no such address.
     is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
@@ -123,13 +123,13 @@ def new_login(parts: Parts, request: Request) -> Response:
     return responses.as_json({"address": address}, headers={"Cache-Control": "no-store"})
 
 
-def sign_out(_parts: Parts, _request: Request) -> Response:
+def sign_out(_parts: AppContext, _request: Request) -> Response:
     """Sign this browser out."""
     end_session()
     return responses.as_json({"signed_in": False})
 
 
-def _ask(parts: Parts, op: str, body: dict[str, Any]) -> Response:
+def _ask(parts: AppContext, op: str, body: dict[str, Any]) -> Response:
     operation = parts.calls.ask(op, g.who, body)
     if operation.done.is_set():
         return responses.as_json(operation.result())

@@ -19,9 +19,9 @@ import structlog
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.pressure import Problem
-from sla_server.db.archive.writer import Archive, FinishedFile
+from sla_server.db.archive.writer import CutFileWriter, FinishedFile
 from sla_server.db.errors import ArchiveFailed
-from sla_server.db.ingest.batch import Batch, decode_batch
+from sla_server.db.ingest.batch import DecodedBatch, decode_batch
 from sla_server.db.ingest.inventory import event_row
 from sla_server.db.ingest.queue import STEP_BYTES, DurableQueue
 from sla_server.db.ingest.transaction import IngestStore
@@ -30,7 +30,7 @@ log = structlog.get_logger("db-writer")
 RETRY_NS: Final = 10_000_000_000
 
 
-class Filing:
+class ArchiveWriter:
     """See the module.
 
     Args:
@@ -53,7 +53,7 @@ class Filing:
         self,
         queue: DurableQueue,
         store: IngestStore,
-        archive: Archive,
+        archive: CutFileWriter,
         clock: Clock,
         settle: Callable[[], None],
         flush: Callable[[], int],
@@ -77,7 +77,7 @@ class Filing:
         """Whether there is something to catch up with, up to ``read_seq``, and a disk to write it to."""
         return self._archived_seq < read_seq and self._is_usable
 
-    def take(self, batch: Batch | None, read_seq: int) -> None:
+    def take(self, batch: DecodedBatch | None, read_seq: int) -> None:
         """Hand over the batch if it follows directly, else let the archive catch up from the queue.
 
         Args:
@@ -136,7 +136,7 @@ class Filing:
     def _is_usable(self) -> bool:
         return self._clock.monotonic_ns() >= self._blocked_until_ns
 
-    def _behind(self, read_seq: int) -> Batch | None:
+    def _behind(self, read_seq: int) -> DecodedBatch | None:
         """The next records the archive lacks, as far as they were read."""
         reader = self._queue.reader(self._archived_seq)
         try:

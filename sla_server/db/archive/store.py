@@ -33,7 +33,7 @@ PATTERNS: Final = "*/*/*.parquet"  # KIND/DAY/NAME.parquet
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """One file of a listing.
 
     Attributes:
@@ -65,7 +65,7 @@ class FileStore(Protocol):
     def open(self, name: str) -> BinaryIO:
         """Read a file; FileNotFoundError if it is not there."""
 
-    def listing(self) -> dict[str, Found]:
+    def listing(self) -> dict[str, FoundFile]:
         """All named files."""
 
     def remove(self, name: str) -> None:
@@ -115,14 +115,16 @@ class LocalFiles:
         """See ``FileStore``."""
         return (self._root / name).open("rb")
 
-    def listing(self) -> dict[str, Found]:
+    def listing(self) -> dict[str, FoundFile]:
         """See ``FileStore``."""
         found = {}
         for path in self._root.glob(PATTERNS):
             if not path.name.startswith("_"):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = path.stat()
-                    found[path.relative_to(self._root).as_posix()] = Found(status.st_size, status.st_mtime)
+                    found[path.relative_to(self._root).as_posix()] = FoundFile(
+                        status.st_size, status.st_mtime
+                    )
         return found
 
     def remove(self, name: str) -> None:
@@ -197,7 +199,7 @@ class UrlFiles:
         # Whole, in one request: 64 MB at most, and no driver raises something of its own while it is read.
         return io.BytesIO(self._call(lambda: self._fs.cat_file(self._path(name))))
 
-    def listing(self) -> dict[str, Found]:
+    def listing(self) -> dict[str, FoundFile]:
         """See ``FileStore``."""
         entries = self._call(lambda: self._fs.find(self._root, detail=True))
         found = {}
@@ -206,7 +208,7 @@ class UrlFiles:
             if name.endswith(".parquet"):
                 changed = info.get("mtime", info.get("LastModified", info.get("created")))
                 changed_s = changed.timestamp() if hasattr(changed, "timestamp") else changed
-                found[name] = Found(int(info["size"]), changed_s)
+                found[name] = FoundFile(int(info["size"]), changed_s)
         return found
 
     def remove(self, name: str) -> None:

@@ -62,7 +62,7 @@ class Done:
     missing: list[str] = field(default_factory=list)
 
 
-class Housekeeper:
+class ArchiveUpkeep:
     """See the module.
 
     Args:

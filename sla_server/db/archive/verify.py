@@ -39,7 +39,7 @@ Sums = dict[int, Counter[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Finding:
     """Something is wrong.
 
     Attributes:
@@ -54,7 +54,7 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Report:
+class VerifyReport:
     """What was found."""
 
     files: int = 0
@@ -62,12 +62,12 @@ class Report:
     rows: int = 0
     cuts: int = 0
     hours: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, kind: str, subject: str, text: str) -> None:
         """One more problem."""
-        self.problems.append(Problem(kind, subject, text))
+        self.problems.append(Finding(kind, subject, text))
 
 
 @dataclass(slots=True)
@@ -82,13 +82,13 @@ class _Sql:
     rollups: Sums = field(default_factory=dict)
 
 
-def verify(engine: Engine, files: FileStore) -> Report:
+def verify(engine: Engine, files: FileStore) -> VerifyReport:
     """Compare everything; reads every file.
 
     Raises:
         DatabaseUnavailable, FilesUnavailable: it could not be found out.
     """
-    report = Report()
+    report = VerifyReport()
     there = files.listing()  # before the rows: a file that is published later may have no row yet
     sql = _read_sql(engine)
     found = _Found()
@@ -152,7 +152,7 @@ class _Found:
     seen: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
 
-def _check_file(files: FileStore, row: FileRow, report: Report, found: _Found) -> None:
+def _check_file(files: FileStore, row: FileRow, report: VerifyReport, found: _Found) -> None:
     try:
         with opened(files, row) as file:
             if row.kind == CUTS:
@@ -171,7 +171,7 @@ def _check_file(files: FileStore, row: FileRow, report: Report, found: _Found) -
     report.rows += row.rows
 
 
-def _take_cuts(row: FileRow, table: pa.Table, report: Report, found: _Found) -> None:
+def _take_cuts(row: FileRow, table: pa.Table, report: VerifyReport, found: _Found) -> None:
     start_us = table["start"].cast(pa.int64())
     _add(found.cuts, start_us, {name: table[name] for name in SUMMED})
     keys = table.select(_CUT_KEY).append_column("start_us", start_us)
@@ -205,7 +205,7 @@ def _add(sums: Sums, time_us: Any, columns: dict[str, Any]) -> None:
 # -- both
 
 
-def _compare_cuts(sql: _Sql, found: _Found, report: Report) -> None:
+def _compare_cuts(sql: _Sql, found: _Found, report: VerifyReport) -> None:
     first_hour = -(-sql.complete_from_us // HOUR_US) * HOUR_US
     for hour_us in sorted(hour for hour in sql.hours.keys() | found.cuts.keys() if hour >= first_hour):
         report.hours += 1
@@ -221,7 +221,7 @@ def _compare_cuts(sql: _Sql, found: _Found, report: Report) -> None:
             report.add("sums", f"hour {hour_us}", text)
 
 
-def _compare_rollups(sql: _Sql, found: _Found, report: Report) -> None:
+def _compare_rollups(sql: _Sql, found: _Found, report: VerifyReport) -> None:
     files_from_us = min((row.min_us for row in sql.rows if row.kind == ROLLUPS), default=None)
     oldest_us = min([*sql.rollups, *([] if files_from_us is None else [files_from_us])], default=None)
     if oldest_us is None:

@@ -44,7 +44,7 @@ class FinishedFile:
     row: dict[str, Any] | None
 
 
-class Archive:
+class CutFileWriter:
     """The file under way.
 
     Args:

@@ -1,8 +1,8 @@
 """Sums under way, one row a stream, as dense arrays that whole batches are added to at once.
 
-A ``StreamIndex`` gives every stream id a small number; a ``Sheet`` holds one slot's (or one hour's) columns
-in that numbering. Adding ten thousand rows is one ``np.add.at`` a column, without sorting and without Python
-a row. Sums are int64, so they are exact.
+A ``StreamIndex`` gives every stream id a small number; an ``Accumulator`` holds one slot's (or one hour's)
+columns in that numbering. Adding ten thousand rows is one ``np.add.at`` a column, without sorting and without
+Python a row. Sums are int64, so they are exact.
 
 Pure: no clock, no I/O. Not thread-safe: belongs to the writer thread.
 """
@@ -85,7 +85,7 @@ class StreamIndex:
         return place, self._sorted[place] == ids
 
 
-class Sheet:
+class Accumulator:
     """Columns of one slot or hour.
 
     Args:

@@ -16,12 +16,12 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.window import Window
+from sla_server.db.ingest.window import IngestWindow
 
 COMMIT_S: Final = 600.0  # far above what statement timeouts allow: a transaction has some twenty statements
 
 
-class UnderWay:
+class BackgroundCommit:
     """See the module.
 
     Attributes:
@@ -38,7 +38,7 @@ class UnderWay:
         self._error: BaseException | None = None  # until the commit itself has said that it is done
         self._was_told = False  # the caller knows of ``_error``
         self._oldest_seq = 0
-        self.window: Window | None = None
+        self.window: IngestWindow | None = None
         self.size_bytes = 0
         self.duration_ns = 0
 
@@ -47,7 +47,7 @@ class UnderWay:
         """Whether ``wait`` would return at once."""
         return self._thread is None or not self._thread.is_alive()
 
-    def start(self, window: Window, size_bytes: int, oldest_seq: int) -> None:
+    def start(self, window: IngestWindow, size_bytes: int, oldest_seq: int) -> None:
         """Begin to commit a window; nothing may be under way.
 
         Args:
@@ -58,7 +58,7 @@ class UnderWay:
         self.window, self.size_bytes, self._oldest_seq = window, size_bytes, oldest_seq
         self._begin()
 
-    def wait(self) -> Window:
+    def wait(self) -> IngestWindow:
         """The window, committed; ``clear`` follows. After an error, calling this again tries it again.
 
         Raises:

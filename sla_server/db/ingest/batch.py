@@ -11,7 +11,7 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
-from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import check_row
 from sla_server.db.ingest.rollup import CutColumns, Ingested, columns_of, screen, screen_header
 
@@ -19,7 +19,7 @@ _Found = tuple[int, int, Ingested]  # queue_seq, position in its message, cut
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecord:
     """A part of a record that cannot be stored; becomes an event, never silence."""
 
     queue_seq: int
@@ -29,7 +29,7 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Batch:
+class DecodedBatch:
     """Decoded records: all that the queue holds from ``first_seq`` to ``last_seq``.
 
     Attributes:
@@ -48,7 +48,7 @@ class Batch:
     gateways: list[dict[str, Any]] = field(default_factory=list)
     streams_seen: list[dict[str, Any]] = field(default_factory=list)
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedRecord] = field(default_factory=list)
     _columns: CutColumns | None = None
 
     @property
@@ -59,18 +59,18 @@ class Batch:
         return self._columns
 
 
-def decode_batch(records: Sequence[Record], after_seq: int) -> Batch:
+def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatch:
     """Decode the records (at least one) that follow ``after_seq`` in the queue.
 
     What does not decode is listed in ``refused``, never raised.
     """
-    batch = Batch(after_seq + 1, records[-1].queue_seq)
+    batch = DecodedBatch(after_seq + 1, records[-1].queue_seq)
     found: list[_Found] = []
     for record in records:
         try:
             message = frame.decode(record.payload)
         except WireError as exc:
-            batch.refused.append(Refused(record.queue_seq, 0, "queue", str(exc)))
+            batch.refused.append(RefusedRecord(record.queue_seq, 0, "queue", str(exc)))
             continue
         if message.kind == Kind.CUTS:
             found += _cuts_of(batch, record.queue_seq, message)
@@ -84,7 +84,7 @@ def decode_batch(records: Sequence[Record], after_seq: int) -> Batch:
     return batch
 
 
-def _cuts_of(batch: Batch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
+def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
     """The cuts of a message whose headers can be true; nobody has looked at their columns yet."""
     header = message.header
     received, offsets = header["recv_us"], header["offset_us"]
@@ -104,7 +104,7 @@ def _cuts_of(batch: Batch, queue_seq: int, message: frame.Frame) -> Iterator[_Fo
             batch.refused.append(_left_out(queue_seq, position, (gateway_id, epoch, seq), problem))
 
 
-def _take_sound(batch: Batch, found: list[_Found]) -> None:
+def _take_sound(batch: DecodedBatch, found: list[_Found]) -> None:
     """Look at the columns of all cuts together, and only if something is wrong at each cut's."""
     batch.cuts = [item for _seq, _position, item in found]
     if batch.columns is None or batch.columns.is_sound:
@@ -120,14 +120,16 @@ def _take_sound(batch: Batch, found: list[_Found]) -> None:
             batch.refused.append(_left_out(queue_seq, position, identity, problem))
 
 
-def _left_out(queue_seq: int, position: int, identity: tuple[str, int, int], problem: str) -> Refused:
+def _left_out(queue_seq: int, position: int, identity: tuple[str, int, int], problem: str) -> RefusedRecord:
     gateway_id, epoch, seq = identity
-    return Refused(queue_seq, position, gateway_id, f"cut {seq} of epoch {epoch} was left out: {problem}")
+    return RefusedRecord(
+        queue_seq, position, gateway_id, f"cut {seq} of epoch {epoch} was left out: {problem}"
+    )
 
 
-def _add_rows(batch: Batch, queue_seq: int, rows: object) -> None:
+def _add_rows(batch: DecodedBatch, queue_seq: int, rows: object) -> None:
     for position, pair in enumerate(rows if isinstance(rows, list) else ()):
         try:
             batch.rows.append(check_row(pair[0], pair[1]))
         except (BadRecord, LookupError, TypeError, ValueError, OverflowError) as exc:
-            batch.refused.append(Refused(queue_seq, position, "record", str(exc)))
+            batch.refused.append(RefusedRecord(queue_seq, position, "record", str(exc)))

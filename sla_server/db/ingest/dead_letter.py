@@ -9,12 +9,12 @@ import structlog
 
 from pmdaemon.runtime.files import make_directory, write_whole
 from sla_server.db.ingest.inventory import event_row
-from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.queue import IngestRecord
 
 log = structlog.get_logger("db-writer")
 
 
-def put_aside(directory: Path, record: Record, reason: str, now_us: int) -> dict[str, Any]:
+def put_aside(directory: Path, record: IngestRecord, reason: str, now_us: int) -> dict[str, Any]:
     """Keep a record's bytes in ``directory``, made if missing; returns the event that says so.
 
     Durability: on disk on return, because the queue forgets the record next.

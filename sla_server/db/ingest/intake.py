@@ -28,9 +28,9 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest.inventory import EVENT_NAMESPACE
-from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import check_row
-from sla_server.db.ingest.watermarks import Admission, HighWater, spool_floors
+from sla_server.db.ingest.watermarks import CutAdmission, HighWater, spool_floors
 
 log = structlog.get_logger("db-intake")
 HIGH_WATERS_A_FRAME: Final = 900  # at most 64 bytes each, within the 64 KiB header
@@ -80,7 +80,7 @@ class Mended(NamedTuple):
     seq: int
 
 
-class Intake:
+class IngestIntake:
     """Keeps the high waters. Thread: ``db-intake`` alone.
 
     Args:
@@ -100,7 +100,9 @@ class Intake:
         self._dropped = dict(dropped or {})
         self.counts: Counter[str] = Counter()
 
-    def recover(self, records: Iterable[Record], sql_seq: int, *, is_whole: bool = True) -> list[Mended]:
+    def recover(
+        self, records: Iterable[IngestRecord], sql_seq: int, *, is_whole: bool = True
+    ) -> list[Mended]:
         """Count what lies in the queue and is not in SQL yet, and compare the rest with what SQL says.
 
         The queue keeps records for a while after they are in SQL, and those of an epoch have rising numbers:
@@ -172,12 +174,12 @@ class Intake:
             gap = gap if type(gap) is int and gap > 0 else 0
             verdict = self._high_water.admit(gateway_id, epoch, seq, gap)
             self.counts[verdict.name.lower()] += 1
-            if verdict is Admission.NEW:
+            if verdict is CutAdmission.NEW:
                 fresh.append(position)
-            elif verdict is Admission.HOLE and not holes:
+            elif verdict is CutAdmission.HOLE and not holes:
                 high = self._high_water.of(gateway_id, epoch)
                 log.info("hole", gateway=gateway_id, epoch=epoch, seq=seq, high_water=high)
-            holes += verdict is Admission.HOLE  # one line a message is enough
+            holes += verdict is CutAdmission.HOLE  # one line a message is enough
         if len(fresh) == len(raws):
             result.records.append(payload)
         elif fresh:
@@ -274,7 +276,7 @@ def _problem_of(pair: object) -> str:
     return ""
 
 
-def _kept_by(record: Record) -> Iterator[tuple[str, int, int]]:
+def _kept_by(record: IngestRecord) -> Iterator[tuple[str, int, int]]:
     """(gateway_id, epoch, seq) that a record raises high waters to."""
     try:
         message = frame.decode(record.payload)

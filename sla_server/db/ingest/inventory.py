@@ -21,7 +21,7 @@ from sqlalchemy import Column, Connection, select
 
 from pmdaemon.runtime import strict_json
 from sla_server.db import schema
-from sla_server.db.ingest.batch import Batch, Refused
+from sla_server.db.ingest.batch import DecodedBatch, RefusedRecord
 from sla_server.db.ingest.records import clean
 from sla_server.db.ingest.rollup import HOUR_US, Ingested
 from sla_server.db.queries.query import chunks
@@ -58,14 +58,14 @@ def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, 
     }
 
 
-def has_inventory(batch: Batch) -> bool:
+def has_inventory(batch: DecodedBatch) -> bool:
     """Whether ``store_inventory`` has anything to write."""
     if batch.gateways or batch.streams_seen or batch.refused:
         return True
     return any(abs(item.offset_us) > SKEW_LIMIT_US for item in batch.cuts)
 
 
-def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
+def store_inventory(connection: Connection, batch: DecodedBatch, now_us: int) -> None:
     """Write the batch's gateways, exports and streams, and the events that follow."""
     events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)
     events += _store_exports(connection, batch.gateways, now_us)
@@ -88,9 +88,9 @@ def store_inventory(connection: Connection, batch: Batch, now_us: int) -> None:
     upsert(connection, schema.events, list(unique.values()))
 
 
-def _fewest(refused: Sequence[Refused]) -> Iterator[Refused]:
+def _fewest(refused: Sequence[RefusedRecord]) -> Iterator[RefusedRecord]:
     """The first few of each element, and how many more there are: an event is a row for months."""
-    by_element: dict[str, list[Refused]] = {}
+    by_element: dict[str, list[RefusedRecord]] = {}
     for item in refused:
         by_element.setdefault(item.element, []).append(item)
     for items in by_element.values():

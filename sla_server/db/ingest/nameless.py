@@ -21,7 +21,7 @@ from pmdaemon.wire.cut import MAX_ROWS
 from sla_server.db import schema
 from sla_server.db.ingest.accumulator import Int64s
 from sla_server.db.ingest.inventory import event_row
-from sla_server.db.ingest.window import Window
+from sla_server.db.ingest.window import IngestWindow
 from sla_server.db.queries.query import chunks
 from sla_server.db.upserts import upsert
 
@@ -41,7 +41,7 @@ class Nameless:
         self._known: Int64s = np.zeros(0, dtype=np.int64)  # sorted
         self.left_out = 0
 
-    def screen(self, connection: Connection, window: Window, now_us: int) -> None:
+    def screen(self, connection: Connection, window: IngestWindow, now_us: int) -> None:
         """Leave those streams out of a window that are too many without a name."""
         ids, gateways = window.streams.ids, window.streams.gateways
         unknown = np.flatnonzero(~np.isin(ids, self._known, assume_unique=True))

@@ -35,7 +35,13 @@ from pmdaemon.diskqueue.record import (
     scan,
 )
 from pmdaemon.runtime.files import make_directory
-from sla_server.db.errors import BackupFailed, NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
+from sla_server.db.errors import (
+    BackupFailed,
+    IngestQueuePoisoned,
+    NoRoomForQueue,
+    OldQueueFiles,
+    QueueCorrupt,
+)
 
 log = structlog.get_logger("ingest-queue")
 BYTES_PER_ENTRY: Final = 2048  # a record is a mailbox batch: rarely smaller
@@ -43,7 +49,7 @@ KEEP_BYTES: Final = 16 << 20
 STEP_BYTES: Final = 4 << 20  # read at a time: some 10,000 stream rows to decode
 
 
-class Record(NamedTuple):
+class IngestRecord(NamedTuple):
     """One record as read back."""
 
     queue_seq: int
@@ -53,7 +59,7 @@ class Record(NamedTuple):
 class QueueReader(Protocol):
     """Reads records in order; one thread."""
 
-    def read(self, max_bytes: int) -> list[Record]:
+    def read(self, max_bytes: int) -> list[IngestRecord]:
         """The next durable records, at least one if any is there; empty at the end."""
 
     def close(self) -> None:
@@ -130,7 +136,7 @@ def check_room(directory: Path, data_bytes: int) -> None:
         raise NoRoomForQueue(path, needed_bytes, free_bytes)
 
 
-def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> list[Record]:
+def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> list[IngestRecord]:
     """Records of the queue in ``directory``, whether or not another process has it open; changes nothing.
 
     A record is whole or not there: its checksum covers number, place and data. Deleted ones stay readable
@@ -162,7 +168,7 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             if min((record[2] for record in found), default=last_seq) > after_seq + 1:
                 raise BackupFailed(f"record {after_seq + 1} of {path} was written over. Take another backup")
             wanted = sorted((r for r in found if after_seq < r[2] <= last_seq), key=lambda r: r[2])
-            return [Record(record[2], content(ring, record)[1]) for record in wanted]
+            return [IngestRecord(record[2], content(ring, record)[1]) for record in wanted]
 
 
 class IngestQueue:
@@ -256,7 +262,7 @@ class IngestQueue:
             self._probe("appended")
             request.wait()
         except (disk.QueuePoisoned, disk.QueueClosed) as exc:
-            raise QueuePoisoned(self._path, str(exc)) from exc
+            raise IngestQueuePoisoned(self._path, str(exc)) from exc
         self._probe("synced")
         return request.last_seq
 
@@ -283,7 +289,7 @@ class IngestQueue:
             if self._keep_bytes == 0 or self._queue.used_bytes > self._keep_bytes:
                 self._queue.delete_through(queue_seq)
         except (disk.QueuePoisoned, disk.QueueClosed) as exc:
-            raise QueuePoisoned(self._path, str(exc)) from exc
+            raise IngestQueuePoisoned(self._path, str(exc)) from exc
 
     def close(self) -> None:
         """Sync the index and let go of the files."""
@@ -298,7 +304,7 @@ class CursorReader:
         self._path = path
         self._after_seq = after_seq
 
-    def read(self, max_bytes: int) -> list[Record]:
+    def read(self, max_bytes: int) -> list[IngestRecord]:
         """The next durable records, about ``max_bytes`` of them but at least one if any; empty at the end.
 
         Raises:
@@ -309,10 +315,10 @@ class CursorReader:
         except disk.RecordDamaged as exc:
             raise QueueCorrupt(self._path, exc.offset, f"record {exc.seq} fails its checksum") from exc
         except (disk.QueuePoisoned, disk.QueueClosed) as exc:
-            raise QueuePoisoned(self._path, str(exc)) from exc
+            raise IngestQueuePoisoned(self._path, str(exc)) from exc
         if messages:
             self._after_seq = messages[-1].seq
-        return [Record(message.seq, message.data) for message in messages]
+        return [IngestRecord(message.seq, message.data) for message in messages]
 
     def close(self) -> None:
         """Nothing is held."""

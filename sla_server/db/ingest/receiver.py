@@ -1,8 +1,8 @@
 """The intake's thread: mailboxes in, queue, notices out.
 
-One round: take messages, ``Intake.absorb``, append with one sync, post the notices. While nothing arrives
-it sleeps on the doorbells. While the queue has no room for a whole round it takes nothing: mailboxes fill,
-pairs are refused and ask their agents again later, which keep everything until then.
+One round: take messages, ``IngestIntake.absorb``, append with one sync, post the notices. While nothing
+arrives it sleeps on the doorbells. While the queue has no room for a whole round it takes nothing: mailboxes
+fill, pairs are refused and ask their agents again later, which keep everything until then.
 
 A recipient without room does not hold the others up: its notices wait in a bounded list, oldest dropped
 first. Dropping is safe: watermarks are asked for by the next GATEWAY, DURABLE is repeated when a cut comes
@@ -27,7 +27,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.pressure import Problem
-from sla_server.db.ingest.intake import Incoming, Intake, Notice
+from sla_server.db.ingest.intake import Incoming, IngestIntake, Notice
 from sla_server.db.ingest.queue import DurableQueue
 
 log = structlog.get_logger("db-intake")
@@ -42,7 +42,7 @@ FULL_PAUSE_S: Final = 0.25
 DRAIN_S: Final = 2.0
 
 
-class Box(Protocol):
+class IngestMailbox(Protocol):
     """What is needed of a mailbox."""
 
     @property
@@ -65,7 +65,7 @@ class Box(Protocol):
         """End of sleep."""
 
 
-class PostOffice:
+class IngestReceiver:
     """Moves messages between mailboxes, intake and queue.
 
     Args:
@@ -83,8 +83,8 @@ class PostOffice:
 
     def __init__(
         self,
-        boxes: Sequence[Box],
-        intake: Intake,
+        boxes: Sequence[IngestMailbox],
+        intake: IngestIntake,
         queue: DurableQueue,
         on_urgent: Callable[[], None],
         probe: Callable[[str], None] = lambda _point: None,
@@ -155,7 +155,7 @@ class PostOffice:
             found.append(Problem("ingest-queue", self._full_since_us, reason))
         return found
 
-    def _take(self, box: Box) -> Sequence[Incoming]:
+    def _take(self, box: IngestMailbox) -> Sequence[Incoming]:
         try:
             return box.take(TAKE_MESSAGES, TAKE_BYTES)
         except MessageDamaged as exc:  # its cuts come again after the pair's rewind
@@ -180,7 +180,7 @@ class PostOffice:
         if self._is_full:
             stop.wait(FULL_PAUSE_S)
             return
-        asleep: list[Box] = []
+        asleep: list[IngestMailbox] = []
         try:
             for box in self._boxes:
                 if not box.prepare_sleep():

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, func, select, update
 from sla_server.db import histogram_codec, schema
 from sla_server.db.bulk import Columns, upsert_columns
 from sla_server.db.ingest.accumulator import Int64s
-from sla_server.db.ingest.window import GAUGES, HOUR_SUMS, ROLLUP_SUMS, Window
+from sla_server.db.ingest.window import GAUGES, HOUR_SUMS, ROLLUP_SUMS, IngestWindow
 from sla_server.db.queries.query import IN_LIST
 from sla_server.db.upserts import Params, upsert
 
@@ -27,7 +27,7 @@ AHEAD_US: Final = 60_000_000
 FETCH_ROWS: Final = 10_000  # blobs decoded at a time: 16 MB when dense
 
 
-def store_statistics(connection: Connection, window: Window, now_us: int) -> None:
+def store_statistics(connection: Connection, window: IngestWindow, now_us: int) -> None:
     """Add the window to every statistics table, and move the watermarks."""
     for slot_us, sheet in sorted(window.slots.items()):
         rows, columns = window.slot_columns(slot_us)
@@ -86,7 +86,7 @@ def _add_stored(
         hist[place[mine]] += decode([some[index][1] for index in mine.tolist()])
 
 
-def _store_stream_sums(connection: Connection, window: Window) -> None:
+def _store_stream_sums(connection: Connection, window: IngestWindow) -> None:
     """Lifetime sums; a stream never announced gets a row without names, which STREAMS_SEEN fills in."""
     rows, columns = window.stream_columns()
     names = window.streams.gateways
@@ -94,7 +94,7 @@ def _store_stream_sums(connection: Connection, window: Window) -> None:
     upsert_columns(connection, schema.streams, values, add=schema.STREAM_SUMS, maximum=("last_us",))
 
 
-def _store_gateway_sums(connection: Connection, window: Window) -> None:
+def _store_gateway_sums(connection: Connection, window: IngestWindow) -> None:
     """Coverage, progress and the gateways' newest cut: a row a gateway, not a row a stream."""
     names = ("covered_us", "cuts", "gap_cuts")
     coverage = [
@@ -120,7 +120,7 @@ def _store_gateway_sums(connection: Connection, window: Window) -> None:
     upsert(connection, schema.gateways, gateways, set_=("clock_offset_us",), maximum=raised)
 
 
-def _store_watermarks(connection: Connection, window: Window, now_us: int) -> None:
+def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int) -> None:
     rows: Params = [
         {"gateway_id": gateway_id, "epoch": str(epoch), "seq": seq, "updated_us": now_us}
         for (gateway_id, epoch), seq in window.marks.items()

@@ -28,14 +28,14 @@ from sla_server.db import partitions, schema
 from sla_server.db.archive.writer import FinishedFile
 from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
-from sla_server.db.ingest.batch import Batch, decode_batch
+from sla_server.db.ingest.batch import DecodedBatch, decode_batch
 from sla_server.db.ingest.intake import Mended
 from sla_server.db.ingest.inventory import event_row, has_inventory, store_inventory
 from sla_server.db.ingest.nameless import Nameless
-from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import store_rows
 from sla_server.db.ingest.statistics import forget_future, store_statistics
-from sla_server.db.ingest.window import Window
+from sla_server.db.ingest.window import IngestWindow
 from sla_server.db.upserts import upsert
 
 log = structlog.get_logger("db-writer")
@@ -57,7 +57,7 @@ class CursorMoved(DbError):
         super().__init__(f"the database's cursor is {cursor}, expected {expected}")
 
 
-def has_rows(batch: Batch) -> bool:
+def has_rows(batch: DecodedBatch) -> bool:
     """Whether there is anything in a batch for ``store_records``."""
     return bool(batch.rows) or has_inventory(batch)
 
@@ -157,9 +157,9 @@ class IngestStore:
         """Forget all connections: after a failover they lead to what was the primary."""
         self._engine.dispose()
 
-    def window(self) -> Window:
+    def window(self) -> IngestWindow:
         """An empty window of this store's interval."""
-        return Window(self._rollup_s * 1_000_000)
+        return IngestWindow(self._rollup_s * 1_000_000)
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -173,7 +173,7 @@ class IngestStore:
         behind = (table.c.queue == key) & (table.c.queue_seq < queue_seq)
         connection.execute(update(table).where(behind).values(queue_seq=queue_seq))
 
-    def store_records(self, batch: Batch, records: Sequence[Record], oldest_seq: int) -> None:
+    def store_records(self, batch: DecodedBatch, records: Sequence[IngestRecord], oldest_seq: int) -> None:
         """Store inventory, events and RECORD rows of a batch, unless they are there.
 
         Args:
@@ -200,7 +200,7 @@ class IngestStore:
                 self._raise(connection, self._records_key, part.last_seq)
         self._records_seq = max(cursor, batch.last_seq)
 
-    def commit(self, window: Window, oldest_seq: int) -> None:
+    def commit(self, window: IngestWindow, oldest_seq: int) -> None:
         """Add a window to the statistics, unless it is there.
 
         Args:
@@ -226,7 +226,7 @@ class IngestStore:
             self._probe("in-transaction")
         self._records_seq = max(self._records_seq, window.last_seq)
 
-    def apply(self, records: Sequence[Record], after_seq: int, oldest_seq: int) -> Batch:
+    def apply(self, records: Sequence[IngestRecord], after_seq: int, oldest_seq: int) -> DecodedBatch:
         """Records and statistics of ``records`` by themselves; returns them decoded.
 
         Args:

@@ -21,7 +21,7 @@ Epoch = tuple[str, int]
 """(gateway_id, epoch)."""
 
 
-class Admission(Enum):
+class CutAdmission(Enum):
     """What to do with a cut, and why."""
 
     NEW = auto()
@@ -60,15 +60,15 @@ class HighWater:
         """Whether anything of this gateway was ever kept."""
         return gateway_id in self._epochs
 
-    def admit(self, gateway_id: str, epoch: int, seq: int, gap: int = 0) -> Admission:
+    def admit(self, gateway_id: str, epoch: int, seq: int, gap: int = 0) -> CutAdmission:
         """Judge one cut; a new one raises the high water."""
         high = self.of(gateway_id, epoch)
         if seq <= high:
-            return Admission.DUPLICATE
+            return CutAdmission.DUPLICATE
         if seq - 1 - gap > high:
-            return Admission.HOLE
+            return CutAdmission.HOLE
         self.raise_to(gateway_id, epoch, seq)
-        return Admission.NEW
+        return CutAdmission.NEW
 
     def rows(self, gateway_id: str | None = None) -> list[list[Any]]:
         """[gateway_id, epoch, seq] of one gateway or of all, as WATERMARKS carries them."""

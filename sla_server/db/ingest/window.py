@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db.histogram_codec import TOTAL_BUCKETS
-from sla_server.db.ingest.accumulator import MAXIMA, SUMS, Int64s, MissedSums, Sheet, StreamIndex
-from sla_server.db.ingest.batch import Batch
+from sla_server.db.ingest.accumulator import MAXIMA, SUMS, Accumulator, Int64s, MissedSums, StreamIndex
+from sla_server.db.ingest.batch import DecodedBatch
 from sla_server.db.ingest.cut_rows import CutRows
 from sla_server.db.ingest.rollup import HOUR_US, Ingested
 from sla_server.db.ingest.watermarks import spool_floors
@@ -41,7 +41,7 @@ GAUGES: Final = ("held_max", "inflight_max")
 GatewaySums = dict[tuple[int, str], list[int]]
 
 
-class Window:
+class IngestWindow:
     """The sums of the records ``first_seq`` to ``last_seq``; both 0 while it is empty.
 
     Args:
@@ -65,8 +65,8 @@ class Window:
     def reset(self) -> None:
         """Begin anew: what it holds is committed, or will be read again."""
         self.first_seq = self.last_seq = 0
-        self.slots: dict[int, Sheet] = {}
-        self.hours: dict[int, Sheet] = {}
+        self.slots: dict[int, Accumulator] = {}
+        self.hours: dict[int, Accumulator] = {}
         self.missed: dict[int, MissedSums] = {}
         self.coverage: GatewaySums = {}
         self.newest: dict[str, list[int]] = {}
@@ -85,7 +85,7 @@ class Window:
     def _nbytes(self) -> int:
         return sum(sheet.nbytes for sheets in (self.slots, self.hours) for sheet in sheets.values())
 
-    def absorb(self, batch: Batch) -> None:
+    def absorb(self, batch: DecodedBatch) -> None:
         """Add a batch, which follows directly."""
         self.first_seq = self.first_seq or batch.first_seq
         self.last_seq = batch.last_seq
@@ -140,10 +140,10 @@ class Window:
                 sums = self.missed.setdefault(slot, MissedSums())
                 sums.add(_picked(number[rows.missed_row], in_missed), missed)
 
-    def _sheet(self, sheets: dict[int, Sheet], time_us: int, width: int) -> Sheet:
+    def _sheet(self, sheets: dict[int, Accumulator], time_us: int, width: int) -> Accumulator:
         sheet = sheets.get(time_us)
         if sheet is None:
-            sheet = sheets[time_us] = Sheet(width)
+            sheet = sheets[time_us] = Accumulator(width)
         sheet.ensure(len(self.streams))
         return sheet
 
@@ -198,7 +198,7 @@ class Window:
 
 
 def _added(
-    sheets: Sequence[Sheet], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]
+    sheets: Sequence[Accumulator], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]
 ) -> dict[str, Int64s]:
     """Columns over several sheets; a sheet that has no room for a row has nothing of it."""
     size = int(rows.max()) + 1 if len(rows) else 0

@@ -39,14 +39,14 @@ import structlog
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.pressure import Problem
-from sla_server.db.archive.filing import Filing
-from sla_server.db.archive.writer import Archive
+from sla_server.db.archive.filing import ArchiveWriter
+from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest.background_commit import COMMIT_S, UnderWay
-from sla_server.db.ingest.batch import Batch, decode_batch
+from sla_server.db.ingest.background_commit import COMMIT_S, BackgroundCommit
+from sla_server.db.ingest.batch import DecodedBatch, decode_batch
 from sla_server.db.ingest.dead_letter import put_aside
 from sla_server.db.ingest.outage import Outage
-from sla_server.db.ingest.queue import STEP_BYTES, DurableQueue, QueueReader, Record
+from sla_server.db.ingest.queue import STEP_BYTES, DurableQueue, IngestRecord, QueueReader
 from sla_server.db.ingest.transaction import CursorMoved, IngestStore, has_rows
 from sla_server.db.retention import Retention
 
@@ -76,7 +76,7 @@ class Writer:
         self,
         queue: DurableQueue,
         store: IngestStore,
-        archive: Archive,
+        archive: CutFileWriter,
         clock: Clock,
         flush_interval_s: float,
         refused_dir: Path,
@@ -94,10 +94,10 @@ class Writer:
         self._finish = threading.Event()
         self._reader: QueueReader | None = None
         self._window = store.window()
-        self._under_way = UnderWay(store, clock)
-        self._filing = Filing(queue, store, archive, clock, self._settle, self._flush, probe)
+        self._under_way = BackgroundCommit(store, clock)
+        self._filing = ArchiveWriter(queue, store, archive, clock, self._settle, self._flush, probe)
         self._outage = Outage()
-        self._held: list[Record] = []
+        self._held: list[IngestRecord] = []
         self._is_full = False
         self._rest_until_ns = self._backlog_until_ns = 0
         self._finish_by_ns = 0
@@ -253,7 +253,7 @@ class Writer:
         self._window.reset()
         self._window_bytes = 0
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> DecodedBatch | None:
         """Take the next records into the window; None if there are none."""
         if self._reader is None:
             raise AssertionError("start() comes first")

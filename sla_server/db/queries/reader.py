@@ -1,4 +1,4 @@
-"""The public reading side: ``Reader`` answers the questions of services, API and policy jobs.
+"""The public reading side: ``SqlReader`` answers the questions of services, API and policy jobs.
 
 Every answer is plain Python (dicts, lists, numbers, numpy arrays for histograms); no SQLAlchemy type leaks.
 The methods stand in ``reads_inventory``, ``reads_records`` and ``reads_statistics``.
@@ -15,10 +15,10 @@ from sla_server.db.queries.query import Row
 from sla_server.db.queries.records import RecordReads
 from sla_server.db.queries.statistics import SliceInputs, StatisticsReads
 
-__all__ = ["Reader", "Row", "SliceInputs", "open_reader"]
+__all__ = ["Row", "SliceInputs", "SqlReader", "open_reader"]
 
 
-class Reader(InventoryReads, RecordReads, StatisticsReads):
+class SqlReader(InventoryReads, RecordReads, StatisticsReads):
     """All questions, over one read-only pool.
 
     Raises (every method):
@@ -32,6 +32,6 @@ class Reader(InventoryReads, RecordReads, StatisticsReads):
         self._engine.dispose()
 
 
-def open_reader(config: DatabaseConfig, data_dir: Path) -> Reader:
+def open_reader(config: DatabaseConfig, data_dir: Path) -> SqlReader:
     """A reader with a pool of its own; connects at its first question."""
-    return Reader(make_engine(config, data_dir, read_only=True))
+    return SqlReader(make_engine(config, data_dir, read_only=True))

@@ -21,13 +21,13 @@ import numpy as np
 from pmdaemon.wire import late
 from pmdaemon.wire.cut import Cut
 from sla_server.services.control.backend_loop import BackendControl
-from sla_server.services.control.batch import Batch, Taken
+from sla_server.services.control.batch import CutBatch, Taken
 from sla_server.services.control.policy_manager import PolicyManager
-from sla_server.services.control.scopes import Scope, Scopes
+from sla_server.services.control.scopes import PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import Bools, Pieces
 from sla_server.services.control.signal_row import piece_at
-from sla_server.services.control.usage import GatewayTable, UseBoard
+from sla_server.services.control.usage import GatewayTable, UsageTable
 from sla_server.services.control.windows import WindowTracker
 
 MOST_CUTS: Final = 256
@@ -42,17 +42,17 @@ class _Waiting:
     now_ns: int
 
 
-class Arrivals:
+class CutIntake:
     """See the module. ``unix_us``: the newest time of receipt."""
 
     def __init__(
         self,
         settings: ControlSettings,
-        scopes: Scopes,
+        scopes: PromiseScopes,
         policy: PolicyManager,
         tables: dict[str, GatewayTable],
         controls: Mapping[str, BackendControl],
-        board: UseBoard,
+        board: UsageTable,
     ) -> None:
         self.unix_us = 0
         self._settings = settings
@@ -114,7 +114,7 @@ class Arrivals:
         taken, received, shut = self._taken, self._received, self._shut
         self._taken, self._received, self._shut = [], [], []
         self.unix_us = max(self.unix_us, *received)
-        batch = Batch(taken)
+        batch = CutBatch(taken)
         batch.measure(self._board)
         for each, recv_us in zip(taken, received, strict=True):
             table, rows = each.table, each.plan.rows
@@ -127,7 +127,7 @@ class Arrivals:
         if pieces is not None:
             self._feed(batch, pieces, shut)
 
-    def _feed(self, batch: Batch, pieces: Pieces, shut: list[frozenset[str]]) -> None:
+    def _feed(self, batch: CutBatch, pieces: Pieces, shut: list[frozenset[str]]) -> None:
         whole, back = batch.targets()
         closed = _lines_shut(batch, shut)
         feeds, notes = back >= 0, np.zeros(len(back), dtype=np.bool_)
@@ -146,7 +146,9 @@ class Arrivals:
                 self._feed_one(scope, pieces, first + line, each, gates)
             first += lines
 
-    def _feed_one(self, scope: Scope, pieces: Pieces, index: int, each: Taken, gates: frozenset[str]) -> None:
+    def _feed_one(
+        self, scope: PromiseScope, pieces: Pieces, index: int, each: Taken, gates: frozenset[str]
+    ) -> None:
         """A scope at several gateways."""
         tracker = scope.tracker
         assert isinstance(tracker, WindowTracker)  # what ``wide_at`` lists
@@ -158,7 +160,7 @@ class Arrivals:
         tracker.add(piece, lambda spoken: scope.heard(spoken, self._tables, stale_ns, now_ns), now_ns)
 
 
-def _lines_shut(batch: Batch, shut: list[frozenset[str]]) -> Bools | None:
+def _lines_shut(batch: CutBatch, shut: list[frozenset[str]]) -> Bools | None:
     """Which lines of a batch are on a backend whose gate was shut when their cut came; None if none."""
     if not any(shut):
         return None

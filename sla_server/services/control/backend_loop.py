@@ -26,7 +26,7 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.neighbours import Neighbour, floor_for, may_slow, nobody_because
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.throttle import Loop
+from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.windows import Signal
 
 Key = tuple[str, str]
@@ -79,7 +79,7 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoopStep:
     """What one look at the backend led to.
 
     Attributes:
@@ -97,7 +97,7 @@ class Step:
     violated: bool = False
 
 
-NOTHING = Step()
+NOTHING = LoopStep()
 
 
 @dataclass(slots=True)
@@ -149,12 +149,16 @@ class BackendControl:
         self.awaiting[gateway_id], self.waiting_ns = gen, now_ns
 
     def adopt(
-        self, managed: Mapping[str, Neighbour], victims: set[Key], allowed: float, loop: Loop | None = None
+        self,
+        managed: Mapping[str, Neighbour],
+        victims: set[Key],
+        allowed: float,
+        loop: LoopMemory | None = None,
     ) -> None:
         """Take over caps found in force after a restart, and what was learned before if it was kept."""
         self.phase, self.managed, self.victims = Phase.HOLD, dict(managed), set(victims)
         self.settling, self.changed_ns = True, 0
-        known = loop or Loop(allowed, allowed / self.settings.park_ratio)
+        known = loop or LoopMemory(allowed, allowed / self.settings.park_ratio)
         self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
 
     def reset(self) -> None:
@@ -165,7 +169,7 @@ class BackendControl:
         self.moves.clear()
         self.demands.clear()
 
-    def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> Step:
+    def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
         """One look; at most one change. Call it with the windows of this gate only."""
         self._refresh(neighbours, now_ns)
         if self.active and (released := self._release(victims, now_ns)):
@@ -194,7 +198,7 @@ class BackendControl:
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
             self.demands.popleft()
 
-    def _release(self, victims: Sequence[Victim], now_ns: int) -> Step | None:
+    def _release(self, victims: Sequence[Victim], now_ns: int) -> LoopStep | None:
         waiting = [v for v in victims if v.key in self.victims]
         if self.settling:
             # Just restarted: gateways and their streams are still coming in. Nobody is gone before a lease is
@@ -225,11 +229,11 @@ class BackendControl:
             return Reason.VICTIM_IDLE, f"{names} had no I/O for {self.settings.idle_release_s:g} s"
         return Reason.VICTIM_GONE, f"{names} has no statistics or is no longer in force"
 
-    def _give_up(self, reason: Reason, text: str) -> Step:
+    def _give_up(self, reason: Reason, text: str) -> LoopStep:
         self.reset()
-        return Step(changed=True, reason=reason, text=text)
+        return LoopStep(changed=True, reason=reason, text=text)
 
-    def _protect(self, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int) -> Step:
+    def _protect(self, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
         s = self.settings
         if now_ns < self.quiet_until_ns:
             return NOTHING
@@ -276,7 +280,7 @@ class BackendControl:
                 self.start += n.cost_per_s
                 self.ceiling += n.cost_per_s
 
-    def _helpless(self, lead: Victim, kind: str, why: str, now_ns: int) -> Step:
+    def _helpless(self, lead: Victim, kind: str, why: str, now_ns: int) -> LoopStep:
         """Nobody can be slowed down; said once that has held for a while, as harm precedes a first cut."""
         if self.helpless_since_ns is None or not lead.fresh:
             self.helpless_since_ns = now_ns
@@ -284,7 +288,7 @@ class BackendControl:
             return NOTHING
         return self._tell(kind, now_ns, lead, why)
 
-    def _ineffective(self, lead: Victim, now_ns: int) -> Step | None:
+    def _ineffective(self, lead: Victim, now_ns: int) -> LoopStep | None:
         """After enough decreases r must have fallen, else the neighbours are not the cause."""
         s = self.settings
         if self.decreases < s.effective_decreases:
@@ -294,7 +298,7 @@ class BackendControl:
             return None
         return self._restore(lead, now_ns)
 
-    def _restore(self, lead: Victim, now_ns: int) -> Step:
+    def _restore(self, lead: Victim, now_ns: int) -> LoopStep:
         text = (
             f"{_figures(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
             f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
@@ -304,9 +308,9 @@ class BackendControl:
         self.reset()
         self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
         self.told["unattributed"] = now_ns
-        return Step(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
+        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
 
-    def _at_floor(self, lead: Victim, now_ns: int) -> Step:
+    def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
         if not self.active:
             names = ", ".join(sorted(self.managed))
             self.reset()  # nothing was in force: the managed set was only looked at
@@ -316,14 +320,14 @@ class BackendControl:
             return self._restore(lead, now_ns)
         return self._tell("infeasible", now_ns, lead, "its neighbours are at their floors already")
 
-    def _tell(self, kind: str, now_ns: int, lead: Victim, why: str) -> Step:
+    def _tell(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
         last_ns = self.told.get(kind)
         if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
             return NOTHING
         self.told[kind] = now_ns
-        return Step(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
+        return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
 
-    def _recover(self, asking: Sequence[Victim], now_ns: int) -> Step:
+    def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
         own = frozenset(self.managed)
         # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
         others = [v for v in asking if not v.volumes & own]
@@ -370,11 +374,11 @@ class BackendControl:
             return self.allowed
         return self.allowed + max(s.approach_ratio / self.hold_up_factor * room, smallest)
 
-    def _move(self, wanted: float, phase: Phase, reason: Reason, text: str, now_ns: int) -> Step:
+    def _move(self, wanted: float, phase: Phase, reason: Reason, text: str, now_ns: int) -> LoopStep:
         sign = 1 if wanted > self.allowed else -1
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = self._oscillates(sign, now_ns)
-        return Step(True, reason, text, notice, text if notice else "")
+        return LoopStep(True, reason, text, notice, text if notice else "")
 
     def _oscillates(self, sign: int, now_ns: int) -> str:
         s = self.settings

@@ -3,7 +3,7 @@
 A *line* is one promise and the streams it covers at one gateway; it yields one piece a cut, which up to two
 rows of the bank (over all backends, and on one) and trackers of their own are fed with. Which rows of a cut
 belong to which lines and places does not change while a gateway reports the same streams in the same order:
-that is its ``Plan``, made by ``scopes``. A batch is concatenated plans and cuts, and a few sums over them.
+that is its ``RowPlan``, made by ``scopes``. A batch is concatenated plans and cuts, and a few sums over them.
 
 Pure functions. A batch holds at most one cut of a gateway.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pmdaemon.wire.cut import COL, IO_KINDS, IO_READ, IO_WRITE, Cut
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS, TOTAL_WRITE
 from sla_server.services.control.signal import Bools, Floats, Ints, Pieces, percentiles_us
-from sla_server.services.control.usage import GatewayTable, UseBoard
+from sla_server.services.control.usage import GatewayTable, UsageTable
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _PIECE: Final = np.array([COL[name] for name in ("reads", "writes", "arrived", "held", "inflight")])
@@ -29,7 +29,7 @@ NO_ROW: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RowPlan:
     """Where the rows of a gateway's cuts belong.
 
     Attributes:
@@ -65,12 +65,12 @@ class Taken:
 
     cut: Cut
     table: GatewayTable
-    plan: Plan
+    plan: RowPlan
     now_ns: int
     excused_ratio: float = 0.0
 
 
-class Batch:
+class CutBatch:
     """Accepted cuts of distinct gateways, at least one, side by side: counters of shape (columns, rows)."""
 
     def __init__(self, taken: Sequence[Taken]) -> None:
@@ -82,7 +82,7 @@ class Batch:
         self._row_start = _starts(self._rows)
         self._line_start = _starts(self.lines)
 
-    def measure(self, board: UseBoard) -> None:
+    def measure(self, board: UsageTable) -> None:
         """Enter the use of every volume of these gateways; one not named in a cut had none."""
         sizes = np.array([len(t.table.places) for t in self.taken])
         total = int(sizes.sum())

@@ -26,40 +26,40 @@ from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
-from sla_server.services.control.arrivals import Arrivals
+from sla_server.services.control.arrivals import CutIntake
 from sla_server.services.control.decisions import Decision, Reason
-from sla_server.services.control.inventory import Surroundings
+from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
 from sla_server.services.control.loops import Loops
 from sla_server.services.control.policy_manager import PolicyManager
-from sla_server.services.control.scopes import Key, Scopes
+from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
-from sla_server.services.control.signal_row import BankTracker
+from sla_server.services.control.signal_row import SignalRow
 from sla_server.services.control.throttle import Rates, Throttle
-from sla_server.services.control.usage import GatewayTable, Stream, UseBoard
+from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 from sla_server.services.control.windows import Silence
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
 """Sources of statistics whose volumes no cap of ours reaches."""
 
 
-class Brain:
+class Controller:
     """See the module."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.tables: dict[str, GatewayTable] = {}
         self.live: dict[Key, LiveState] = {}
-        self.around = Surroundings(settings)
-        self.scopes = Scopes(settings, self.around.r_on)
+        self.around = BackendInventory(settings)
+        self.scopes = PromiseScopes(settings, self.around.r_on)
         self.policy = PolicyManager(
             settings, self.around.standing_of, self.around.mean_cost_of, self.around.carriers_of
         )
         self.loops = Loops(settings, self.around, self.scopes, self.policy)
-        self._board = UseBoard()
-        self._arrivals = Arrivals(
+        self._board = UsageTable()
+        self._arrivals = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._board
         )
         self._restored = False
@@ -136,7 +136,9 @@ class Brain:
     def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
         """Streams of a gateway, all or only new ones."""
         table = self._table(gateway_id)
-        rows = table.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams])
+        rows = table.add_streams(
+            [KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams]
+        )
         for row in rows:
             self.around.carries(table.streams[row].volume, table)
         if rows:
@@ -281,7 +283,7 @@ class Brain:
     def _note_state(self, key: Key) -> None:
         """Tell the bank what the live state says now, so that it knows a change."""
         state = self.live[key]
-        if isinstance(state.tracker, BankTracker):
+        if isinstance(state.tracker, SignalRow):
             self.scopes.bank.note_state(state.tracker.row, CODE[state.state], state.violating)
 
     def _look_at_promises(self, now_ns: int) -> list[Decision]:

@@ -32,7 +32,7 @@ SAME_RATIO = 0.01
 
 
 @dataclass(slots=True)
-class Port:
+class GatewayCaps:
     """One gateway as a receiver of caps.
 
     Attributes:

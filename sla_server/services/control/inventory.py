@@ -14,8 +14,8 @@ from typing import Final
 
 from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.backend_loop import Need, Victim
-from sla_server.services.control.neighbours import Neighbour, Standing, standing, urgency
-from sla_server.services.control.scopes import Key, Scope
+from sla_server.services.control.neighbours import Neighbour, NeighbourTerms, standing, urgency
+from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.windows import NOTHING
@@ -26,7 +26,7 @@ FULL_RATIO: Final = 0.9
 """A volume that holds I/Os back but uses less of its cap met a short burst, not its cap."""
 
 
-class Surroundings:
+class BackendInventory:
     """See the module. ``budgets`` maps an objective to (burn_1h, remaining_ratio)."""
 
     def __init__(self, settings: ControlSettings) -> None:
@@ -34,7 +34,7 @@ class Surroundings:
         self.budgets: dict[Key, tuple[float, float]] = {}
         self._named: dict[str, list[VolumeClass]] = {}
         self._patterned: list[VolumeClass] = []
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, NeighbourTerms] = {}
         self._carriers: dict[str, dict[str, GatewayTable]] = {}
         self._on_backend: dict[str, set[str]] = {}
 
@@ -69,7 +69,7 @@ class Surroundings:
         """Gateways that carry a volume."""
         return self._carriers.get(volume, {})
 
-    def standing_of(self, volume: str) -> Standing:
+    def standing_of(self, volume: str) -> NeighbourTerms:
         """Priority, floor and cap of a volume."""
         found = self._standings.get(volume)
         if found is None:
@@ -112,7 +112,7 @@ class Surroundings:
         )
 
     def neighbours(
-        self, backend: str, scopes: Iterable[Scope], caps: Mapping[str, float | None]
+        self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]
     ) -> dict[str, Neighbour]:
         """All volumes of a backend, the victims' own among them.
 
@@ -130,7 +130,7 @@ class Surroundings:
                     found[volume] = replace(found[volume], curve_end=end_iops * self.mean_cost_of(volume))
         return found
 
-    def victim(self, scope: Scope, now_ns: int) -> Victim:
+    def victim(self, scope: PromiseScope, now_ns: int) -> Victim:
         """A promise on a backend as the loop sees it."""
         key = scope.promise.key
         need = self._need(scope, now_ns)
@@ -141,7 +141,7 @@ class Surroundings:
         fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
         return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
 
-    def _need(self, scope: Scope, now_ns: int) -> Need:
+    def _need(self, scope: PromiseScope, now_ns: int) -> Need:
         s, tracker = self._settings, scope.tracker
         if tracker.last_piece_ns is not None and now_ns - tracker.last_piece_ns > s.lease_s * 1e9:
             return Need.GONE

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile_upper_us
 from sla_server.services.control.backend_loop import BackendControl
-from sla_server.services.control.inventory import Surroundings
+from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.throttle import Throttle
-from sla_server.services.control.usage import RECENT, GatewayTable, UseBoard
+from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 
 MOST_TEXT: Final = 400
 """Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
@@ -103,7 +103,7 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
     ]
 
 
-def _volumes(names: Iterable[str], around: Surroundings, policy: PolicyManager) -> list[dict[str, Any]]:
+def _volumes(names: Iterable[str], around: BackendInventory, policy: PolicyManager) -> list[dict[str, Any]]:
     capped = {t.volume for t in policy.throttles()}
     sums = {name: _sum_of(name, around.carriers_of(name).values()) for name in names}
     return [
@@ -168,8 +168,8 @@ def _shortened(text: str) -> str:
 
 def _backends(
     tables: Iterable[GatewayTable],
-    around: Surroundings,
-    board: UseBoard,
+    around: BackendInventory,
+    board: UsageTable,
     controls: Mapping[str, BackendControl],
     most: int,
 ) -> list[dict[str, Any]]:
@@ -188,7 +188,9 @@ def _backends(
     ]
 
 
-def _chosen_volumes(around: Surroundings, policy: PolicyManager, board: UseBoard, most: int) -> list[str]:
+def _chosen_volumes(
+    around: BackendInventory, policy: PolicyManager, board: UsageTable, most: int
+) -> list[str]:
     """All of them, or those that are capped and those that use most."""
     if len(around.volumes()) <= most:
         return sorted(around.volumes())
@@ -216,8 +218,8 @@ def snapshot(
     live: Mapping[Key, LiveState],
     policy: PolicyManager,
     controls: Mapping[str, BackendControl],
-    around: Surroundings,
-    board: UseBoard,
+    around: BackendInventory,
+    board: UsageTable,
     most: int,
     unix_us: int,
 ) -> dict[str, Any]:

@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from sla_server.services.control.backend_loop import BackendControl, Need, Step, Victim
+from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
 from sla_server.services.control.decisions import Decision, RaiseEvent, Reason, RecordThrottle
-from sla_server.services.control.inventory import Surroundings
+from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.neighbours import Neighbour, claims
 from sla_server.services.control.policy_manager import PolicyManager, new_id
-from sla_server.services.control.scopes import Key, Scope, Scopes
+from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import spread, water_fill
-from sla_server.services.control.throttle import Loop, Rates, Throttle
+from sla_server.services.control.throttle import LoopMemory, Rates, Throttle
 from sla_server.services.control.usage import GatewayTable
 
 MOST_VOLUMES: Final = 4096
@@ -35,7 +35,11 @@ class Loops:
     """See the module."""
 
     def __init__(
-        self, settings: ControlSettings, around: Surroundings, scopes: Scopes, policy: PolicyManager
+        self,
+        settings: ControlSettings,
+        around: BackendInventory,
+        scopes: PromiseScopes,
+        policy: PolicyManager,
     ) -> None:
         self.controls: dict[str, BackendControl] = {}
         self._settings = settings
@@ -76,7 +80,7 @@ class Loops:
             risky.setdefault(bank.backends[row], []).append(row)
         active = {backend for backend, control in self.controls.items() if control.active}
         due = risky.keys() | active | self._scopes.wide_backends()
-        outside: dict[str, list[Scope]] = {}
+        outside: dict[str, list[PromiseScope]] = {}
         for row in bank.outside_rows() if due else ():
             promise = bank.promises[row]
             if promise is not None and bank.backends[row] in due:
@@ -133,7 +137,7 @@ class Loops:
             chosen.append(name)
         return chosen
 
-    def _lead(self, backend: str, rows: Sequence[int]) -> Scope:
+    def _lead(self, backend: str, rows: Sequence[int]) -> PromiseScope:
         """Of promises at risk the one that asks loudest, as ``control`` ranks them."""
         bank, found = self._scopes.bank, list[tuple[tuple[int, float, float], Key]]()
         for row in rows:
@@ -146,8 +150,8 @@ class Loops:
     def _look(
         self,
         backend: str,
-        scopes: Sequence[Scope],
-        above: Sequence[Scope],
+        scopes: Sequence[PromiseScope],
+        above: Sequence[PromiseScope],
         at_risk: set[Key],
         now_ns: int,
         unix_us: int,
@@ -189,10 +193,10 @@ class Loops:
             control.awaiting.clear()
 
     def _actuate(
-        self, control: BackendControl, neighbours: Mapping[str, Neighbour], step: Step, now_ns: int
+        self, control: BackendControl, neighbours: Mapping[str, Neighbour], step: LoopStep, now_ns: int
     ) -> None:
         shares = self._shares(control, neighbours)
-        loop = Loop(control.start, control.ceiling)
+        loop = LoopMemory(control.start, control.ceiling)
         if step.changed and step.reason is not None:
             victim = control.lead.name if control.lead is not None else ""
             self._policy.set_control(control.backend, shares, step.reason, step.text, victim, loop)
@@ -254,7 +258,7 @@ class Loops:
         return decisions
 
 
-def _notices(backend: str, step: Step) -> list[Decision]:
+def _notices(backend: str, step: LoopStep) -> list[Decision]:
     if not step.notice:
         return []
     severity = "critical" if step.violated else "warning"  # at risk is not broken yet

@@ -45,7 +45,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NeighbourTerms:
     """What the agreements say of a volume as a neighbour."""
 
     priority: Priority
@@ -60,13 +60,13 @@ class Standing:
         return max(self.floor_iops * mean_cost, self.floor_bytes_per_s / mean_bytes * mean_cost)
 
 
-def standing(volume: str, classes: Iterable[VolumeClass], settings: ControlSettings) -> Standing:
+def standing(volume: str, classes: Iterable[VolumeClass], settings: ControlSettings) -> NeighbourTerms:
     """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``."""
     found = [c for c in classes if volume in c.volumes or any(fnmatchcase(volume, p) for p in c.volumes)]
     if not found:
-        return Standing(Priority.BEST_EFFORT, settings.default_floor_iops, 0.0, None, agreed=False)
+        return NeighbourTerms(Priority.BEST_EFFORT, settings.default_floor_iops, 0.0, None, agreed=False)
     caps = [c.cap_iops for c in found if c.cap_iops is not None]
-    return Standing(
+    return NeighbourTerms(
         priority=max(c.priority for c in found),
         floor_iops=max(c.floor_iops for c in found),
         floor_bytes_per_s=max(c.floor_bytes_per_s for c in found),

@@ -30,11 +30,11 @@ from sla_server.services.control.decisions import (
     RecordThrottle,
     SetCaps,
 )
-from sla_server.services.control.gateway_caps import MAX_GEN, Port
-from sla_server.services.control.neighbours import Standing
+from sla_server.services.control.gateway_caps import MAX_GEN, GatewayCaps
+from sla_server.services.control.neighbours import NeighbourTerms
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import split
-from sla_server.services.control.throttle import LEAST, Loop, Rates, Throttle
+from sla_server.services.control.throttle import LEAST, LoopMemory, Rates, Throttle
 from sla_server.services.control.usage import GatewayTable
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -47,7 +47,7 @@ def new_id(source: str, volume: str, unix_us: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ThrottlePlan:
     """What one ``decide`` led to: decisions, and volume -> gateway -> generation to wait for."""
 
     decisions: list[Decision]
@@ -59,7 +59,7 @@ class PolicyManager:
     """See the module. ``standing_of``, ``mean_cost_of`` and ``carriers_of`` answer for a volume name."""
 
     settings: ControlSettings
-    standing_of: Callable[[str], Standing]
+    standing_of: Callable[[str], NeighbourTerms]
     mean_cost_of: Callable[[str], float]
     carriers_of: Callable[[str], Mapping[str, GatewayTable]]
     mode: str = "observe"
@@ -68,7 +68,7 @@ class PolicyManager:
     layers: dict[str, dict[str, Throttle]] = field(
         default_factory=lambda: {"manual": {}, "control": {}, "policy": {}, "agreed": {}}
     )
-    ports: dict[str, Port] = field(default_factory=dict)
+    ports: dict[str, GatewayCaps] = field(default_factory=dict)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
@@ -89,7 +89,7 @@ class PolicyManager:
         reason: Reason,
         text: str,
         victim: str,
-        loop: Loop | None = None,
+        loop: LoopMemory | None = None,
     ) -> None:
         """The loop's caps of one backend; those not named any more are released."""
         layer = self.layers["control"]
@@ -182,7 +182,7 @@ class PolicyManager:
             if not port.up:
                 port.up, port.reported, port.issued_ns = True, None, now_ns
             return
-        port = self.ports[table.gateway_id] = Port(table.gateway_id, issued_ns=now_ns)
+        port = self.ports[table.gateway_id] = GatewayCaps(table.gateway_id, issued_ns=now_ns)
         held = [t for t in self.throttles() if table.carries(t.volume) and t.gen is not None]
         if not held:
             return
@@ -274,12 +274,12 @@ class PolicyManager:
                 ours = ours.lowest(found.rates)
         return self._lift(ours, floor, volume).lowest(manual.at_least(LEAST))
 
-    def _lift(self, rates: Rates, floor: Standing, volume: str) -> Rates:
+    def _lift(self, rates: Rates, floor: NeighbourTerms, volume: str) -> Rates:
         mean_cost = self.mean_cost_of(volume)
         least = Rates(floor.floor_cost(mean_cost), floor.floor_iops, floor.floor_bytes_per_s)
         return rates.at_least(least).at_least(LEAST)
 
-    def decide(self, tables: Mapping[str, GatewayTable], now_ns: int, unix_us: int) -> Plan:
+    def decide(self, tables: Mapping[str, GatewayTable], now_ns: int, unix_us: int) -> ThrottlePlan:
         """Everything that must be said and sent now."""
         self._follow_mode()
         self._expire(now_ns, unix_us)
@@ -307,7 +307,7 @@ class PolicyManager:
         decisions += [RecordThrottle(t.row()) for t in self._dirty.values()]
         decisions += self._events
         self._dirty, self._events = {}, []
-        return Plan(decisions, waits)
+        return ThrottlePlan(decisions, waits)
 
     def _follow_mode(self) -> None:
         """Layers other than manual exist in mode enforce only."""
@@ -404,9 +404,9 @@ class PolicyManager:
         self._ended.append((throttle, state, reason, text))
 
 
-def _loop_of(row: Mapping[str, Any]) -> Loop | None:
+def _loop_of(row: Mapping[str, Any]) -> LoopMemory | None:
     start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
-    return None if start is None or ceiling is None else Loop(start, ceiling)
+    return None if start is None or ceiling is None else LoopMemory(start, ceiling)
 
 
 def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:

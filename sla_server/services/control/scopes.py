@@ -2,8 +2,8 @@
 
 State: a *scope* is one promise on one backend, or over all backends (for display); ``_by_gateway`` lists
 those with streams at a gateway. A scope at one gateway has its windows in the bank, one that reaches a second
-gateway a tracker of its own. From the scopes at a gateway follows its ``Plan``, by which a batch of its cuts
-finds its promises without matching a pattern; it is made when the first cut needs it and dropped when a
+gateway a tracker of its own. From the scopes at a gateway follows its ``RowPlan``, by which a batch of its
+cuts finds its promises without matching a pattern; it is made when the first cut needs it and dropped when a
 scope or stream is added.
 
 Promises that name volumes are found by name, only those with patterns are matched. A change of agreements
@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import Promise
-from sla_server.services.control.batch import NO_ROW, Plan, kind_of
+from sla_server.services.control.batch import NO_ROW, RowPlan, kind_of
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import WindowBank
-from sla_server.services.control.signal_row import BankTracker
+from sla_server.services.control.signal import SignalTable
+from sla_server.services.control.signal_row import SignalRow
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.windows import Tracker
 
@@ -32,7 +32,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Scope:
+class PromiseScope:
     """One promise on one backend (``backend`` "" for all of them together).
 
     Attributes:
@@ -65,19 +65,19 @@ class Scope:
         return True
 
 
-class Scopes:
+class PromiseScopes:
     """All scopes; see the module. ``r_on`` gives an objective's entry threshold of r."""
 
     def __init__(self, settings: ControlSettings, r_on: Callable[[Key], float] | None = None) -> None:
         self._settings = settings
         self._r_on = r_on or (lambda _key: settings.r_on)
-        self.bank = WindowBank(settings)
-        self._wide: dict[str, list[tuple[int, Scope]]] = {}
+        self.bank = SignalTable(settings)
+        self._wide: dict[str, list[tuple[int, PromiseScope]]] = {}
         self._spanning: dict[str, set[Key]] = {}
-        self._by_key: dict[Key, dict[str, Scope]] = {}
-        self._by_gateway: dict[str, list[Scope]] = {}
-        self._by_backend: dict[str, dict[Key, Scope]] = {}
-        self._plans: dict[str, Plan] = {}
+        self._by_key: dict[Key, dict[str, PromiseScope]] = {}
+        self._by_gateway: dict[str, list[PromiseScope]] = {}
+        self._by_backend: dict[str, dict[Key, PromiseScope]] = {}
+        self._plans: dict[str, RowPlan] = {}
         self._promises: dict[Key, Promise] = {}
         self._named: dict[str, list[Promise]] = {}
         self._patterned: list[Promise] = []
@@ -115,7 +115,7 @@ class Scopes:
             del self._by_backend[scope.backend][scope.promise.key]
             if not self._by_backend[scope.backend]:
                 del self._by_backend[scope.backend]
-            if isinstance(scope.tracker, BankTracker):
+            if isinstance(scope.tracker, SignalRow):
                 self.bank.free(scope.tracker.row)
             else:
                 self._spanning[scope.backend].discard(scope.promise.key)
@@ -149,15 +149,15 @@ class Scopes:
         scope = self._by_key.setdefault(promise.key, {}).get(backend)
         if scope is None:
             row_of_bank = self.bank.allot(promise, gateway_id, backend, self._r_on(promise.key))
-            tracker = BankTracker(self.bank, row_of_bank)
-            scope = self._by_key[promise.key][backend] = Scope(promise, backend, tracker)
+            tracker = SignalRow(self.bank, row_of_bank)
+            scope = self._by_key[promise.key][backend] = PromiseScope(promise, backend, tracker)
             self._by_backend.setdefault(backend, {})[promise.key] = scope
             changed = True
         scope.volumes.add(volume)
         mask = scope.masks.get(gateway_id)
         if mask is None:
             self._by_gateway.setdefault(gateway_id, []).append(scope)
-            if scope.masks and isinstance(scope.tracker, BankTracker):
+            if scope.masks and isinstance(scope.tracker, SignalRow):
                 scope.tracker, changed = scope.tracker.leave(), True
                 self._spanning.setdefault(scope.backend, set()).add(promise.key)
                 for other in scope.masks:
@@ -172,20 +172,20 @@ class Scopes:
     def set_r_on(self, key: Key) -> None:
         """An objective's entry threshold of r has changed."""
         for scope in self._by_key.get(key, {}).values():
-            if isinstance(scope.tracker, BankTracker):
+            if isinstance(scope.tracker, SignalRow):
                 self.bank.set_r_on(scope.tracker.row, self._r_on(key))
 
     # Questions.
 
-    def at(self, gateway_id: str) -> list[Scope]:
+    def at(self, gateway_id: str) -> list[PromiseScope]:
         """Scopes with streams at a gateway."""
         return self._by_gateway.get(gateway_id, [])
 
-    def on_backend(self, backend: str) -> list[Scope]:
+    def on_backend(self, backend: str) -> list[PromiseScope]:
         """Scopes of one backend; "" gives those over all backends."""
         return list(self._by_backend.get(backend, {}).values())
 
-    def on(self, backend: str, key: Key) -> Scope:
+    def on(self, backend: str, key: Key) -> PromiseScope:
         """One promise on one backend.
 
         Raises:
@@ -197,11 +197,11 @@ class Scopes:
         """Backends on which some promise has streams."""
         return self._by_backend.keys() - {""}
 
-    def whole(self, key: Key) -> Scope | None:
+    def whole(self, key: Key) -> PromiseScope | None:
         """A promise over all backends, or None while it has no streams."""
         return self._by_key.get(key, {}).get("")
 
-    def plan(self, table: GatewayTable, stream_ids: npt.NDArray[np.int64]) -> Plan:
+    def plan(self, table: GatewayTable, stream_ids: npt.NDArray[np.int64]) -> RowPlan:
         """The plan of a gateway for cuts that name these streams in this order."""
         ids = stream_ids.tobytes()
         plan = self._plans.get(table.gateway_id)
@@ -209,7 +209,7 @@ class Scopes:
             plan = self._plans[table.gateway_id] = self._planned(table, ids, stream_ids)
         return plan
 
-    def wide_at(self, gateway_id: str) -> list[tuple[int, Scope]]:
+    def wide_at(self, gateway_id: str) -> list[tuple[int, PromiseScope]]:
         """Of a gateway's plan: lines and their scopes with a tracker of their own."""
         return self._wide.get(gateway_id, [])
 
@@ -221,7 +221,7 @@ class Scopes:
         """Backends with a scope that has a tracker of its own."""
         return {backend for backend, keys in self._spanning.items() if backend and keys}
 
-    def _planned(self, table: GatewayTable, ids: bytes, stream_ids: npt.NDArray[np.int64]) -> Plan:
+    def _planned(self, table: GatewayTable, ids: bytes, stream_ids: npt.NDArray[np.int64]) -> RowPlan:
         gateway_id, rows = table.gateway_id, table.rows_of(stream_ids)
         wide, lines = [], self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
@@ -237,7 +237,7 @@ class Scopes:
             for step, curve in enumerate(promise.curve):
                 threshold_us[line, step] = curve.threshold_us
             for scope in scopes:
-                if not isinstance(scope.tracker, BankTracker):
+                if not isinstance(scope.tracker, SignalRow):
                     wide.append((line, scope))
                 elif scope.backend:
                     back[line], backends[line] = scope.tracker.row, scope.backend
@@ -246,7 +246,7 @@ class Scopes:
         self._wide[gateway_id] = wide
         pairs.sort()
         pair = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        return Plan(
+        return RowPlan(
             ids=ids,
             rows=rows,
             known=known,
@@ -262,9 +262,9 @@ class Scopes:
             plain=len(known) == len(rows) and len(np.unique(pair[:, 0])) == len(pair),
         )
 
-    def _lines_at(self, gateway_id: str) -> list[list[Scope]]:
+    def _lines_at(self, gateway_id: str) -> list[list[PromiseScope]]:
         """Scopes with streams at a gateway; those of one promise with the same streams are one line."""
-        lines: dict[tuple[Key, bytes], list[Scope]] = {}
+        lines: dict[tuple[Key, bytes], list[PromiseScope]] = {}
         for scope in self.at(gateway_id):
             lines.setdefault((scope.promise.key, scope.masks[gateway_id].tobytes()), []).append(scope)
         return list(lines.values())

@@ -79,7 +79,7 @@ def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
     return latency
 
 
-class WindowBank:
+class SignalTable:
     """See the module."""
 
     def __init__(self, settings: ControlSettings) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import Promise
-from sla_server.services.control.signal import NEVER, Floats, Pieces, WindowBank
+from sla_server.services.control.signal import NEVER, Floats, Pieces, SignalTable
 from sla_server.services.control.windows import (
     NOTHING,
     Piece,
     Signal,
-    Window,
+    SignalWindow,
     WindowTracker,
     work_out,
 )
@@ -32,12 +32,12 @@ class ClosedWindow:
     excused: float
 
 
-class BankTracker:
+class SignalRow:
     """One row as a tracker: what ``WindowTracker`` answers, it answers."""
 
     __slots__ = ("_bank", "_said", "row")
 
-    def __init__(self, bank: WindowBank, row: int) -> None:
+    def __init__(self, bank: SignalTable, row: int) -> None:
         self._bank, self.row = bank, row
         self._said: tuple[int, float, Signal] | None = None
 
@@ -105,7 +105,7 @@ class BankTracker:
         tracker.first_piece_ns = _time(bank.first_ns[row])
         tracker.last_piece_ns, tracker.last_active_ns = self.last_piece_ns, _time(bank.active_ns[row])
         if bank.o_covered[row]:
-            tracker.open = Window(
+            tracker.open = SignalWindow(
                 covered_us={bank.gateways[row]: int(bank.o_covered[row])},
                 offered={bank.gateways[row]: float(bank.o_offered[row])},
                 done=int(bank.o_done[row]),

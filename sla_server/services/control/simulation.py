@@ -7,8 +7,8 @@
 
 Deterministic: seeded generators, events in order of (time, number). Modelled, and therefore only as good
 as the model: one FIFO server with constant service time, no clock skew; throttle wake-ups are rounded up to
-1 ms as epoll rounds them. A gateway may be given a ``Host`` on which it has to wait for the processor. It is
-used by tests and for tuning; it is never part of a running server.
+1 ms as epoll rounds them. A gateway may be given a ``SimHost`` on which it has to wait for the processor. It
+is used by tests and for tuning; it is never part of a running server.
 
 Times are seconds inside, nanoseconds and microseconds at the brain's border.
 """
@@ -29,7 +29,7 @@ import numpy as np
 from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, MISSED_DTYPE, Cut
 from pmdaemon.wire.histogram import DELAY, SERVICE, TOTAL_READ, bucket_of_ns, coarse_bucket_of_ns
 from pmdaemon.wire.names import stream_id
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
 
 UNIX_0_US: Final = 1_800_000_000_000_000
@@ -93,7 +93,7 @@ class SimBackend:
         self.world.at(self._free_at, done)
 
 
-class Host:
+class SimHost:
     """A processor that others want, too: while ``noisy(now)``, a process runs and is kept waiting by turns.
 
     Both take exponentially distributed times. A process that has nothing to do while it would be kept waiting
@@ -172,7 +172,7 @@ class SimGateway:
         self.gateway_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         self.phase_s = phase_s
         self.deaf = self.lost = False
-        self.host: Host | None = None
+        self.host: SimHost | None = None
         self.thresholds: dict[str, list[int]] = {}
         self.accounts = {volume: _Account() for volume in volumes}
         self.held: dict[str, deque[Io]] = {volume: deque() for volume in volumes}
@@ -381,7 +381,7 @@ class Simulation:
         log: every decision with the second it was made.
     """
 
-    def __init__(self, brain: Brain, seed: int, service_s: float = 0.002, lag_s: float = 0.01) -> None:
+    def __init__(self, brain: Controller, seed: int, service_s: float = 0.002, lag_s: float = 0.01) -> None:
         self.world = World(seed)
         self.backend = SimBackend(self.world, service_s)
         self.brain, self.lag_s = brain, lag_s

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pmdaemon.runtime.clock import STEP_US
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.usage import Use
+from sla_server.services.control.usage import Usage
 
 BURST_S: Final = 0.02
 """Bucket depth of the gateways' throttle: this much of the rate may pass at once."""
@@ -67,7 +67,7 @@ class Rates:
         """One entry of message CAPS."""
         return {"volume": volume, "ops_per_s": self.ops, "bytes_per_s": self.size, "cost_per_s": self.cost}
 
-    def excess(self, use: Use, duration_s: float, tolerance: float) -> bool:
+    def excess(self, use: Usage, duration_s: float, tolerance: float) -> bool:
         """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
         burst = 1 + BURST_S / max(duration_s, BURST_S) + tolerance
         pairs = (
@@ -83,7 +83,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopMemory:
     """What the loop of a backend has learned, kept with each of its throttles for the process after us.
 
     Attributes:
@@ -145,7 +145,7 @@ class Throttle:
     waiting: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
     over_cuts: dict[str, int] = field(default_factory=dict)
-    loop: Loop | None = None
+    loop: LoopMemory | None = None
     late_ios: int = 0
     longest_hold_us: int = 0
     told_late: bool = False
@@ -233,7 +233,7 @@ class Throttle:
         self,
         gateway_id: str,
         share: Rates,
-        use: Use,
+        use: Usage,
         duration_s: float,
         settings: ControlSettings,
         unix_us: int,

@@ -2,8 +2,8 @@
 
 State: one ``GatewayTable`` a gateway. A stream is a row; ``recent`` keeps what the last ``RECENT_CUTS`` cuts
 say of the rows, from which views and percentiles are made on demand. The smoothed use of each volume through
-each gateway, a *place*, stands in one ``UseBoard`` for all of them, so that a batch of cuts updates it at
-once (``batch``); a ``Use`` is one of its columns.
+each gateway, a *place*, stands in one ``UsageTable`` for all of them, so that a batch of cuts updates it at
+once (``batch``); a ``Usage`` is one of its columns.
 
 Invariants: rows and places are only added, never moved; a (epoch, seq) is taken at most once; cuts that are
 not newer than the newest one taken, or older than the settings allow, change nothing here (they are judged
@@ -44,7 +44,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class KnownStream:
     """One client's use of one volume through one gateway."""
 
     stream_id: int
@@ -53,7 +53,7 @@ class Stream:
     backend: str
 
 
-class UseBoard:
+class UsageTable:
     """Recent use of every place: rates a second, gauges at the newest cut's end.
 
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
@@ -112,12 +112,12 @@ class UseBoard:
         self.values[4:, places] = sums
 
 
-class Use:
-    """Recent use of one volume through one gateway; see ``UseBoard``."""
+class Usage:
+    """Recent use of one volume through one gateway; see ``UsageTable``."""
 
     __slots__ = ("_board", "_place")
 
-    def __init__(self, board: UseBoard, place: int) -> None:
+    def __init__(self, board: UsageTable, place: int) -> None:
         self._board, self._place = board, place
 
     @property
@@ -191,7 +191,7 @@ class GatewayTable:
     """
 
     gateway_id: str
-    board: UseBoard = field(default_factory=UseBoard)
+    board: UsageTable = field(default_factory=UsageTable)
     name: str = ""
     state: str = "up"
     reason: str = ""
@@ -204,19 +204,19 @@ class GatewayTable:
     last_cut_ns: int | None = None
     throttle_gen: int = 0
     offset_us: int = 0
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[KnownStream] = field(default_factory=list)
     row_of: dict[int, int] = field(default_factory=dict)
     volumes: list[str] = field(default_factory=list)
     places: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     volume_of_row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_CUTS))
-    use: dict[str, Use] = field(default_factory=dict)
+    use: dict[str, Usage] = field(default_factory=dict)
     ignored: int = 0
     dropped_cuts: int = 0
     starved_ratio: float = 0.0
     unknown_rows: int = 0
 
-    def add_streams(self, streams: list[Stream]) -> list[int]:
+    def add_streams(self, streams: list[KnownStream]) -> list[int]:
         """Add rows for the streams not seen before; returns the new rows."""
         new = list({s.stream_id: s for s in streams if s.stream_id not in self.row_of}.values())
         if not new:
@@ -229,7 +229,7 @@ class GatewayTable:
                 self.volumes.append(stream.volume)
                 backend = self.exports.get(stream.volume, stream.backend)
                 places.append(self.board.allot(stream.volume, backend))
-                self.use[stream.volume] = Use(self.board, places[-1])
+                self.use[stream.volume] = Usage(self.board, places[-1])
         self.places = np.concatenate((self.places, np.array(places, dtype=np.int64)))
         position = {volume: index for index, volume in enumerate(self.volumes)}
         added = np.array([position[stream.volume] for stream in new], dtype=np.int64)

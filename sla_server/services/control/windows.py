@@ -58,7 +58,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Window:
+class SignalWindow:
     """Pieces merged. ``covered_us`` and ``offered`` are per gateway, since gateways run side by side."""
 
     covered_us: dict[str, int] = field(default_factory=dict)
@@ -259,7 +259,7 @@ class WindowTracker:
         self._settings = settings
         self.promise = promise
         self.windows: deque[Closed] = deque(maxlen=settings.signal_windows)
-        self.open = Window()
+        self.open = SignalWindow()
         self._said: tuple[float, Signal] | None = None
         self.first_piece_ns: int | None = None
         self.last_active_ns: int | None = None
@@ -288,7 +288,7 @@ class WindowTracker:
         if self.open.done:
             self.windows.append(self.open)
             self._said = None
-        self.open = Window()
+        self.open = SignalWindow()
         return True
 
     def note(self, piece: Piece, now_ns: int) -> None:
@@ -302,7 +302,7 @@ class WindowTracker:
     def reset(self) -> None:
         """Forget all windows: caps have changed."""
         self.windows.clear()
-        self.open, self._said = Window(), None
+        self.open, self._said = SignalWindow(), None
 
     @property
     def idle(self) -> bool:

@@ -15,7 +15,7 @@ from itertools import islice
 from sla_server.services.judging.scopes import Name
 
 
-class Rota:
+class DueQueue:
     """Names of tracks: awake, or parked by instant (wall clock, us) and by gateway and progress (us)."""
 
     def __init__(self) -> None:

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from sla_server.agreements.slices import StreamSlot
-from sla_server.services.judging.track import Stream
+from sla_server.services.judging.track import JudgedStream
 from sla_server.services.store import JudgeInputs, Row
 
 
-class Inputs:
+class SliceRows:
     """One read, indexed by stream and by gateway."""
 
     def __init__(self, inputs: JudgeInputs) -> None:
@@ -43,7 +43,7 @@ class Inputs:
         for row in sorted(rows, key=lambda row: int(row["slot_us"])):
             self._coverage[row["gateway_id"]].append(row)
 
-    def slots(self, scope: Iterable[Stream], start_us: int, end_us: int) -> list[StreamSlot]:
+    def slots(self, scope: Iterable[JudgedStream], start_us: int, end_us: int) -> list[StreamSlot]:
         """What the streams did in the slots that start in the slice."""
         return [
             slot

@@ -31,12 +31,12 @@ from pmdaemon.runtime.clock import STEP_US
 from sla_server.agreements import windows
 from sla_server.agreements.compile import InForce
 from sla_server.agreements.history import code_of
-from sla_server.agreements.slices import MIN_COVERAGE_RATIO, Verdict, judge_slice
-from sla_server.agreements.standing import Standing
-from sla_server.services.judging.due_queue import Rota
-from sla_server.services.judging.inputs import Inputs
+from sla_server.agreements.slices import MIN_COVERAGE_RATIO, SliceVerdict, judge_slice
+from sla_server.agreements.standing import ObjectiveStatus
+from sla_server.services.judging.due_queue import DueQueue
+from sla_server.services.judging.inputs import SliceRows
 from sla_server.services.judging.late_cuts import LateCuts
-from sla_server.services.judging.objectives import Books, Key
+from sla_server.services.judging.objectives import Key, ObjectiveHistory
 from sla_server.services.judging.scopes import JudgeScopes, Name
 from sla_server.services.judging.track import (
     JUDGE_BACK_US,
@@ -44,11 +44,11 @@ from sla_server.services.judging.track import (
     RECHECK_SLICES,
     RETIRED_US,
     SECOND_US,
-    Stream,
+    JudgedStream,
     Track,
 )
 from sla_server.services.rows import Row, Rows
-from sla_server.services.store import Store
+from sla_server.services.store import SqlReads
 
 BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read
 _MINUTE_US: Final = 60 * SECOND_US
@@ -84,7 +84,7 @@ class Judgement:
 
     rows: Rows = field(default_factory=list)
     bad: list[tuple[Key, int, int]] = field(default_factory=list)
-    standings: dict[Key, Standing] = field(default_factory=dict)
+    standings: dict[Key, ObjectiveStatus] = field(default_factory=dict)
     changed: set[Key] = field(default_factory=set)
     interrupted: SlaError | None = None
 
@@ -95,7 +95,7 @@ class _Due:
 
     track: Track
     start_us: int
-    scope: Sequence[Stream]
+    scope: Sequence[JudgedStream]
 
     @property
     def end_us(self) -> int:
@@ -109,13 +109,15 @@ class _Due:
 class Judge:
     """See the module."""
 
-    def __init__(self, store: Store, judge_late_s: float, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, store: SqlReads, judge_late_s: float, breathe: Callable[[], None] = lambda: None
+    ) -> None:
         self._store = store
         self._breathe = breathe
         self._late_us = round(judge_late_s * SECOND_US)
         self._tracks: dict[Name, Track] = {}
-        self._books = Books()
-        self._rota = Rota()
+        self._books = ObjectiveHistory()
+        self._rota = DueQueue()
         self._unread: dict[Name, Track] = {}
         self._scopes = JudgeScopes()
         self._late_cuts = LateCuts(store)
@@ -206,7 +208,7 @@ class Judge:
         """The clock has gone back: forget all that was read or noted in what is now the future."""
         self._tracks = {name: track.unread() for name, track in self._tracks.items()}
         self._unread = dict(self._tracks)
-        self._books = Books()
+        self._books = ObjectiveHistory()
         self._books.set_tracks(self._tracks.values())
         self._scopes, self._streams_seen, self._streams_wait_us = JudgeScopes(), -1, 0
         self._late_cuts = LateCuts(self._store)
@@ -292,14 +294,14 @@ class Judge:
             self._rota.wake(name)
         return dues
 
-    def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> Inputs:
+    def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> SliceRows:
         streams = {stream.stream_id: stream.gateway_id for due in dues for stream in due.scope}
         start_us = min(due.start_us for due in dues)
         end_us = max(due.end_us for due in dues)
         gateways = sorted(set(streams.values()))
         found = self._store.slice_inputs(list(streams), gateways, start_us, end_us)
         self._late_cuts.note(found.coverage)
-        inputs = Inputs(found)
+        inputs = SliceRows(found)
         by_gateway: dict[str, list[_Due]] = defaultdict(list)
         for due in dues:
             for name in {stream.gateway_id for stream in due.scope}:
@@ -320,7 +322,7 @@ class Judge:
         return inputs
 
     def _judge_one(
-        self, due: _Due, progress: dict[str, int], inputs: Inputs, now_us: int, result: Judgement
+        self, due: _Due, progress: dict[str, int], inputs: SliceRows, now_us: int, result: Judgement
     ) -> None:
         track, start_us, end_us = due.track, due.start_us, due.end_us
         gateways = track.gateways(due.scope, progress, start_us, end_us)
@@ -380,7 +382,7 @@ def _is_excluded(due: _Due) -> bool:
     )
 
 
-def _slice_row(track: Track, start_us: int, verdict: Verdict, ours: bool, now_us: int) -> Row:
+def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, ours: bool, now_us: int) -> Row:
     return {
         "name": track.item.name,
         "objective": track.objective.name,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sla_server.services.judging.track import SECOND_US
-from sla_server.services.store import Row, Store
+from sla_server.services.store import Row, SqlReads
 
 EVERY_US: Final = 10 * SECOND_US
 MOST_ROWS: Final = 5_000
@@ -24,7 +24,7 @@ _SLOT_US: Final = 60 * SECOND_US  # a usual slot; only to foresee how much a rea
 class LateCuts:
     """See the module."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SqlReads) -> None:
         self._store = store
         self._seen: dict[str, dict[int, int]] = {}
         self._looked_us = 0

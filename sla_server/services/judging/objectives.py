@@ -15,7 +15,7 @@ from typing import Final
 
 from sla_server.agreements import windows
 from sla_server.agreements.history import SliceHistory, code_of
-from sla_server.agreements.standing import Standing, standing
+from sla_server.agreements.standing import ObjectiveStatus, standing
 from sla_server.services.judging.track import DAY_US, Track
 from sla_server.services.rows import Row, Rows, event_row, identity
 
@@ -34,11 +34,11 @@ class _Book:
     alerts: frozenset[str] = frozenset()
 
 
-class Books:
+class ObjectiveHistory:
     """See the module. ``standings``: of every objective that was worked out so far."""
 
     def __init__(self) -> None:
-        self.standings: dict[Key, Standing] = {}
+        self.standings: dict[Key, ObjectiveStatus] = {}
         self._books: dict[Key, _Book] = {}
         self._tracks: dict[Key, Track] = {}
         self._turn = 0
@@ -113,11 +113,11 @@ def _oldest_us(period_start_us: int, period_end_us: int) -> int:
     return period_start_us - (period_end_us - period_start_us) // 10 - DAY_US
 
 
-def _standing(track: Track, book: _Book, now_us: int) -> Standing:
+def _standing(track: Track, book: _Book, now_us: int) -> ObjectiveStatus:
     return standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
 
 
-def _alert_events(found: Standing, before: frozenset[str], at_us: int) -> Rows:
+def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) -> Rows:
     """Events for the alerts that began or ended; identity: what, whose, which, and up to which slice."""
     subject = f"{found.name}/{found.objective}"
     rows: Rows = []

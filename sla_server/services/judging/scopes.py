@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from sla_server.services.judging.track import Stream, Track
+from sla_server.services.judging.track import JudgedStream, Track
 from sla_server.services.store import Row
 
 Name = tuple[str, str, int]
@@ -20,8 +20,8 @@ class JudgeScopes:
     """See the module."""
 
     def __init__(self) -> None:
-        self._by_volume: dict[str, list[tuple[str, Stream]]] = {}
-        self._of: dict[Name, tuple[Stream, ...]] = {}
+        self._by_volume: dict[str, list[tuple[str, JudgedStream]]] = {}
+        self._of: dict[Name, tuple[JudgedStream, ...]] = {}
         self._at: dict[str, list[Name]] = {}
         self._gateways: list[str] = []
         self.streams = -1
@@ -31,7 +31,7 @@ class JudgeScopes:
         """All streams there are, as table ``streams`` has them; none can have come after now."""
         self._by_volume = {}
         for row in rows:
-            stream = Stream(row["stream_id"], row["gateway_id"], min(row["first_seen_us"], now_us))
+            stream = JudgedStream(row["stream_id"], row["gateway_id"], min(row["first_seen_us"], now_us))
             self._by_volume.setdefault(row["volume"], []).append((row["client"], stream))
         self.streams = len(rows)
 
@@ -45,7 +45,7 @@ class JudgeScopes:
                 self._at.setdefault(gateway_id, []).append(name)
         self._gateways = sorted(self._at)
 
-    def _streams_of(self, track: Track) -> Iterable[Stream]:
+    def _streams_of(self, track: Track) -> Iterable[JudgedStream]:
         promise = track.promise
         for volume in self._volumes_of(promise.volumes):
             for client, stream in self._by_volume[volume]:
@@ -61,7 +61,7 @@ class JudgeScopes:
             found |= dict.fromkeys(v for v in self._by_volume if fnmatchcase(v, selector))
         return found
 
-    def of(self, name: Name) -> tuple[Stream, ...]:
+    def of(self, name: Name) -> tuple[JudgedStream, ...]:
         """Streams in scope of a track."""
         return self._of.get(name, ())
 

@@ -40,7 +40,7 @@ Fingerprint = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class JudgedStream:
     """A stream in scope."""
 
     stream_id: int
@@ -128,7 +128,7 @@ class Track:
 
     @staticmethod
     def gateways(
-        scope: Iterable[Stream], progress: Mapping[str, int], start_us: int, end_us: int
+        scope: Iterable[JudgedStream], progress: Mapping[str, int], start_us: int, end_us: int
     ) -> frozenset[str]:
         """Gateways whose data a slice needs: with a stream in scope by its end, and not retired."""
         return frozenset(
@@ -138,14 +138,14 @@ class Track:
         )
 
     def due(
-        self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int, late_us: int
+        self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int, late_us: int
     ) -> list[int]:
         """Starts of the slices to judge now, again or for the first time, oldest first."""
         self._skip_old(now_us)
         return sorted({*self._new(scope, progress, now_us, late_us), *self._again(scope, progress, now_us)})
 
     def waits_for(
-        self, scope: Sequence[Stream], progress: Mapping[str, int], late_us: int
+        self, scope: Sequence[JudgedStream], progress: Mapping[str, int], late_us: int
     ) -> tuple[int, dict[str, int]] | None:
         """Nothing is due now: until when, unless a gateway's progress gets as far as said; None: not known.
 
@@ -171,7 +171,7 @@ class Track:
         return end_us + late_us, waits
 
     def _new(
-        self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int, late_us: int
+        self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int, late_us: int
     ) -> Iterator[int]:
         start_us = self.next_us
         for _ in range(MAX_DUE):
@@ -188,7 +188,9 @@ class Track:
                 self.next_us = end_us  # the volumes had not appeared yet: there is nothing to judge
             start_us = end_us
 
-    def _again(self, scope: Sequence[Stream], progress: Mapping[str, int], now_us: int) -> Iterator[int]:
+    def _again(
+        self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int
+    ) -> Iterator[int]:
         late, self._late = self._late, set()
         yield from late & self.judged.keys()
         if self._wake is not None and all(progress.get(name, 0) < us for name, us in self._wake.items()):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gateway_agent.children import FIRST_WAIT_S, Child, Spec
+from gateway_agent.children import FIRST_WAIT_S, AgentChild, ChildSpec
 from gateway_agent.config import EXPORT_OVERHEAD_BYTES, MAX_EXPORT_BYTES, AgentConfig
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.plane import Plane
@@ -70,7 +70,7 @@ def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
 
 def test_a_child_that_cannot_be_started_is_tried_again_and_ends_nobody(monkeypatch):
     clock, pipe = FakeClock(), ParentPipe()
-    child = Child(Spec("nbd-0", (sys.executable, "-c", "")), pipe, clock)
+    child = AgentChild(ChildSpec("nbd-0", (sys.executable, "-c", "")), pipe, clock)
     real, refusals = subprocess.Popen, [OSError(errno.EAGAIN, "busy"), OSError(errno.ENOMEM, "full")]
 
     def popen(*args, **how):
@@ -93,7 +93,7 @@ def test_a_child_that_cannot_be_started_is_tried_again_and_ends_nobody(monkeypat
 def test_a_link_that_makes_no_progress_is_killed_and_a_plane_is_not(has_pulse):
     pipe = ParentPipe()
     argv = (sys.executable, "-c", "import time; time.sleep(600)")
-    child = Child(Spec("link", argv, has_pulse), pipe, SystemClock())
+    child = AgentChild(ChildSpec("link", argv, has_pulse), pipe, SystemClock())
     assert child.start_if_due()
     if has_pulse:
         os.eventfd_write(child._pulse.fd, 1)  # as its watchdog does each second

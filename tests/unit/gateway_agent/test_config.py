@@ -204,7 +204,7 @@ def test_the_link_shows_and_checks_its_configuration(tmp_path):
 
 def test_published_facts_name_the_children(write, tmp_path):
     class Child:
-        spec, pid, policy = agent.Spec("link", ("x",)), 5, RestartPolicy(0)
+        spec, pid, policy = agent.ChildSpec("link", ("x",)), 5, RestartPolicy(0)
 
     class All:
         all = (Child,)

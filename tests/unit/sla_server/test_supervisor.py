@@ -29,7 +29,7 @@ from sla_server.supervisor import (
     BACKOFF_MOST_S,
     PARTS,
     STABLE_S,
-    Part,
+    ServerChild,
     Supervisor,
     describe_status,
     next_backoff,
@@ -54,7 +54,7 @@ def test_a_status_in_words() -> None:
 def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
-    part = Part("services", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    part = ServerChild("services", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     supervisor.parts["services"] = part
     supervisor._start(part)
     assert part.process is not None
@@ -74,7 +74,7 @@ def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
 def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
-    part = supervisor.parts["services"] = Part("services", [str(tmp_path / "nobody")])
+    part = supervisor.parts["services"] = ServerChild("services", [str(tmp_path / "nobody")])
     supervisor._start(part)
     assert (part.process, part.state) == (None, "restarting")
     assert "could not be started: No such file" in part.reason
@@ -102,7 +102,7 @@ def test_a_message_that_is_no_frame_does_not_end_the_server(tmp_path: Path) -> N
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor, box = Supervisor(config, None, Stop()), Box()
     supervisor._mailbox = cast(Any, box)
-    supervisor._record(Part("services", []))
+    supervisor._record(ServerChild("services", []))
     assert len(box.posted) == 1
     supervisor._pipe.close()
 
@@ -126,7 +126,7 @@ def test_reasons_of_any_length_do_not_end_the_server(tmp_path: Path, length: int
 
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor, box = Supervisor(config, None, Stop()), Box()
-    part = Part("services", [])
+    part = ServerChild("services", [])
     for number in range(40):
         part.restarts = number
         supervisor._down(part, "x" * length)
@@ -158,7 +158,7 @@ def test_damage_in_its_own_mailbox_does_not_end_the_server(tmp_path: Path, error
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor, box = Supervisor(config, None, Stop()), Box()
     supervisor._mailbox = cast(Any, box)
-    supervisor._record(Part("services", []))
+    supervisor._record(ServerChild("services", []))
     supervisor._look()
     assert box.posted == 1
     assert supervisor.discarded == (2 if isinstance(error, MessageDamaged) else 0)
@@ -177,7 +177,7 @@ def served(tmp_path: Path) -> Iterator[Supervisor]:
     supervisor._segments.prepare()
     supervisor._attach()
     for name in PARTS:
-        supervisor.parts[name] = part = Part(name, [sys.executable, "-c", SLEEPER])
+        supervisor.parts[name] = part = ServerChild(name, [sys.executable, "-c", SLEEPER])
         supervisor._start(part)
     yield supervisor
     supervisor._stop_parts()
@@ -255,7 +255,7 @@ def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(
         supervisor._look = look  # type: ignore[method-assign]
         start = supervisor._start
 
-        def started(part: Part, start: Any = start) -> None:
+        def started(part: ServerChild, start: Any = start) -> None:
             start(part)
             wait_until_handled(part)  # else SIGTERM ends it, which is no orderly end either
 
@@ -266,7 +266,7 @@ def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(
         assert left == (set() if drained else left | {MAIN, APP})
 
 
-def wait_until_handled(part: Part) -> None:
+def wait_until_handled(part: ServerChild) -> None:
     """Until the process has a handler for SIGTERM (bit 14 of SigCgt, proc(5))."""
     assert part.process is not None
     deadline = time.monotonic() + 60
@@ -279,16 +279,16 @@ def wait_until_handled(part: Part) -> None:
     raise AssertionError("no handler")
 
 
-def running(tmp_path: Path, script: str) -> tuple[Supervisor, Part]:
+def running(tmp_path: Path, script: str) -> tuple[Supervisor, ServerChild]:
     """A supervisor with one part, which has just been started."""
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
-    part = supervisor.parts["dbmanager"] = Part("dbmanager", [sys.executable, "-c", script])
+    part = supervisor.parts["dbmanager"] = ServerChild("dbmanager", [sys.executable, "-c", script])
     supervisor._start(part)
     return supervisor, part
 
 
-def ended(supervisor: Supervisor, part: Part) -> None:
+def ended(supervisor: Supervisor, part: ServerChild) -> None:
     """Let the supervisor see that its part has ended."""
     assert part.process is not None
     part.process.wait(60)

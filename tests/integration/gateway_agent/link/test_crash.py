@@ -9,7 +9,7 @@ import pytest
 
 from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.diskqueue.storage import FileStorage
 from pmdaemon.wire import cut
@@ -53,7 +53,7 @@ POINTS = {
     "before the question leaves": (NbdSource, "ask", kill),
     "answer received, not decoded": (NbdSource, "answered", kill),
     "answer decoded, nothing written": (Gatherer, "spool", kill),
-    "before the book of streams is saved": (StreamBook, "save", kill),
+    "before the book of streams is saved": (StreamNames, "save", kill),
     "before the append": (Spool, "append", kill),
     "within the append": (FileStorage, "write", torn_write),
     "written, not synced": (FileStorage, "sync", kill),

@@ -13,7 +13,7 @@ import pytest
 from pmdaemon.runtime.stop import Stop
 from sla_server.api import doors, server
 from sla_server.api.config import ApiConfig
-from sla_server.api.doors import LIMITS_S, Door, giving_way, open_local, phase_of
+from sla_server.api.doors import LIMITS_S, HttpListener, giving_way, open_local, phase_of
 from sla_server.api.server import WebServer, open_listener
 from tests.support import api
 
@@ -154,10 +154,12 @@ def test_the_local_socket_is_for_its_owner_and_its_path_may_be_long(tmp_path: Pa
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[float]]]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HttpListener, list[float]]]:
     now_s = [0.0]
     listener = open_listener("127.0.0.1:0")
-    door = Door(lambda *_: [], listener, threads=1, places=3, max_body_bytes=1000, now_s=lambda: now_s[0])
+    door = HttpListener(
+        lambda *_: [], listener, threads=1, places=3, max_body_bytes=1000, now_s=lambda: now_s[0]
+    )
     yield door, now_s
     stop = Stop()
     stop.set()
@@ -167,7 +169,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[float]]]:
 class Channel:
     """What the door sees of a connection."""
 
-    def __init__(self, door: Door, user: int = 7, **state: Any) -> None:
+    def __init__(self, door: HttpListener, user: int = 7, **state: Any) -> None:
         self.total_outbufs_len = self.sent_bytes = 0
         self.requests: list[object] = []
         self.request: object = None
@@ -197,7 +199,7 @@ class Channel:
     ],
 )
 def test_each_phase_has_its_limit(
-    held: tuple[Door, list[float]], state: dict[str, Any], phase: doors.Phase
+    held: tuple[HttpListener, list[float]], state: dict[str, Any], phase: doors.Phase
 ) -> None:
     door, now_s = held
     channel = Channel(door, **state)
@@ -211,7 +213,7 @@ def test_each_phase_has_its_limit(
     assert channel.is_open == (phase == "working")
 
 
-def test_bytes_that_trickle_do_not_prolong_a_request(held: tuple[Door, list[float]]) -> None:
+def test_bytes_that_trickle_do_not_prolong_a_request(held: tuple[HttpListener, list[float]]) -> None:
     door, now_s = held
     channel = Channel(door, request=object())
     for second in range(int(doors.REQUEST_LIMIT_S) + 1):
@@ -222,7 +224,7 @@ def test_bytes_that_trickle_do_not_prolong_a_request(held: tuple[Door, list[floa
 
 
 def test_when_all_places_are_taken_who_only_waits_gives_way(
-    held: tuple[Door, list[float]], monkeypatch: pytest.MonkeyPatch
+    held: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door, now_s = held
     working = Channel(door, requests=[1])
@@ -238,7 +240,7 @@ def test_when_all_places_are_taken_who_only_waits_gives_way(
 
 
 def test_who_does_not_read_gives_way_before_who_reads(
-    held: tuple[Door, list[float]], monkeypatch: pytest.MonkeyPatch
+    held: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door, now_s = held
     reads = Channel(door, total_outbufs_len=9)
@@ -268,7 +270,7 @@ def test_the_user_with_the_most_connections_gives_way_first() -> None:
     assert giving_way({"a1": 1.0, "b1": 2.0}, users, 1) == ["b1"], "those that work count too"
 
 
-def test_a_stalled_reader_loses_its_place_and_its_thread_ends(held: tuple[Door, list[float]]) -> None:
+def test_a_stalled_reader_loses_its_place_and_its_thread_ends(held: tuple[HttpListener, list[float]]) -> None:
     door, now_s = held
     channel = Channel(door, total_outbufs_len=1 << 20)
     door.make_room()

@@ -17,7 +17,7 @@ from pmdaemon.runtime import peers
 from sla_server.cli.client import DEFAULT_SERVER, Client
 from sla_server.cli.errors import NoToken, ServerDown
 from sla_server.cli.main import COMMANDS, cli
-from tests.unit.sla_server.cli.conftest import Terminal
+from tests.support.cli import Terminal
 
 
 @pytest.fixture

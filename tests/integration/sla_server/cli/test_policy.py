@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sla_server.cli import policy
-from tests.unit.sla_server.cli.conftest import Terminal
+from tests.support.cli import Terminal
 
 
 class Job:

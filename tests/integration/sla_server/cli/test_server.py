@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from pmdaemon.errors import ConfigError, SlaError
 from sla_server.cli.client import Client
-from sla_server.cli.errors import Refused, ServerDown
+from sla_server.cli.errors import RequestRefused, ServerDown
 from sla_server.cli.server import cli
 from sla_server.cli.status import is_below
 from sla_server.data_dir import lock_data_dir, prepare_data_dir
@@ -89,7 +89,7 @@ def test_status_without_an_answer_of_the_api(server: Server) -> None:
 def test_status_says_what_is_in_trouble(server: Server) -> None:
     full = {"process": "dbmanager", "what": "database", "since_us": 7_000_000, "reason": "no space left"}
     silent = {"process": "services", "what": "services", "since_us": None, "reason": "silent"}
-    server.answers["/health"] = Refused(503, {"status": "down", "problems": [full, silent]})
+    server.answers["/health"] = RequestRefused(503, {"status": "down", "problems": [full, silent]})
     status, text, told = server.status()
     assert status == 1
     first, second = text.splitlines()[-2:]
@@ -273,7 +273,10 @@ def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ({"status": "ok"}, "of another data directory answers at http://127.0.0.1:8411. Give that one's"),
-        (Refused(503, {"status": "down"}), "of another data directory answers at http://127.0.0.1:8411."),
+        (
+            RequestRefused(503, {"status": "down"}),
+            "of another data directory answers at http://127.0.0.1:8411.",
+        ),
         (ServerDown("http://127.0.0.1:8411", "refused"), "Start one with 'sla-server start'"),
     ],
 )

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from files_crash_child import LIMITS
 
 from tests.support.archive import FilesRig, archived, counted, later
+from tests.support.archive_crash_child import LIMITS
 from tests.support.database import CHILD_LIMIT_S
 from tests.support.paths import SUPPORT
 from tests.support.samples import MINUTE_US, T0, Model, cuts_message, make_cut

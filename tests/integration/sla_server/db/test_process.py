@@ -191,7 +191,7 @@ def test_what_a_dying_intake_had_taken_is_left_to_the_successor(config, peers, m
     def fails(_self, _messages):
         raise RuntimeError("by the test")
 
-    monkeypatch.setattr(process.Intake, "absorb", fails)
+    monkeypatch.setattr(process.IngestIntake, "absorb", fails)
     message = frame.encode(Kind.RECORD, {"rows": [], "req": None, "from": "services"})
     peers.services.box.post("dbmanager", message)
     assert process.run(config, Stop()) == 1

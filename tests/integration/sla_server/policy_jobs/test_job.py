@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sla_server.agreements.promise import CurveStep, Priority, Promise
-from sla_server.policy_jobs.inputs import Inputs
+from sla_server.policy_jobs.inputs import JobInputs
 from sla_server.policy_jobs.job import compute
 from sla_server.policy_jobs.schema import MISSED_COLUMNS, SLOT_COLUMNS
 
@@ -24,7 +24,7 @@ SLOT = 60_000_000
 ERP, BATCH = 1, 2
 
 
-def history() -> Inputs:
+def history() -> JobInputs:
     """Ten minutes: batch at rising rates beside an ERP at 80 I/O/s, which misses its promise above 400."""
     slots: list[dict[str, Any]] = []
     missed: list[dict[str, Any]] = []
@@ -79,7 +79,7 @@ def history() -> Inputs:
         0,
         0,
     )
-    return Inputs(
+    return JobInputs(
         pa.Table.from_pylist(slots),
         hours,
         pa.Table.from_pylist(missed),

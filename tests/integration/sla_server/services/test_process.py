@@ -21,7 +21,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.services import process
 from sla_server.services.config import ServicesConfig
-from sla_server.services.record_sender import Journal
+from sla_server.services.record_sender import RecordSender
 from tests.support.agreements import simple
 from tests.support.services import GATEWAY, START_US, FakeMailbox, FakeStore
 
@@ -211,7 +211,7 @@ def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
     monkeypatch.setattr(process, "log", SimpleNamespace(warning=lambda event, **_: said.append(event)))
     clock, store, box = FakeClock(unix_us=START_US), FakeStore(), FakeMailbox()
     store.away = {"*"}
-    journal = Journal(box, "t", 1 << 20)
+    journal = RecordSender(box, "t", 1 << 20)
 
     def come_back() -> None:
         store.away = set()

@@ -49,7 +49,7 @@ def test_a_failed_accept_is_no_end_and_the_next_is_let_in(number, monkeypatch):
     listener, taken = Listener(), Taken()
     monkeypatch.setattr(doorway, "_listen", lambda _address: listener)
     with selectors.DefaultSelector() as selector:
-        door = doorway.Doorway(("127.0.0.1", 0), taken, selector, FakeClock(), tls=None)
+        door = doorway.LinkListener(("127.0.0.1", 0), taken, selector, FakeClock(), tls=None)
         near, far = socket.socketpair()
         listener.outcomes = [OSError(number, "gone"), near]
         door.ready(selectors.EVENT_READ)

@@ -12,7 +12,7 @@ from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.config import ReconnectConfig
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.wire.names import stream_id
@@ -21,7 +21,7 @@ from tests.support.link import GATEWAY
 KEY = StreamKey("vol-1", "c", "b0")
 
 
-def announced(book: StreamBook) -> list[dict]:
+def announced(book: StreamNames) -> list[dict]:
     return [entry for header in book.announcements() for entry in header["streams"]]
 
 
@@ -70,18 +70,18 @@ def test_a_second_agent_is_refused(tmp_path):
 
 
 def test_new_streams_are_told_once_a_session_and_survive_a_restart(tmp_path):
-    book = StreamBook(GATEWAY, tmp_path / "streams.json")
+    book = StreamNames(GATEWAY, tmp_path / "streams.json")
     assert book.enter(KEY) == stream_id(GATEWAY, "vol-1", "c")
     book.save()
     assert announced(book) == [{"id": book.enter(KEY), "volume": "vol-1", "client": "c", "backend": "b0"}]
     assert announced(book) == []
     book.new_session()
     assert len(announced(book)) == 1
-    assert len(announced(StreamBook(GATEWAY, tmp_path / "streams.json"))) == 1
+    assert len(announced(StreamNames(GATEWAY, tmp_path / "streams.json"))) == 1
 
 
 def test_a_stream_that_moves_to_another_backend_is_told_again():
-    book = StreamBook(GATEWAY, None)
+    book = StreamNames(GATEWAY, None)
     book.enter(KEY)
     announced(book)
     book.enter(KEY._replace(backend="b1"))
@@ -89,7 +89,7 @@ def test_a_stream_that_moves_to_another_backend_is_told_again():
 
 
 def test_announcements_fit_their_frames():
-    book = StreamBook(GATEWAY, None)
+    book = StreamNames(GATEWAY, None)
     for number in range(300):
         book.enter(KEY._replace(client=f"c{number}"))
     assert [len(header["streams"]) for header in book.announcements()] == [128, 128, 44]
@@ -97,7 +97,7 @@ def test_announcements_fit_their_frames():
 
 def test_the_book_is_bounded(monkeypatch):
     monkeypatch.setattr(streams, "MAX_STREAMS", 2)
-    book = StreamBook(GATEWAY, None)
+    book = StreamNames(GATEWAY, None)
     for client in "abc":
         book.enter(KEY._replace(client=client))
     assert [entry["client"] for entry in announced(book)] == ["b", "c"]
@@ -111,7 +111,7 @@ def test_thresholds_survive_and_a_broken_file_is_begun_anew(tmp_path):
     path.write_text('{"version": "x"}')
     assert ThresholdStore(path).current is None
     (tmp_path / "streams.json").write_text("[")
-    assert announced(StreamBook(GATEWAY, tmp_path / "streams.json")) == []
+    assert announced(StreamNames(GATEWAY, tmp_path / "streams.json")) == []
 
 
 def test_waits_double_to_their_limit_and_begin_again():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gateway_agent.link import merge
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
 from pmdaemon.wire import cut
 from pmdaemon.wire.names import stream_id
@@ -23,7 +23,7 @@ def sample(source="nbd-0", start=0, end=SECOND, rows=(), streams=None, tg=5, ts=
 
 def merged(*group, marks=None):
     identity = merge.CutIdentity(GATEWAY, 9, 4, marks or {})
-    return merge.make_cut(group, StreamBook(GATEWAY, None), identity)
+    return merge.make_cut(group, StreamNames(GATEWAY, None), identity)
 
 
 def names(groups):

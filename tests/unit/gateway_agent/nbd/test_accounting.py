@@ -9,10 +9,10 @@ from gateway_agent.nbd.accounting import (
     KIND_READ,
     KIND_WRITE,
     KIND_ZEROING,
-    Stream,
+    StreamAccount,
     word_of,
 )
-from gateway_agent.nbd.thresholds import ThresholdSet, parse_thresholds
+from gateway_agent.nbd.thresholds import PlaneThresholds, parse_thresholds
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
 
@@ -25,7 +25,7 @@ def thresholds(version=1, *entries):
 
 
 def stream(**costs):
-    return Stream(0, "vol-1", "host-a", "disk", **costs)
+    return StreamAccount(0, "vol-1", "host-a", "disk", **costs)
 
 
 def log(target, kind, length, latency_ns, service_ns=0, delay_ns=0, failed=False):
@@ -172,4 +172,4 @@ def test_malformed_thresholds_are_refused(header):
 
 
 def test_an_empty_set_matches_nothing():
-    assert ThresholdSet().limits_for("vol-1", "host-a") == ()
+    assert PlaneThresholds().limits_for("vol-1", "host-a") == ()

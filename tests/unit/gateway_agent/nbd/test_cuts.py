@@ -7,7 +7,7 @@ from gateway_agent.nbd.accounting import KIND_READ, word_of
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.cuts import MAX_KEPT_CUTS, MAX_STREAMS, MIXED, CutMaker, StreamTable
 from gateway_agent.nbd.starvation import RunDelay
-from gateway_agent.nbd.thresholds import Entry, ThresholdSet
+from gateway_agent.nbd.thresholds import PlaneThresholds, ThresholdEntry
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.histogram import SERVICE
 from pmdaemon.wire.kinds import Kind
@@ -34,8 +34,8 @@ class Maker:
         return frame.decode(self.raw(got)).header
 
     def set_thresholds(self, version):
-        entries = (Entry("vol-1", "*", cut.IO_ANY, 1000),)
-        self.made.set_thresholds(ThresholdSet(version, entries), *self.time())
+        entries = (ThresholdEntry("vol-1", "*", cut.IO_ANY, 1000),)
+        self.made.set_thresholds(PlaneThresholds(version, entries), *self.time())
 
     def io(self, client="host-a", latency_ns=2_000_000, count=1):
         stream = self.made.table.get(EXPORT, client, self.made.thresholds)
@@ -185,12 +185,12 @@ def test_tg_is_what_held_during_the_whole_cut():
 def test_more_streams_than_a_frame_can_name_are_refused_while_they_are_in_use():
     table = StreamTable()
     for number in range(MAX_STREAMS):
-        table.get(EXPORT, f"host-{number}", ThresholdSet()).sessions.append(None)
+        table.get(EXPORT, f"host-{number}", PlaneThresholds()).sessions.append(None)
     with pytest.raises(ExportRefused, match="Spread the volumes"):
-        table.get(EXPORT, "one-more", ThresholdSet())
-    assert table.get(EXPORT, "host-0", ThresholdSet()).index == 0
-    table.get(EXPORT, "host-7", ThresholdSet()).sessions.clear()
-    table.get(EXPORT, "one-more", ThresholdSet())
+        table.get(EXPORT, "one-more", PlaneThresholds())
+    assert table.get(EXPORT, "host-0", PlaneThresholds()).index == 0
+    table.get(EXPORT, "host-7", PlaneThresholds()).sessions.clear()
+    table.get(EXPORT, "one-more", PlaneThresholds())
     assert [stream for stream in table.streams if stream.client == "host-7"] == []
     assert len(table.streams) == MAX_STREAMS
 

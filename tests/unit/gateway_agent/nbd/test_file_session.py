@@ -12,7 +12,7 @@ from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import FileSession
 from gateway_agent.nbd.jobs import MAX_JOBS, Turns
 from gateway_agent.nbd.loop import IN
-from gateway_agent.nbd.storage import Storage
+from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.wire.cut import COL
 from tests.support.nbd import MIB, FakeSocket, Rig, replies
 
@@ -37,7 +37,7 @@ class Pool:
 
 class Client:
     def __init__(self, path, kind, read_only=False):
-        self.storage = Storage("vol-1", str(path), read_only=read_only)
+        self.storage = VolumeStorage("vol-1", str(path), read_only=read_only)
         self.rig, self.sock = Rig(size_bytes=self.storage.facts.size_bytes), FakeSocket()
         self.stream = self.rig.stream()
         self.pool = Pool() if kind == "workers" else None
@@ -184,7 +184,7 @@ def test_read_only_files_are_announced_and_kept_so(path):
 
 def test_a_file_that_is_not_there_says_what_to_do(tmp_path):
     with pytest.raises(BackingFileError, match="Correct `file`"):
-        Storage("vol-1", str(tmp_path / "nope"), read_only=False)
+        VolumeStorage("vol-1", str(tmp_path / "nope"), read_only=False)
 
 
 @pytest.mark.parametrize("size_bytes", [0, 511, 1000])
@@ -192,12 +192,12 @@ def test_a_size_that_clients_cannot_use_is_told(tmp_path, size_bytes):
     odd = tmp_path / "odd.img"
     odd.write_bytes(bytes(size_bytes))
     with pytest.raises(BackingFileError, match=f"{size_bytes} bytes is not a multiple of 512"):
-        Storage("vol-1", str(odd), read_only=True)
+        VolumeStorage("vol-1", str(odd), read_only=True)
 
 
 def test_a_directory_is_no_volume(tmp_path):
     with pytest.raises(BackingFileError, match="neither a regular file nor a block device"):
-        Storage("vol-1", str(tmp_path), read_only=True)
+        VolumeStorage("vol-1", str(tmp_path), read_only=True)
 
 
 def plane_of(tmp_path, **more):

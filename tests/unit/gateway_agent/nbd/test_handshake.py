@@ -11,10 +11,10 @@ from gateway_agent.nbd.handshake import (
     ClientHandshake,
     Close,
     Event,
+    HandshakeState,
     Open,
     Send,
     ServerHandshake,
-    State,
     Transmit,
 )
 
@@ -45,7 +45,7 @@ def server(*said):
 
 
 @pytest.mark.parametrize("table", [SERVER_TABLE, CLIENT_TABLE])
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(HandshakeState, Event)))
 def test_every_pair_moves_as_the_table_says_or_is_refused(table, state, event):
     machine = ServerHandshake([], "client test") if table is SERVER_TABLE else ClientHandshake("x", "up")
     machine.state = state
@@ -59,10 +59,18 @@ def test_every_pair_moves_as_the_table_says_or_is_refused(table, state, event):
 
 
 def test_the_tables_reach_every_state_of_their_side_and_nothing_leaves_the_end():
-    assert {state for state, _ in SERVER_TABLE} == {State.FLAGS, State.OPTIONS, State.BACKEND}
-    assert {state for state, _ in CLIENT_TABLE} == {State.GREETING, State.GO, State.NAME}
-    assert State.TRANSMISSION in SERVER_TABLE.values()
-    assert set(CLIENT_TABLE.values()) == {State.GO, State.NAME, State.READY}
+    assert {state for state, _ in SERVER_TABLE} == {
+        HandshakeState.FLAGS,
+        HandshakeState.OPTIONS,
+        HandshakeState.BACKEND,
+    }
+    assert {state for state, _ in CLIENT_TABLE} == {
+        HandshakeState.GREETING,
+        HandshakeState.GO,
+        HandshakeState.NAME,
+    }
+    assert HandshakeState.TRANSMISSION in SERVER_TABLE.values()
+    assert set(CLIENT_TABLE.values()) == {HandshakeState.GO, HandshakeState.NAME, HandshakeState.READY}
 
 
 def test_go_opens_the_backend_and_ends_in_transmission():
@@ -76,7 +84,7 @@ def test_go_opens_the_backend_and_ends_in_transmission():
         (p.Opt.GO, p.Rep.ACK, b""),
     ]
     assert actions[-1] == Transmit(b"")
-    assert machine.state is State.TRANSMISSION
+    assert machine.state is HandshakeState.TRANSMISSION
 
 
 def test_bytes_behind_go_belong_to_transmission():
@@ -96,7 +104,7 @@ def test_info_answers_and_goes_on_with_what_was_pipelined():
         (p.Opt.LIST, p.Rep.SERVER),
         (p.Opt.LIST, p.Rep.ACK),
     ]
-    assert machine.state is State.OPTIONS
+    assert machine.state is HandshakeState.OPTIONS
 
 
 def test_a_refused_go_carries_the_reason_and_the_client_may_go_on():
@@ -116,7 +124,7 @@ def test_export_name_has_the_old_reply(flags, padding):
 def test_a_refused_export_name_closes():
     machine, _ = server(p.option(p.Opt.EXPORT_NAME, b"nope"))
     assert machine.refused(p.Rep.ERR_UNKNOWN, "no such volume") == [Close("no such volume")]
-    assert machine.state is State.CLOSED
+    assert machine.state is HandshakeState.CLOSED
 
 
 @pytest.mark.parametrize("opt", [p.Opt.STRUCTURED_REPLY, p.Opt.STARTTLS, 77])
@@ -146,7 +154,7 @@ def test_abort_is_acknowledged_then_closed():
 def test_a_malformed_go_is_invalid_but_not_fatal(data):
     machine, actions = server(p.option(p.Opt.GO, data))
     assert option_replies(sent(actions))[0][1] == p.Rep.ERR_INVALID
-    assert machine.state is State.OPTIONS
+    assert machine.state is HandshakeState.OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -179,7 +187,7 @@ def test_both_sides_understand_each_other():
     actions = far.feed(near.feed(far.greeting()))
     assert Open("vol-1") in actions
     near.feed(sent(far.opened(FACTS)))
-    assert near.state is State.READY
+    assert near.state is HandshakeState.READY
     assert near.facts == FACTS
     assert near.left_over == b""
 
@@ -191,7 +199,7 @@ def test_an_upstream_without_go_is_asked_by_export_name():
     assert asked == p.option(p.Opt.EXPORT_NAME, b"vol-1")
     near.feed(p.EXPORT_NAME_REPLY.pack(4096, 1) + bytes(124))
     assert near.facts == p.ExportFacts(4096, 1)
-    assert near.state is State.READY
+    assert near.state is HandshakeState.READY
 
 
 def test_only_the_facts_are_asked_for_by_info_which_is_ended_by_abort():
@@ -201,11 +209,11 @@ def test_only_the_facts_are_asked_for_by_info_which_is_ended_by_abort():
     near.feed(
         p.option_reply(p.Opt.INFO, p.Rep.INFO, p.info_export(FACTS)) + p.option_reply(p.Opt.INFO, p.Rep.ACK)
     )
-    assert (near.state, near.facts, near.farewell) == (State.READY, FACTS, p.option(p.Opt.ABORT))
+    assert (near.state, near.facts, near.farewell) == (HandshakeState.READY, FACTS, p.option(p.Opt.ABORT))
     near = ClientHandshake("vol-1", "up", will_transmit=False)
     near.feed(p.greeting() + p.option_reply(p.Opt.INFO, p.Rep.ERR_UNSUP))
     near.feed(p.EXPORT_NAME_REPLY.pack(4096, 1))
-    assert (near.state, near.farewell) == (State.READY, p.request(p.Cmd.DISC, 0, 0, 0))
+    assert (near.state, near.farewell) == (HandshakeState.READY, p.request(p.Cmd.DISC, 0, 0, 0))
 
 
 def test_an_upstream_that_insists_on_its_block_sizes_is_asked_for_them():

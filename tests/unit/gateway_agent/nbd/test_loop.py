@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.jobs import Job, Turns, WorkerPool
-from gateway_agent.nbd.loop import IN, Loop
+from gateway_agent.nbd.loop import IN, EventLoop
 from pmdaemon.runtime.clock import FakeClock, SystemClock
 from pmdaemon.runtime.stop import Stop
 
@@ -21,7 +21,7 @@ def pipe():
 
 def test_timers_fire_once_in_their_turn_and_may_be_moved_or_cancelled():
     clock, fired = FakeClock(), []
-    loop, now_ns = Loop(clock), clock.monotonic_ns()
+    loop, now_ns = EventLoop(clock), clock.monotonic_ns()
     loop.at("a", now_ns, lambda _now: fired.append("a"))
     loop.at("b", now_ns, lambda _now: fired.append("b"))
     loop.at("b", now_ns, lambda _now: fired.append("b, moved"))
@@ -35,7 +35,7 @@ def test_timers_fire_once_in_their_turn_and_may_be_moved_or_cancelled():
 
 def test_a_handler_that_cancels_another_due_timer_is_obeyed():
     clock, fired = FakeClock(), []
-    loop = Loop(clock)
+    loop = EventLoop(clock)
     loop.at("a", clock.monotonic_ns(), lambda _now: loop.cancel("b"))
     loop.at("b", clock.monotonic_ns(), lambda _now: fired.append("b"))
     loop.step()
@@ -46,7 +46,7 @@ def test_a_handler_that_cancels_another_due_timer_is_obeyed():
 @pytest.mark.parametrize("error", [NbdProtocolError("client", "magic"), ZeroDivisionError("a bug")])
 def test_a_handler_that_raises_costs_its_own_connection_only(pipe, error):
     read_fd, write_fd = pipe
-    loop, failures = Loop(FakeClock()), []
+    loop, failures = EventLoop(FakeClock()), []
 
     def handler(_events):
         raise error
@@ -63,7 +63,7 @@ def test_a_handler_that_raises_costs_its_own_connection_only(pipe, error):
 def test_a_crowd_of_bad_connections_writes_few_lines_and_they_are_counted(pipe):
     read_fd, write_fd = pipe
     clock = FakeClock()
-    loop = Loop(clock)
+    loop = EventLoop(clock)
 
     def handler(_events):
         raise NbdProtocolError("client", "magic")
@@ -84,7 +84,7 @@ def test_a_crowd_of_bad_connections_writes_few_lines_and_they_are_counted(pipe):
 
 
 def test_an_event_for_a_descriptor_that_was_just_forgotten_is_dropped():
-    loop, called = Loop(FakeClock()), []
+    loop, called = EventLoop(FakeClock()), []
     pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(2)]
 
     def forget_the_other(mine, other):
@@ -105,7 +105,7 @@ def test_an_event_for_a_descriptor_that_was_just_forgotten_is_dropped():
 
 
 def test_a_stop_ends_the_loop():
-    loop, stop = Loop(SystemClock()), Stop()
+    loop, stop = EventLoop(SystemClock()), Stop()
     loop.at("stop", 0, lambda _now: stop.set("test"))
     loop.run(stop)
     assert stop.is_set()
@@ -113,7 +113,7 @@ def test_a_stop_ends_the_loop():
 
 
 def test_workers_run_jobs_report_to_the_loop_and_stop():
-    loop, done = Loop(SystemClock()), []
+    loop, done = EventLoop(SystemClock()), []
     pool = WorkerPool(loop, "a-volume-with-a-long-name", 3)
 
     class Job:
@@ -146,7 +146,7 @@ class FailingStorage:
 
 @pytest.mark.parametrize("kind", ["workers", "turns"])
 def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
-    loop, done = Loop(SystemClock()), []
+    loop, done = EventLoop(SystemClock()), []
     runner = WorkerPool(loop, "v", 1) if kind == "workers" else Turns(loop)
     storage = FailingStorage(ZeroDivisionError(), MemoryError())
     with capture_logs() as logs:

@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_agent.nbd.reply_buffer import OutFlow
+from gateway_agent.nbd.reply_buffer import ReplyBuffer
 from tests.support.nbd import FakeSocket
 
 
 def test_an_io_is_finished_when_its_last_byte_is_out():
     sock = FakeSocket(window=15)
-    flow = OutFlow(sock)
+    flow = ReplyBuffer(sock)
     flow.finishing.append((10, 1, 0, 0, 0))
     flow.finishing.append((20, 2, 0, 0, 0))
     assert not flow.send(b"a" * 20)
@@ -26,7 +26,7 @@ def test_an_io_is_finished_when_its_last_byte_is_out():
 )
 def test_bytes_leave_in_order_whatever_the_socket_takes(pieces, windows):
     sock = FakeSocket(window=0)
-    flow, given_windows = OutFlow(sock), iter(windows)
+    flow, given_windows = ReplyBuffer(sock), iter(windows)
     for piece in pieces:
         scratch = bytearray(piece)
         sock.window = next(given_windows, 0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.request_buffer import COOKIE, END, Intake
+from gateway_agent.nbd.request_buffer import COOKIE, END, RequestBuffer
 
 
 def put(intake, data, now_ns=0):
@@ -28,7 +28,7 @@ def admit(intake):
 
 
 def test_a_payload_that_ends_exactly_at_the_end_of_the_buffer_with_an_empty_queue_goes_out():
-    intake = Intake("client", 4096)
+    intake = RequestBuffer("client", 4096)
     data = write(7, bytes(range(256)) * 15 + bytes(4096 - 28 - 3840))
     assert len(data) == 4096
     assert put(intake, data[:28])[0] == 28
@@ -42,7 +42,7 @@ def test_a_payload_that_ends_exactly_at_the_end_of_the_buffer_with_an_empty_queu
 
 
 def test_a_payload_larger_than_the_buffer_streams_through():
-    intake, data, out = Intake("client", 1024), write(1, bytes(range(250)) * 40), bytearray()
+    intake, data, out = RequestBuffer("client", 1024), write(1, bytes(range(250)) * 40), bytearray()
     left = data
     while left:
         count, _ = put(intake, left)
@@ -58,7 +58,7 @@ def test_a_payload_larger_than_the_buffer_streams_through():
 
 
 def test_held_requests_stay_and_a_full_buffer_stops_reading():
-    intake = Intake("client", 280)
+    intake = RequestBuffer("client", 280)
     taken, transfers = put(intake, b"".join(p.request(p.Cmd.READ, n, 0, 512) for n in range(20)))
     assert (taken, transfers) == (280, 10)
     assert not intake.wants_input
@@ -72,7 +72,7 @@ def test_held_requests_stay_and_a_full_buffer_stops_reading():
 
 
 def test_a_skipped_write_drops_the_payload_that_is_here_and_the_rest_on_its_way():
-    intake = Intake("client", 256)
+    intake = RequestBuffer("client", 256)
     data = write(1, bytes(1000)) + p.request(p.Cmd.READ, 2, 0, 4)
     count, _ = put(intake, data)
     intake.skip(intake.queue.popleft())
@@ -87,7 +87,7 @@ def test_a_skipped_write_drops_the_payload_that_is_here_and_the_rest_on_its_way(
 
 
 def test_a_refused_request_may_not_overtake_an_admitted_one():
-    intake = Intake("client")
+    intake = RequestBuffer("client")
     put(intake, p.request(0, 1, 0, 4) + p.request(0, 2, 0, 4))
     admit(intake)
     with pytest.raises(AssertionError):
@@ -95,7 +95,7 @@ def test_a_refused_request_may_not_overtake_an_admitted_one():
 
 
 def test_nothing_behind_disc_is_looked_at():
-    intake = Intake("client")
+    intake = RequestBuffer("client")
     put(intake, p.request(p.Cmd.READ, 1, 0, 4) + p.request(p.Cmd.DISC, 0, 0, 0) + b"rubbish" * 9)
     assert intake.disconnecting
     assert len(intake.queue) == 1
@@ -103,7 +103,7 @@ def test_nothing_behind_disc_is_looked_at():
 
 
 def test_arrival_is_stamped_and_transfers_are_counted():
-    intake = Intake("client")
+    intake = RequestBuffer("client")
     _, transfers = put(
         intake, p.request(0, 1, 0, 4) + p.request(p.Cmd.FLUSH, 2, 0, 0) + write(3, b"abcd"), 99
     )
@@ -114,7 +114,7 @@ def test_arrival_is_stamped_and_transfers_are_counted():
 @pytest.mark.parametrize("data", [b"\0" * 28, p.request(p.Cmd.WRITE, 1, 0, (32 << 20) + 1)])
 def test_what_is_no_request_is_refused(data):
     with pytest.raises(NbdProtocolError):
-        put(Intake("client"), data)
+        put(RequestBuffer("client"), data)
 
 
 ops = st.lists(st.one_of(st.none(), st.binary(max_size=700)), min_size=1, max_size=40)
@@ -128,7 +128,7 @@ def test_whatever_the_sizes_of_receives_and_sends_the_bytes_come_out_as_they_wen
         p.request(p.Cmd.READ, n, 0, 512) if payload is None else write(n, payload)
         for n, payload in enumerate(ops)
     )
-    intake, out, left, cookies = Intake("client", 256), bytearray(), data, []
+    intake, out, left, cookies = RequestBuffer("client", 256), bytearray(), data, []
     for _ in range(20_000):
         if len(out) == len(data):
             break

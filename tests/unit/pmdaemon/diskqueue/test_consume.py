@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pmdaemon.diskqueue import DiskQueue, Owner
+from pmdaemon.diskqueue import DiskQueue, LockOwner
 from pmdaemon.diskqueue.errors import NotHeld, QueueClosed, QueueFull, RecordDamaged, RecordTooLarge
 from pmdaemon.diskqueue.ready import SLACK
 from pmdaemon.diskqueue.record import DATA_START
@@ -14,7 +14,7 @@ from pmdaemon.runtime.clock import FakeClock
 from tests.support.diskqueue import contents, drain, open_queue
 from tests.support.faulty_disk import FaultDisk
 
-OTHER = Owner(1, 1)
+OTHER = LockOwner(1, 1)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_locks_and_retries_over_a_restart(queue: DiskQueue, disk: FaultDisk) -> 
 
 def test_locks_of_a_dead_process_are_released(queue: DiskQueue) -> None:
     queue.put_many([b"1", b"2"])
-    queue.lock(1, owner=Owner(2**22 + 5, 1))  # above the largest process number of Linux
+    queue.lock(1, owner=LockOwner(2**22 + 5, 1))  # above the largest process number of Linux
     mine = queue.lock(1)
     assert queue.release_dead() == 1
     freed = queue.lock(5)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.diskqueue.entry import Entry
+from pmdaemon.diskqueue.entry import IndexEntry
 from pmdaemon.diskqueue.ring import MOST_SKIPS, Ring, fit
 
 Q = 4096
 
 
-def add(ring: Ring, size: int, reserved: bool = False) -> Entry | None:
+def add(ring: Ring, size: int, reserved: bool = False) -> IndexEntry | None:
     offset = ring.place(size, reserved=reserved)
     if offset < 0:
         return None
-    entry = Entry(0, offset, offset + size, size, 0, b"", 0, 0)
+    entry = IndexEntry(0, offset, offset + size, size, 0, b"", 0, 0)
     entry.durable = True
     ring.advance(offset, entry.end)
     ring.append(entry)
@@ -96,7 +96,7 @@ def test_undo_turns_skips_and_additions_back() -> None:
 def test_nothing_overlaps_and_ring_order_holds(
     steps: list[tuple[bool, int, int]], rng: random.Random
 ) -> None:
-    ring, live = Ring(Q, 0), list[Entry]()
+    ring, live = Ring(Q, 0), list[IndexEntry]()
     for adds, units, which in steps:
         if adds or not live:
             entry = add(ring, units * 256)

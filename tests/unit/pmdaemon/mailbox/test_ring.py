@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.mailbox.ring import CRC_BYTES, Ring, checksum
+from pmdaemon.mailbox.ring import CRC_BYTES, PayloadRing, checksum
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def memory() -> mmap.mmap:
 def test_what_is_written_at_a_position_is_read_there(position: int, payload: bytes) -> None:
     memory = mmap.mmap(-1, 4096)
     memory[:] = b"\xee" * 4096
-    ring = Ring(memory, memoryview(memory), 256, 128)
+    ring = PayloadRing(memory, memoryview(memory), 256, 128)
     ring.write(position, payload, len(payload))
     assert ring.read(position, len(payload)) == payload
     view = ring.view(position, len(payload))
@@ -28,20 +28,20 @@ def test_what_is_written_at_a_position_is_read_there(position: int, payload: byt
 
 
 def test_a_payload_goes_on_at_the_beginning(memory: mmap.mmap) -> None:
-    ring = Ring(memory, memoryview(memory), 64, 64)
+    ring = PayloadRing(memory, memoryview(memory), 64, 64)
     ring.write(56, b"abcdefghijkl", 12)
     assert memory[120:128] == b"abcdefgh"
     assert memory[64:68] == b"ijkl"
 
 
 def test_views_are_accepted(memory: mmap.mmap) -> None:
-    ring = Ring(memory, memoryview(memory), 64, 64)
+    ring = PayloadRing(memory, memoryview(memory), 64, 64)
     ring.write(60, memoryview(b"abcdefgh"), 8)
     assert ring.read(60, 8) == b"abcdefgh"
 
 
 def test_a_view_is_the_ring_itself_unless_the_payload_meets_its_end(memory: mmap.mmap) -> None:
-    ring = Ring(memory, memoryview(memory), 64, 64)
+    ring = PayloadRing(memory, memoryview(memory), 64, 64)
     ring.write(0, b"abcd", 4)
     view = ring.view(0, 4)
     memory[64:68] = b"ABCD"

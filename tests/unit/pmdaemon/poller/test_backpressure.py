@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pmdaemon.mailbox.errors import MailboxFull
-from pmdaemon.poller.backpressure import Teller
+from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame, pressure
 
@@ -28,7 +28,7 @@ class Box:
 
 def test_it_tells_rings_and_counters_every_other_second() -> None:
     box, clock = Box(), FakeClock()
-    teller = Teller(box, clock, lambda: {"ingest-queue": 0.25}, lambda: {"news": 1})
+    teller = BackpressureReporter(box, clock, lambda: {"ingest-queue": 0.25}, lambda: {"news": 1})
     for _ in range(5):
         teller.tick()
         clock.advance(1)
@@ -42,7 +42,7 @@ def test_it_tells_rings_and_counters_every_other_second() -> None:
 def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
     box, clock = Box(), FakeClock()
     trouble = pressure.Problem("database", 7, "away " * 200)
-    teller = Teller(box, clock, dict, dict, lambda: [trouble] * 40)
+    teller = BackpressureReporter(box, clock, dict, dict, lambda: [trouble] * 40)
     teller.tick()
     teller.tell()
     teller.tick()
@@ -54,7 +54,7 @@ def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
 
 def test_others_get_the_same_whoever_has_no_room() -> None:
     box, other, clock = Box(), Box(), FakeClock()
-    teller = Teller(box, clock, dict, dict, copies=[(other, "appserver")])
+    teller = BackpressureReporter(box, clock, dict, dict, copies=[(other, "appserver")])
     box.is_full = True
     teller.tick()
     assert [to for to, _ in other.posted] == ["appserver"]
@@ -62,7 +62,7 @@ def test_others_get_the_same_whoever_has_no_room() -> None:
 
 def test_without_room_it_says_nothing_and_goes_on() -> None:
     box, clock = Box(), FakeClock()
-    teller = Teller(box, clock, dict, dict)
+    teller = BackpressureReporter(box, clock, dict, dict)
     box.is_full = True
     teller.tick()
     box.is_full = False

@@ -15,8 +15,8 @@ from pmdaemon.poller.balance import (
     SHARDS,
     Balance,
     Decision,
+    HangDetector,
     PairLoad,
-    Watch,
     decide,
     evacuate,
     level,
@@ -159,7 +159,7 @@ def test_levelling_never_makes_the_fullest_fuller(owners: balance.Map, heavy: li
 
 
 def test_a_thread_without_progress_is_named_after_ten_looks() -> None:
-    watch = Watch()
+    watch = HangDetector()
     found = [watch.look({"inbound thread": 7, "outbound thread": tick}) for tick in range(11)]
     assert found[:10] == [""] * 10
     assert "inbound thread" in found[10]
@@ -167,5 +167,5 @@ def test_a_thread_without_progress_is_named_after_ten_looks() -> None:
 
 
 def test_progress_now_and_then_is_enough() -> None:
-    watch = Watch()
+    watch = HangDetector()
     assert not any(watch.look({"inbound thread": tick // 9}) for tick in range(200))

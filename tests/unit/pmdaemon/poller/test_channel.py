@@ -11,7 +11,7 @@ import pytest
 from pmdaemon.errors import PeerGone
 from pmdaemon.poller import channel
 from pmdaemon.poller.channel import Channel
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 
 
 def ends() -> tuple[Channel, Channel]:
@@ -119,12 +119,12 @@ def test_a_pair_that_does_not_take_refuses_and_nothing_blocks() -> None:
 
 def test_reports_are_dropped_when_nobody_reads() -> None:
     parent, pair = ends()
-    report = channel.Report(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
+    report = channel.PairReport(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
     pair.tell({"op": "report", **report._asdict()})
     (parcel,) = parent.take()
     header = dict(parcel.header)
     assert header.pop("op") == "report"
-    assert channel.Report(**header) == report
+    assert channel.PairReport(**header) == report
     for _ in range(100_000):
         pair.tell({"op": "report"})  # no error, no wait
         if not select.select([], [pair], [], 0)[1]:
@@ -140,7 +140,7 @@ def test_reports_are_dropped_when_nobody_reads() -> None:
 
 
 def test_handover_wakes_and_keeps_order() -> None:
-    bag: Handover[int] = Handover()
+    bag: ThreadInbox[int] = ThreadInbox()
     assert not select.select([bag], [], [], 0)[0]
     for number in range(5):
         bag.put(number)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from pmdaemon.errors import WireError
-from pmdaemon.poller.connection import DRAIN_BYTES, DRAIN_NS, MAX_OUT_BYTES, Connection
+from pmdaemon.poller.connection import DRAIN_BYTES, DRAIN_NS, MAX_OUT_BYTES, AgentConnection
 from pmdaemon.poller.peer import Sent
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.session import State
+from pmdaemon.wire.session import SessionState
 
 BUFFER = memoryview(bytearray(128 << 10))
 
@@ -21,8 +21,8 @@ BUFFER = memoryview(bytearray(128 << 10))
 class Line:
     def __init__(self) -> None:
         ours, self.far = socket.socketpair()
-        self.blocked: list[Connection] = []
-        self.conn = Connection(ours, "127.0.0.1:9", 100, self.blocked.append)
+        self.blocked: list[AgentConnection] = []
+        self.conn = AgentConnection(ours, "127.0.0.1:9", 100, self.blocked.append)
         self.far.settimeout(5)
 
     def handshake(self) -> None:
@@ -68,7 +68,7 @@ def test_frames_of_one_send_are_one_write(line: Line) -> None:
     line.far.setblocking(False)
     together = line.far.recv(1 << 20)
     assert [frame.decode(raw).kind for raw in frame.split(together)] == [Kind.CAPS, Kind.POLL]
-    assert line.conn.session.state is State.POLLING
+    assert line.conn.session.state is SessionState.POLLING
     assert line.blocked == []
 
 
@@ -153,7 +153,7 @@ def test_finish_sends_the_reason_and_discards_what_still_comes(line: Line) -> No
     line.conn.finish(Kind.BYE, frame.encode(Kind.BYE, {}), "again")  # only the first counts
     assert line.conn.end_reason == "because"
     assert line.conn.drain_until_ns == 200 + DRAIN_NS
-    assert line.conn.session.state is State.DRAINING
+    assert line.conn.session.state is SessionState.DRAINING
     line.far.sendall(frame.encode(Kind.HELLO, {}))
     assert line.kinds() == []
     assert line.conn.send((Kind.WELCOME, b"")) is Sent.GONE

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.poller.fast_path import LESSONS_AT
-from pmdaemon.poller.gateway import Condition, Gateway
+from pmdaemon.poller.gateway import Gateway, GatewayState
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import FLAG_LIVE
 from pmdaemon.wire.kinds import Kind
@@ -156,7 +156,7 @@ def after_a_rewind(bench: Ways, agent: Agent) -> None:
 def while_stalled(bench: Ways, agent: Agent) -> None:
     poll = bench.poll(agent)
     bench.pass_time(4)
-    assert bench.gateway().condition is Condition.STALLED
+    assert bench.gateway().condition is GatewayState.STALLED
     agent.answer(poll)
     bench.step()
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from pmdaemon.poller import metrics
-from pmdaemon.poller.channel import Report
-from pmdaemon.poller.pair_manager import Traffic
+from pmdaemon.poller.channel import PairReport
+from pmdaemon.poller.pair_manager import PairManager
 
 
 class FakeChild:
@@ -17,7 +17,7 @@ class FakeChild:
         self.index = index
         self.is_running = True
         self.restarts = index
-        self.last = Report(metrics=figures)
+        self.last = PairReport(metrics=figures)
 
 
 class FakeTraffic:
@@ -28,7 +28,7 @@ class FakeTraffic:
 
 
 def families(*children: FakeChild) -> dict[str, Any]:
-    text = metrics.text(cast(Traffic, FakeTraffic(*children)), 5)
+    text = metrics.text(cast(PairManager, FakeTraffic(*children)), 5)
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 

@@ -12,18 +12,18 @@ import pytest
 from pmdaemon.poller import channel
 from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.connection import Connection
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.connection import AgentConnection
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.inbound import Hint, Inbound
-from pmdaemon.poller.migration import Mover, Ownership, ToOutbound
+from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
-from pmdaemon.poller.standing_caps import ControlBook
-from pmdaemon.poller.timeouts import Patience
+from pmdaemon.poller.standing_caps import StandingCaps
+from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import (
@@ -49,12 +49,12 @@ class Side:
         self.box = FakeMailbox()
         self.registry = Registry(CatchUp(1 << 40, 10**9))
         self.counters: Counter[str] = Counter()
-        self.hints: Handover[Hint] = Handover()
-        self.inbox: Handover[ToOutbound] = Handover()
+        self.hints: ThreadInbox[Hint] = ThreadInbox()
+        self.inbox: ThreadInbox[ToOutbound] = ThreadInbox()
         self.ownership = Ownership(index)
-        book = ControlBook()
-        self.courier = Courier(self.box, index, self.registry.refused)
-        self.reception = Reception(
+        book = StandingCaps()
+        self.courier = CutPublisher(self.box, index, self.registry.refused)
+        self.reception = FrameHandlers(
             self.registry,
             self.courier,
             clock,
@@ -62,7 +62,7 @@ class Side:
             on_registered=lambda gateway_id: self.mover.registered(gateway_id),  # noqa: PLW0108  # made below
             counters=self.counters,
         )
-        self.mover = Mover(
+        self.mover = ShardMigrator(
             channel.Channel(pair),
             self.ownership,
             self.registry,
@@ -77,7 +77,7 @@ class Side:
             self.reception,
             self.courier,
             clock,
-            Patience.for_interval(SECOND),
+            TimeoutPolicy.for_interval(SECOND),
             hints=self.hints,
             mover=self.mover,
             counters=self.counters,
@@ -392,7 +392,7 @@ def test_a_session_that_cannot_be_packed_is_told_to_dial_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = world.up()
-    monkeypatch.setattr(Connection, "is_movable", False)
+    monkeypatch.setattr(AgentConnection, "is_movable", False)
     world.set_owner(1)
     world.step()
     assert "connect again" in agent.expect(Kind.BYE).header["reason"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pmdaemon.poller import pair_manager as module
-from pmdaemon.poller.balance import HUNG_LOOKS, SHARDS, Watch
-from pmdaemon.poller.channel import Parcel, Report
+from pmdaemon.poller.balance import HUNG_LOOKS, SHARDS, HangDetector
+from pmdaemon.poller.channel import PairReport, Parcel
 from pmdaemon.poller.config import PmConfig
-from pmdaemon.poller.pair_manager import Traffic
+from pmdaemon.poller.pair_manager import PairManager
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import ParentPipe
 
@@ -36,12 +36,12 @@ class FakeChild:
         self.control: FakeChannel | None = FakeChannel()
         self.is_running = self.has_reported = True
         self.is_retiring = False
-        self.last = Report()
+        self.last = PairReport()
         self.load = 0
         self.stopped = False
         self.killed = ""
         self.offers: list[str] = []
-        self.watch = Watch()
+        self.watch = HangDetector()
 
     def offer(self, _sock: socket.socket, address: str, _is_dialled: bool) -> bool:
         self.offers.append(address)
@@ -64,7 +64,7 @@ class Parent:
         self.pipe = ParentPipe()
         self.rooms = 99
         self.asked: list[int] = []
-        self.traffic = Traffic(config, None, self.pipe, self.clock, cpus=8, has_room=self._has_room)
+        self.traffic = PairManager(config, None, self.pipe, self.clock, cpus=8, has_room=self._has_room)
 
     def _has_room(self, index: int) -> bool:
         self.asked.append(index)
@@ -81,7 +81,7 @@ class Parent:
                 mine = [shard for shard, owner in enumerate(self.traffic.owners) if owner == child.index]
                 rows = [[shard, gateways // SHARDS] for shard in mine]
                 total = sum(row[1] for row in rows)
-                child.last = Report(connections=total, gateways=total, t_ptmax_us=200.0, shards=rows)
+                child.last = PairReport(connections=total, gateways=total, t_ptmax_us=200.0, shards=rows)
                 self.traffic.started(child)
             self.traffic.look()
             self.clock.advance(1)
@@ -89,7 +89,7 @@ class Parent:
 
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch) -> Parent:
-    monkeypatch.setattr(module, "Child", FakeChild)
+    monkeypatch.setattr(module, "PairChild", FakeChild)
     return Parent()
 
 
@@ -105,7 +105,7 @@ def test_one_pair_at_once_and_more_when_the_need_lasts(parent: Parent) -> None:
 
 
 def test_a_fixed_number_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Child", FakeChild)
+    monkeypatch.setattr(module, "PairChild", FakeChild)
     made = Parent(pairs=3)
     made.seconds(1)
     assert len(made.children) == 3
@@ -149,12 +149,12 @@ def test_a_retiring_pair_is_waited_for_but_not_for_ever(parent: Parent) -> None:
     parent.seconds(61)
     assert last.is_retiring
     for _ in range(29):
-        last.last = Report(connections=1)
+        last.last = PairReport(connections=1)
         parent.traffic.look()
         parent.clock.advance(1)
         assert not last.stopped
     for _ in range(3):
-        last.last = Report(connections=1)
+        last.last = PairReport(connections=1)
         parent.traffic.look()
         parent.clock.advance(1)
     assert last.stopped
@@ -215,7 +215,7 @@ def test_a_pair_whose_thread_makes_no_step_is_killed(parent: Parent) -> None:
     child = parent.children[0]
     for tick in range(HUNG_LOOKS + 1):
         assert not child.killed
-        child.last = Report(steps={"inbound thread": 5, "outbound thread": tick})
+        child.last = PairReport(steps={"inbound thread": 5, "outbound thread": tick})
         parent.traffic.look()
     assert "inbound thread made no progress" in child.killed
 

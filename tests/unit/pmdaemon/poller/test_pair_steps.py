@@ -14,20 +14,20 @@ from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.poller import publisher as courier_module
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.inbound import TIMED_READS, Hint, Inbound
 from pmdaemon.poller.migration import ToOutbound
 from pmdaemon.poller.outbound import MANY_DUE, MAX_SLEEP_MS, Outbound
 from pmdaemon.poller.positions import LAG_NS
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.refusal_backoff import BEYOND
 from pmdaemon.poller.registration import Registration
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
-from pmdaemon.poller.timeouts import HANDSHAKE_NS, Patience
-from pmdaemon.poller.unregistered import Strangers
+from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
+from pmdaemon.poller.unregistered import UnregisteredConnections
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.frame import FLAG_LIVE, Frame
 from pmdaemon.wire.kinds import Kind
@@ -54,10 +54,10 @@ class Bench:
         self.box = FakeMailbox()
         self.registry = Registry(CatchUp(1 << 40, SECOND))
         self.counters: Counter[str] = Counter()
-        self.hints: Handover[Hint] = Handover()
-        self.registered: Handover[ToOutbound] = Handover()
-        self.courier = Courier(self.box, 0, self.registry.refused)
-        reception = Reception(
+        self.hints: ThreadInbox[Hint] = ThreadInbox()
+        self.registered: ThreadInbox[ToOutbound] = ThreadInbox()
+        self.courier = CutPublisher(self.box, 0, self.registry.refused)
+        reception = FrameHandlers(
             self.registry,
             self.courier,
             self.clock,
@@ -70,7 +70,7 @@ class Bench:
             reception,
             self.courier,
             self.clock,
-            Patience.for_interval(SECOND),
+            TimeoutPolicy.for_interval(SECOND),
             hints=self.hints,
             mover=None,
             counters=self.counters,
@@ -518,7 +518,7 @@ def test_silent_for_ten_seconds_is_lost_and_closed(bench: Bench) -> None:
     ("interval_s", "stalled_s", "lost_s"), [(0.1, 2, 10), (1, 3, 10), (5, 15, 17), (60, 180, 182)]
 )
 def test_patience(interval_s: float, stalled_s: float, lost_s: float) -> None:
-    patience = Patience.for_interval(round(interval_s * SECOND))
+    patience = TimeoutPolicy.for_interval(round(interval_s * SECOND))
     assert patience.stalled_after_ns == stalled_s * SECOND
     assert patience.lost_after_ns == lost_s * SECOND
 
@@ -581,7 +581,7 @@ def test_a_flood_of_strangers_without_tls_is_bounded_too(
 ) -> None:
     bench.marks()
     good = bench.up()
-    monkeypatch.setattr(bench.inbound._door, "strangers", Strangers(limit=8))
+    monkeypatch.setattr(bench.inbound._door, "strangers", UnregisteredConnections(limit=8))
     for _ in range(40):
         bench.dial()
     assert bench.inbound.connections == 1 + 8

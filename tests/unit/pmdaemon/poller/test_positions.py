@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pmdaemon.errors import BadCut
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.positions import LAG_NS, MAX_POLLS_OUT, PollRequest, Record, Verdict
+from pmdaemon.poller.positions import LAG_NS, MAX_POLLS_OUT, CutPositions, CutVerdict, PollRequest
 from pmdaemon.poller.refusal_backoff import BEYOND, FIRST_NS, MOST_NS
 
-BOTH, NEITHER = Verdict(True, True), Verdict(False, False)
-KEEP, JUDGE = Verdict(True, False), Verdict(False, True)
+BOTH, NEITHER = CutVerdict(True, True), CutVerdict(False, False)
+KEEP, JUDGE = CutVerdict(True, False), CutVerdict(False, True)
 
 
 class Budget(CatchUp):
@@ -32,13 +32,13 @@ class Budget(CatchUp):
 PLENTY = Budget(1 << 50)
 
 
-def fresh(epoch: int = 7, spool: Any = (), durable: Any = None) -> Record:
-    record = Record()
+def fresh(epoch: int = 7, spool: Any = (), durable: Any = None) -> CutPositions:
+    record = CutPositions()
     record.register(epoch, spool, durable or {})
     return record
 
 
-def take(record: Record, *seqs: int, epoch: int = 7, live: bool = False) -> list[Verdict]:
+def take(record: CutPositions, *seqs: int, epoch: int = 7, live: bool = False) -> list[CutVerdict]:
     return [record.received(epoch, seq, live, 0) for seq in seqs]
 
 
@@ -299,7 +299,7 @@ class World:
         self.poll_id = 0
         self.now_ns = 0
         self.budget = EveryOther(1 << 40, 10**9)
-        self.record = Record()
+        self.record = CutPositions()
         self.register()
 
     def register(self) -> None:
@@ -321,7 +321,7 @@ class World:
     def poll(self, backlog: int) -> None:
         """The agent answers at once; what it sends is on the wire until ``arrive``."""
         self.poll_id += 1
-        twin = Record.unpack(self.record.pack())
+        twin = CutPositions.unpack(self.record.pack())
         sole = self.record.poll_sole(self.poll_id, self.now_ns)
         asked = (self.record if sole is None else twin).poll(self.poll_id, self.now_ns, self.budget)
         if sole is not None:  # the short way does what the long one does
@@ -363,10 +363,10 @@ class World:
 
     def arrive_usually(self, poll: int, epoch: int, seq: int) -> bool:
         """The short way, if it is open: with the effect of the long one. Else nothing has changed."""
-        twin = Record.unpack(self.record.pack())
+        twin = CutPositions.unpack(self.record.pack())
         sent_ns = self.record.answered_usually(poll, epoch, seq, self.now_ns)
         if sent_ns is not None:
-            assert twin.received(epoch, seq, False, self.now_ns) == Verdict(keep=True, judge=True)
+            assert twin.received(epoch, seq, False, self.now_ns) == CutVerdict(keep=True, judge=True)
             assert twin.answered(poll) == sent_ns
             self.mailbox.append((epoch, seq))
             self.judged.append((epoch, seq))

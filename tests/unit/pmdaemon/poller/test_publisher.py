@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from pmdaemon.poller import newest_cuts
-from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutBatch
-from pmdaemon.poller.publisher import NEWS_BYTES, Courier
+from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutsBuilder
+from pmdaemon.poller.publisher import NEWS_BYTES, CutPublisher
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import MAX_CUT_BYTES
@@ -25,7 +25,7 @@ def box() -> Iterator[FakeMailbox]:
 class Post:
     def __init__(self, box: FakeMailbox) -> None:
         self.rewound: list[set[str]] = []
-        self.courier = Courier(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
+        self.courier = CutPublisher(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
 
     def cut(
         self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0
@@ -237,7 +237,7 @@ def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
 
 
 def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
-    batch = CutBatch(255)
+    batch = CutsBuilder(255)
     large = bytes(MAX_CUT_BYTES)
     assert batch.add(large, GATEWAY, 2**62, -(2**62), False, 0)
     assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), False, 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.peer import Peer
+from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.registration import Hello, Registration
 from pmdaemon.poller.registry import Registry
 
@@ -60,7 +60,7 @@ class World:
     def register(self, epoch: int, spooled: set[int]) -> None:
         hello = Hello(GATEWAY, "g", epoch, 1, 1, "s")
         registration = Registration([], [(number, 1, 10) for number in sorted(spooled - {epoch})])
-        self.registry.register(cast(Peer, Agent()), hello, registration)
+        self.registry.register(cast(AgentPeer, Agent()), hello, registration)
 
     def reopen(self, epoch: int, seq: int) -> None:
         assert not self.registry.open(self.incarnation, [[GATEWAY, epoch, seq]], 0)

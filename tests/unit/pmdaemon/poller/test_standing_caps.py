@@ -8,14 +8,14 @@ import pytest
 
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.poller import watermarks
-from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, ControlBook, thresholds_order
+from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, StandingCaps, thresholds_order
 from pmdaemon.poller.watermarks import Watermarks
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 
 def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:
-    book = ControlBook()
+    book = StandingCaps()
     caps = [{"volume": "v", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 12.5}]
     book.set_caps({"gw": "a", "gen": 4, "lease_us": 30, "caps": []})
     gateway_id, gen, encoded = book.set_caps({"gw": "a", "gen": 5, "lease_us": 30, "caps": caps, "later": 1})
@@ -41,7 +41,7 @@ _BAD_CAPS = [{}, {"gw": 1, "gen": 1}, {"gw": "a"}, *({"gw": "a", "gen": gen} for
 @pytest.mark.parametrize("header", _BAD_CAPS)
 def test_bad_caps(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        ControlBook().set_caps(header)
+        StandingCaps().set_caps(header)
 
 
 @pytest.mark.parametrize("header", [{}, {"gw": "a"}, {"gw": "a", "version": None}, {"gw": 1, "version": 1}])
@@ -51,7 +51,7 @@ def test_bad_thresholds(header: dict[str, Any]) -> None:
 
 
 def test_lease_is_fresh_for_three_seconds() -> None:
-    book = ControlBook()
+    book = StandingCaps()
     assert not book.lease_is_fresh(0)
     book.renew_lease(100)
     assert book.lease_is_fresh(100 + LEASE_FRESH_NS - 1)

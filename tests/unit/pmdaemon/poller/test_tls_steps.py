@@ -13,16 +13,16 @@ from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import unregistered
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.certificates import Clerk
-from pmdaemon.poller.frame_handlers import Reception
+from pmdaemon.poller.certificates import CertificateWorker
+from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.inbound import Inbound
 from pmdaemon.poller.inbound_messages import Hint
-from pmdaemon.poller.publisher import Courier
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.quotas import LIMITS
 from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.timeouts import HANDSHAKE_NS, Patience
+from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import Handover
+from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.runtime.transport import TlsTransport, WantRead
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import Frame, FrameReader
@@ -81,12 +81,12 @@ class Bench:
         self.real = Authority(directory / "real")
         self.real.init()
         self.counters: Counter[str] = Counter()
-        self.hints: Handover[Hint] = Handover()
-        self.clerk = Clerk(self.real, self.hints, Counter())
-        self.registered: Handover[str] = Handover()
+        self.hints: ThreadInbox[Hint] = ThreadInbox()
+        self.clerk = CertificateWorker(self.real, self.hints, Counter())
+        self.registered: ThreadInbox[str] = ThreadInbox()
         registry, box = Registry(CatchUp(1 << 40, 10**9)), FakeMailbox()
-        courier = Courier(box, 0, registry.refused)
-        reception = Reception(
+        courier = CutPublisher(box, 0, registry.refused)
+        reception = FrameHandlers(
             registry,
             courier,
             self.clock,
@@ -100,7 +100,7 @@ class Bench:
             reception,
             courier,
             self.clock,
-            Patience.for_interval(SECOND),
+            TimeoutPolicy.for_interval(SECOND),
             hints=self.hints,
             mover=None,
             counters=self.counters,
@@ -206,7 +206,7 @@ def test_handshakes_have_a_bounded_share_of_a_round(bench: Bench) -> None:
 
 
 def test_a_flood_of_strangers_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.inbound._door, "strangers", unregistered.Strangers(limit=8))
+    monkeypatch.setattr(bench.inbound._door, "strangers", unregistered.UnregisteredConnections(limit=8))
     good = bench.secure(bench.dial(), bench.keys())
     assert good.tls is not None
     good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from pmdaemon.poller.connection import Connection
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.unified import UnifiedCore
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
@@ -131,7 +131,7 @@ def test_a_defect_of_ours_ends_one_connection_and_neither_thread() -> None:
         agents = bench.all_up()
         original = bench.inbound._receive
 
-        def defect(conn: Connection) -> None:
+        def defect(conn: AgentConnection) -> None:
             if conn.gateway is not None and conn.gateway.gateway_id == GATEWAYS[0]:
                 raise RecursionError("a defect")
             original(conn)

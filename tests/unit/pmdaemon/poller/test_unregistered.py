@@ -10,13 +10,13 @@ from pmdaemon.poller.unregistered import (
     MAX_PLAIN,
     MAX_STRANGERS,
     PATIENCE_NS,
-    Strangers,
+    UnregisteredConnections,
     limit_for,
 )
 
 
 def test_room_then_the_oldest_that_had_its_time_then_nobody() -> None:
-    strangers: Strangers[str] = Strangers(limit=2)
+    strangers: UnregisteredConnections[str] = UnregisteredConnections(limit=2)
     assert strangers.admit(0) == (True, None)
     strangers.add("a", 0)
     strangers.add("b", 10)

@@ -10,11 +10,11 @@ from pmdaemon.runtime.clock import (
     CLOCK_FILE,
     HOLD_S,
     ClockFile,
+    ClockStep,
     Deadline,
     FakeClock,
     SharedClock,
     SteadyClock,
-    Step,
     StepState,
     SystemClock,
     server_clock,
@@ -49,7 +49,7 @@ class Server:
     def __init__(self) -> None:
         self.wall = FakeClock()
         self.steady = SteadyClock(self.wall, self.wall.monotonic_ns)
-        self.news: list[Step] = []
+        self.news: list[ClockStep] = []
 
     def let_pass(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -76,7 +76,7 @@ def test_a_step_that_is_taken_back_changes_nothing_at_all(by_s: int, for_s: int)
     server.let_pass(int(HOLD_S) + 5)
     assert server.off_s == 0
     by_us = by_s * SECOND_US
-    assert server.news == [Step(StepState.HELD, by_us), Step(StepState.RETURNED, by_us)]
+    assert server.news == [ClockStep(StepState.HELD, by_us), ClockStep(StepState.RETURNED, by_us)]
 
 
 def test_a_step_that_lasts_is_adopted_once() -> None:
@@ -85,10 +85,10 @@ def test_a_step_that_lasts_is_adopted_once() -> None:
     server.let_pass(int(HOLD_S))
     assert server.off_s == -HOUR_S
     server.wall.advance(1)
-    assert server.steady.look() == Step(StepState.ADOPTED, HOUR_S * SECOND_US)
+    assert server.steady.look() == ClockStep(StepState.ADOPTED, HOUR_S * SECOND_US)
     assert server.off_s == 0
     server.let_pass(5)
-    assert server.news == [Step(StepState.HELD, HOUR_S * SECOND_US)]
+    assert server.news == [ClockStep(StepState.HELD, HOUR_S * SECOND_US)]
 
 
 def test_another_step_meanwhile_must_last_by_itself() -> None:

@@ -18,20 +18,20 @@ from gateway_agent.link import state_files
 from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.errors import StateFileBroken
 from gateway_agent.link.identity import write_own
-from gateway_agent.link.streams import StreamBook
+from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki import certificates
 from pmdaemon.pki.errors import StateUnusable
-from pmdaemon.pki.store import Store
+from pmdaemon.pki.store import CaStore
 from pmdaemon.runtime import files
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
 from sla_server.api.security import load_or_make_token
 from sla_server.data_dir import prepare_data_dir
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.ingest.dead_letter import put_aside
-from sla_server.db.ingest.queue import IngestQueue, Record
+from sla_server.db.ingest.queue import IngestQueue, IngestRecord
 from sla_server.db.process import directory_lock
 
 KEY = certificates.make_key()
@@ -39,13 +39,13 @@ CERTIFICATE = certificates.der(certificates.make_authority(KEY, 1_800_000_000_00
 
 
 def authority(directory: Path, content: str) -> None:
-    store = Store(directory / "ca")
+    store = CaStore(directory / "ca")
     store.create()
     store.write("ca.crt", content.encode())
 
 
 def burn(directory: Path, content: str) -> None:
-    store = Store(directory / "ca")
+    store = CaStore(directory / "ca")
     store.create()
     (directory / "ca/tokens/a.json").write_text(content)
     store.move("tokens/a.json", "tokens/used/a.json")
@@ -65,7 +65,7 @@ def thresholds(directory: Path, content: str) -> None:
 
 
 def streams(directory: Path, content: str) -> None:
-    book = StreamBook("0" * 32, directory / "streams.json")
+    book = StreamNames("0" * 32, directory / "streams.json")
     book.enter(StreamKey(content, "client", "backend"))
     book.save()
 
@@ -75,7 +75,7 @@ def token(directory: Path, _content: str) -> None:
 
 
 def refused(directory: Path, content: str) -> None:
-    put_aside(directory / "refused", Record(7, content.encode()), "no", 1)
+    put_aside(directory / "refused", IngestRecord(7, content.encode()), "no", 1)
 
 
 def parquet(directory: Path, content: str) -> None:
@@ -220,7 +220,7 @@ def spool_dir(path: Path) -> None:
 
 
 def authority_dir(path: Path) -> None:
-    Store(path).create()
+    CaStore(path).create()
 
 
 def parquet_dir(path: Path) -> None:

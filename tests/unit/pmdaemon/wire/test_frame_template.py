@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pmdaemon.errors import WireError
 from pmdaemon.wire import cut, frame
-from pmdaemon.wire.frame_template import SHAPES_A_SIZE, SIZES, Match, Shapes
+from pmdaemon.wire.frame_template import SHAPES_A_SIZE, SIZES, FrameTemplates, Match
 from pmdaemon.wire.kinds import Kind
 
 GATEWAY = bytes(range(16))
@@ -54,21 +54,21 @@ def said(data: memoryview) -> tuple[Any, ...]:
     return tuple(both[key] for key in VALUES)
 
 
-def match(shapes: Shapes, data: memoryview) -> Match | None:
+def match(shapes: FrameTemplates, data: memoryview) -> Match | None:
     """As an answer that lies at the beginning of a longer buffer."""
     return shapes.match(memoryview(bytes(data) + b"\xa5" * 100), len(data))
 
 
-def learned(*answers: memoryview) -> Shapes:
-    shapes = Shapes()
+def learned(*answers: memoryview) -> FrameTemplates:
+    shapes = FrameTemplates()
     for item in answers:
         assert shapes.learn(item)
     return shapes
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert match(Shapes(), answer(CUT, REPLY)) is None
-    assert match(Shapes(), memoryview(b"")) is None
+    assert match(FrameTemplates(), answer(CUT, REPLY)) is None
+    assert match(FrameTemplates(), memoryview(b"")) is None
 
 
 @settings(deadline=None)
@@ -145,7 +145,7 @@ def test_a_part_or_more_than_an_answer_is_no_match(size: int) -> None:
 )
 def test_what_cannot_be_learned(cut_header: dict[str, Any], reply: dict[str, Any]) -> None:
     data = answer(cut_header, reply)
-    shapes = Shapes()
+    shapes = FrameTemplates()
     assert not shapes.learn(data)
     assert match(shapes, data) is None
 
@@ -154,19 +154,19 @@ def test_a_key_twice_cannot_be_learned() -> None:
     data = bytearray(answer(CUT | {"zeq": 300}, REPLY))
     at = data.index(b"\xa3zeq")
     data[at : at + 4] = b"\xa3seq"
-    assert not Shapes().learn(memoryview(data))
+    assert not FrameTemplates().learn(memoryview(data))
 
 
 def test_only_a_plain_cut_and_its_reply_are_learned() -> None:
     a_cut, a_reply = frame.encode(Kind.CUT, CUT, bytes(160)), frame.encode(Kind.REPLY, REPLY)
     live = frame.encode(Kind.CUT, CUT, bytes(160), frame.FLAG_LIVE)
     for frames in ((a_cut,), (a_reply, a_cut), (a_cut, a_cut), (live, a_reply), (a_cut, a_cut, a_reply)):
-        assert not Shapes().learn(memoryview(b"".join(frames)))
+        assert not FrameTemplates().learn(memoryview(b"".join(frames)))
 
 
 @pytest.mark.parametrize("part", [slice(0, -8), slice(8, None), slice(0, 4), slice(100, 200)])
 def test_what_is_not_whole_frames_is_not_learned(part: slice) -> None:
-    assert not Shapes().learn(answer(CUT, REPLY)[part])
+    assert not FrameTemplates().learn(answer(CUT, REPLY)[part])
 
 
 def test_of_equal_size_the_newest_few_are_kept() -> None:

@@ -15,23 +15,23 @@ from pmdaemon.wire.session import (
     TABLE,
     WIRE_KINDS,
     Session,
+    SessionState,
     Side,
-    State,
     error_code,
     negotiate,
 )
 
 TO_STATE = {
-    State.CONNECTED: [],
-    State.AUTHENTICATED: [Kind.WELCOME],
-    State.REGISTERED: [Kind.WELCOME, Kind.REGISTERED],
-    State.POLLING: [Kind.WELCOME, Kind.REGISTERED, Kind.POLL],
+    SessionState.CONNECTED: [],
+    SessionState.AUTHENTICATED: [Kind.WELCOME],
+    SessionState.REGISTERED: [Kind.WELCOME, Kind.REGISTERED],
+    SessionState.POLLING: [Kind.WELCOME, Kind.REGISTERED, Kind.POLL],
 }
 # Written out by hand from docs/formats/messages.md, not computed from the table under test.
 AGENT_MAY = {
-    State.CONNECTED: {Kind.HELLO, Kind.CA_QUERY, Kind.ENROL},
-    State.AUTHENTICATED: {Kind.SCHEMA, Kind.REGISTER},
-    State.REGISTERED: {
+    SessionState.CONNECTED: {Kind.HELLO, Kind.CA_QUERY, Kind.ENROL},
+    SessionState.AUTHENTICATED: {Kind.SCHEMA, Kind.REGISTER},
+    SessionState.REGISTERED: {
         Kind.STREAMS,
         Kind.REGISTER,
         Kind.CAPS_ACK,
@@ -39,7 +39,7 @@ AGENT_MAY = {
         Kind.ALERT,
         Kind.RENEW,
     },
-    State.POLLING: {
+    SessionState.POLLING: {
         Kind.STREAMS,
         Kind.REGISTER,
         Kind.CAPS_ACK,
@@ -51,15 +51,15 @@ AGENT_MAY = {
     },
 }
 DAEMON_MAY = {
-    State.CONNECTED: {Kind.WELCOME, Kind.CA_CERT, Kind.CERTIFICATE},
-    State.AUTHENTICATED: {Kind.REGISTERED},
-    State.REGISTERED: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
-    State.POLLING: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
+    SessionState.CONNECTED: {Kind.WELCOME, Kind.CA_CERT, Kind.CERTIFICATE},
+    SessionState.AUTHENTICATED: {Kind.REGISTERED},
+    SessionState.REGISTERED: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
+    SessionState.POLLING: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
 }
 ALWAYS = {Kind.ERROR, Kind.BYE, Kind.UNSUPPORTED}
 
 
-def daemon_in(state: State) -> Session:
+def daemon_in(state: SessionState) -> Session:
     session = Session(Side.DAEMON)
     for kind in TO_STATE[state]:
         session.sending(kind)
@@ -69,7 +69,7 @@ def daemon_in(state: State) -> Session:
 
 @pytest.mark.parametrize("state", TO_STATE)
 @pytest.mark.parametrize("kind", sorted(WIRE_KINDS))
-def test_every_frame_of_the_agent_in_every_state(state: State, kind: Kind) -> None:
+def test_every_frame_of_the_agent_in_every_state(state: SessionState, kind: Kind) -> None:
     session = daemon_in(state)
     data = frame.encode(kind, {})
     if kind in AGENT_MAY[state] | ALWAYS:
@@ -85,22 +85,22 @@ def test_every_frame_of_the_agent_in_every_state(state: State, kind: Kind) -> No
 
 @pytest.mark.parametrize("state", TO_STATE)
 @pytest.mark.parametrize("kind", sorted(WIRE_KINDS))
-def test_every_frame_of_the_daemon_in_every_state(state: State, kind: Kind) -> None:
+def test_every_frame_of_the_daemon_in_every_state(state: SessionState, kind: Kind) -> None:
     session = daemon_in(state)
     if kind in DAEMON_MAY[state] | ALWAYS:
         session.sending(kind)
         if kind in (Kind.ERROR, Kind.BYE):
-            assert session.state is State.DRAINING
+            assert session.state is SessionState.DRAINING
     else:
         with pytest.raises(ProtocolViolation, match="our "):
             session.sending(kind)
         assert session.state is state
 
 
-@pytest.mark.parametrize("state", [State.DRAINING, State.CLOSED])
-def test_an_ended_session_sends_nothing_and_hears_nothing(state: State) -> None:
-    session = daemon_in(State.POLLING)
-    if state is State.DRAINING:
+@pytest.mark.parametrize("state", [SessionState.DRAINING, SessionState.CLOSED])
+def test_an_ended_session_sends_nothing_and_hears_nothing(state: SessionState) -> None:
+    session = daemon_in(SessionState.POLLING)
+    if state is SessionState.DRAINING:
         session.sending(Kind.BYE)
     else:
         session.close()
@@ -121,12 +121,12 @@ def test_pipelined_handshake_is_served_frame_by_frame() -> None:
         if item.kind in answers:
             session.sending(answers[Kind(item.kind)])
     assert seen == [Kind.HELLO, Kind.SCHEMA, Kind.REGISTER, Kind.STREAMS]
-    assert session.state is State.REGISTERED
+    assert session.state is SessionState.REGISTERED
 
 
 @pytest.mark.parametrize("kind", [0, 63, 200, Kind.CUTS, Kind.SET_CAPS])
 def test_unknown_kinds_are_yielded_for_an_unsupported_answer(kind: int) -> None:
-    assert [item.kind for item in daemon_in(State.POLLING).feed(frame.encode(kind, {}))] == [kind]
+    assert [item.kind for item in daemon_in(SessionState.POLLING).feed(frame.encode(kind, {}))] == [kind]
 
 
 def test_a_stranger_may_send_little_and_a_session_much() -> None:
@@ -149,14 +149,14 @@ def test_the_agents_side_reads_the_same_table() -> None:
     with pytest.raises(ProtocolViolation):
         agent.sending(Kind.REPLY)
     assert [item.kind for item in agent.feed(frame.encode(Kind.WELCOME, {}))] == [Kind.WELCOME]
-    assert agent.state is State.AUTHENTICATED
+    assert agent.state is SessionState.AUTHENTICATED
     agent.sending(Kind.REGISTER)
     with pytest.raises(ProtocolViolation, match="POLL"):
         list(agent.feed(frame.encode(Kind.POLL, {})))
 
 
 def test_table_has_no_way_back() -> None:
-    order = list(State)
+    order = list(SessionState)
     for (state, _, _), following in TABLE.items():
         assert order.index(following) >= order.index(state)
 

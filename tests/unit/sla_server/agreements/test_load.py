@@ -9,13 +9,13 @@ import pytest
 from dateutil.rrule import rrulestr
 
 from sla_server.agreements import calendars
-from sla_server.agreements.errors import AgreementsRefused, Problem
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.model import Agreement
 from tests.support.agreements import FULL, agreement, simple
 
 
-def problems_of(text: str, rollup_s: int = 60) -> list[Problem]:
+def problems_of(text: str, rollup_s: int = 60) -> list[DocumentProblem]:
     with pytest.raises(AgreementsRefused) as caught:
         load_documents(text, rollup_s)
     return caught.value.problems

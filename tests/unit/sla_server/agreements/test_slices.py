@@ -13,7 +13,7 @@ from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from sla_server.agreements.compile import promises
 from sla_server.agreements.objectives import Applicability
-from sla_server.agreements.slices import StreamSlot, Verdict, exceeds, judge_slice
+from sla_server.agreements.slices import SliceVerdict, StreamSlot, exceeds, judge_slice
 from tests.support.agreements import agreement, in_force, simple
 
 MINUTE_US = 60_000_000
@@ -46,7 +46,7 @@ def slot(
 
 def judge(
     *slots: StreamSlot, excluded: bool = False, covered: float = 1.0, clauses: Applicability = TEN
-) -> Verdict:
+) -> SliceVerdict:
     (promise,) = promises([in_force(simple())])
     covered_us = {"gw": round(covered * MINUTE_US)}
     return judge_slice(promise, clauses, slots, covered_us, length_us=MINUTE_US, excluded=excluded)

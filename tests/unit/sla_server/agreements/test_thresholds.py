@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from sla_server.agreements import thresholds
 from sla_server.agreements.compile import InForce, promises
-from sla_server.agreements.errors import Problem
+from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.thresholds import MAX_SET_BYTES, PromiseIndex, Threshold, ThresholdSet, touched_by
 from tests.support.agreements import FULL, in_force, simple
 
@@ -19,7 +19,7 @@ def check(
     items: Iterable[InForce],
     volumes: Collection[str] = (),
     carried: Mapping[str, Collection[str]] | None = None,
-) -> list[Problem]:
+) -> list[DocumentProblem]:
     found = promises(items)
     return thresholds.check(found, found, volumes, carried or {})
 

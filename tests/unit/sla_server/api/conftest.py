@@ -9,8 +9,8 @@ from flask.testing import FlaskClient
 import dashboard
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
-from sla_server.api.context import Parts
-from sla_server.api.mailbox_thread import Bridge
+from sla_server.api.context import AppContext
+from sla_server.api.mailbox_thread import MailboxThread
 from tests.support import api
 
 
@@ -40,14 +40,14 @@ def source() -> api.FakeSource:
 
 
 @pytest.fixture
-def parts(box: api.FakeBox, clock: FakeClock, source: api.FakeSource) -> Parts:
+def parts(box: api.FakeBox, clock: FakeClock, source: api.FakeSource) -> AppContext:
     made = api.make_parts(box, clock, source, max_body_bytes=100_000)
-    box.bridge = Bridge(box, made.live, made.calls, Stop())
+    box.bridge = MailboxThread(box, made.live, made.calls, Stop())
     return made
 
 
 @pytest.fixture
-def web(parts: Parts) -> FlaskClient:
+def web(parts: AppContext) -> FlaskClient:
     app = dashboard.create_app(parts)
     app.test_client_class = Browser
     return app.test_client()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from tests.support import api
 
 CONFIGURED = {
@@ -30,7 +30,7 @@ CONNECTED = {
 REMOVED = {**CONNECTED, "address": "10.0.0.7:7412"}
 
 
-def tell(parts: Parts, folder: Path, rows: Any) -> Path:
+def tell(parts: AppContext, folder: Path, rows: Any) -> Path:
     parts.meters.folder = folder
     path = folder / "dialled.json"
     path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
@@ -43,7 +43,7 @@ def states(web: FlaskClient) -> dict[str, tuple[str, str, str | None]]:
     return {row["address"]: (row["source"], row["state"], row["answers_as"]) for row in answer["items"]}
 
 
-def test_stored_told_and_seen_are_one_list(web: FlaskClient, parts: Parts, tmp_path: Path) -> None:
+def test_stored_told_and_seen_are_one_list(web: FlaskClient, parts: AppContext, tmp_path: Path) -> None:
     tell(parts, tmp_path, [CONFIGURED, CONNECTED, REMOVED])
     assert states(web) == {
         "10.0.0.4:7412": ("configuration", "waiting", None),
@@ -54,7 +54,7 @@ def test_stored_told_and_seen_are_one_list(web: FlaskClient, parts: Parts, tmp_p
 
 @pytest.mark.parametrize("how", ["never", "old", "junk", "deep"])
 def test_a_daemon_that_does_not_say_is_unknown(
-    web: FlaskClient, parts: Parts, tmp_path: Path, how: str
+    web: FlaskClient, parts: AppContext, tmp_path: Path, how: str
 ) -> None:
     if how != "never":
         path = tell(parts, tmp_path, "junk" if how == "junk" else [CONNECTED])
@@ -66,7 +66,7 @@ def test_a_daemon_that_does_not_say_is_unknown(
 
 
 def test_what_is_not_listed_or_not_here_cannot_be_removed(
-    web: FlaskClient, parts: Parts, tmp_path: Path, bearer: dict[str, str]
+    web: FlaskClient, parts: AppContext, tmp_path: Path, bearer: dict[str, str]
 ) -> None:
     tell(parts, tmp_path, [CONFIGURED])
     answer = web.delete("/api/v1/gateway-list/10.9.9.9:1", headers=bearer)
@@ -79,7 +79,7 @@ def test_what_is_not_listed_or_not_here_cannot_be_removed(
 
 def test_a_listed_name_with_control_characters_can_be_removed(
     web: FlaskClient,
-    parts: Parts,
+    parts: AppContext,
     box: api.FakeBox,
     bearer: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

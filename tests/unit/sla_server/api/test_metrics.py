@@ -11,20 +11,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.mailbox.figures import FILL_METRIC, METRICS
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
-from sla_server.api.metrics import FRESH_S, MailboxCollector, Meters
-from sla_server.api.operations import Calls
+from sla_server.api.metrics import FRESH_S, MailboxCollector, Metrics
+from sla_server.api.operations import Operations
 
 
 def test_the_mailbox_of_this_part_is_told_with_names_labels_and_sentences(tmp_path: Path) -> None:
     create_segment(tmp_path / "app.mbx", Layout(("a", "b"), (Route("a", "b", 1024),), 8))
     clock = FakeClock()
-    calls = Calls(lambda _message: None, clock, wait_s=1.0)
+    calls = Operations(lambda _message: None, clock, wait_s=1.0)
     live = LiveView(clock, streams_max=1, stale_after_s=1.0)
     with attach(tmp_path / "app.mbx", "a") as box:
         box.post("b", bytes(512))
-        text = Meters(live, calls, MailboxCollector(box.name, box.stats)).text()
+        text = Metrics(live, calls, MailboxCollector(box.name, box.stats)).text()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for name, sentence in (*METRICS.values(), FILL_METRIC):
         family = families[name.removesuffix("_total")]
@@ -42,7 +42,7 @@ def test_metrics_of_the_api_have_those_of_its_mailbox(web: FlaskClient) -> None:
 
 
 def test_fresh_files_are_added_and_old_ones_only_dated(
-    web: FlaskClient, parts: Parts, tmp_path: Path
+    web: FlaskClient, parts: AppContext, tmp_path: Path
 ) -> None:
     assert "sla_metrics_age_seconds" not in web.get("/api/v1/metrics").text
     parts.meters.folder = tmp_path
@@ -60,6 +60,6 @@ def test_fresh_files_are_added_and_old_ones_only_dated(
     assert 'sla_metrics_age_seconds{part="pmdaemon"} 2' in text
 
 
-def test_a_folder_that_is_not_there_is_no_error(web: FlaskClient, parts: Parts, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_no_error(web: FlaskClient, parts: AppContext, tmp_path: Path) -> None:
     parts.meters.folder = tmp_path / "none"
     assert web.get("/api/v1/metrics").status_code == 200

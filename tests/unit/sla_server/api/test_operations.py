@@ -14,8 +14,8 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.api.errors import NotFound, ServiceRefused, TooLarge, Unavailable
 from sla_server.api.live_view import LiveView
-from sla_server.api.mailbox_thread import Bridge, Poster
-from sla_server.api.operations import KEPT_OPERATIONS, WAITING_MAX, Calls
+from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
+from sla_server.api.operations import KEPT_OPERATIONS, WAITING_MAX, Operations
 from tests.support.api import FakeBox, Letter, snapshot
 
 
@@ -25,7 +25,7 @@ class Asked:
     def __init__(self, wait_s: float = 0.0) -> None:
         self.headers: list[dict[str, Any]] = []
         self.reply: dict[str, Any] | None = None
-        self.calls = Calls(self.post, FakeClock(), wait_s=wait_s)
+        self.calls = Operations(self.post, FakeClock(), wait_s=wait_s)
 
     def post(self, message: bytes) -> None:
         self.headers.append(frame.decode(message).header)
@@ -93,7 +93,7 @@ def test_a_full_mailbox_means_nothing_was_asked() -> None:
     def full(_message: bytes) -> None:
         raise MailboxError("no room for services")
 
-    calls = Calls(full, FakeClock(), wait_s=0.0)
+    calls = Operations(full, FakeClock(), wait_s=0.0)
     with pytest.raises(Unavailable, match="no room"):
         calls.ask("mode", "token", {})
     assert calls.pending == 0
@@ -123,8 +123,8 @@ def test_at_most_eight_threads_wait() -> None:
 
 def test_the_bridge_hands_on_and_survives_rubbish(box: FakeBox, clock: FakeClock) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    calls = Calls(Poster(box), clock, wait_s=0.0)
-    bridge = Bridge(box, live, calls, Stop())
+    calls = Operations(RequestPoster(box), clock, wait_s=0.0)
+    bridge = MailboxThread(box, live, calls, Stop())
     box.answer = None
     operation = calls.ask("mode", "token", {"mode": "observe"})
     box.arrive(Kind.SNAPSHOT, snapshot(5))
@@ -146,7 +146,7 @@ def test_a_damaged_message_does_not_end_the_bridge(
     box: FakeBox, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    bridge = Bridge(box, live, Calls(Poster(box), clock, wait_s=0.0), Stop())
+    bridge = MailboxThread(box, live, Operations(RequestPoster(box), clock, wait_s=0.0), Stop())
 
     def torn() -> list[Letter]:
         raise MessageDamaged("lane of services", 1)
@@ -159,7 +159,7 @@ def test_a_damaged_message_does_not_end_the_bridge(
 
 def test_a_snapshot_too_large_for_a_header_comes_as_json(box: FakeBox, clock: FakeClock) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    bridge = Bridge(box, live, Calls(Poster(box), clock, wait_s=0.0), Stop())
+    bridge = MailboxThread(box, live, Operations(RequestPoster(box), clock, wait_s=0.0), Stop())
     text = json.dumps(snapshot(7)).encode()
     for header in ({"at_us": 7, "json": True, "bytes": len(text)}, {"at_us": 8, "json": True}):
         box.waiting.append(Letter(frame.encode(Kind.SNAPSHOT, header, text)))
@@ -171,7 +171,7 @@ def test_a_snapshot_too_large_for_a_header_comes_as_json(box: FakeBox, clock: Fa
 def test_the_bridge_ends_with_the_stop(box: FakeBox, clock: FakeClock) -> None:
     stop = Stop()
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    bridge = Bridge(box, live, Calls(Poster(box), clock, wait_s=0.0), stop)
+    bridge = MailboxThread(box, live, Operations(RequestPoster(box), clock, wait_s=0.0), stop)
     stop.set()
     thread = threading.Thread(target=bridge.run, daemon=True)
     thread.start()

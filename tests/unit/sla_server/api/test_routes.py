@@ -14,7 +14,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire.pressure import Pressure, Problem
 from sla_server.api import openapi
 from sla_server.api.app import handler_of
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.routes import PREFIX, ROUTES
 from tests.support import api
 from tests.support.api import NOW_US, snapshot
@@ -57,7 +57,7 @@ def test_every_route_is_whole() -> None:
 
 
 @pytest.mark.parametrize("route", READS, ids=lambda route: route.operation)
-def test_reads_carry_an_etag_and_answer_304(web: FlaskClient, parts: Parts, route: Any) -> None:
+def test_reads_carry_an_etag_and_answer_304(web: FlaskClient, parts: AppContext, route: Any) -> None:
     parts.live.put(snapshot())
     first = web.get(route.rule)
     assert first.status_code == 200
@@ -80,7 +80,7 @@ def test_a_database_that_is_away_is_said(web: FlaskClient, source: api.FakeSourc
 
 
 def test_the_live_view_says_that_the_database_is_away(
-    web: FlaskClient, source: api.FakeSource, parts: Parts, clock: FakeClock
+    web: FlaskClient, source: api.FakeSource, parts: AppContext, clock: FakeClock
 ) -> None:
     source.away = True
     parts.live.put(snapshot(NOW_US, database="as services found it"))
@@ -93,7 +93,7 @@ def test_the_live_view_says_that_the_database_is_away(
     assert silent["slas"] == snapshot()["slas"], "what was last known is kept"
 
 
-def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, parts: Parts) -> None:
+def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, parts: AppContext) -> None:
     fresh = {**snapshot()["volumes"][0], "volume": "new-one"}
     parts.live.put(snapshot(volumes=[*snapshot()["volumes"], fresh]))
     rows = {row["volume"]: row for row in items(web, "volumes")}
@@ -111,7 +111,7 @@ def test_one_volume_and_its_streams(web: FlaskClient) -> None:
     assert web.get("/api/v1/volumes/none").status_code == 404
 
 
-def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, parts: Parts) -> None:
+def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, parts: AppContext) -> None:
     parts.live.put(snapshot(volumes=[{**snapshot()["volumes"][0], "volume": "new-one"}]))
     assert web.get("/api/v1/volumes/new-one").json["reads"] == 0
 
@@ -133,7 +133,7 @@ def test_spans_that_make_no_sense(web: FlaskClient, query: str) -> None:
     assert "_us" in answer.json["detail"]
 
 
-def test_agreements(web: FlaskClient, parts: Parts) -> None:
+def test_agreements(web: FlaskClient, parts: AppContext) -> None:
     parts.live.put(snapshot())
     row = items(web, "slas")[0]
     assert "document" not in row
@@ -218,7 +218,7 @@ def test_policy_caps(web: FlaskClient, source: api.FakeSource) -> None:
     assert web.get("/api/v1/policies/3/caps?hour=168").status_code == 400
 
 
-def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: Parts, clock: FakeClock) -> None:
+def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: AppContext, clock: FakeClock) -> None:
     empty = web.get("/api/v1/live?since=-1").json
     assert empty["at_us"] == 0
     assert empty["server"] == {"age_s": None, "stale": True, "database": ""}
@@ -233,7 +233,7 @@ def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: Parts, clock: Fa
     assert web.get("/api/v1/live").json["server"]["stale"]
 
 
-def test_a_stream_takes_a_place_and_gives_it_back(web: FlaskClient, parts: Parts) -> None:
+def test_a_stream_takes_a_place_and_gives_it_back(web: FlaskClient, parts: AppContext) -> None:
     parts.live.put(snapshot())
     answer = web.get("/api/v1/live/stream", buffered=False)
     assert answer.mimetype == "text/event-stream"
@@ -246,7 +246,7 @@ def test_a_stream_takes_a_place_and_gives_it_back(web: FlaskClient, parts: Parts
     assert parts.live.streams == 0
 
 
-def test_a_stream_beyond_the_limit(web: FlaskClient, parts: Parts) -> None:
+def test_a_stream_beyond_the_limit(web: FlaskClient, parts: AppContext) -> None:
     places = [parts.live.take_place() for _ in range(parts.live.streams_max)]
     answer = web.get("/api/v1/live/stream")
     assert answer.status_code == 503
@@ -256,7 +256,7 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, parts: Parts) -> None:
     places[0].release()
 
 
-def test_mode_fullness_and_processes(web: FlaskClient, parts: Parts) -> None:
+def test_mode_fullness_and_processes(web: FlaskClient, parts: AppContext) -> None:
     assert web.get("/api/v1/mode").json == {"mode": None, "stale": True}
     parts.live.put(snapshot())
     assert web.get("/api/v1/mode").json == {"mode": "enforce", "stale": False}
@@ -274,7 +274,7 @@ def health(web: FlaskClient) -> tuple[int, str, list[tuple[str, str]]]:
 
 
 def test_health_is_ok_degraded_or_down(
-    web: FlaskClient, parts: Parts, source: api.FakeSource, clock: FakeClock
+    web: FlaskClient, parts: AppContext, source: api.FakeSource, clock: FakeClock
 ) -> None:
     assert health(web) == (503, "down", [("services", "services")]), "they have not spoken yet"
     parts.live.put(snapshot())
@@ -297,7 +297,7 @@ def test_health_is_ok_degraded_or_down(
     assert metric not in web.get("/api/v1/metrics").text
 
 
-def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: Parts) -> None:
+def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: AppContext) -> None:
     told = openapi.document()
     answers = told["paths"]["/api/v1/health"]["get"]["responses"]
     schema = {"schema": {"$ref": "#/components/schemas/Health"}}
@@ -313,14 +313,14 @@ def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: Parts) 
         parts.live.put(snapshot())
 
 
-def test_a_damaged_database_is_down_because_it_does_not_heal(web: FlaskClient, parts: Parts) -> None:
+def test_a_damaged_database_is_down_because_it_does_not_heal(web: FlaskClient, parts: AppContext) -> None:
     damaged = {"process": "dbmanager", "what": "database-damaged", "since_us": 7, "reason": "restore it"}
     parts.live.put({**snapshot(), "problems": [damaged]})
     assert health(web) == (503, "down", [("dbmanager", "database-damaged")])
 
 
 def test_what_the_supervisor_says_is_shown_while_services_are_silent(
-    web: FlaskClient, parts: Parts, clock: FakeClock
+    web: FlaskClient, parts: AppContext, clock: FakeClock
 ) -> None:
     hangs = Problem("services", 7, "services has made no progress for 12 s")
     parts.live.put_report(Pressure("supervisor", clock.unix_us(), {}, {}, (hangs,)))
@@ -341,7 +341,7 @@ def test_a_server_short_of_descriptors_asks_to_come_again(
 
 
 def test_while_services_wait_dbmanager_says_itself_what_for(
-    web: FlaskClient, parts: Parts, clock: FakeClock
+    web: FlaskClient, parts: AppContext, clock: FakeClock
 ) -> None:
     told = Pressure("dbmanager", clock.unix_us(), {}, {}, (Problem("database", 7, "waits: disk full"),))
     parts.live.put_report(told)

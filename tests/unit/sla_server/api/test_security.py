@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 import dashboard
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from sla_server.api.routes import ROUTES
 from sla_server.api.security import (
     CODE_LIFE_S,
@@ -28,7 +28,7 @@ def path_of(rule: str) -> str:
     return rule.replace("<", "").replace(">", "")
 
 
-def sign_in(web: FlaskClient, parts: Parts) -> None:
+def sign_in(web: FlaskClient, parts: AppContext) -> None:
     answer = web.post("/login", data={"code": parts.logins.issue()})
     assert answer.status_code == 303
 
@@ -59,7 +59,7 @@ def test_a_token_does_not_help_another_site(
     assert box.posted == []
 
 
-def test_a_login_code_signs_in_once(web: FlaskClient, parts: Parts, box: api.FakeBox) -> None:
+def test_a_login_code_signs_in_once(web: FlaskClient, parts: AppContext, box: api.FakeBox) -> None:
     code = parts.logins.issue()
     for _look in range(3):  # of a person, a link preview, a scanner
         page = web.get(f"/login?code={code}")
@@ -83,7 +83,7 @@ def test_a_login_code_signs_in_once(web: FlaskClient, parts: Parts, box: api.Fak
     assert "Set-Cookie" not in again.headers
 
 
-def test_the_page_that_signs_in_holds_no_text_of_others(web: FlaskClient, parts: Parts) -> None:
+def test_the_page_that_signs_in_holds_no_text_of_others(web: FlaskClient, parts: AppContext) -> None:
     page = web.get('/login?code="><script>alert(1)</script>')
     assert "<script" not in page.text
     headers = {"Origin": "http://evil.example"}
@@ -94,7 +94,7 @@ def test_the_page_that_signs_in_holds_no_text_of_others(web: FlaskClient, parts:
 
 @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999"])
 def test_a_session_needs_our_own_origin(
-    web: FlaskClient, parts: Parts, box: api.FakeBox, origin: str | None
+    web: FlaskClient, parts: AppContext, box: api.FakeBox, origin: str | None
 ) -> None:
     sign_in(web, parts)
     headers = {} if origin is None else {"Origin": origin}
@@ -102,7 +102,7 @@ def test_a_session_needs_our_own_origin(
     assert box.posted == []
 
 
-def test_signing_out(web: FlaskClient, parts: Parts) -> None:
+def test_signing_out(web: FlaskClient, parts: AppContext) -> None:
     sign_in(web, parts)
     assert web.delete("/api/v1/session", headers=PAGE).status_code == 200
     assert web.get("/api/v1/session").json == {"signed_in": False}
@@ -110,7 +110,7 @@ def test_signing_out(web: FlaskClient, parts: Parts) -> None:
 
 
 def test_a_session_survives_a_restart_and_ends_with_the_token(
-    web: FlaskClient, parts: Parts, clock: FakeClock
+    web: FlaskClient, parts: AppContext, clock: FakeClock
 ) -> None:
     answer = web.post("/login", data={"code": parts.logins.issue()})
     cookie = answer.headers["Set-Cookie"].partition(";")[0]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from sla_server.api.context import Parts
+from sla_server.api.context import AppContext
 from tests.support import api
 
 THROTTLE = {"volume": "batch", "iops": 100, "duration_s": 600, "reason": "backup window"}
@@ -133,7 +133,7 @@ def test_a_refusal_is_told_with_its_errors(
 
 
 def test_no_answer_is_202_and_an_operation(
-    web: FlaskClient, box: api.FakeBox, parts: Parts, bearer: dict[str, str]
+    web: FlaskClient, box: api.FakeBox, parts: AppContext, bearer: dict[str, str]
 ) -> None:
     box.answer = None
     answer = web.delete("/api/v1/slas/erp-gold", headers=bearer)

@@ -1,52 +1,5 @@
-"""The command line against the real API application, called in process, over the API tests' fakes."""
+"""The terminal of the command line's tests."""
 
-from __future__ import annotations
+from tests.support.cli import sla
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import httpx
-import pytest
-from click.testing import CliRunner, Result
-
-import dashboard
-from pmdaemon.runtime.stop import Stop
-from sla_server.api.context import Parts
-from sla_server.api.mailbox_thread import Bridge
-from sla_server.cli.client import Client
-from sla_server.cli.main import cli
-from tests.support import api
-
-SERVER = "http://127.0.0.1:8411"
-
-
-@dataclass
-class Terminal:
-    """Runs ``sla`` against the application."""
-
-    parts: Parts
-    box: api.FakeBox
-    source: api.FakeSource
-    transport: httpx.BaseTransport
-
-    def __call__(self, *arguments: str, text: str | None = None) -> Result:
-        client = Client(SERVER, transport=self.transport)
-        return CliRunner().invoke(cli, list(arguments), obj=client, input=text, catch_exceptions=False)
-
-    @property
-    def asked(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(header["op"], header["body"]) for header in self.box.posted]
-
-
-@pytest.fixture
-def sla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    for name in ("SLA_SERVER", "SLA_CONFIG", "SLA__DATA_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLA_TOKEN", api.TOKEN)
-    box, source = api.FakeBox(answer=lambda _header: (True, 200, {})), api.FakeSource()
-    parts = api.make_parts(box, source=source)
-    box.bridge = Bridge(box, parts.live, parts.calls, Stop())
-    parts.live.put(api.snapshot())
-    yield Terminal(parts, box, source, httpx.WSGITransport(app=dashboard.create_app(parts)))
-    box.close()
+__all__ = ["sla"]

@@ -11,7 +11,7 @@ from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.cli import client as client_module
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.shared import duration_s
-from tests.unit.sla_server.cli.conftest import Terminal
+from tests.support.cli import Terminal
 
 APPLIED = {
     "applied": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.unit.sla_server.cli.conftest import Terminal
+from tests.support.cli import Terminal
 
 
 def test_add_and_remove(sla: Terminal) -> None:

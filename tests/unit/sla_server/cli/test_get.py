@@ -10,7 +10,7 @@ import pytest
 from sla_server.cli import formatting, tables
 from sla_server.cli.tables import KINDS, build, by_objective, what_of
 from tests.support.api import NOW_US, FakeSource
-from tests.unit.sla_server.cli.conftest import Terminal
+from tests.support.cli import Terminal
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -7,7 +7,7 @@ from rich.console import Console
 from sla_server.cli.tables import KINDS, build
 from sla_server.cli.top import frame, trouble_of
 from tests.support import api
-from tests.unit.sla_server.cli.conftest import Terminal
+from tests.support.cli import Terminal
 
 
 def draw(snapshot: dict[str, object], trouble: str = "") -> str:

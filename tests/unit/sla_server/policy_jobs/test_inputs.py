@@ -11,7 +11,7 @@ import pytest
 from sla_server.agreements.compile import classes, promises
 from sla_server.db.policies import Statistics
 from sla_server.policy_jobs.errors import UnreadableAgreement
-from sla_server.policy_jobs.inputs import Inputs, on_one_backend, read
+from sla_server.policy_jobs.inputs import JobInputs, on_one_backend, read
 from sla_server.policy_jobs.job import status_of
 from sla_server.policy_jobs.schema import STREAM_COLUMNS
 from tests.support.agreements import in_force, simple
@@ -37,9 +37,9 @@ def test_a_volume_that_was_moved_lies_on_one_backend() -> None:
 def test_a_volume_is_protected_if_a_client_of_it_is_covered() -> None:
     items = [in_force(simple(volumes="vol-*", clients="left-*"))]
     empty = STREAMS.slice(0, 0)
-    read = Inputs(empty, empty, empty, STREAMS, promises(items), classes(items), {})
+    read = JobInputs(empty, empty, empty, STREAMS, promises(items), classes(items), {})
     assert read.protected == {"vol-1"}
-    assert Inputs(empty, empty, empty, STREAMS, [], [], {}).protected == frozenset()
+    assert JobInputs(empty, empty, empty, STREAMS, [], [], {}).protected == frozenset()
 
 
 class OldStore:

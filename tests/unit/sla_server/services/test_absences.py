@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.ingest.records import check_row
-from sla_server.services.absences import LIMIT_S, Attendance
+from sla_server.services.absences import LIMIT_S, AwaitedGateways
 from sla_server.services.startup import Start
 from tests.support.services import GATEWAY, Bench
 from tests.unit.sla_server.services.test_core import gateway
@@ -13,7 +13,7 @@ S = 1_000_000_000
 
 
 def test_who_is_back_in_time_is_not_missed() -> None:
-    book = Attendance({"g-1": "host-1"}, 0)
+    book = AwaitedGateways({"g-1": "host-1"}, 0)
     book.await_return("g-2", "host-2", 5 * S)
     book.settled("g-1")
     assert book.overdue(round((LIMIT_S + 4.9) * S), 7) == []
@@ -24,7 +24,7 @@ def test_who_is_back_in_time_is_not_missed() -> None:
 
 
 def test_who_is_detached_again_has_the_whole_time_again() -> None:
-    book = Attendance({"g-1": "host-1"}, 0)
+    book = AwaitedGateways({"g-1": "host-1"}, 0)
     book.await_return("g-1", "host-1", 50 * S)
     assert book.overdue(100 * S, 7) == []
     assert len(book.overdue(110 * S, 7)) == 2  # its state, and the event

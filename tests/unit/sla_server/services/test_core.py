@@ -17,7 +17,7 @@ from sla_server.services.catalog import Catalog
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.judging.judge import Judgement
 from sla_server.services.rows import event_row
-from sla_server.services.sql_worker import Found, PolicyLook
+from sla_server.services.sql_worker import PublishedPolicy, SqlState
 from sla_server.services.startup import KnownGateway, Start
 from tests.support.agreements import simple
 from tests.support.services import GATEWAY, START_US, Bench
@@ -382,9 +382,9 @@ def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> No
     assert [row["name"] for row in shown["slas"]] == ["gold"]
 
 
-def policy(version: int = 3, hour: int = 96, **keys: Any) -> Found:
-    look = PolicyLook(version, published=True, hour_of_week=hour, caps={"vol-1": 50.0, "vol-2": None})
-    return Found(policy_looked=True, policy=look, **keys)
+def policy(version: int = 3, hour: int = 96, **keys: Any) -> SqlState:
+    look = PublishedPolicy(version, published=True, hour_of_week=hour, caps={"vol-1": 50.0, "vol-2": None})
+    return SqlState(policy_looked=True, policy=look, **keys)
 
 
 def test_a_published_policy_is_put_in_force_once_and_its_caps_each_hour() -> None:
@@ -417,7 +417,7 @@ def test_violations_become_episodes_and_the_snapshot_shows_everything() -> None:
         {"name": "pmdaemon", "state": "running", "pid": 1, "restarts": 0, "since_us": 5, "reason": ""}
     ]
     (_, old) = event_row("k", "info", "", "", "", 1)
-    bench.looker.found.put(Found(processes=processes, events=[old]))
+    bench.looker.found.put(SqlState(processes=processes, events=[old]))
     bench.tick(1)
     tables = [table for table, _ in bench.records()]
     assert tables.count("episodes") == 1
@@ -438,7 +438,7 @@ def test_judged_slices_are_recorded_and_counted_into_the_episode() -> None:
     bench.records()
     row = ("slices", {"name": "gold", "objective": "latency", "start_us": START_US, "revision": 0})
     bad = [(("gold", "latency"), START_US, START_US + 60_000_000)]
-    bench.looker.found.put(Found(Judgement(rows=[row], bad=bad)))
+    bench.looker.found.put(SqlState(Judgement(rows=[row], bad=bad)))
     bench.tick()
     rows = bench.records()
     assert row in [(table, dict(found)) for table, found in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from sla_server.agreements.errors import Problem
+from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.services import documents
 from sla_server.services.documents import DocumentReader
@@ -17,9 +17,9 @@ def test_whatever_reading_raises_is_a_problem_of_that_document_alone(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     reader = DocumentReader()
-    answers: list[tuple[list[Loaded], list[Problem]]] = []
+    answers: list[tuple[list[Loaded], list[DocumentProblem]]] = []
 
-    def then(read: list[Loaded], problems: list[Problem]) -> None:
+    def then(read: list[Loaded], problems: list[DocumentProblem]) -> None:
         answers.append((read, problems))
 
     def broken(_text: str, _rollup_s: int) -> list[Loaded]:

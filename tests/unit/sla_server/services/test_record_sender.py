@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pmdaemon.wire.kinds import Kind
 from sla_server.services import record_sender as journals
-from sla_server.services.record_sender import Journal
+from sla_server.services.record_sender import RecordSender
 from tests.support.services import FakeMailbox
 
 SECOND_NS = 1_000_000_000
@@ -20,9 +20,9 @@ def event(name: str, size: int = 0) -> tuple[str, dict[str, str]]:
     return "events", {"event_id": name, "text": "x" * size}
 
 
-def make(limit_bytes: int = 1 << 20) -> tuple[Journal, FakeMailbox]:
+def make(limit_bytes: int = 1 << 20) -> tuple[RecordSender, FakeMailbox]:
     mailbox = FakeMailbox()
-    return Journal(mailbox, "tag", limit_bytes), mailbox
+    return RecordSender(mailbox, "tag", limit_bytes), mailbox
 
 
 def ids(mailbox: FakeMailbox) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ from sla_server.services import sql_worker
 from sla_server.services.catalog import apply
 from sla_server.services.config import ServicesConfig
 from sla_server.services.judging import judge
-from sla_server.services.sql_worker import MORE_S, Found, Looker, hour_of_week
+from sla_server.services.sql_worker import MORE_S, SqlState, SqlWorker, hour_of_week
 from sla_server.services.startup import Start, marker_event, read_start
 from tests.support.agreements import simple
 from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
@@ -25,9 +25,9 @@ class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.store = FakeStore()
-        self.looker = Looker(self.store, ServicesConfig(), self.clock)
+        self.looker = SqlWorker(self.store, ServicesConfig(), self.clock)
 
-    def look(self, seconds: float = 0.0) -> list[Found]:
+    def look(self, seconds: float = 0.0) -> list[SqlState]:
         self.clock.advance(seconds)
         self.looker.look()
         found = []
@@ -201,7 +201,7 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
 
     monkeypatch.setattr(scene.store, "slice_inputs", seen)
     scene.looker.give_way(to_mail=True)
-    found: list[Found] = []
+    found: list[SqlState] = []
     thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
     thread.start()
     assert read.wait(60)

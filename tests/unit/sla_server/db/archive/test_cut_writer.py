@@ -14,7 +14,7 @@ import pytest
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire.cut import COL, COLUMNS
 from sla_server.db.archive import cut_file
-from sla_server.db.archive.writer import Archive
+from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.errors import ArchiveFailed
 from sla_server.db.ingest.rollup import Ingested
 from tests.support.samples import EPOCH, T0, gateway, make_cut, stream
@@ -27,7 +27,7 @@ def clock():
 
 @pytest.fixture
 def archive(tmp_path, clock):
-    return Archive(tmp_path, "abcd", 1 << 20, 60, clock)
+    return CutFileWriter(tmp_path, "abcd", 1 << 20, 60, clock)
 
 
 def ingested(*items, offset_us=0):
@@ -124,7 +124,7 @@ def test_due_by_age(archive, clock):
 
 def test_due_by_size(tmp_path, clock, monkeypatch):
     monkeypatch.setattr("sla_server.db.archive.file.ROW_GROUP_ROWS", 100)
-    archive = Archive(tmp_path, "abcd", 20_000, 60, clock)
+    archive = CutFileWriter(tmp_path, "abcd", 20_000, 60, clock)
     seq = 0
     while not archive.is_due:
         seq += 1

@@ -10,7 +10,7 @@ import pytest
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import SystemClock
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.ingest.background_commit import UnderWay
+from sla_server.db.ingest.background_commit import BackgroundCommit
 
 WINDOW: Any = object()
 
@@ -30,8 +30,8 @@ class Store:
             raise error
 
 
-def under_way(store: Any) -> UnderWay:
-    return UnderWay(store, SystemClock())
+def under_way(store: Any) -> BackgroundCommit:
+    return BackgroundCommit(store, SystemClock())
 
 
 def test_a_window_is_committed_once() -> None:

@@ -10,14 +10,14 @@ import pytest
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.cut import COL, HIST_DTYPE, MISSED_DTYPE
 from sla_server.db.ingest.batch import decode_batch
-from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.queue import IngestRecord
 from tests.support.samples import EPOCH, cuts_message, gateway, make_cut
 
 
 def decoded(*items):
     """A batch of two records: the first cut, and all others."""
     payloads = [cuts_message(items[:1]), cuts_message(items[1:])]
-    return decode_batch([Record(7 + number, payload) for number, payload in enumerate(payloads)], 6)
+    return decode_batch([IngestRecord(7 + number, payload) for number, payload in enumerate(payloads)], 6)
 
 
 def with_counter(name, value):

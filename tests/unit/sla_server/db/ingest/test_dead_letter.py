@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sla_server.db.ingest.dead_letter import put_aside
-from sla_server.db.ingest.queue import Record
+from sla_server.db.ingest.queue import IngestRecord
 
 
 def test_a_record_put_aside_is_on_disk_on_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_a_record_put_aside_is_on_disk_on_return(tmp_path: Path, monkeypatch: py
         sync(fd)
 
     monkeypatch.setattr(os, "fsync", watched)
-    event = put_aside(tmp_path / "refused", Record(7, b"payload"), "out of range", 1_000)
+    event = put_aside(tmp_path / "refused", IngestRecord(7, b"payload"), "out of range", 1_000)
     [kept] = (tmp_path / "refused").iterdir()
     assert kept.read_bytes() == b"payload"
     assert kept.name in event["text"]

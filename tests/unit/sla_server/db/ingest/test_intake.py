@@ -16,11 +16,11 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from sla_server.db.errors import QueuePoisoned
+from sla_server.db.errors import IngestQueuePoisoned
 from sla_server.db.ingest import receiver as post_office_module
-from sla_server.db.ingest.intake import Intake
-from sla_server.db.ingest.queue import Record
-from sla_server.db.ingest.receiver import PostOffice
+from sla_server.db.ingest.intake import IngestIntake
+from sla_server.db.ingest.queue import IngestRecord
+from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.records import check_row
 from sla_server.db.ingest.watermarks import HighWater
 from tests.support.samples import (
@@ -41,7 +41,7 @@ class Message:
 
 
 def new_intake(*rows):
-    return Intake(4711, HighWater(rows))
+    return IngestIntake(4711, HighWater(rows))
 
 
 def seqs(payload):
@@ -222,7 +222,7 @@ def test_recovery_counts_what_lies_in_the_queue():
         gateway_message(spool=[[5, 41, 41]]),
         streams_message(),
     ]
-    assert intake.recover((Record(seq, payload) for seq, payload in enumerate(payloads, 1)), 0) == []
+    assert intake.recover((IngestRecord(seq, payload) for seq, payload in enumerate(payloads, 1)), 0) == []
     absorbed = intake.absorb([Message(cuts_message([make_cut(3)])), Message(gateway_message())])
     assert sorted(answers(absorbed, Kind.WATERMARKS)[0][1]["hw"]) == [
         [gateway(1), 5, 40],
@@ -234,7 +234,7 @@ def test_recovery_counts_what_lies_in_the_queue():
 def test_a_watermark_that_was_changed_while_the_server_was_stopped_is_mended(had):
     """Records 1 and 2 are in SQL, which should say 3; record 3 is not."""
     payloads = [cuts_message([make_cut(2)]), cuts_message([make_cut(3)]), cuts_message([make_cut(4)])]
-    records = [Record(seq, payload) for seq, payload in enumerate(payloads, 7)]
+    records = [IngestRecord(seq, payload) for seq, payload in enumerate(payloads, 7)]
     for is_whole in (True, False):
         intake = new_intake((gateway(1), EPOCH, had), (gateway(2), EPOCH, 9))
         mended = intake.recover(records, 8, is_whole=is_whole)
@@ -251,14 +251,16 @@ def test_watermarks_that_are_right_are_left_alone():
     payloads = [gateway_message(spool=[[EPOCH, 11, 11]]), cuts_message([make_cut(11)])]
     for stored in (10, 11):  # the floor is stored with the inventory, the cut perhaps not yet
         intake = new_intake((gateway(1), EPOCH, stored))
-        assert intake.recover([Record(seq, payload) for seq, payload in enumerate(payloads, 1)], 1) == []
+        assert (
+            intake.recover([IngestRecord(seq, payload) for seq, payload in enumerate(payloads, 1)], 1) == []
+        )
 
 
 @pytest.mark.parametrize(
     ("dropped", "lost"), [(0, 51), (20, 31), (51, 0)], ids=["none dropped", "some dropped", "all dropped"]
 )
 def test_cuts_that_neither_side_has_are_an_event_and_counted(dropped, lost):
-    intake = Intake(4711, HighWater([(gateway(1), EPOCH, 100)]), {gateway(1): 5})
+    intake = IngestIntake(4711, HighWater([(gateway(1), EPOCH, 100)]), {gateway(1): 5})
     message = gateway_message(spool=[[EPOCH, 152, 160]], dropped=5 + dropped)
     first, *events = [frame.decode(payload) for payload in intake.absorb([Message(message)]).records]
     assert first.header.get("lost_cuts", 0) == lost
@@ -316,7 +318,7 @@ class Queue:
 
     def append_many(self, payloads):
         if self.fails:
-            raise QueuePoisoned("q", "disk")
+            raise IngestQueuePoisoned("q", "disk")
         self.log.append(("queue", len(payloads)))
         return 1
 
@@ -325,7 +327,7 @@ def office(batches):
     log: list = []
     box, queue = Box(batches, log), Queue(log)
     woken = lambda: log.append(("woken", "writer"))  # noqa: E731
-    post_office = PostOffice([box], new_intake(), queue, woken, clock=FakeClock(unix_us=7))
+    post_office = IngestReceiver([box], new_intake(), queue, woken, clock=FakeClock(unix_us=7))
     return post_office, box, queue, log
 
 
@@ -340,7 +342,7 @@ def test_notices_leave_after_the_append():
 def test_nothing_is_confirmed_when_the_queue_cannot_keep_it():
     post_office, _, queue, log = office([[Message(cuts_message([make_cut(1)]))]])
     queue.fails = True
-    with pytest.raises(QueuePoisoned):
+    with pytest.raises(IngestQueuePoisoned):
         post_office.round()
     assert log == []
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pmdaemon.diskqueue.record import DATA_START
-from sla_server.db.errors import NoRoomForQueue, OldQueueFiles, QueueCorrupt, QueuePoisoned
-from sla_server.db.ingest.queue import DurableQueue, IngestQueue, Record, check_room
+from sla_server.db.errors import IngestQueuePoisoned, NoRoomForQueue, OldQueueFiles, QueueCorrupt
+from sla_server.db.ingest.queue import DurableQueue, IngestQueue, IngestRecord, check_room
 
 SIZE_BYTES = 1 << 20
 
@@ -25,13 +25,13 @@ def test_appends_reads_in_order_and_deletes(tmp_path: Path) -> None:
     assert queue.append_many([b"1", b"2"]) == 2
     assert queue.append_many([]) == 2
     reader = queue.reader(0)
-    assert reader.read(1) == [Record(1, b"1")]
+    assert reader.read(1) == [IngestRecord(1, b"1")]
     queue.append_many([b"3"])
-    assert reader.read(1 << 20) == [Record(2, b"2"), Record(3, b"3")]
+    assert reader.read(1 << 20) == [IngestRecord(2, b"2"), IngestRecord(3, b"3")]
     assert reader.read(1) == []
     queue.delete_through(2)
     assert queue.oldest_seq == 3
-    assert queue.reader(0).read(1 << 20) == [Record(3, b"3")]
+    assert queue.reader(0).read(1 << 20) == [IngestRecord(3, b"3")]
     assert queue.waiting_bytes == 256
     queue.close()  # type: ignore[attr-defined]
     assert (tmp_path / "q").stat().st_mode & 0o777 == 0o700
@@ -85,7 +85,7 @@ def test_errors_are_those_of_the_database_manager(tmp_path: Path) -> None:
         lambda: queue.reader(0).read(1),
         lambda: queue.delete_through(1),
     ):
-        with pytest.raises(QueuePoisoned):
+        with pytest.raises(IngestQueuePoisoned):
             act()
 
 
@@ -199,7 +199,7 @@ def test_a_queue_that_lags_behind_the_database_leaves_the_consumed_numbers_unuse
         queue.go_on_behind(40)
     assert [(line["newest"], line["consumed"]) for line in logs] == [(3, 40)]
     assert queue.append_many([b"41"]) == 41
-    assert queue.reader(40).read(99) == [Record(41, b"41")]
+    assert queue.reader(40).read(99) == [IngestRecord(41, b"41")]
     queue.close()
     again = IngestQueue(tmp_path / "q", SIZE_BYTES)
     assert [record.queue_seq for record in again.reader(0).read(99)] == [1, 2, 3, 41]

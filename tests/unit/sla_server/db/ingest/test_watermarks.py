@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.db.ingest.watermarks import Admission, HighWater, spool_floors
+from sla_server.db.ingest.watermarks import CutAdmission, HighWater, spool_floors
 
-NEW, DUPLICATE, HOLE = Admission.NEW, Admission.DUPLICATE, Admission.HOLE
+NEW, DUPLICATE, HOLE = CutAdmission.NEW, CutAdmission.DUPLICATE, CutAdmission.HOLE
 
 
 def test_in_order_again_and_beyond():

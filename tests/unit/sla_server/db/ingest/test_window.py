@@ -14,9 +14,9 @@ from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
 from sla_server.db import schema
 from sla_server.db.ingest import window as window_module
-from sla_server.db.ingest.batch import Batch
+from sla_server.db.ingest.batch import DecodedBatch
 from sla_server.db.ingest.rollup import HOUR_US, Ingested, screen
-from sla_server.db.ingest.window import FULL_CUTS, Window
+from sla_server.db.ingest.window import FULL_CUTS, IngestWindow
 from tests.support.samples import MINUTE_US, T0, Model, gateway, make_cut, stream
 
 
@@ -26,10 +26,10 @@ def ingested(item, offset_us=0):
 
 def window_of(items, offset_us=0, batch_cuts=99):
     """A window that has absorbed these cuts, ``batch_cuts`` at a time."""
-    window = Window(MINUTE_US)
+    window = IngestWindow(MINUTE_US)
     for start in range(0, len(items), batch_cuts):
         part = [ingested(item, offset_us) for item in items[start : start + batch_cuts]]
-        window.absorb(Batch(start + 1, start + len(part), cuts=part))
+        window.absorb(DecodedBatch(start + 1, start + len(part), cuts=part))
     return window
 
 
@@ -103,7 +103,7 @@ def test_after_a_reset_nothing_is_left():
     window = window_of(items[:1])
     window.reset()
     assert window.first_seq == window.last_seq == len(window.streams) == 0
-    window.absorb(Batch(2, 2, cuts=[ingested(items[1])]))
+    window.absorb(DecodedBatch(2, 2, cuts=[ingested(items[1])]))
     second = Model.of(items[1:])
     assert slots_of(window) == {key: (dict(second.slots[key]), second.hists[key]) for key in second.slots}
     assert window.coverage == dict(second.coverage)
@@ -112,10 +112,10 @@ def test_after_a_reset_nothing_is_left():
 
 def test_a_window_is_full_before_sums_can_overflow():
     item = ingested(make_cut(1, streams=(1,)))
-    window = Window(MINUTE_US)
-    window.absorb(Batch(1, 1, cuts=[item] * FULL_CUTS))
+    window = IngestWindow(MINUTE_US)
+    window.absorb(DecodedBatch(1, 1, cuts=[item] * FULL_CUTS))
     assert not window.is_full
-    window.absorb(Batch(2, 2, cuts=[item]))
+    window.absorb(DecodedBatch(2, 2, cuts=[item]))
     assert window.is_full
     assert (FULL_CUTS + (5 << 20) // (8 * len(COL))) * MAX_COUNTER < 1 << 63
 

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from sla_server.services.control.arrivals import MOST_CUTS
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from tests.support.worlds import brain, cut, exports, promise, streams, volume_class
 
 S = 1_000_000_000
 GATEWAYS = ("g1", "g2", "g3")
 
 
-def fed(seed: int, *, together: bool) -> tuple[Brain, list[object]]:
+def fed(seed: int, *, together: bool) -> tuple[Controller, list[object]]:
     """Two promises behind one gateway each, one over all; caps go out and are confirmed; some cuts repeat."""
     rng = random.Random(seed)
     made = brain(

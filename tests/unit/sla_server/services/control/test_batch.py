@@ -11,13 +11,13 @@ from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_KINDS, MISSED_DTYPE, 
 from pmdaemon.wire.histogram import WIRE_BUCKETS, percentile_us
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Promise
-from sla_server.services.control.batch import Batch, Taken
-from sla_server.services.control.scopes import Scopes
+from sla_server.services.control.batch import CutBatch, Taken
+from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import percentiles_us
 from sla_server.services.control.signal_row import piece_at
 from sla_server.services.control.simulation import UNIX_0_US
-from sla_server.services.control.usage import GatewayTable, Stream, UseBoard
+from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 from tests.support.worlds import piece_of, promise
 
 VOLUMES = ("gold-1", "gold-2", "plain", "both")
@@ -63,17 +63,19 @@ def many_promises() -> list[Promise]:
 @pytest.mark.parametrize("seed", range(12))
 def test_pieces_are_those_of_each_cut_alone(seed):
     rng = random.Random(seed)
-    scopes, board, tables = Scopes(ControlSettings()), UseBoard(), {}
+    scopes, board, tables = PromiseScopes(ControlSettings()), UsageTable(), {}
     for gateway in ("g1", "g2", "g3")[: 1 + seed % 3]:
         table = tables[gateway] = GatewayTable(gateway, board)
-        table.add_streams([Stream(stream_id(gateway, v, "client"), v, "client", "disk") for v in VOLUMES])
+        table.add_streams(
+            [KnownStream(stream_id(gateway, v, "client"), v, "client", "disk") for v in VOLUMES]
+        )
     scopes.set_promises(many_promises(), tables.values())
     taken = []
     for gateway, table in tables.items():
         names = [*rng.sample(VOLUMES, rng.randrange(1, 5)), *(["stranger"] * (seed % 2))]
         made = random_cut(rng, gateway, names)
         taken.append(Taken(made, table, scopes.plan(table, made.column("stream_id")), seed + 5))
-    batch = Batch(taken)
+    batch = CutBatch(taken)
     pieces = batch.pieces()
     assert pieces is not None
     first = 0
@@ -103,13 +105,15 @@ def test_percentiles_of_many_are_those_of_each():
 
 
 def test_use_is_that_of_each_volume():
-    board = UseBoard()
+    board = UsageTable()
     table = GatewayTable("g1", board)
     other = GatewayTable("g2", board)
     for made, volumes in ((table, ("a", "b")), (other, ("a",))):
-        found = [Stream(stream_id(made.gateway_id, v, c), v, c, "disk") for v in volumes for c in ("x", "y")]
+        found = [
+            KnownStream(stream_id(made.gateway_id, v, c), v, c, "disk") for v in volumes for c in ("x", "y")
+        ]
         made.add_streams(found)
-    scopes, taken = Scopes(ControlSettings()), []
+    scopes, taken = PromiseScopes(ControlSettings()), []
     for made, count in ((other, 7), (table, 5)):
         counters = np.zeros((len(COLUMNS), len(made.streams)), dtype=np.int64)
         counters[COL["stream_id"]] = [s.stream_id for s in made.streams]
@@ -118,8 +122,8 @@ def test_use_is_that_of_each_volume():
         empty = np.zeros(0, dtype=HIST_DTYPE), np.zeros(0, dtype=MISSED_DTYPE)
         each = Cut(made.gateway_id, 1, 1, 0, 500_000, 0, 1, counters, *empty)
         taken.append(Taken(each, made, scopes.plan(made, each.column("stream_id")), 1))
-    Batch(taken).measure(board)
-    assert Batch(taken).pieces() is None
+    CutBatch(taken).measure(board)
+    assert CutBatch(taken).pieces() is None
     assert [table.use[v].last_ops_per_s for v in "ab"] == [20.0, 20.0]
     assert (other.use["a"].last_ops_per_s, other.use["a"].held) == (28.0, 14)
     assert other.use["a"].cost_per_s == 28.0  # half of 56

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import SimClient, SimGateway, Simulation
@@ -28,7 +28,7 @@ class Demo:
     back: SimGateway
 
 
-def demo(seed: int, until: float = 90, made: Brain | None = None, **greedy) -> Demo:
+def demo(seed: int, until: float = 90, made: Controller | None = None, **greedy) -> Demo:
     sim = Simulation(made or brain(mode="observe"), seed)
     front = sim.gateway("A", ["gold"], {"gold": [12_000]})
     back = sim.gateway("B", ["greedy"])
@@ -204,9 +204,9 @@ def test_a_lost_victim_keeps_its_help_for_a_lease_only():
     assert rows(world.sim)[released[1].details["throttle_id"]]["reason"] == "victim-gone"
 
 
-def restarted(sim: Simulation, *, forget: bool = False) -> Brain:
+def restarted(sim: Simulation, *, forget: bool = False) -> Controller:
     """Another brain takes over from what SQL holds; ``forget``: rows as written before 0003."""
-    fresh = Brain(ControlSettings())
+    fresh = Controller(ControlSettings())
     fresh.set_agreements((promise(),), (volume_class(),))
     in_force = [r for r in rows(sim).values() if r["released_us"] is None and r["state"] != "observed"]
     if forget:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sla_server.services.control.gateway_caps import MAX_GEN, Port
+from sla_server.services.control.gateway_caps import MAX_GEN, GatewayCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.throttle import Rates
 
@@ -8,13 +8,13 @@ S = 1_000_000_000
 SETTINGS = ControlSettings()
 
 
-def sent(cost: float = 100.0, gen: int = 5) -> Port:
-    port = Port("A")
+def sent(cost: float = 100.0, gen: int = 5) -> GatewayCaps:
+    port = GatewayCaps("A")
     port.send({"v": Rates(cost=cost)}, {"v": Rates(cost=cost)}, gen, 0)
     return port
 
 
-def changed(port: Port, share: float, whole: float, now_ns: int = 60 * S) -> set[str]:
+def changed(port: GatewayCaps, share: float, whole: float, now_ns: int = 60 * S) -> set[str]:
     return port.changed({"v": Rates(cost=share)}, {"v": Rates(cost=whole)}, SETTINGS, now_ns)
 
 
@@ -52,7 +52,7 @@ def test_a_change_within_the_cut_is_waited_out():
 
 
 def test_empty_and_zero_agree_but_unknown_caps_are_cleared():
-    port = Port("A")
+    port = GatewayCaps("A")
     port.report(0)
     assert not port.stray(SETTINGS, 60 * S)
     port.report(17)
@@ -60,7 +60,7 @@ def test_empty_and_zero_agree_but_unknown_caps_are_cleared():
 
 
 def test_adoption_believes_a_generation_that_can_be_it():
-    port = Port("A")
+    port = GatewayCaps("A")
     port.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
     assert changed(port, 100, 100) == set()
     assert changed(port, 50, 100) == set()  # the split is not known and not worth a new generation
@@ -72,7 +72,7 @@ def test_adoption_believes_a_generation_that_can_be_it():
 
 def test_adoption_fails_when_the_gateway_holds_nothing_or_older_caps():
     for reported in (0, 7, MAX_GEN, (1 << 63) - 1):
-        port = Port("A")
+        port = GatewayCaps("A")
         port.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
         assert not port.report(reported)
         assert port.stray(SETTINGS, 3 * S)

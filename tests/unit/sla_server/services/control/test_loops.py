@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sla_server.services.control import loops
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from tests.support.worlds import brain, cut, events_of, exports, promise, streams, volume_class
 
 S = 1_000_000_000
 NAMES = ("a", "b", "c", "d")
 
 
-def many(mode: str = "enforce", **settings: float) -> Brain:
+def many(mode: str = "enforce", **settings: float) -> Controller:
     """A backend, a gateway and a gold volume each, with a neighbour."""
     golds = [f"gold-{name}" for name in NAMES]
     made = brain([promise(g) for g in golds], [volume_class(g) for g in golds], mode, **settings)
@@ -23,7 +23,7 @@ def many(mode: str = "enforce", **settings: float) -> Brain:
     return made
 
 
-def second(made: Brain, number: int, bad: tuple[str, ...] = NAMES) -> list[str]:
+def second(made: Controller, number: int, bad: tuple[str, ...] = NAMES) -> list[str]:
     """A second passes; returns volumes that are throttled from now on."""
     for name in NAMES:
         ios = {f"gold-{name}": (60, 30 if name in bad else 2), f"greedy-{name}": (400, 30)}

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from sla_server.services.control.controller import Brain
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.simulation import Host, SimClient, Simulation
+from sla_server.services.control.simulation import SimClient, SimHost, Simulation
 from sla_server.services.control.windows import WindowTracker
 from tests.support.worlds import A, Desk, brain, cut, piece_of, promise
 
@@ -30,13 +30,13 @@ def noisy_seconds(seed: int, ratio: float) -> set[int]:
     return found
 
 
-def noisy_world(seed: int, ratio: float, waits_s: float, made: Brain | None = None):
+def noisy_world(seed: int, ratio: float, waits_s: float, made: Controller | None = None):
     """Gold and greedy behind two gateways that are kept waiting in bursts."""
     seconds = noisy_seconds(seed, ratio)
     sim = Simulation(made or brain(mode="observe"), seed)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     for number, gateway in enumerate((front, back)):
-        gateway.host = Host(2 * seed + number, lambda now: int(now) in seconds, 0.05, waits_s)
+        gateway.host = SimHost(2 * seed + number, lambda now: int(now) in seconds, 0.05, waits_s)
     gold = SimClient(front, "gold", rate=80)
     greedy = SimClient(back, "greedy", depth=32, active=lambda now: now >= JOINS_S)
     sim.run(ENFORCES_S)
@@ -66,7 +66,7 @@ def test_bursts_of_noise_do_not_squeeze_the_neighbour_and_the_promise_is_kept_be
 def test_contention_is_seen_through_a_host_that_is_always_noisy():
     sim = Simulation(brain(), 3)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
-    front.host = Host(1, lambda now: True, 0.05, 0.03)
+    front.host = SimHost(1, lambda now: True, 0.05, 0.03)
     SimClient(front, "gold", rate=80)
     SimClient(back, "greedy", depth=32, active=lambda now: now >= JOINS_S)
     sim.run(15)
@@ -79,7 +79,7 @@ def test_contention_is_seen_through_a_host_that_is_always_noisy():
 
 def fed(pieces: list[tuple[int, float, int]]) -> WindowTracker:
     """A tracker after cuts of a second: (late of 100 I/Os, late by this many ms, us starved)."""
-    made = Brain(ControlSettings())
+    made = Controller(ControlSettings())
     made.set_agreements((promise(),), ())
     desk = Desk(made, (A, ("gold",)))
     for late, ms, starved_us in pieces:

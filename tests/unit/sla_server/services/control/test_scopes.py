@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from sla_server.services.control.scopes import Scopes
+from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.usage import GatewayTable, Stream
+from sla_server.services.control.usage import GatewayTable, KnownStream
 from tests.support.worlds import A, B, cut, promise, streams
 
 
@@ -14,15 +14,15 @@ def table(gateway: str, *volumes: str, backend: str = "disk") -> GatewayTable:
 
 def add(made: GatewayTable, *volumes: str, backend: str = "disk") -> list[int]:
     found = streams(made.gateway_id, *volumes, backend=backend)
-    return made.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in found])
+    return made.add_streams([KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in found])
 
 
-def rows(scopes: Scopes, gateway: str, backend: str) -> list[list[bool]]:
+def rows(scopes: PromiseScopes, gateway: str, backend: str) -> list[list[bool]]:
     return [s.masks[gateway].tolist() for s in scopes.at(gateway) if s.backend == backend]
 
 
 def test_streams_that_come_later_extend_the_masks():
-    made, scopes = table(A, "x", "gold-1"), Scopes(ControlSettings())
+    made, scopes = table(A, "x", "gold-1"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise(volumes=("gold-*",))], [made])
     assert rows(scopes, A, "disk") == [[False, True]]
     scopes.extend(made, add(made, "gold-2", "y"))
@@ -32,7 +32,7 @@ def test_streams_that_come_later_extend_the_masks():
 def test_one_scope_a_backend_and_one_over_all():
     made = table(A, "gold-1")
     add(made, "gold-2", backend="other")
-    scopes = Scopes(ControlSettings())
+    scopes = PromiseScopes(ControlSettings())
     scopes.set_promises([promise(volumes=("gold-*",))], [made])
     assert scopes.backends() == {"disk", "other"}
     assert rows(scopes, A, "disk") == [[True, False]]
@@ -41,13 +41,13 @@ def test_one_scope_a_backend_and_one_over_all():
 
 
 def test_clients_narrow_a_promise():
-    made, scopes = table(A, "gold"), Scopes(ControlSettings())
+    made, scopes = table(A, "gold"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise(clients=("host-*",))], [made])
     assert scopes.at(A) == []
 
 
 def test_an_unchanged_promise_keeps_its_windows_a_changed_one_does_not():
-    made, scopes = table(A, "gold"), Scopes(ControlSettings())
+    made, scopes = table(A, "gold"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise()], [made])
     (before,) = scopes.on_backend("disk")
     scopes.set_promises([promise(), promise("later")], [made])
@@ -57,7 +57,7 @@ def test_an_unchanged_promise_keeps_its_windows_a_changed_one_does_not():
 
 
 def test_the_plan_of_a_cut_that_names_strangers():
-    made, scopes = table(A, "x", "gold"), Scopes(ControlSettings())
+    made, scopes = table(A, "x", "gold"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise()], [made])
     ids = cut(A, 1, {"gold": (1, 1), "?": (1, 1), "x": (1, 1)}).column("stream_id")
     plan = scopes.plan(made, ids)
@@ -70,7 +70,7 @@ def test_the_plan_of_a_cut_that_names_strangers():
 
 
 def test_silent_gateways_are_not_waited_for():
-    front, back, scopes = table(A, "gold"), table(B, "gold"), Scopes(ControlSettings())
+    front, back, scopes = table(A, "gold"), table(B, "gold"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise()], [front, back])
     (scope,) = scopes.on_backend("disk")
     tables, late = {A: front, B: back}, 11_000_000_000

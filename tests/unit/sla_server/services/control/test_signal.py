@@ -16,10 +16,10 @@ from sla_server.services.control.signal import (
     QUIET,
     STATES,
     Pieces,
-    WindowBank,
+    SignalTable,
     percentiles_us,
 )
-from sla_server.services.control.signal_row import BankTracker, piece_at
+from sla_server.services.control.signal_row import SignalRow, piece_at
 from sla_server.services.control.windows import NOTHING, WindowTracker
 from tests.support.worlds import promise
 
@@ -61,8 +61,8 @@ def pieces_of(
 def test_windows_signals_and_live_states_are_those_of_single_trackers(seed):
     rng = random.Random(seed)
     promises = [promise(f"p{i}", curve=STEPS if i % 2 else STEPS[1:], percentile=90.0 + i) for i in range(6)]
-    bank = WindowBank(SETTINGS)
-    rows = [BankTracker(bank, bank.allot(p, "g", "", SETTINGS.r_on)) for p in promises]
+    bank = SignalTable(SETTINGS)
+    rows = [SignalRow(bank, bank.allot(p, "g", "", SETTINGS.r_on)) for p in promises]
     alone = [LiveState(SETTINGS, p, WindowTracker(SETTINGS, p), r_on=SETTINGS.r_on) for p in promises]
     ours = [LiveState(SETTINGS, p, t, r_on=SETTINGS.r_on) for p, t in zip(promises, rows, strict=True)]
     all_rows = np.array([t.row for t in rows])
@@ -100,9 +100,9 @@ def test_windows_signals_and_live_states_are_those_of_single_trackers(seed):
 
 def test_a_row_that_leaves_goes_on_where_it_was():
     rng, made = random.Random(1), promise(curve=STEPS)
-    bank, alone = WindowBank(SETTINGS), WindowTracker(SETTINGS, made)
-    BankTracker(bank, bank.allot(promise("other"), "g", "", 1.0))
-    row = BankTracker(bank, bank.allot(made, "g", "disk", 1.0))
+    bank, alone = SignalTable(SETTINGS), WindowTracker(SETTINGS, made)
+    SignalRow(bank, bank.allot(promise("other"), "g", "", 1.0))
+    row = SignalRow(bank, bank.allot(made, "g", "disk", 1.0))
 
     def feed(seconds: range) -> None:
         for second in seconds:
@@ -124,22 +124,20 @@ def test_a_row_that_leaves_goes_on_where_it_was():
 
 
 def test_rows_are_used_again_empty_and_arrays_grow():
-    bank = WindowBank(SETTINGS)
-    rows = [BankTracker(bank, bank.allot(promise(f"p{i}"), "g", "", 1.0)) for i in range(200)]
+    bank = SignalTable(SETTINGS)
+    rows = [SignalRow(bank, bank.allot(promise(f"p{i}"), "g", "", 1.0)) for i in range(200)]
     bank.add(np.array([5]), np.array([0]), pieces_of(random.Random(1), [promise()], S, 1.0, steps=1))
     assert rows[5].last_piece_ns == S
     bank.free(5)
-    again = BankTracker(
-        bank, bank.allot(promise("new", curve=(*STEPS, CurveStep(900, 50_000))), "g", "", 1.0)
-    )
+    again = SignalRow(bank, bank.allot(promise("new", curve=(*STEPS, CurveStep(900, 50_000))), "g", "", 1.0))
     assert (again.row, again.last_piece_ns, again.signal(1.0)) == (5, None, NOTHING)
     assert bank.threshold_us[5].tolist() == [5_000, 12_000, 50_000]
     assert bank.threshold_us[6].tolist()[:1] == [12_000]
 
 
 def test_at_risk_rows_are_found_until_their_windows_go():
-    bank, made = WindowBank(SETTINGS), promise(ms=5)
-    row = BankTracker(bank, bank.allot(made, "g", "disk", SETTINGS.r_on))
+    bank, made = SignalTable(SETTINGS), promise(ms=5)
+    row = SignalRow(bank, bank.allot(made, "g", "disk", SETTINGS.r_on))
     for second in (1, 2, 3):
         pieces = pieces_of(random.Random(5), [made], second * S, 1.0, steps=1)
         pieces.missed[:] = pieces.done[:, None]

@@ -5,7 +5,7 @@ import pytest
 
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.throttle import Rates, Throttle
-from sla_server.services.control.usage import Use, UseBoard
+from sla_server.services.control.usage import Usage, UsageTable
 
 S = 1_000_000_000
 SETTINGS = ControlSettings()
@@ -16,15 +16,15 @@ def throttle() -> Throttle:
     return Throttle("t", "v", "disk", "control", Rates(cost=100.0), "promise-violated", "text")
 
 
-def use_of(cost: float, ops: float, size: float = 0.0) -> Use:
+def use_of(cost: float, ops: float, size: float = 0.0) -> Usage:
     """A place whose newest cut lasted a second."""
-    board = UseBoard()
+    board = UsageTable()
     place = board.allot("v", "disk")
     board.update(np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0]]), np.ones(1))
-    return Use(board, place)
+    return Usage(board, place)
 
 
-def used(cost: float) -> Use:
+def used(cost: float) -> Usage:
     return use_of(cost, cost)
 
 

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from sla_server.services.control.batch import Batch, Taken
-from sla_server.services.control.scopes import Scopes
+from sla_server.services.control.batch import CutBatch, Taken
+from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US
-from sla_server.services.control.usage import RECENT, GatewayTable, Stream
+from sla_server.services.control.usage import RECENT, GatewayTable, KnownStream
 from tests.support.worlds import A, cut, streams
 
 STALE_US = 3e6
@@ -17,7 +17,9 @@ STALE_US = 3e6
 @pytest.fixture
 def table() -> GatewayTable:
     made = GatewayTable(A)
-    made.add_streams([Stream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams(A, "v", "w")])
+    made.add_streams(
+        [KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams(A, "v", "w")]
+    )
     return made
 
 
@@ -26,9 +28,9 @@ def take(table, made, recv_s=None, offset_us=0):
     recv_us = UNIX_0_US + round((end_s if recv_s is None else recv_s) * 1e6)
     if not table.accept(made, recv_us, offset_us, STALE_US, 0):
         return None
-    plan = Scopes(ControlSettings()).plan(table, made.column("stream_id"))
+    plan = PromiseScopes(ControlSettings()).plan(table, made.column("stream_id"))
     taken = Taken(made, table, plan, 0)
-    Batch([taken]).measure(table.board)
+    CutBatch([taken]).measure(table.board)
     table.keep(made, plan.rows)
     return taken
 

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from sla_server.services.judging.due_queue import Rota
+from sla_server.services.judging.due_queue import DueQueue
 
 
 def name(number: int) -> tuple[str, str, int]:
     return f"a{number}", "latency", 1
 
 
-def made(count: int) -> Rota:
-    rota = Rota()
+def made(count: int) -> DueQueue:
+    rota = DueQueue()
     rota.reset(name(number) for number in range(count))
     return rota
 
 
-def taken(rota: Rota, most: int = 100) -> list[int]:
+def taken(rota: DueQueue, most: int = 100) -> list[int]:
     return [int(found[0][1:]) for found in rota.take(most)]
 
 

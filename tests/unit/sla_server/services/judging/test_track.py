@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sla_server.services.judging.track import NEVER_US, RECHECK_SLICES, Stream, Track
+from sla_server.services.judging.track import NEVER_US, RECHECK_SLICES, JudgedStream, Track
 from tests.support.agreements import in_force, simple
 from tests.support.services import GATEWAY, MINUTE_US, START_US
 
-SCOPE = [Stream(1, GATEWAY, 0)]
+SCOPE = [JudgedStream(1, GATEWAY, 0)]
 LATE_US = 30_000_000
 
 
@@ -53,7 +53,7 @@ def test_the_next_slice_waits_for_its_gateway_or_until_it_is_late() -> None:
 
 
 def test_of_several_gateways_one_that_lacks_is_waited_for() -> None:
-    track, scope = made(), [Stream(1, "a", 0), Stream(2, "b", 0), Stream(3, "c", 0)]
+    track, scope = made(), [JudgedStream(1, "a", 0), JudgedStream(2, "b", 0), JudgedStream(3, "c", 0)]
     progress = {"a": at(1), "b": at(0.5), "c": at(1)}
     assert track.waits_for(scope, progress, LATE_US) == (at(1.5), {"b": at(1)})
 
@@ -62,7 +62,7 @@ def test_gateways_that_retired_are_waited_for_to_come_back() -> None:
     track = made()
     assert rest(track, {GATEWAY: -1441}) == (1.5, {GATEWAY: -1440})
     assert track.waits_for([], {}, LATE_US) == (at(1.5), {})
-    new = [Stream(1, GATEWAY, at(3))]
+    new = [JudgedStream(1, GATEWAY, at(3))]
     assert track.waits_for(new, {GATEWAY: at(1)}, LATE_US) == (at(1.5), {})
 
 
