@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_ANY, IO_KINDS, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import missed_upper
-from sla_server.agreements.objectives import Applicability
+from sla_server.agreements.document import Applicability
 from sla_server.agreements.promise import Promise
 
 State = Literal["excluded", "no_data", "not_applicable", "bad", "good"]

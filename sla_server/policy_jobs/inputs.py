@@ -18,12 +18,11 @@ from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
 from pmdaemon.wire.cut import IO_KINDS
-from sla_server.agreements.compile import InForce, classes, promises
-from sla_server.agreements.model import Agreement
-from sla_server.agreements.promise import Priority, Promise, VolumeClass
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.promise import InForce, Priority, Promise, VolumeClass, classes, promises
 from sla_server.db.policies import PolicyStore
 from sla_server.policy_jobs.errors import NothingToLearn, UnreadableAgreement
-from sla_server.policy_jobs.schema import (
+from sla_server.policy_jobs.transforms import (
     HOUR_COLUMNS,
     MISSED_COLUMNS,
     SLOT_COLUMNS,

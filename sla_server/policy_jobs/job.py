@@ -26,10 +26,10 @@ from pmdaemon.runtime import logs
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.policies import open_policies
-from sla_server.policy_jobs import inputs, policy, transforms
+from sla_server.policy_jobs import inputs, model, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
-from sla_server.policy_jobs.schema import MISSED_DDL, PROMISE_DDL, SLOT_DDL
 from sla_server.policy_jobs.session import build_session, scratch_of, stderr_to
+from sla_server.policy_jobs.transforms import MISSED_DDL, PROMISE_DDL, SLOT_DDL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +66,7 @@ def _rows(
     return transforms.added_up(rows.select(in_files.columns).unionByName(in_files), keys)
 
 
-def compute(spark: SparkSession, read: inputs.JobInputs) -> policy.Policy:
+def compute(spark: SparkSession, read: inputs.JobInputs) -> model.Policy:
     """Everything between reading and publishing."""
     streams = spark.createDataFrame(read.streams)
     slots = _rows(spark, read.slots, read.slot_files, SLOT_DDL, ("slot_us", "stream_id"))
@@ -82,12 +82,12 @@ def compute(spark: SparkSession, read: inputs.JobInputs) -> policy.Policy:
         missed = _rows(spark, read.missed, read.missed_files, MISSED_DDL, keys)
         frame = transforms.promise_points(slot_rates, missed, promises, streams)
         points = [row.asDict() for row in frame.collect()]
-    return policy.build(points, demands, read)
+    return model.build(points, demands, read)
 
 
 def on_spark(
     settings: configuration.PolicyJobConfig, job_dir: Path, read: inputs.JobInputs, log_path: Path
-) -> policy.Policy:
+) -> model.Policy:
     """Start Spark, compute, stop it.
 
     Raises:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sla_server.policy_jobs.schema import HOURS_A_WEEK, MONDAY_OFFSET_HOURS, US_A_SECOND, US_AN_HOUR
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+from typing import Final
 
 
 def added_up(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
@@ -104,3 +103,32 @@ def promise_points(rates: DataFrame, missed: DataFrame, promises: DataFrame, str
     return kept.join(load, ["backend", "at_us"]).select(
         "backend", "sla", "objective", "allowed", "at_us", "load", "counted", "missed"
     )
+
+
+# -- Columns that the job reads and writes, for pyarrow and Spark alike
+#
+# Input tables come from ``sla_server.db.policies`` as Arrow, and older rows as Parquet files that Spark reads
+# itself; only the columns named here are used.
+
+
+SLOT_COLUMNS: Final = ("slot_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
+SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
+HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
+MISSED_COLUMNS: Final = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
+MISSED_DDL: Final = ", ".join(f"{name} {'int' if name == 'io' else 'bigint'}" for name in MISSED_COLUMNS)
+STREAM_COLUMNS: Final = ("stream_id", "volume", "client", "backend")
+PROMISE_DDL: Final = (
+    "stream_id bigint, sla string, objective string, io int, threshold_us bigint, allowed double"
+)
+"""One row a (stream, objective): which missed rows belong to a promise, and the miss ratio it allows."""
+
+HOURS_A_WEEK: Final = 168
+US_A_SECOND: Final = 1_000_000
+US_AN_HOUR: Final = 3600 * US_A_SECOND
+MONDAY_OFFSET_HOURS: Final = 72
+"""1970-01-01 was a Thursday: hour 0 of the epoch is hour 72 of a week that starts on Monday 00 UTC."""
+
+
+def hour_of_week(unix_us: int) -> int:
+    """0 (Monday 00:00 UTC) to 167."""
+    return (unix_us // US_AN_HOUR + MONDAY_OFFSET_HOURS) % HOURS_A_WEEK

@@ -17,15 +17,13 @@ from typing import Final
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
-from sla_server.agreements import compile as compiler
+from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
-from sla_server.agreements.calendars import MaintenanceWindow
-from sla_server.agreements.compile import InForce
+from sla_server.agreements.document import Agreement, LatencyObjective
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded
-from sla_server.agreements.model import Agreement
-from sla_server.agreements.objectives import LatencyObjective
-from sla_server.agreements.windows import from_local
+from sla_server.agreements.periods import MaintenanceWindow, from_local
+from sla_server.agreements.promise import InForce
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 
 JUDGE_BACK_US: Final = 7 * 86_400_000_000

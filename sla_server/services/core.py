@@ -22,9 +22,9 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
-from sla_server.agreements import compile as compiler
-from sla_server.agreements.compile import InForce
-from sla_server.agreements.standing import ObjectiveStatus
+from sla_server.agreements import promise as compiler
+from sla_server.agreements.compliance import ObjectiveStatus
+from sla_server.agreements.promise import InForce
 from sla_server.services import catalog as catalogs
 from sla_server.services.absences import AwaitedGateways
 from sla_server.services.catalog import Catalog

@@ -12,8 +12,7 @@ from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from sla_server.agreements.history import Counts
-from sla_server.agreements.standing import ObjectiveStatus
+from sla_server.agreements.compliance import Counts, ObjectiveStatus
 from sla_server.services.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 

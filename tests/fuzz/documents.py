@@ -20,9 +20,9 @@ from typing import Final
 from gateway_agent.config import AgentConfig
 from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import config as configuration
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
-from sla_server.agreements.model import Agreement
 from sla_server.config import ServerConfig
 from sla_server.db.backup import read_head
 from tests.fuzz import Counts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sla_server.agreements.compile import InForce
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
-from sla_server.agreements.model import Agreement
+from sla_server.agreements.promise import InForce
 
 FULL = """\
 apiVersion: storage-sla/v1

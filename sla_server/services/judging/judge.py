@@ -28,16 +28,13 @@ from typing import Final
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import STEP_US
-from sla_server.agreements import windows
-from sla_server.agreements.compile import InForce
-from sla_server.agreements.history import code_of
+from sla_server.agreements import periods
+from sla_server.agreements.compliance import ObjectiveStatus, code_of
+from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import MIN_COVERAGE_RATIO, SliceVerdict, judge_slice
-from sla_server.agreements.standing import ObjectiveStatus
-from sla_server.services.judging.due_queue import DueQueue
 from sla_server.services.judging.inputs import SliceRows
-from sla_server.services.judging.late_cuts import LateCuts
 from sla_server.services.judging.objectives import Key, ObjectiveHistory
-from sla_server.services.judging.scopes import JudgeScopes, Name
+from sla_server.services.judging.scopes import DueQueue, JudgeScopes, Name
 from sla_server.services.judging.track import (
     JUDGE_BACK_US,
     NEVER_US,
@@ -117,7 +114,7 @@ class Judge:
         self._late_us = round(judge_late_s * SECOND_US)
         self._tracks: dict[Name, Track] = {}
         self._books = ObjectiveHistory()
-        self._rota = DueQueue()
+        self._queue = DueQueue()
         self._unread: dict[Name, Track] = {}
         self._scopes = JudgeScopes()
         self._late_cuts = LateCuts(store)
@@ -163,7 +160,7 @@ class Judge:
         """Tracks or streams are others: look at all that are read."""
         self._scopes.set_tracks(self._tracks)
         self._has_more = False
-        self._rota.reset(name for name in self._tracks if name not in self._unread)
+        self._queue.reset(name for name in self._tracks if name not in self._unread)
 
     def _load(self, now_us: int) -> None:
         """Read what SQL has of some of the tracks that are new here; nobody judges the others yet."""
@@ -179,7 +176,7 @@ class Judge:
                 from_us = self._books.first_us(track, now_us)
                 self._books.open(track, self._judged_rows(track, from_us) if stored else None, now_us)
             del self._unread[name]
-            self._rota.wake(name)
+            self._queue.add(name)
 
     def _judged_rows(self, track: Track, from_us: int) -> list[Row]:
         return self._store.slices(*track.key, from_us, NEVER_US)
@@ -271,14 +268,14 @@ class Judge:
             for name in self._scopes.at(gateway_id):
                 self._tracks[name].note_late(slot_us)
                 if name not in self._unread:
-                    self._rota.wake(name)
+                    self._queue.add(name)
 
     def _due(self, progress: dict[str, int], now_us: int) -> list[_Due]:
         """Slices to judge in this pass; tracks take turns when there are too many."""
-        self._rota.rouse(progress, now_us)
+        self._queue.advance(progress, now_us)
         dues: list[_Due] = []
         again: list[Name] = []
-        for name in self._rota.take(MOST_LOOKS):
+        for name in self._queue.take(MOST_LOOKS):
             track, scope = self._tracks[name], self._scopes.of(name)
             starts = track.due(scope, progress, now_us, self._late_us)
             dues += [_Due(track, start_us, scope) for start_us in starts]
@@ -286,12 +283,12 @@ class Judge:
             if rest is None:
                 again.append(name)
             else:
-                self._rota.park(name, *rest)
+                self._queue.defer(name, *rest)
             if len(dues) >= MOST_DUES:
                 break
-        self._has_more = self._rota.awake > 0
+        self._has_more = len(self._queue) > 0
         for name in again:
-            self._rota.wake(name)
+            self._queue.add(name)
         return dues
 
     def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> SliceRows:
@@ -372,7 +369,7 @@ def _is_thin(covered_us: int, due: _Due) -> bool:
 
 def _is_excluded(due: _Due) -> bool:
     spec = due.track.item.agreement.spec
-    return windows.is_excluded(
+    return periods.is_excluded(
         due.start_us,
         due.end_us,
         window=spec.window,
@@ -400,3 +397,63 @@ def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, ours: bool, n
         "ours": ours,
         "judged_us": now_us,
     }
+
+
+# -- Cuts that came after their slice was judged, found without judging it again
+#
+# Every cut that is ingested counts in table ``coverage``, by slot and gateway. What the table said when a
+# slice was judged is noted; from time to time the newest slots are read again, and a gateway whose number of
+# cuts is different now has late cuts. Reads are bounded: with very many gateways they take turns.
+#
+# Belongs to the SQL worker's thread.
+
+
+EVERY_US: Final = 10 * SECOND_US
+MOST_ROWS: Final = 5_000
+"""Of one read: the last five minutes of 1,000 gateways."""
+_SLOT_US: Final = 60 * SECOND_US  # a usual slot; only to foresee how much a read returns
+
+
+class LateCuts:
+    """Gateways with late cuts, by slot."""
+
+    def __init__(self, store: SqlReads) -> None:
+        self._store = store
+        self._seen: dict[str, dict[int, int]] = {}
+        self._looked_us = 0
+        self._turn = 0
+
+    def note(self, coverage: Iterable[Row]) -> None:
+        """What was known when slices were judged; rows of one slot together."""
+        for gateway_id, slots in _cuts(coverage).items():
+            self._seen.setdefault(gateway_id, {}).update(slots)
+
+    def look(self, gateways: Sequence[str], span_us: int, now_us: int) -> list[tuple[str, int]]:
+        """(gateway, slot) of what has changed in the last ``span_us``; nothing before the next turn is due.
+
+        Raises:
+            SlaError: the database is away (retryable); the same turn comes again.
+        """
+        if now_us - self._looked_us < EVERY_US or not gateways:
+            return []
+        size = max(1, MOST_ROWS // max(1, span_us // _SLOT_US))
+        first = self._turn if self._turn < len(gateways) else 0
+        some = gateways[first : first + size]
+        rows = self._store.slice_inputs([], some, now_us - span_us, now_us).coverage
+        self._looked_us, self._turn = now_us, first + size
+        changed = []
+        found = _cuts(rows)
+        for gateway_id in some:
+            seen = self._seen.get(gateway_id, {})
+            slots = found.get(gateway_id, {})
+            changed += [(gateway_id, slot) for slot, cuts in slots.items() if seen.get(slot) != cuts]
+            self._seen[gateway_id] = slots  # and the older ones are forgotten
+        return changed
+
+
+def _cuts(coverage: Iterable[Row]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for row in coverage:
+        slots = found.setdefault(row["gateway_id"], {})
+        slots[row["slot_us"]] = slots.get(row["slot_us"], 0) + int(row["cuts"])
+    return found

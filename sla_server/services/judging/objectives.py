@@ -4,7 +4,7 @@ Standings are worked out anew for objectives whose slices were judged in a pass,
 turns, since they change with the time alone. Which alerts were active before is computed from the slices in
 SQL (``open``), so a restart neither repeats an alert nor swallows one.
 
-State: a book and a standing an objective. Belongs to the looker's thread; no I/O.
+State: a book and a standing an objective. Belongs to the SQL worker's thread; no I/O.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sla_server.agreements import windows
-from sla_server.agreements.history import SliceHistory, code_of
-from sla_server.agreements.standing import ObjectiveStatus, standing
+from sla_server.agreements import periods
+from sla_server.agreements.compliance import ObjectiveStatus, SliceHistory, code_of, standing
 from sla_server.services.judging.track import DAY_US, Track
 from sla_server.services.rows import Row, Rows, event_row, identity
 
@@ -57,7 +56,7 @@ class ObjectiveHistory:
     @staticmethod
     def first_us(track: Track, now_us: int) -> int:
         """From when on ``open`` wants to know what was judged."""
-        start_us, end_us = windows.period_bounds(track.item.agreement.spec.window, now_us)
+        start_us, end_us = periods.period_bounds(track.item.agreement.spec.window, now_us)
         return max(_oldest_us(start_us, end_us), now_us - PERIOD_BACK_US)
 
     def open(self, track: Track, rows: Sequence[Row] | None, now_us: int) -> None:

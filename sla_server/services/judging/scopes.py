@@ -1,13 +1,14 @@
-"""Which streams each track judges, and which tracks a gateway concerns.
+"""Which streams each track judges, which tracks a gateway concerns, and which tracks are due.
 
-Worked out anew only when streams or agreements change: tracks that name volumes look them up, only patterns
-are matched against every volume. Belongs to the looker's thread.
+Computed only when streams or agreements change: tracks that name volumes look them up, only patterns
+are matched against every volume. Belongs to the SQL worker's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from sla_server.services.judging.track import JudgedStream, Track
 from sla_server.services.store import Row
@@ -72,3 +73,63 @@ class JudgeScopes:
     def gateways(self) -> list[str]:
         """Gateways with a stream in some scope, sorted."""
         return self._gateways
+
+
+# -- Tracks with something due
+#
+# A pass of the judge looks at these, not at all of 64,000. A track with nothing due is *deferred* until an
+# instant, and under the gateways whose progress would make it due earlier. ``advance`` adds the tracks that
+# the time or a gateway has reached; they are taken in their order, some in each pass. Adding one for nothing
+# does no harm: it is deferred again.
+
+
+class DueQueue:
+    """Names of tracks: due, or deferred by instant (wall clock, us) and by gateway and progress (us).
+
+    Plain state without a clock. Thread: the SQL worker's.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[Name, None] = {}
+        self._until: dict[Name, int] = {}
+        self._by_time: dict[int, list[Name]] = {}
+        self._by_gateway: dict[str, dict[int, list[Name]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def reset(self, names: Iterable[Name]) -> None:
+        """Replace all names; each of them is due."""
+        self._until, self._by_time, self._by_gateway = {}, {}, {}
+        self._due = dict.fromkeys(names)
+
+    def add(self, name: Name) -> None:
+        """Make a track due, behind those that are."""
+        self._until.pop(name, None)
+        self._due.setdefault(name)
+
+    def defer(self, name: Name, until_us: int, gateways: Mapping[str, int]) -> None:
+        """Nothing is due before ``until_us``, unless a gateway's progress passes the instant given for it."""
+        self._until[name] = until_us
+        self._by_time.setdefault(until_us, []).append(name)
+        for gateway_id, passed_us in gateways.items():
+            self._by_gateway.setdefault(gateway_id, {}).setdefault(passed_us, []).append(name)
+
+    def advance(self, progress: Mapping[str, int], now_us: int) -> None:
+        """Add the tracks that the time or a gateway has reached."""
+        for until_us in [us for us in self._by_time if us <= now_us]:
+            for name in self._by_time.pop(until_us):
+                if self._until.get(name) == until_us:  # else it became due, and perhaps was deferred again
+                    self.add(name)
+        for gateway_id, waiting in self._by_gateway.items():
+            reached_us = progress.get(gateway_id, 0)
+            for passed_us in [us for us in waiting if us <= reached_us]:
+                for name in waiting.pop(passed_us):
+                    if name in self._until:
+                        self.add(name)
+
+    def take(self, most: int) -> Iterator[Name]:
+        """At most ``most`` tracks in order; each is no longer due once it is handed out."""
+        for name in list(islice(self._due, most)):
+            del self._due[name]
+            yield name

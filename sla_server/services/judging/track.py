@@ -10,7 +10,7 @@ State is rebuilt from SQL after a restart, and when the clock has gone back: wha
 fingerprint, and what is open. Slices that end after now were judged under a clock that was ahead: they are
 judged again when their time comes, as the next revision.
 
-Belongs to the looker's thread.
+Belongs to the SQL worker's thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sla_server.agreements.compile import InForce
-from sla_server.agreements.objectives import LatencyObjective
-from sla_server.agreements.promise import Promise
+from sla_server.agreements.document import LatencyObjective
+from sla_server.agreements.promise import InForce, Promise
 from sla_server.services.store import Row
 
 SECOND_US: Final = 1_000_000

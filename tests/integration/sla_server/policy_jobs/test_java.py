@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.runtime.clock import Deadline
-from sla_server.policy_jobs import java
+from sla_server.policy_jobs import session
 from sla_server.policy_jobs.errors import NoJava
 
 
@@ -32,21 +32,22 @@ def fake_java(folder: Path, version: str, modules: str) -> Path:
 
 def version_of(home: Path) -> int | None:
     told = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
-    return java.major_version(told.stderr)
+    return session.major_version(told.stderr)
 
 
 def test_the_operators_java_home_comes_first(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "21.0.1", "java.base jdk.incubator.vector")
     path = fake_java(tmp_path / "other", "17.0.1", "java.base jdk.incubator.vector") / "bin"
     assert (
-        java.java_home(tmp_path, {"JAVA_HOME": str(home), "PATH": f"{path}:/bin"}) == tmp_path / "java-home"
+        session.java_home(tmp_path, {"JAVA_HOME": str(home), "PATH": f"{path}:/bin"})
+        == tmp_path / "java-home"
     )
     assert version_of(tmp_path / "java-home") == 21
 
 
 def test_java_on_path_is_next(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", "17.0.1", "java.base jdk.incubator.vector")
-    assert version_of(java.java_home(tmp_path, {"PATH": f"{home}/bin:/bin"})) == 17
+    assert version_of(session.java_home(tmp_path, {"PATH": f"{home}/bin:/bin"})) == 17
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_an_unfit_java_is_refused_with_its_reason(
     home = fake_java(tmp_path / "jdk", version, modules)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NoJava, match=reason) as caught:
-        java.java_home(tmp_path, {"JAVA_HOME": str(home), "PATH": "/nonexistent"})
+        session.java_home(tmp_path, {"JAVA_HOME": str(home), "PATH": "/nonexistent"})
     assert "Install the 'policy' extra" in str(caught.value)
 
 
@@ -72,7 +73,7 @@ def test_the_stand_in_drops_only_the_one_option(tmp_path: Path) -> None:
     program = real / "bin" / "java"
     program.write_text('#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
     program.chmod(0o700)
-    home = java.write_shim(real, tmp_path, "--add-modules=jdk.incubator.vector")
+    home = session.write_shim(real, tmp_path, "--add-modules=jdk.incubator.vector")
     done = subprocess.run(
         [home / "bin" / "java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "--add-modules=other"],
         capture_output=True,
@@ -83,7 +84,7 @@ def test_the_stand_in_drops_only_the_one_option(tmp_path: Path) -> None:
 
 
 def test_without_any_java_the_wheel_stands_in(tmp_path: Path) -> None:
-    home = java.java_home(tmp_path, {"PATH": "/nonexistent"})
+    home = session.java_home(tmp_path, {"PATH": "/nonexistent"})
     assert home.is_relative_to(tmp_path)
     done = subprocess.run(
         [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"],
@@ -92,7 +93,7 @@ def test_without_any_java_the_wheel_stands_in(tmp_path: Path) -> None:
         check=True,
         env={"PATH": os.environ["PATH"]},
     )
-    assert (java.major_version(done.stderr) or 0) >= java.OLDEST
+    assert (session.major_version(done.stderr) or 0) >= session.OLDEST
 
 
 SLA = """
@@ -120,7 +121,7 @@ def test_nothing_is_left_when_the_command_ends(tmp_path: Path, number: signal.Si
         f"echo $$ >{tmp_path}/aside\nmv {tmp_path}/aside {tmp_path}/pid\nread x\n"
     )
     program.chmod(0o700)
-    home = java.write_shim(real, tmp_path)
+    home = session.write_shim(real, tmp_path)
     log = tmp_path / "log"
     with log.open("wb") as output:
         command = subprocess.Popen(
@@ -144,7 +145,7 @@ def test_nothing_is_left_when_the_command_ends(tmp_path: Path, number: signal.Si
 
 def test_a_driver_that_is_gone_starts_no_java(tmp_path: Path) -> None:
     real = fake_java(tmp_path / "jdk", "21.0.1", "java.base")
-    home = java.write_shim(real, tmp_path)
+    home = session.write_shim(real, tmp_path)
     gone = subprocess.Popen(["true"])
     gone.wait(30)
     done = subprocess.run(

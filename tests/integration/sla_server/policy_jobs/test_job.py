@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sla_server.agreements.promise import CurveStep, Priority, Promise
 from sla_server.policy_jobs.inputs import JobInputs
 from sla_server.policy_jobs.job import compute
-from sla_server.policy_jobs.schema import MISSED_COLUMNS, SLOT_COLUMNS
+from sla_server.policy_jobs.transforms import MISSED_COLUMNS, SLOT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sla_server.policy_jobs import transforms
-from sla_server.policy_jobs.schema import PROMISE_DDL, US_AN_HOUR
+from sla_server.policy_jobs.transforms import PROMISE_DDL, US_AN_HOUR
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

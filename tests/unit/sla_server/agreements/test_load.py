@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from dateutil.rrule import rrulestr
 
-from sla_server.agreements import calendars
+from sla_server.agreements import periods
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import load_documents
-from sla_server.agreements.model import Agreement
 from tests.support.agreements import FULL, agreement, simple
 
 
@@ -260,7 +260,7 @@ def test_a_rule_that_never_happens_is_looked_for_in_the_last_centuries_only(
         begins.append(options["dtstart"].year)
         return rrulestr(rule, **options)
 
-    monkeypatch.setattr(calendars, "rrulestr", noted)
+    monkeypatch.setattr(periods, "rrulestr", noted)
     rule = f"FREQ={frequency};BYMONTH=2;BYMONTHDAY=30{more}"
     (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
     assert "never happens" in found.problem

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
-from sla_server.agreements.compile import promises
-from sla_server.agreements.objectives import Applicability
+from sla_server.agreements.document import Applicability
+from sla_server.agreements.promise import promises
 from sla_server.agreements.slices import SliceVerdict, StreamSlot, exceeds, judge_slice
 from tests.support.agreements import agreement, in_force, simple
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from sla_server.agreements import thresholds
-from sla_server.agreements.compile import InForce, promises
 from sla_server.agreements.errors import DocumentProblem
+from sla_server.agreements.promise import InForce, promises
 from sla_server.agreements.thresholds import MAX_SET_BYTES, PromiseIndex, Threshold, ThresholdSet, touched_by
 from tests.support.agreements import FULL, in_force, simple
 

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sla_server.agreements.compile import classes, promises
+from sla_server.agreements.promise import classes, promises
 from sla_server.db.policies import Statistics
 from sla_server.policy_jobs.errors import UnreadableAgreement
 from sla_server.policy_jobs.inputs import JobInputs, on_one_backend, read
 from sla_server.policy_jobs.job import status_of
-from sla_server.policy_jobs.schema import STREAM_COLUMNS
+from sla_server.policy_jobs.transforms import STREAM_COLUMNS
 from tests.support.agreements import in_force, simple
 
 STREAMS = pa.table(

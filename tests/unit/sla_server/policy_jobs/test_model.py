@@ -15,7 +15,7 @@ from sla_server.policy_jobs.model import (
     limit_change,
     water_fill,
 )
-from sla_server.policy_jobs.schema import hour_of_week
+from sla_server.policy_jobs.transforms import hour_of_week
 
 
 def arrays(*columns: list[float]) -> tuple[np.ndarray, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.promise import Priority, VolumeClass
-from sla_server.policy_jobs.policy import build, capacities
+from sla_server.policy_jobs.model import build, capacities
 
 
 @dataclass

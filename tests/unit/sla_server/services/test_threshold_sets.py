@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sla_server.agreements.compile import InForce, promises
+from sla_server.agreements.promise import InForce, promises
 from sla_server.agreements.thresholds import ThresholdSet
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 from tests.support.agreements import in_force, simple

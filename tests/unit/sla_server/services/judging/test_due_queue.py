@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sla_server.services.judging.due_queue import DueQueue
+from sla_server.services.judging.scopes import DueQueue
 
 
 def name(number: int) -> tuple[str, str, int]:
@@ -8,61 +8,61 @@ def name(number: int) -> tuple[str, str, int]:
 
 
 def made(count: int) -> DueQueue:
-    rota = DueQueue()
-    rota.reset(name(number) for number in range(count))
-    return rota
+    queue = DueQueue()
+    queue.reset(name(number) for number in range(count))
+    return queue
 
 
-def taken(rota: DueQueue, most: int = 100) -> list[int]:
-    return [int(found[0][1:]) for found in rota.take(most)]
+def taken(queue: DueQueue, most: int = 100) -> list[int]:
+    return [int(found[0][1:]) for found in queue.take(most)]
 
 
-def test_all_are_awake_at_first_and_taken_once_in_order_some_at_a_time() -> None:
-    rota = made(5)
-    assert (taken(rota, 2), rota.awake) == ([0, 1], 3)
-    rota.wake(name(1))
-    rota.wake(name(3))  # awake already: it keeps its place
-    assert taken(rota) == [2, 3, 4, 1]
-    assert (taken(rota), rota.awake) == ([], 0)
+def test_all_are_due_at_first_and_taken_once_in_order_some_at_a_time() -> None:
+    queue = made(5)
+    assert (taken(queue, 2), len(queue)) == ([0, 1], 3)
+    queue.add(name(1))
+    queue.add(name(3))  # due already: it keeps its place
+    assert taken(queue) == [2, 3, 4, 1]
+    assert (taken(queue), len(queue)) == ([], 0)
 
 
-def test_who_is_taken_but_not_reached_stays_awake() -> None:
-    rota = made(3)
-    assert next(rota.take(3)) == name(0)
-    assert taken(rota) == [1, 2]
+def test_what_is_taken_but_not_reached_stays_due() -> None:
+    queue = made(3)
+    assert next(queue.take(3)) == name(0)
+    assert taken(queue) == [1, 2]
 
 
-def test_a_parked_one_is_woken_by_time_or_by_its_gateway_whichever_is_first() -> None:
-    rota = made(3)
-    for found in rota.take(3):
-        rota.park(found, 100, {"g1": 50} if found == name(0) else {"g1": 60, "g2": 70})
-    rota.rouse({"g1": 49}, 99)
-    assert taken(rota) == []
-    rota.rouse({"g1": 55}, 99)
-    assert taken(rota) == [0]
-    rota.rouse({"g2": 70}, 99)
-    assert taken(rota) == [1, 2]
-    rota.rouse({"g1": 99, "g2": 99}, 1000)
-    assert taken(rota) == []  # each was woken once
+def test_a_deferred_one_is_due_by_time_or_by_its_gateway_whichever_is_first() -> None:
+    queue = made(3)
+    for found in queue.take(3):
+        queue.defer(found, 100, {"g1": 50} if found == name(0) else {"g1": 60, "g2": 70})
+    queue.advance({"g1": 49}, 99)
+    assert taken(queue) == []
+    queue.advance({"g1": 55}, 99)
+    assert taken(queue) == [0]
+    queue.advance({"g2": 70}, 99)
+    assert taken(queue) == [1, 2]
+    queue.advance({"g1": 99, "g2": 99}, 1000)
+    assert taken(queue) == []  # each was added once
 
 
-def test_one_that_is_parked_anew_is_not_woken_by_its_old_instant() -> None:
-    rota = made(1)
-    (found,) = rota.take(1)
-    rota.park(found, 100, {"g": 50})
-    rota.rouse({"g": 50}, 60)
-    assert taken(rota) == [0]
-    rota.park(found, 160, {"g": 110})
-    rota.rouse({"g": 60}, 100)
-    assert taken(rota) == []
-    rota.rouse({"g": 60}, 160)
-    assert taken(rota) == [0]
+def test_one_that_is_deferred_again_is_not_due_by_its_old_instant() -> None:
+    queue = made(1)
+    (found,) = queue.take(1)
+    queue.defer(found, 100, {"g": 50})
+    queue.advance({"g": 50}, 60)
+    assert taken(queue) == [0]
+    queue.defer(found, 160, {"g": 110})
+    queue.advance({"g": 60}, 100)
+    assert taken(queue) == []
+    queue.advance({"g": 60}, 160)
+    assert taken(queue) == [0]
 
 
-def test_a_reset_forgets_who_was_parked() -> None:
-    rota = made(2)
-    for found in rota.take(2):
-        rota.park(found, 100, {"g": 50})
-    rota.reset([name(7)])
-    rota.rouse({"g": 99}, 200)
-    assert taken(rota) == [7]
+def test_a_reset_forgets_what_was_deferred() -> None:
+    queue = made(2)
+    for found in queue.take(2):
+        queue.defer(found, 100, {"g": 50})
+    queue.reset([name(7)])
+    queue.advance({"g": 99}, 200)
+    assert taken(queue) == [7]

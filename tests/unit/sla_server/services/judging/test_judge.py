@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sla_server.agreements.compile import InForce
+from sla_server.agreements.promise import InForce
 from sla_server.services.judging import judge, objectives
 from sla_server.services.judging.judge import Judge, Judgement
 from tests.support.agreements import agreement, in_force, simple

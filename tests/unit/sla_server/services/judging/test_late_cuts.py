@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sla_server.services.judging import late_cuts
-from sla_server.services.judging.late_cuts import EVERY_US, LateCuts
+from sla_server.services.judging import judge
+from sla_server.services.judging.judge import EVERY_US, LateCuts
 from tests.support.services import MINUTE_US, START_US, Away, FakeStore
 
 SPAN_US = 4 * MINUTE_US
@@ -46,7 +46,7 @@ def test_a_failed_look_comes_again_at_once() -> None:
 
 
 def test_many_gateways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_cuts, "MOST_ROWS", 8)  # two gateways of four minutes
+    monkeypatch.setattr(judge, "MOST_ROWS", 8)  # two gateways of four minutes
     store = FakeStore()
     late = LateCuts(store)
     names = ["a", "b", "c", "d", "e"]

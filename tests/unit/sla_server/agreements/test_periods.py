@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.agreements import windows
-from sla_server.agreements.calendars import CalendarWindow, Maintenance, RollingWindow, ServiceHours
+from sla_server.agreements import periods
+from sla_server.agreements.periods import CalendarWindow, Maintenance, RollingWindow, ServiceHours
 from tests.support.agreements import agreement, simple
 
 HOUR_US = 3_600_000_000
@@ -36,12 +36,12 @@ def calendar(period: str, tz: str = BERLIN) -> CalendarWindow:
     ],
 )
 def test_calendar_periods_follow_the_wall_clock(period: str, start: str, end: str) -> None:
-    assert windows.period_bounds(calendar(period), us("2026-03-29T12:00")) == (us(start), us(end))
+    assert periods.period_bounds(calendar(period), us("2026-03-29T12:00")) == (us(start), us(end))
 
 
 def test_a_rolling_window_ends_now() -> None:
     window = RollingWindow.model_validate({"type": "rolling", "duration": "30d"})
-    assert windows.period_bounds(window, us("2026-03-29T12:00")) == (
+    assert periods.period_bounds(window, us("2026-03-29T12:00")) == (
         us("2026-02-27T12:00"),
         us("2026-03-29T12:00"),
     )
@@ -53,10 +53,10 @@ def test_a_rolling_window_ends_now() -> None:
     st.sampled_from(["UTC", BERLIN, "America/Santiago", "Asia/Kathmandu", "Pacific/Apia"]),
 )
 def test_periods_hold_their_instant_and_meet_without_gap(at_us: int, period: str, tz: str) -> None:
-    start, end = windows.period_bounds(calendar(period, tz), at_us)
+    start, end = periods.period_bounds(calendar(period, tz), at_us)
     assert start <= at_us < end
-    assert windows.period_bounds(calendar(period, tz), end)[0] == end
-    assert windows.period_bounds(calendar(period, tz), start - 1)[1] == start
+    assert periods.period_bounds(calendar(period, tz), end)[0] == end
+    assert periods.period_bounds(calendar(period, tz), start - 1)[1] == start
 
 
 BUSINESS = ServiceHours.model_validate({"calendar": "business"})
@@ -74,32 +74,32 @@ BUSINESS = ServiceHours.model_validate({"calendar": "business"})
     ],
 )
 def test_business_hours(at: str, inside: bool) -> None:
-    assert windows.in_service(BUSINESS, us(at), BERLIN) is inside
+    assert periods.in_service(BUSINESS, us(at), BERLIN) is inside
 
 
 def test_own_days_and_hours() -> None:
     late = ServiceHours.model_validate(
         {"calendar": "business", "days": ["sat"], "from": "22:00", "to": "24:00"}
     )
-    assert windows.in_service(late, us("2026-02-07T23:59"), "UTC")
-    assert not windows.in_service(late, us("2026-02-08T00:00"), "UTC")
-    assert windows.service_us(late, us("2026-02-01"), us("2026-03-01"), "UTC") == 4 * 2 * HOUR_US
+    assert periods.in_service(late, us("2026-02-07T23:59"), "UTC")
+    assert not periods.in_service(late, us("2026-02-08T00:00"), "UTC")
+    assert periods.service_us(late, us("2026-02-01"), us("2026-03-01"), "UTC") == 4 * 2 * HOUR_US
 
 
 def test_service_time_of_a_week() -> None:
-    assert windows.service_us(BUSINESS, us("2026-02-02"), us("2026-02-09"), BERLIN) == 50 * HOUR_US
-    assert windows.service_us(None, 0, DAY_US, "UTC") == DAY_US
-    assert windows.service_us(BUSINESS, DAY_US, 0, "UTC") == 0
+    assert periods.service_us(BUSINESS, us("2026-02-02"), us("2026-02-09"), BERLIN) == 50 * HOUR_US
+    assert periods.service_us(None, 0, DAY_US, "UTC") == DAY_US
+    assert periods.service_us(BUSINESS, DAY_US, 0, "UTC") == 0
 
 
 @given(st.integers(us("2026-01-01"), us("2027-01-01")), st.integers(0, 40), st.integers(0, 40))
 def test_service_time_adds_up(start: int, first_h: int, second_h: int) -> None:
     middle = start + first_h * HOUR_US
     end = middle + second_h * HOUR_US
-    parts = windows.service_us(BUSINESS, start, middle, BERLIN) + windows.service_us(
+    parts = periods.service_us(BUSINESS, start, middle, BERLIN) + periods.service_us(
         BUSINESS, middle, end, BERLIN
     )
-    assert parts == windows.service_us(BUSINESS, start, end, BERLIN)
+    assert parts == periods.service_us(BUSINESS, start, end, BERLIN)
     assert 0 <= parts <= end - start
 
 
@@ -110,7 +110,7 @@ def maintenance(*entries: str, limit: str = "") -> Maintenance:
 
 
 def excluded(work: Maintenance, start: str, minutes: int = 1, tz: str = BERLIN) -> bool:
-    return windows.is_excluded(
+    return periods.is_excluded(
         us(start), us(start) + minutes * 60_000_000, window=calendar("month", tz), hours=None,
         maintenance=work, default_tz=tz,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_work_over_midnight_and_overlapping_work_counts_once() -> None:
     work = maintenance(
         'start: "2026-02-03T23:00", duration: 2h', 'start: "2026-02-04T00:00", end: "2026-02-04T02:00"'
     )
-    assert windows.maintenance_us(work, us("2026-02-03"), us("2026-02-05"), "UTC") == 3 * HOUR_US
+    assert periods.maintenance_us(work, us("2026-02-03"), us("2026-02-05"), "UTC") == 3 * HOUR_US
 
 
 def test_work_beyond_the_limit_of_a_period_is_not_excused() -> None:
@@ -146,7 +146,7 @@ def test_work_beyond_the_limit_of_a_period_is_not_excused() -> None:
 
 
 def test_outside_service_hours_everything_is_excluded() -> None:
-    found = windows.is_excluded(
+    found = periods.is_excluded(
         us("2026-02-01T10:00"), us("2026-02-01T10:01"), window=calendar("month"), hours=BUSINESS,
         maintenance=Maintenance(), default_tz=BERLIN,
     )  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sla_server.agreements.compile import classes, promises
-from sla_server.agreements.promise import Priority
+from sla_server.agreements.promise import Priority, classes, promises
 from tests.support.agreements import FULL, in_force, simple
 
 
