@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
 from pydantic import ValidationError
 
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import describe
 from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
@@ -24,6 +26,7 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.periods import MaintenanceWindow, from_local
 from sla_server.agreements.promise import InForce
+from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 
 JUDGE_BACK_US: Final = 7 * 86_400_000_000
@@ -257,3 +260,79 @@ def _unseen(documents: Sequence[Loaded], volumes: Collection[str]) -> Iterable[s
 def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:
     """Work that is over already was announced in its time, as far as this document can tell."""
     return now_us - window.length.total_seconds() * 1e6 < start_us < now_us + notice_s * 1_000_000
+
+
+# -- Changes of the agreements, one after another, each in force only when it is durable
+#
+# Three things change the catalog: ``apply``, ``delete``, and volumes that appear (patterns then mean more).
+# Each is made from the catalog as it is when its turn comes, recorded, and put in force when dbmanager has
+# answered; so what gateways were sent is never undone by a crash, and two changes never build on the same
+# version.
+#
+# Belongs to the main loop.
+
+
+MAX_WAITING: Final = 64
+Make = Callable[[Catalog, int], Change | None]
+Done = Callable[[Change, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementChange:
+    """One change.
+
+    Attributes:
+        make: builds it from the catalog and the time (us); None: there is nothing to do, and it has told
+            its asker so
+        done: called with the change and an error text, empty if it is in force
+    """
+
+    make: Make
+    done: Done
+
+
+class AgreementChanges:
+    """See the module. ``catalog`` is the one in force."""
+
+    def __init__(
+        self, catalog: Catalog, journal: RecordSender, clock: Clock, on_change: Callable[[Catalog], None]
+    ) -> None:
+        self.catalog = catalog
+        self._journal = journal
+        self._clock = clock
+        self._on_change = on_change
+        self._waiting: deque[AgreementChange] = deque()
+        self._busy = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or is on its way."""
+        return not self._busy and not self._waiting
+
+    def submit(self, job: AgreementChange) -> bool:
+        """Queue a change; False if too many wait."""
+        if len(self._waiting) >= MAX_WAITING:
+            return False
+        self._waiting.append(job)
+        self._next()
+        return True
+
+    def _next(self) -> None:
+        while self._waiting and not self._busy:
+            job = self._waiting.popleft()
+            change = job.make(self.catalog, self._clock.unix_us())
+            if change is None:
+                continue
+            self._busy = True
+            self._journal.append(change.rows, self._finisher(job, change))
+
+    def _finisher(self, job: AgreementChange, change: Change) -> Callable[[bool, str], None]:
+        def finish(ok: bool, error: str) -> None:
+            self._busy = False
+            if ok and change.catalog != self.catalog:
+                self.catalog = change.catalog
+                self._on_change(change.catalog)
+            job.done(change, "" if ok else error)
+            self._next()
+
+        return finish

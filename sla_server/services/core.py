@@ -26,24 +26,20 @@ from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.promise import InForce
 from sla_server.services import catalog as catalogs
-from sla_server.services.absences import AwaitedGateways
-from sla_server.services.catalog import Catalog
-from sla_server.services.changes import AgreementChange, AgreementChanges
+from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
 from sla_server.services.config import ServicesConfig
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.cut_batch import read_cuts
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
+from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.outbox import Outbox
-from sla_server.services.policy_in_force import PolicyInForce
-from sla_server.services.pressure import Pressures
-from sla_server.services.problems import Problems
-from sla_server.services.protocols import ControllerProtocol, SqlWorkerProtocol
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
-from sla_server.services.sql_worker import SqlState
+from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 
@@ -61,8 +57,8 @@ class Services:
     def __init__(
         self,
         config: ServicesConfig,
-        brain: ControllerProtocol,
-        looker: SqlWorkerProtocol,
+        brain: Controller,
+        looker: SqlWorker,
         documents: DocumentReader,
         outbox: Outbox,
         journal: RecordSender,

@@ -22,13 +22,13 @@ from pmdaemon.runtime.config import describe
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.services import catalog as catalogs
-from sla_server.services.catalog import Catalog, Change
-from sla_server.services.changes import AgreementChange, AgreementChanges
+from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
+from sla_server.services.control.controller import Controller
 from sla_server.services.control.throttle import LEAST
 from sla_server.services.documents import DocumentParser
-from sla_server.services.protocols import ControllerProtocol, SqlWorkerProtocol
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row
+from sla_server.services.sql_worker import SqlWorker
 
 log = structlog.get_logger("requests")
 Body = dict[str, Any]
@@ -38,10 +38,10 @@ MAX_PENDING: Final = 1024
 class RequestTarget(Protocol):
     """What requests act on: the services' core."""
 
-    brain: ControllerProtocol
+    brain: Controller
     changes: AgreementChanges
     journal: RecordSender
-    looker: SqlWorkerProtocol
+    looker: SqlWorker
     rollup_s: int
     mode: str
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.ingest.records import check_row
-from sla_server.services.absences import LIMIT_S, AwaitedGateways
+from sla_server.services.health import LIMIT_S, AwaitedGateways
 from sla_server.services.startup import Start
 from tests.support.services import GATEWAY, Bench
 from tests.unit.sla_server.services.test_core import gateway

@@ -9,7 +9,7 @@ import pytest
 from pmdaemon.errors import WireError
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
-from sla_server.services.pressure import QUIET_NS, STALE_NS, Pressures
+from sla_server.services.health import QUIET_NS, STALE_NS, Pressures
 from tests.support.services import Bench
 
 
