@@ -37,12 +37,11 @@ setup:
 fmt: setup ## format the code
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix-only .
 
-lint: setup ## style, docstrings, spelling, import directions
+lint: setup ## style, spelling, import directions, names
 	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m ruff check --quiet .
 	@.venv/bin/lint-imports --no-cache | tail -n 1
 	@.venv/bin/codespell $(CODE) docs README.md tests benchmarks sql
-	@.venv/bin/interrogate -q $(CODE)
 
 types: setup ## mypy --strict
 	@$(PY) -m mypy

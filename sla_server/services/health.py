@@ -1,10 +1,10 @@
 """Health of the server as ``services`` knows it: fullness, problems, and gateways that have not come back.
 
-``Pressures`` keeps the newest PRESSURE of each process: how full is what data pass through. A mailbox or queue
-is *pressed* from HIGH on until it falls below LOW; each time it becomes so, and each time something was refused
-for want of room after a quiet minute, one event says so. ``Problems`` is the list on the page and in /health.
-``AwaitedGateways`` are those whose session the server itself ended. Plain state without a clock; belongs to the
-main loop.
+``Pressures`` keeps the newest PRESSURE of each process: how full is what data pass through. A mailbox or
+queue is *pressed* from HIGH on until it falls below LOW; each time it becomes so, and each time something was
+refused for want of room after a quiet minute, one event says so. ``Problems`` is the list on the page and in
+/health. ``AwaitedGateways`` are those whose session the server itself ended. Plain state without a clock;
+belongs to the main loop.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _event(report: Pressure, what: str, text: str) -> tuple[str, Row]:
 #     PRESSURE of a process      what it says about itself; gone with its next report without it
 #     no PRESSURE of dbmanager   it reports every 2 s: silent for SILENT_NS, it is away or hangs. What it said
 #                                last (a thread dies of a poisoned queue) stays, because it tells why
-#     PRESSURE of supervisor     which parts make no progress, or end again and again; said of the part. When it
-#                                falls silent itself, it hangs, and what dies is not started again
-#     ALERT spool-overflow       an agent drops cuts, sent at most every 10 s while it lasts; ended after CALM_NS
+#     PRESSURE of supervisor     which parts make no progress, or end again and again; said of the part. If it
+#                                falls silent itself it hangs, and what dies is not started again
+#     ALERT spool-overflow       an agent drops cuts; sent every 10 s at most, ended after CALM_NS
 #
 # Not in here: a database that cannot be read, which each reader sees itself.
 
