@@ -4,7 +4,7 @@ Only the way of input and output differs: what is asked and what is done with an
 ``ProductWork`` (in ``ours``) is the product's own: positions, acknowledgement, session table, clock offset,
 batches. ``LeanWork`` sends a request encoded beforehand, decodes the frames, keeps a copy of each CUT until
 the round ends and does nothing else: a program that would only collect, as the prototypes of
-notes/polling.md did. ``BareWork`` looks at nothing: what input and output alone cost.
+the prototype did. ``BareWork`` looks at nothing: what input and output alone cost.
 """
 
 from __future__ import annotations

