@@ -41,8 +41,8 @@ from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
 from sla_server.db.ingest.writer import Writer
+from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import open_reader
-from sla_server.db.retention import Retention
 from tests.support.postgres import PostgresServer
 
 GATEWAYS: Final = 1000

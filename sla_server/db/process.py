@@ -38,24 +38,21 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db import migrate
-from sla_server.db.archive.lock import storage_lock
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.upkeep import ArchiveUpkeep
+from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.errors import AnotherManager, DatabaseDamaged, DatabaseUnavailable, FilesUnavailable
+from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable
 from sla_server.db.gateway_list import LOOK_S, GatewayListFile
-from sla_server.db.ingest.intake import IngestIntake
-from sla_server.db.ingest.inventory import Row, event_row
-from sla_server.db.ingest.outage import Outage
+from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
+from sla_server.db.ingest.records import Row, event_row
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.watermarks import HighWater
-from sla_server.db.ingest.writer import STEP_S, Writer
+from sla_server.db.ingest.writer import STEP_S, Outage, Writer
+from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
-from sla_server.db.retention import Retention
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
@@ -103,7 +100,7 @@ def run(config: ManagerConfig, stop: Stop) -> int:
     """Run until ``stop``; returns 0, or 1 if a thread died.
 
     Raises:
-        AnotherManager: a second dbmanager on this data directory.
+        DbError: a second dbmanager on this data directory.
         SchemaTooNew, ConfigError: the database does not fit this release or configuration.
         OldQueueFiles, DiskQueueError: the ingest queue cannot be opened.
         MailboxError: the segments do not exist or do not fit.
@@ -283,7 +280,7 @@ def directory_lock(data_dir: Path) -> Iterator[None]:
     """Hold ``data_dir/dbmanager.lock``; the kernel drops it when the process dies, however it dies.
 
     Raises:
-        AnotherManager: held by a living process.
+        DbError: held by a living process.
     """
     make_directory(data_dir, 0o700)
     fd = os.open(data_dir / "dbmanager.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -291,7 +288,10 @@ def directory_lock(data_dir: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(fd)
-        raise AnotherManager(str(data_dir)) from exc
+        raise DbError(
+            f"another database manager uses {data_dir}. Stop it first (`sla-server status` names its "
+            "process), or give this server a data directory of its own"
+        ) from exc
     try:
         yield
     finally:

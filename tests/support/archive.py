@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.db import schema
 from sla_server.db.archive import manifest
-from sla_server.db.archive.config import FilesConfig
 from sla_server.db.archive.store import open_files
 from sla_server.db.archive.upkeep import ArchiveUpkeep, Done
+from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
 from tests.support.database import Rig
 from tests.support.samples import T0, cuts_message, make_cut

@@ -13,8 +13,8 @@ from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
 from sla_server.db.ingest.writer import Writer
+from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader, open_reader
-from sla_server.db.retention import Retention
 from tests.support.samples import T0
 
 CHILD_LIMIT_S = 600  # ends a child that hangs; on a machine with other work one takes a minute and more

@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.ingest.intake import IngestIntake
-from sla_server.db.ingest.watermarks import HighWater
+from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.process import _held
 from tests.support.database import Rig
 from tests.support.samples import EPOCH, cuts_message, gateway, make_cut

@@ -30,14 +30,14 @@ from sqlalchemy.types import BigInteger
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.db import schema
-from sla_server.db.archive.file import FileWriter
+from sla_server.db.archive.files import FileWriter
 from sla_server.db.archive.manifest import MISSED, MOVED_KEY, ROLLUPS, FileRow, add, raise_boundary
 from sla_server.db.archive.store import FileStore
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.engine import begin, translated
+from sla_server.db.schema import HOUR_US
 
 log = structlog.get_logger("files")
-HOUR_US: Final = 3_600_000_000
 HOURS_A_PASS: Final = 48
 JUDGED_BACK_US: Final = 168 * HOUR_US  # services judge nothing older
 JUDGED_MARGIN_US: Final = 2 * HOUR_US  # longer than a slice, and than slices differ in how far they are

@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
+
+import structlog
 
 from pmdaemon.runtime.config import masked
 from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
 
+log = structlog.get_logger("files")
 PATTERNS: Final = "*/*/*.parquet"  # KIND/DAY/NAME.parquet
 
 
@@ -234,6 +237,28 @@ def open_files(config: DatabaseConfig, data_dir: Path) -> FileStore:
     if config.files.url:
         return UrlFiles(config.files.url, data_dir / "parquet-aside")
     return LocalFiles(config.resolved_parquet_dir(data_dir))
+
+
+def sweep(files: FileStore, owner: str, kept: set[str], old_before_s: float) -> Sequence[str]:
+    """At the start, before any thread writes: remove half-written files and files without a row.
+
+    Args:
+        files: the store.
+        owner: this server's queue id: its orphans go at once.
+        kept: names in the manifest.
+        old_before_s: orphans of others go when older than this (seconds since 1970): their server may be
+            about to commit them.
+    """
+    removed = files.sweep_asides(owner)
+    for name, found in files.listing().items():
+        is_mine = name.rpartition("/")[2].partition("-")[0] == owner
+        is_old = found.changed_s is not None and found.changed_s < old_before_s
+        if name not in kept and (is_mine or is_old):
+            files.remove(name)
+            removed.append(name)
+    if removed:
+        log.info("orphans-swept", files=len(removed))
+    return removed
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -12,23 +12,19 @@ makes none. Event ids are uuid5 of what happened.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, select
 
-from pmdaemon.runtime import strict_json
 from sla_server.db import schema
-from sla_server.db.ingest.batch import DecodedBatch, RefusedRecord
-from sla_server.db.ingest.records import clean
-from sla_server.db.ingest.rollup import HOUR_US, Ingested
-from sla_server.db.queries.query import chunks
-from sla_server.db.upserts import upsert
+from sla_server.db.ingest.batch import DecodedBatch, Ingested, RefusedRecord
+from sla_server.db.ingest.records import Row, clean, event_row
+from sla_server.db.queries.rows import chunks
+from sla_server.db.schema import HOUR_US
+from sla_server.db.upsert import upsert
 
-Row = dict[str, Any]
-EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
 _SEVERITY: Final = {
     "up": "info",
@@ -42,20 +38,6 @@ SHOWN: Final = 5  # names in the text of an event
 REFUSED_SHOWN: Final = 3  # of one gateway in one batch
 SHOWN_DETAILS: Final = 100  # and in its details
 _INT_MAX: Final = (1 << 63) - 1
-
-
-def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
-    """A row of ``events`` whose id follows from ``identity``."""
-    unique_name = "\0".join(str(part) for part in (kind, *identity))
-    texts = {"element": "", "subject": "", "text": "", **columns}
-    texts["details"] = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
-    return {
-        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
-        "at_us": at_us,
-        "kind": kind,
-        "severity": severity,
-        **{name: clean(value) for name, value in texts.items()},
-    }
 
 
 def has_inventory(batch: DecodedBatch) -> bool:

@@ -28,7 +28,7 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.pressure import Problem
 from sla_server.db.ingest.intake import Incoming, IngestIntake, Notice
-from sla_server.db.ingest.queue import DurableQueue
+from sla_server.db.ingest.queue import IngestQueue
 
 log = structlog.get_logger("db-intake")
 TAKE_MESSAGES: Final = 256
@@ -85,7 +85,7 @@ class IngestReceiver:
         self,
         boxes: Sequence[IngestMailbox],
         intake: IngestIntake,
-        queue: DurableQueue,
+        queue: IngestQueue,
         on_urgent: Callable[[], None],
         probe: Callable[[str], None] = lambda _point: None,
         tick: Callable[[], None] = lambda: None,

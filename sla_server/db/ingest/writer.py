@@ -32,30 +32,178 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.pressure import Problem
-from sla_server.db.archive.filing import ArchiveWriter
-from sla_server.db.archive.writer import CutFileWriter
+from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.wire.pressure import DAMAGED, Problem
+from sla_server.db.archive.writer import ArchiveWriter, CutFileWriter
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest.background_commit import COMMIT_S, BackgroundCommit
-from sla_server.db.ingest.batch import DecodedBatch, decode_batch
-from sla_server.db.ingest.dead_letter import put_aside
-from sla_server.db.ingest.outage import Outage
-from sla_server.db.ingest.queue import STEP_BYTES, DurableQueue, IngestRecord, QueueReader
+from sla_server.db.ingest.accumulator import IngestWindow
+from sla_server.db.ingest.batch import DecodedBatch, decode_batch, put_aside
+from sla_server.db.ingest.queue import STEP_BYTES, CursorReader, IngestQueue, IngestRecord
+from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import CursorMoved, IngestStore, has_rows
-from sla_server.db.retention import Retention
+from sla_server.db.partitions import Retention
 
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_LIMIT_S: Final = 15.0
+COMMIT_S: Final = 600.0  # far above what statement timeouts allow: a transaction has some twenty statements
 log = structlog.get_logger("db-writer")
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
+
+
+class Outage:
+    """The state of a database that is away, from the first failure to the first success. Pure.
+
+    While it lasts the writer tries again with backoff, the queue holds, the intake goes on, and ``problem``
+    is reported every other second (PRESSURE). Afterwards one event ``database-away`` is stored in the
+    database.
+
+    Attributes:
+        since_us: first failure, 0 while it works.
+        reason: of the newest failure.
+        tries: failures since.
+        problem: the same for PRESSURE, None while it works. Replaced whole: any thread may read it.
+    """
+
+    def __init__(self) -> None:
+        self.since_us = 0
+        self.reason = ""
+        self.tries = 0
+        self.problem: Problem | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the database is away."""
+        return self.tries > 0
+
+    def failed(self, now_us: int, reason: str, *, is_damage: bool = False) -> None:
+        """A transaction failed; ``is_damage``: and will go on to fail, ``reason`` says what to do."""
+        self.since_us = self.since_us or now_us
+        self.reason = reason
+        self.tries += 1
+        text = f"the database cannot be used: {reason}. The ingest queue holds what arrives"
+        damage = Problem(DAMAGED, self.since_us, reason)
+        self.problem = damage if is_damage else Problem("database", self.since_us, text)
+
+    def wait_s(self) -> float:
+        """How long to wait before the next try: doubled each time, 15 s at most."""
+        return float(min(BACKOFF_FIRST_S * 2 ** min(self.tries - 1, 10), BACKOFF_LIMIT_S))
+
+    def event(self, now_us: int, queue_bytes: int) -> dict[str, Any]:
+        """A row of ``events`` that tells of it."""
+        seconds = (now_us - self.since_us) / 1e6
+        return event_row(
+            (self.since_us, self.reason),
+            self.since_us,
+            "database-away",
+            "critical",
+            element="dbmanager",
+            subject="database",
+            text=f"the database could not be used for {seconds:.1f} s ({self.reason}); "
+            "nothing was lost, the ingest queue held everything",
+            details={"seconds": seconds, "tries": self.tries, "queue_bytes": queue_bytes},
+        )
+
+    def ended(self) -> None:
+        """A transaction succeeded."""
+        self.since_us, self.reason, self.tries, self.problem = 0, "", 0, None
+
+
+class BackgroundCommit:
+    """A window on its way into SQL, beside the writer, which reads on meanwhile.
+
+    A transaction of a whole fleet mostly waits for the database, so it has a thread of its own. One is under
+    way at a time, and the writer uses the database for nothing else meanwhile: two transactions that change
+    the same rows could lock each other out, and SQLite has one writer at a time.
+
+    Thread: the writer's; ``db-commit`` runs between ``start`` and ``wait`` and alone uses the window then.
+
+    Attributes:
+        window: what is under way, or failed because the database was away; None if nothing is.
+        size_bytes: of the records it came from.
+        duration_ns: of the last transaction.
+    """
+
+    def __init__(self, store: IngestStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._threads = ThreadGroup()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None  # until the commit itself has said that it is done
+        self._was_told = False  # the caller knows of ``_error``
+        self._oldest_seq = 0
+        self.window: IngestWindow | None = None
+        self.size_bytes = 0
+        self.duration_ns = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def start(self, window: IngestWindow, size_bytes: int, oldest_seq: int) -> None:
+        """Begin to commit a window; nothing may be under way.
+
+        Args:
+            window: belongs to the other thread until ``wait``.
+            size_bytes: of the records it came from.
+            oldest_seq: as for ``IngestStore.commit``.
+        """
+        self.window, self.size_bytes, self._oldest_seq = window, size_bytes, oldest_seq
+        self._begin()
+
+    def wait(self) -> IngestWindow:
+        """The window, committed; ``clear`` follows. After an error, calling this again tries it again.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``IngestStore.commit``.
+            DatabaseUnavailable: also when the thread has not come as far as that.
+        """
+        assert self.window is not None  # the caller looked
+        if self._was_told:
+            self._begin()
+        self._threads.join(COMMIT_S)
+        if self._error is not None:
+            self._was_told = True
+            raise self._error
+        return self.window
+
+    def clear(self) -> None:
+        """Committed, or given up: its records will be read again."""
+        self.window, self.size_bytes = None, 0
+        self._error, self._was_told = None, False
+
+    def _begin(self) -> None:
+        self._thread, self._was_told = None, False
+        self._error = self._not_begun("the thread db-commit ended before its transaction did")
+        try:
+            self._thread = self._threads.start("db-commit", self._run, COMMIT_S)
+        except (RuntimeError, MemoryError) as exc:
+            self._error = self._not_begun(f"the thread db-commit cannot be started ({exc or 'no memory'})")
+
+    def _not_begun(self, reason: str) -> DatabaseUnavailable:
+        return DatabaseUnavailable(self._store.where, reason, "See that this machine has memory to spare")
+
+    def _run(self) -> None:
+        """Thread: ``db-commit``."""
+        began_ns = self._clock.monotonic_ns()
+        try:
+            assert self.window is not None  # start() set it
+            self._store.commit(self.window, self._oldest_seq)
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, ``wait`` raises it
+            self._error = exc
+        else:
+            self._error = None
+        self.duration_ns = self._clock.monotonic_ns() - began_ns
 
 
 class Writer:
@@ -74,7 +222,7 @@ class Writer:
 
     def __init__(
         self,
-        queue: DurableQueue,
+        queue: IngestQueue,
         store: IngestStore,
         archive: CutFileWriter,
         clock: Clock,
@@ -92,7 +240,7 @@ class Writer:
         self._probe = probe
         self._wake = threading.Event()
         self._finish = threading.Event()
-        self._reader: QueueReader | None = None
+        self._reader: CursorReader | None = None
         self._window = store.window()
         self._under_way = BackgroundCommit(store, clock)
         self._filing = ArchiveWriter(queue, store, archive, clock, self._settle, self._flush, probe)

@@ -32,10 +32,10 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, edges_for
 from sla_server.db import histogram_codec, schema
 from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.partitions import SPANS
-from sla_server.db.queries.query import Row, one_of
+from sla_server.db.queries.rows import Row, one_of
+from sla_server.db.schema import HOUR_US
 
 SLOTS_MAX: Final = 3_000  # 50 hours of minutes: more points than any screen has, and all that SQL keeps
-HOUR_US: Final = 3_600_000_000
 PERCENTILES: Final = (50, 95, 99)
 _GAUGES: Final = ("held_max", "inflight_max")
 

@@ -10,7 +10,7 @@ import pytest
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import SystemClock
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.ingest.background_commit import BackgroundCommit
+from sla_server.db.ingest.writer import BackgroundCommit
 
 WINDOW: Any = object()
 

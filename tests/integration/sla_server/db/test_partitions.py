@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select, text
 
-from sla_server.db import partitions, retention, schema
+from sla_server.db import partitions, schema
 from sla_server.db.engine import begin
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.partitions import DAY_US, SPANS
@@ -99,7 +99,7 @@ def test_what_is_open_stays_and_what_is_over_leaves(rig):
 
 
 def test_ranges_leave_in_small_steps(rig, monkeypatch):
-    monkeypatch.setattr(retention, "STEP_ROWS", 4)
+    monkeypatch.setattr(partitions, "STEP_ROWS", 4)
     rig.feed(record_message([("events", {"event_id": str(n), "at_us": T0 + n}) for n in range(10)]))
     rig.clock.advance(100 * DAY_S)
     left = []
@@ -209,7 +209,7 @@ def test_a_day_that_the_default_partition_holds_already_is_left_to_it(pg_rig):
 
 @pytest.mark.db
 def test_a_reader_delays_the_drop_and_nothing_else(pg_rig, monkeypatch):
-    monkeypatch.setattr(retention, "LOCK_WAIT_MS", 50)
+    monkeypatch.setattr(partitions, "LOCK_WAIT_MS", 50)
     pg_rig.feed(cuts_message([make_cut(1)]))
     with pg_rig.reader._engine.connect() as reading:
         reading.execute(text("SELECT count(*) FROM rollups")).all()

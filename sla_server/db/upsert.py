@@ -1,28 +1,34 @@
-"""Upserts of many rows from columns, by the fastest way each database has.
+"""INSERT ... ON CONFLICT for both databases: of a few rows as dicts, or of thousands as columns.
+
+Four things may happen to a column when the row exists already: it is *set*, *added* to, raised to the
+*max*imum, or kept as it was first written. ``upsert`` sends one statement with a list of rows (executemany);
+``upsert_columns`` takes the fastest way each database has. Within one call of it no key may occur twice.
 
 PostgreSQL: the rows go by binary COPY into a temporary table of the session (emptied at each commit), and
 from there with one INSERT ... SELECT ... ON CONFLICT. SQLite: executemany of tuples, without SQLAlchemy's
-work a row. Within one call no key may occur twice.
+work a row.
 
 A COPY row in binary form (big-endian): i16 number of fields, then for each field i32 length and value. What
 has the same length in all rows (integers; mostly gateway ids and hourly histograms, too) is one numpy array;
-text and blobs of other lengths stand last and are put behind it row by row. The stream is made some rows at a
+text and blobs of other lengths come last and are put behind it row by row. The stream is made some rows at a
 time: the server takes them while the next are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Unpack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection, Table, column, select, text
+from sqlalchemy import ColumnElement, Connection, Table, case, column, select, text
 from sqlalchemy import table as table_clause
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from sla_server.db.upserts import ColumnChanges, conflict_clause, insert_into, params, upsert
+from sla_server.db.schema import natural_key
 
+Params = list[dict[str, Any]]
 Columns = dict[str, npt.NDArray[Any] | Sequence[Any]]
 """By name, all of one length; integers as arrays, text (str) and blobs (bytes) as lists."""
 Column = npt.NDArray[Any] | Sequence[Any]
@@ -31,6 +37,60 @@ _HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END: Final = b"\xff\xff"
 _WIDTHS: Final = {"BIGINT": 8, "INTEGER": 4}
 _CHUNK_ROWS: Final = 8192
+
+
+class ColumnChanges(TypedDict, total=False):
+    """What happens to columns of a row that exists already; columns not named keep their value.
+
+    Attributes:
+        set_: overwritten.
+        add: summed.
+        maximum: kept at the larger value; an old NULL gives way.
+    """
+
+    set_: Iterable[str]
+    add: Iterable[str]
+    maximum: Iterable[str]
+
+
+def upsert(connection: Connection, table: Table, rows: Params, **changes: Unpack[ColumnChanges]) -> None:
+    """Insert ``rows``; where one exists, change the named columns and keep the others.
+
+    Args:
+        connection: in a transaction.
+        table: with its natural key as primary key.
+        rows: all with the same columns.
+        changes: see ``ColumnChanges``.
+    """
+    if not rows:
+        return
+    connection.execute(conflict_clause(insert_into(connection, table), table, changes), rows)
+
+
+def insert_into(connection: Connection, table: Table) -> Any:
+    """The database's own INSERT, which knows ON CONFLICT (two classes, alike but unrelated)."""
+    module: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    return module.insert(table)
+
+
+def conflict_clause(insert: Any, table: Table, changes: ColumnChanges) -> Any:
+    """``insert`` with what happens to each column when the row exists."""
+    values: dict[str, ColumnElement[Any]] = {name: insert.excluded[name] for name in changes.get("set_", ())}
+    values |= {name: table.c[name] + insert.excluded[name] for name in changes.get("add", ())}
+    for name in changes.get("maximum", ()):
+        old, new = table.c[name], insert.excluded[name]
+        values[name] = case((old > new, old), else_=new)
+    key = list(natural_key(table))
+    if values:
+        return insert.on_conflict_do_update(index_elements=key, set_=values)
+    return insert.on_conflict_do_nothing(index_elements=key)
+
+
+def params(columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> Params:
+    """Rows from columns of one length; numpy values become Python's."""
+    names = list(columns)
+    lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns.values()]
+    return [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def upsert_columns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sla_server.db.bulk import copy_stream
+from sla_server.db.upsert import copy_stream
 
 HEAD = b"PGCOPY\n\xff\r\n\x00" + b"\x00" * 8
 

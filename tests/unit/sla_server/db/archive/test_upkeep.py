@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.db.archive import plan
-from sla_server.db.archive.config import FilesConfig
+from sla_server.db.archive import upkeep
 from sla_server.db.archive.manifest import CUTS, ROLLUPS, FileRow
-from sla_server.db.archive.merge import merged_name
+from sla_server.db.archive.upkeep import merged_name
+from sla_server.db.config import FilesConfig
 
 MIB = 1 << 20
-HOUR = plan.HOUR_US
-DAY = plan.DAY_US
+HOUR = upkeep.HOUR_US
+DAY = upkeep.DAY_US
 D0 = 20_000 * DAY
 CONFIG = FilesConfig()
-DONE = HOUR + plan.SETTLE_US
+DONE = HOUR + upkeep.COMMIT_LAG_US
 
 
 def file(first, last, created_us=D0, size=MIB, owner="aa", kind=CUTS, **more):
@@ -33,25 +33,25 @@ def minutes(count, start_us=D0, **more):
 
 def test_an_hour_is_merged_when_it_is_over_and_not_before():
     rows = minutes(60)
-    assert plan.merges(rows, "aa", D0 + DONE - 1, CONFIG) == []
-    assert plan.merges(rows, "aa", D0 + DONE, CONFIG) == [rows]
+    assert upkeep.merge_groups(rows, "aa", D0 + DONE - 1, CONFIG) == []
+    assert upkeep.merge_groups(rows, "aa", D0 + DONE, CONFIG) == [rows]
 
 
 def test_hours_stay_apart_until_the_day_is_over():
     rows = minutes(120)
-    assert plan.merges(rows, "aa", D0 + HOUR + DONE, CONFIG) == [rows[:60], rows[60:]]
+    assert upkeep.merge_groups(rows, "aa", D0 + HOUR + DONE, CONFIG) == [rows[:60], rows[60:]]
     merged = [file(1, 60, D0 + 59 * 60_000_000), file(61, 120, D0 + 119 * 60_000_000)]
-    assert plan.merges(merged, "aa", D0 + 23 * HOUR, CONFIG) == []
-    assert plan.merges(merged, "aa", D0 + DAY + plan.SETTLE_US, CONFIG) == [merged]
+    assert upkeep.merge_groups(merged, "aa", D0 + 23 * HOUR, CONFIG) == []
+    assert upkeep.merge_groups(merged, "aa", D0 + DAY + upkeep.COMMIT_LAG_US, CONFIG) == [merged]
 
 
 def test_a_merged_file_stays_alone_in_its_hour():
-    assert plan.merges([file(1, 60, D0 + 59 * 60_000_000)], "aa", D0 + 5 * HOUR, CONFIG) == []
+    assert upkeep.merge_groups([file(1, 60, D0 + 59 * 60_000_000)], "aa", D0 + 5 * HOUR, CONFIG) == []
 
 
 def test_at_once_does_not_wait():
     rows = minutes(3)
-    assert plan.merges(rows, "aa", D0, CONFIG, at_once=True) == [rows]
+    assert upkeep.merge_groups(rows, "aa", D0, CONFIG, at_once=True) == [rows]
 
 
 def test_large_files_and_those_of_others_are_left_alone():
@@ -62,12 +62,12 @@ def test_large_files_and_those_of_others_are_left_alone():
         file(4, 4),
         file(5, 5, kind=ROLLUPS),
     ]
-    assert plan.merges(rows, "aa", D0 + DAY * 2, CONFIG) == [[rows[0], rows[3]]]
+    assert upkeep.merge_groups(rows, "aa", D0 + DAY * 2, CONFIG) == [[rows[0], rows[3]]]
 
 
 def test_merged_files_fit_the_limit():
     rows = minutes(10, size=20 * MIB)
-    groups = plan.merges(rows, "aa", D0 + DAY * 2, CONFIG)
+    groups = upkeep.merge_groups(rows, "aa", D0 + DAY * 2, CONFIG)
     assert [len(group) for group in groups] == [3, 3, 3]
     assert max(sum(row.bytes for row in group) for group in groups) <= CONFIG.merge_to_bytes
 
@@ -85,7 +85,7 @@ def test_no_file_is_in_two_groups_and_names_never_collide(sizes, age_h):
     rows = [
         file(n, n, D0 + hour * HOUR + n, size=size * MIB) for n, (size, hour) in enumerate(sizes, start=1)
     ]
-    groups = plan.merges(rows, "aa", D0 + age_h * HOUR, CONFIG)
+    groups = upkeep.merge_groups(rows, "aa", D0 + age_h * HOUR, CONFIG)
     members = [row.path for group in groups for row in group]
     assert len(members) == len(set(members))
     names = [merged_name(group) for group in groups]
@@ -95,32 +95,32 @@ def test_no_file_is_in_two_groups_and_names_never_collide(sizes, age_h):
 
 def test_age_counts_from_the_newest_cut():
     old, young = file(1, 1, max_us=D0), file(2, 2, min_us=D0, max_us=D0 + 2)
-    assert plan.given_up([old, young], D0 + 48 * HOUR + 1, CONFIG) == [old]
+    assert upkeep.files_to_give_up([old, young], D0 + 48 * HOUR + 1, CONFIG) == [old]
     rollups = replace(old, kind=ROLLUPS)
-    assert plan.given_up([rollups], D0 + 48 * HOUR + 1, CONFIG) == []
-    assert plan.given_up([rollups], D0 + 35 * DAY + 1, CONFIG) == [rollups]
+    assert upkeep.files_to_give_up([rollups], D0 + 48 * HOUR + 1, CONFIG) == []
+    assert upkeep.files_to_give_up([rollups], D0 + 35 * DAY + 1, CONFIG) == [rollups]
 
 
 def test_size_takes_the_oldest_first_and_spares_rollups():
     config = FilesConfig(cuts_max_bytes=3 * MIB)
     rows = minutes(5)
     rollups = [replace(file(9, 9, size=100 * MIB), kind=ROLLUPS)]
-    assert plan.given_up([*reversed(rows), *rollups], D0 + HOUR, config) == rows[:2]
-    assert plan.given_up(rows[:3], D0 + HOUR, config) == []
+    assert upkeep.files_to_give_up([*reversed(rows), *rollups], D0 + HOUR, config) == rows[:2]
+    assert upkeep.files_to_give_up(rows[:3], D0 + HOUR, config) == []
 
 
 def test_replaced_files_wait_for_their_grace_time():
     rows = [file(1, 1, replaced_us=D0), file(2, 2)]
     grace_us = round(CONFIG.grace_s * 1e6)
-    assert plan.deletable(rows, D0 + grace_us - 1, CONFIG) == []
-    assert plan.deletable(rows, D0 + grace_us, CONFIG) == rows[:1]
+    assert upkeep.files_to_delete(rows, D0 + grace_us - 1, CONFIG) == []
+    assert upkeep.files_to_delete(rows, D0 + grace_us, CONFIG) == rows[:1]
 
 
 def test_grace_ends_early_where_the_limit_is_exceeded():
     config = FilesConfig(cuts_max_bytes=3 * MIB)
     used = minutes(2)
     replaced = [file(10 + n, 10 + n, replaced_us=D0 + n) for n in range(3)]
-    assert plan.deletable([*used, *replaced], D0 + 10, config) == replaced[:2]
+    assert upkeep.files_to_delete([*used, *replaced], D0 + 10, config) == replaced[:2]
 
 
 @pytest.mark.parametrize("url", ["cuts", "/var/lib/cuts"])

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sla_server.db import backup
-from sla_server.db.archive.config import FilesConfig
 from sla_server.db.archive.store import UrlFiles
 from sla_server.db.archive.verify import verify
+from sla_server.db.config import FilesConfig
 from sla_server.db.errors import ArchiveFailed, FilesUnavailable
 from tests.support.archive import FilesRig, later
 from tests.support.samples import MINUTE_US, T0, cuts_message, make_cut

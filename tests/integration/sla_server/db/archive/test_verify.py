@@ -17,7 +17,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.main import cli
 from sla_server.db.archive import manifest
-from sla_server.db.archive.file import digest_of
+from sla_server.db.archive.files import digest_of
 from sla_server.db.archive.verify import verify
 from sla_server.db.engine import begin
 from tests.support.archive import HOUR_US, FilesRig, later

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import select
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.db import bulk, schema
-from sla_server.db.bulk import COPY_FROM_ROWS, upsert_columns
+from sla_server.db import schema, upsert
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest.writer import REST_LIMIT_NS
+from sla_server.db.upsert import COPY_FROM_ROWS, upsert_columns
 from tests.support.database import Rig
 from tests.support.samples import (
     T0,
@@ -118,7 +118,7 @@ def test_a_full_disk_within_a_copy_is_an_outage(database, monkeypatch):
     def full(*_what):
         raise psycopg.errors.DiskFull("could not extend file")
 
-    monkeypatch.setattr(bulk, "copy_stream", full)
+    monkeypatch.setattr(upsert, "copy_stream", full)
     with pytest.raises(DatabaseUnavailable, match="could not extend file"), begin(engine) as connection:
         upsert_columns(connection, schema.streams, {"stream_id": ids, "cuts": ids})
     engine.dispose()

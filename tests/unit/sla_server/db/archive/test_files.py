@@ -7,12 +7,11 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
-from sla_server.db.archive import cut_file
-from sla_server.db.archive import file as write
-from sla_server.db.archive.merge import merge
+from sla_server.db.archive import files as parquet
 from sla_server.db.archive.store import LocalFiles
+from sla_server.db.archive.upkeep import merge_files
 from sla_server.db.errors import ArchiveFailed, FileDamaged
-from sla_server.db.ingest.rollup import Ingested
+from sla_server.db.ingest.batch import Ingested
 from tests.support.samples import T0, make_cut
 
 NAME = "cuts/2027-01-15/abcd-1-1.parquet"
@@ -24,25 +23,25 @@ def files(tmp_path):
 
 
 def table(*seqs):
-    return cut_file.table_of([Ingested(make_cut(seq), 0, T0) for seq in seqs])
+    return parquet.cut_table([Ingested(make_cut(seq), 0, T0) for seq in seqs])
 
 
-def put(files, name, rows, schema=cut_file.SCHEMA):
-    with write.FileWriter(files, name, schema) as writer:
+def put(files, name, rows, schema=parquet.CUT_SCHEMA):
+    with parquet.FileWriter(files, name, schema) as writer:
         writer.write(rows)
         return writer.finish("cuts", T0, T0, T0 + 1, cuts=1)
 
 
 def test_what_was_written_is_read_back(files):
     row = put(files, NAME, table(1))
-    with write.opened(files, row) as file:
+    with parquet.opened(files, row) as file:
         assert file.read().equals(table(1))
     assert (row.rows, row.path, row.kind) == (2, NAME, "cuts")
 
 
 def test_a_file_that_is_not_finished_leaves_nothing(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
-    with write.FileWriter(files, NAME, cut_file.SCHEMA) as writer:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
+    with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
         writer.write(table(1))
         assert len(list(tmp_path.rglob("_*.parquet"))) == 1
     assert list(tmp_path.rglob("*.parquet")) == []
@@ -62,8 +61,8 @@ def test_a_row_group_that_could_not_be_written_is_told_by_the_next_call(files, t
     def full(*_args, **_how):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
-    with write.FileWriter(files, NAME, cut_file.SCHEMA) as writer:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
+    with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
         writer.write(table(1))
         writer._wait()
         monkeypatch.setattr(writer._writer, "write_table", full)
@@ -91,8 +90,8 @@ def fails_once(writer, error):
     ids=["memory", "defect"],
 )
 def test_a_row_group_that_is_lost_for_whatever_reason_is_an_error(files, tmp_path, monkeypatch, error, told):
-    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
-    with write.FileWriter(files, NAME, cut_file.SCHEMA) as writer:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
+    with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
         writer.write(table(1))
         writer._wait()
         monkeypatch.setattr(writer._writer, "write_table", fails_once(writer, error))
@@ -106,19 +105,19 @@ def test_a_row_group_that_is_lost_for_whatever_reason_is_an_error(files, tmp_pat
 
 def threads_that_lose(monkeypatch, doomed):
     """Threads number ``doomed`` of those started under ``db-encode`` end before their target has begun."""
-    true_start, count = write.ThreadGroup.start, iter(range(1, 1000))
+    true_start, count = parquet.ThreadGroup.start, iter(range(1, 1000))
 
     def start(group, name, target, limit_s=120.0):
         lost = name == "db-encode" and next(count) == doomed
         return true_start(group, name, (lambda: None) if lost else target, limit_s)
 
-    monkeypatch.setattr(write.ThreadGroup, "start", start)
+    monkeypatch.setattr(parquet.ThreadGroup, "start", start)
 
 
 def test_a_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
     threads_that_lose(monkeypatch, 2)
-    with write.FileWriter(files, NAME, cut_file.SCHEMA) as writer:
+    with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
         for number in (1, 2, 3):
             writer.write(table(number))
         with pytest.raises(ArchiveFailed, match="holds 4 rows of the 6"):
@@ -128,17 +127,17 @@ def test_a_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeyp
 
 def test_a_merged_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeypatch):
     parts = [put(files, NAME.replace("1-1", f"{number}-{number}"), table(number)) for number in (1, 2, 3)]
-    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
     threads_that_lose(monkeypatch, 2)
     before = sorted(tmp_path.rglob("*.parquet"))
     with pytest.raises(ArchiveFailed, match="holds 4 rows of the 6"):
-        merge(files, parts)
+        merge_files(files, parts)
     assert sorted(tmp_path.rglob("*.parquet")) == before
 
 
 def test_bytes_are_those_of_row_groups_that_are_written(files, monkeypatch):
-    monkeypatch.setattr(write, "ROW_GROUP_ROWS", 4)
-    with write.FileWriter(files, NAME, cut_file.SCHEMA) as writer:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)
+    with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
         writer.write(table(1))
         assert writer.bytes == 0
         writer.write(table(2))
@@ -154,7 +153,7 @@ def test_bytes_are_those_of_row_groups_that_are_written(files, monkeypatch):
 )
 def test_a_file_that_is_not_what_its_row_says(files, change):
     row = dataclasses.replace(put(files, NAME, table(1)), **change)
-    with pytest.raises(FileDamaged), write.opened(files, row):
+    with pytest.raises(FileDamaged), parquet.opened(files, row):
         pass
 
 
@@ -162,20 +161,22 @@ def test_bytes_that_are_no_parquet(files, tmp_path):
     row = put(files, NAME, table(1))
     (tmp_path / NAME).write_bytes(b"PAR1 but not really PAR1")
     with (tmp_path / NAME).open("rb") as file:
-        sha256 = write.digest_of(file)
+        sha256 = parquet.digest_of(file)
     row = dataclasses.replace(row, bytes=(tmp_path / NAME).stat().st_size, sha256=sha256)
-    with pytest.raises(FileDamaged), write.opened(files, row):
+    with pytest.raises(FileDamaged), parquet.opened(files, row):
         pass
 
 
 def test_rows_of_an_older_release_are_merged_with_nulls(files):
-    old_schema = pa.schema([field for field in cut_file.SCHEMA if field.name not in ("gap", "hist_bucket")])
+    old_schema = pa.schema(
+        [field for field in parquet.CUT_SCHEMA if field.name not in ("gap", "hist_bucket")]
+    )
     old = put(files, NAME, table(1).select(old_schema.names), old_schema)
     new = put(files, NAME.replace("1-1", "2-2"), table(2))
-    row = merge(files, [old, new])
-    with write.opened(files, row) as file:
+    row = merge_files(files, [old, new])
+    with parquet.opened(files, row) as file:
         read = file.read()
-    assert read.schema.equals(cut_file.SCHEMA)
+    assert read.schema.equals(parquet.CUT_SCHEMA)
     assert read["gap"].to_pylist() == [None, None, 0, 0]
     assert read["hist_bucket"].to_pylist()[:2] == [None, None]
     assert read["seq"].to_pylist() == [1, 1, 2, 2]

@@ -13,10 +13,10 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
 from sla_server.db import schema
-from sla_server.db.ingest import window as window_module
-from sla_server.db.ingest.batch import DecodedBatch
-from sla_server.db.ingest.rollup import HOUR_US, Ingested, screen
-from sla_server.db.ingest.window import FULL_CUTS, IngestWindow
+from sla_server.db.ingest import accumulator
+from sla_server.db.ingest.accumulator import FULL_CUTS, IngestWindow
+from sla_server.db.ingest.batch import DecodedBatch, Ingested, screen
+from sla_server.db.schema import HOUR_US
 from tests.support.samples import MINUTE_US, T0, Model, gateway, make_cut, stream
 
 
@@ -121,7 +121,7 @@ def test_a_window_is_full_before_sums_can_overflow():
 
 
 def test_a_window_of_one_slot_is_full_at_some_size(monkeypatch):
-    monkeypatch.setattr(window_module, "MOST_BYTES", window_of([make_cut(1)])._nbytes)
+    monkeypatch.setattr(accumulator, "MOST_BYTES", window_of([make_cut(1)])._nbytes)
     assert not window_of([make_cut(1), make_cut(2)]).is_full
     assert window_of([make_cut(1), make_cut(2, streams=range(1, 1000))]).is_full
 

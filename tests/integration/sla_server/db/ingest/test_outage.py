@@ -15,8 +15,8 @@ from sla_server.db import migrate
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.ingest import outage as outages
-from sla_server.db.ingest.outage import Outage
+from sla_server.db.ingest import writer as writers
+from sla_server.db.ingest.writer import Outage
 from tests.support.database import Rig
 from tests.support.postgres import PostgresServer
 from tests.support.samples import T0, assert_database_holds, cuts_message, make_cut, record_message
@@ -51,8 +51,8 @@ def put(rig, *items):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(outages, "BACKOFF_FIRST_S", 0.01)
-    monkeypatch.setattr(outages, "BACKOFF_LIMIT_S", 0.05)
+    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(writers, "BACKOFF_LIMIT_S", 0.05)
 
 
 @pytest.mark.db

@@ -9,7 +9,7 @@ import pytest
 
 from pmdaemon.wire import frame
 from sla_server.db.archive import export, manifest, upkeep
-from sla_server.db.archive.lock import storage_lock
+from sla_server.db.archive.upkeep import storage_lock
 from sla_server.db.engine import begin
 from sla_server.db.errors import StorageBusy
 from tests.support.archive import HOUR_US, FilesRig, archived, counted, later

@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
 
-from sla_server.db.archive import filing
+from sla_server.db.archive import writer as archive_writers
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest import outage as outages
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.transaction import CursorMoved
 from tests.support.database import Rig
@@ -129,7 +128,7 @@ def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
 
 
 def test_an_archive_that_lags_catches_up_in_bounded_steps(rig, monkeypatch):
-    for module in (writers, filing):
+    for module in (writers, archive_writers):
         monkeypatch.setattr(module, "STEP_BYTES", 3_000)
     items = [make_cut(seq) for seq in range(1, 30)]
     rig.writer._filing._blocked_until_ns = rig.clock.monotonic_ns() + 1
@@ -195,7 +194,7 @@ def test_a_restored_manifest_gets_its_files_again(rig):
 
 def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     """``run`` waits, tries again, and finishes everything when told to."""
-    monkeypatch.setattr(outages, "BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.001)
     commit = rig.store.commit
     tries = []
 

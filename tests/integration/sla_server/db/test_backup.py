@@ -14,7 +14,7 @@ from sla_server.cli.main import cli
 from sla_server.db import backup
 from sla_server.db.archive.verify import verify
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.errors import BackupFailed, FileDamaged
+from sla_server.db.errors import DbError, FileDamaged
 from sla_server.db.ingest.queue import read_beside
 from sla_server.db.process import directory_lock
 from tests.support.archive import HOUR_US, FilesRig, archived, later
@@ -170,7 +170,7 @@ def test_records_that_were_written_over_meanwhile_fail_the_backup(site, tmp_path
     for _ in range(40):  # more than the ring holds
         rig.queue.append_many([bytes(100_000)])
         rig.queue.delete_through(rig.queue.synced_seq - 1)
-    with pytest.raises(BackupFailed, match=f"record {newest} of .* was written over"):
+    with pytest.raises(DbError, match=f"record {newest} of .* was written over"):
         read_beside(queue_dir, lambda _id: (newest - 1, newest))
     rig.close()
 
@@ -234,21 +234,21 @@ def test_a_backup_is_whole_or_none(site, tmp_path):
         backup.make(rig.engine, rig.files, site.database.data_dir, tmp_path, tmp_path / "saved", rig.clock)
     rig.engine.dispose()
     assert not (tmp_path / "saved" / "backup.json").exists()
-    with pytest.raises(BackupFailed, match="no complete backup"):
+    with pytest.raises(DbError, match="no complete backup"):
         backup.read_head(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"format": 1, "revision": "0001", "files": 3}'])
 def test_a_head_that_is_none_is_told(tmp_path, text):
     (tmp_path / "backup.json").write_text(text)
-    with pytest.raises(BackupFailed, match="no complete backup"):
+    with pytest.raises(DbError, match="no complete backup"):
         backup.read_head(tmp_path)
 
 
 @pytest.mark.parametrize("newer", [{"format": 3}, {"format": 1, "revision": "9999"}])
 def test_a_backup_of_a_newer_release_is_told(tmp_path, newer):
     (tmp_path / "backup.json").write_text(json.dumps({"revision": "0001", "software": "9.0", **newer}))
-    with pytest.raises(BackupFailed, match=r"release 9\.0, which is newer"):
+    with pytest.raises(DbError, match=r"release 9\.0, which is newer"):
         backup.read_head(tmp_path)
 
 

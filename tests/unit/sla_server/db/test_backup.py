@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sla_server.db.backup import read_head
-from sla_server.db.errors import BackupFailed
+from sla_server.db.errors import DbError
 
 GOOD: dict[str, Any] = {
     "format": 1,
@@ -50,12 +50,12 @@ def test_a_good_head(tmp_path: Path) -> None:
 )
 def test_a_forged_head_is_refused_with_the_way_out(tmp_path: Path, changed: dict[str, Any]) -> None:
     (tmp_path / "backup.json").write_text(json.dumps({**GOOD, **changed}))
-    with pytest.raises(BackupFailed, match=r"another one|Install that release"):
+    with pytest.raises(DbError, match=r"another one|Install that release"):
         read_head(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "{", '{"format": 1}', "[" * 100_000, '"\\ud800"'])
 def test_what_is_no_head_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "backup.json").write_text(text)
-    with pytest.raises(BackupFailed, match="another one"):
+    with pytest.raises(DbError, match="another one"):
         read_head(tmp_path)

@@ -14,9 +14,9 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.kinds import Kind
-from sla_server.db import upserts
+from sla_server.db import upsert as upserts
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.ingest import nameless
+from sla_server.db.ingest import transaction
 from sla_server.db.ingest.intake import Mended
 from sla_server.db.ingest.transaction import IngestStore
 from tests.support.database import Rig
@@ -79,7 +79,7 @@ def test_names_may_come_after_the_first_cut(rig):
 
 
 def test_a_gateway_has_so_many_streams_without_names(rig, monkeypatch):
-    monkeypatch.setattr(nameless, "MAX_NAMELESS", 3)
+    monkeypatch.setattr(transaction, "MAX_NAMELESS", 3)
     rig.feed(cuts_message([make_cut(1)]))
     rig.feed(cuts_message([make_cut(2, streams=(1, 3, 4))]), cuts_message([make_cut(3, streams=(4, 5))]))
     other = make_cut(1, gw=gateway(2))

@@ -13,10 +13,10 @@ import pytest
 
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire.cut import COL, COLUMNS
-from sla_server.db.archive import cut_file
+from sla_server.db.archive.files import cut_table
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.errors import ArchiveFailed
-from sla_server.db.ingest.rollup import Ingested
+from sla_server.db.ingest.batch import Ingested
 from tests.support.samples import EPOCH, T0, gateway, make_cut, stream
 
 
@@ -75,7 +75,7 @@ def test_entries_in_any_order_find_their_rows():
     shuffled = item.hist[np.random.default_rng(1).permutation(len(item.hist))]
     import dataclasses
 
-    rows = cut_file.table_of(ingested(dataclasses.replace(item, hist=shuffled))).to_pylist()
+    rows = cut_table(ingested(dataclasses.replace(item, hist=shuffled))).to_pylist()
     for index in (0, 1):
         expected = {(int(e["bucket"]), int(e["count"])) for e in item.hist if e["row"] == index}
         assert set(zip(rows[index]["hist_bucket"], rows[index]["hist_count"], strict=True)) == expected
@@ -123,7 +123,7 @@ def test_due_by_age(archive, clock):
 
 
 def test_due_by_size(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("sla_server.db.archive.file.ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr("sla_server.db.archive.files.ROW_GROUP_ROWS", 100)
     archive = CutFileWriter(tmp_path, "abcd", 20_000, 60, clock)
     seq = 0
     while not archive.is_due:
@@ -136,7 +136,7 @@ def test_due_by_size(tmp_path, clock, monkeypatch):
 
 
 def test_a_file_under_way_is_hidden_by_its_name(tmp_path, archive, monkeypatch):
-    monkeypatch.setattr("sla_server.db.archive.file.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("sla_server.db.archive.files.ROW_GROUP_ROWS", 1)
     archive.add(1, 1, ingested(make_cut(1)))
     assert [path.name for path in tmp_path.rglob("*.parquet")] == ["_abcd-1.parquet"]
     archive.abort()
