@@ -187,7 +187,7 @@ class Tables:
 
 
 class Inputs:
-    """See ``store.JudgeInputs``."""
+    """See ``SliceInputs``."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
