@@ -11,7 +11,7 @@ A backup is a directory:
 The server may run meanwhile: database and list of files are of one moment, and replaced files stay for
 ``files.grace_s``, which must be longer than the copying takes. The ingest queue is not copied: it holds what
 is on its way into the database, and belongs to the disk it is on. Only what SQL has counted already and no
-file has yet is read from it and written to a file of the backup's own (``unfiled``), which restoring enters
+file has yet is read from it and written to a file of the backup's own (``unfiled``), which restoring adds
 into the manifest; so the files of a restored server have every cut that its SQL counts.
 
 Restoring needs an empty database. If the data directory still has its queue, the records in it that are
@@ -98,7 +98,7 @@ def make(
 
     Raises:
         DbError: nothing may be concluded from what is in ``target``.
-        FileDamaged: a file is not what the manifest says (`sla storage verify` tells all of them).
+        FileDamaged: a file is not what the manifest says (`sla storage verify` lists all of them).
     """
     if target.exists() and any(target.iterdir()):
         raise DbError(f"{target} is not empty. Give a new directory for each backup")
@@ -110,9 +110,9 @@ def make(
     copies = LocalFiles(target / "parquet")
     for row in rows:
         copy(files, copies, row)
-    own = unfiled.write(copies, clock)
-    if own is not None and own["row"] is not None:
-        rows.append(FileRow(**own["row"]))
+    unfiled_head = unfiled.write(copies, clock)
+    if unfiled_head is not None and unfiled_head["row"] is not None:
+        rows.append(FileRow(**unfiled_head["row"]))
     state = sorted(path.name for path in _state_files(engine, data_dir))
     make_directory(target / "state", 0o700)
     for name in state:
@@ -128,7 +128,7 @@ def make(
         size_bytes,
         _digest(target / DUMP_NAMES[engine.dialect.name]),
         state,
-        own,
+        unfiled_head,
     )
     sync_directory(target)
     write_whole(target / HEAD, json.dumps(asdict(made), indent=1) + "\n", synced=True)
@@ -169,21 +169,21 @@ class _Unfiled:
             return None
         archive = CutFileWriter(copies, self._queue, _NO_LIMIT, _NO_LIMIT, clock)
         while self._records:
-            some, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
-            batch = decode_batch(some, after_seq)
+            chunk, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
+            batch = decode_batch(chunk, after_seq)
             archive.add(batch.first_seq, batch.last_seq, batch.cuts, batch.columns)
             after_seq = batch.last_seq
         return {"queue": self._queue, "queue_seq": last_seq, "row": archive.finish().row}
 
 
-def _enter(engine: Engine, unfiled: dict[str, Any]) -> None:
+def _register_unfiled(engine: Engine, unfiled: dict[str, Any]) -> None:
     """The backup's own file counts, and its records are not taken from a queue again."""
     table = schema.consumed
     with begin(engine) as connection:
         if unfiled["row"] is not None:
             connection.execute(insert(schema.manifest), unfiled["row"])
-        mine = table.c.queue == f"{unfiled['queue']}/parquet"
-        connection.execute(update(table).where(mine).values(queue_seq=unfiled["queue_seq"]))
+        is_cursor = table.c.queue == f"{unfiled['queue']}/parquet"
+        connection.execute(update(table).where(is_cursor).values(queue_seq=unfiled["queue_seq"]))
 
 
 def read_head(source: Path) -> Backup:
@@ -245,7 +245,7 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
         )
     copies = LocalFiles(source / "parquet")
     for name in copies.listing():
-        _bring_back(copies, files, name)
+        _restore_file(copies, files, name)
     make_directory(data_dir, 0o700)
     for name in head.state:
         kept = source / "state" / name
@@ -255,7 +255,7 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
             copy_durably(kept, data_dir / name)
     _restore_dump(engine, source)
     if head.unfiled is not None:
-        _enter(engine, head.unfiled)
+        _register_unfiled(engine, head.unfiled)
     return head
 
 
@@ -283,7 +283,7 @@ def copy(files: FileStore, target: FileStore, row: FileRow) -> None:
     target.publish(aside, row.path)
 
 
-def _bring_back(copies: FileStore, files: FileStore, name: str) -> None:
+def _restore_file(copies: FileStore, files: FileStore, name: str) -> None:
     """Copy a file back unless the same one is there."""
     with copies.open(name) as copy_file:
         wanted = digest_of(copy_file)
@@ -402,7 +402,7 @@ def _run(engine: Engine, program: str, *options: str) -> None:
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """One consistent copy; whoever writes meanwhile only makes it start over."""
+    """One consistent copy; a writer meanwhile only makes it start again."""
     with (
         contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
         contextlib.closing(sqlite3.connect(target)) as new,

@@ -46,7 +46,7 @@ TIME_COLUMN: Final = {name: "hour_us" if name == "rollup_hours" else "slot_us" f
 _BOUND: Final = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \('?(-?\d+)'?\)")
 EVERY_NS: Final = 600_000_000_000  # ten minutes: partitions are made days ahead
 STEP_ROWS: Final = 5_000  # some 50 ms of SQLite
-LOCK_WAIT_MS: Final = 2_000  # while we wait for a reader, other readers wait behind us
+LOCK_WAIT_MS: Final = 2_000  # while it waits for a reader, other readers wait behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _limit_lock_wait(connection: Connection, lock_wait_ms: int) -> None:
     """Let this transaction fail rather than wait longer for a reader.
 
     Making a partition locks the default one, dropping one the whole table, both exclusively; while either
-    waits for a reader, everybody else who reads the table waits behind it.
+    waits for a reader, all other readers of the table wait behind it.
     """
     connection.execute(text(f"SET LOCAL lock_timeout = {lock_wait_ms}"))
 
@@ -204,7 +204,7 @@ class Retention:
             for rule in RULES:
                 if rule.table in SPANS:
                     self._drop_old(rule, now_us)
-        has_more = [self._delete_some(rule, now_us) for rule in RULES]  # each has its turn
+        has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
         return any(has_more)
 
     def _limit_us(self, rule: Rule, now_us: int) -> int:
@@ -221,7 +221,7 @@ class Retention:
                 _drop(connection, partition.name)
             log.info("partition-dropped", name=partition.name)
 
-    def _delete_some(self, rule: Rule, now_us: int) -> bool:
+    def _delete_step(self, rule: Rule, now_us: int) -> bool:
         """Delete up to STEP_ROWS of one table; returns whether it were so many."""
         if self._engine.dialect.name == "postgresql":
             table = default_of(rule.table) if rule.table in SPANS else rule.table
@@ -234,8 +234,8 @@ class Retention:
             limits["ahead_us"] = 2 * now_us - limits["limit_us"]
             age = f"({age} OR {rule.column} > :ahead_us)"
         old = f"{age} AND {rule.condition}"
-        some = f"FROM {table} WHERE {old} LIMIT {STEP_ROWS}"
-        statement = text(f"DELETE FROM {table} WHERE " + chosen.format(some))  # noqa: S608
+        candidates = f"FROM {table} WHERE {old} LIMIT {STEP_ROWS}"
+        statement = text(f"DELETE FROM {table} WHERE " + chosen.format(candidates))  # noqa: S608
         with begin(self._engine) as connection:
             deleted = connection.execute(statement, limits).rowcount
         if deleted:

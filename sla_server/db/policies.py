@@ -72,7 +72,7 @@ class PolicyStore:
         self._engine.dispose()
 
     def check_may_publish(self) -> None:
-        """See to it that ``publish`` will be allowed, before minutes of work are spent on it.
+        """Check that ``publish`` will be allowed, before minutes of work are spent on it.
 
         Raises:
             NoRightToPublish: the role lacks the right to insert.
@@ -175,8 +175,8 @@ def _table(
     statement = select(*(table.c[name] for name in names)).order_by(*key)
     if range_us is not None:
         statement = statement.where(key[0] >= range_us[0], key[0] < range_us[1])
-    whole = arrow_schema(table)
-    kind = pa.schema([whole.field(name) for name in names])
+    full_schema = arrow_schema(table)
+    kind = pa.schema([full_schema.field(name) for name in names])
     return pa.Table.from_batches(batches(connection, statement, kind), schema=kind)
 
 

@@ -141,8 +141,8 @@ def _copy(connection: Connection, into: Table, columns: Mapping[str, Column], ch
     errors: Any = connection.dialect.loaded_dbapi
     try:
         with driver.cursor() as cursor, cursor.copy(command) as copy:
-            for some in copy_stream([columns[name] for name in names], [kinds[name] for name in names]):
-                copy.write(some)
+            for piece in copy_stream([columns[name] for name in names], [kinds[name] for name in names]):
+                copy.write(piece)
     except errors.Error as exc:  # as SQLAlchemy raises it, which cannot see this
         raise DBAPIError.instance(command, None, exc, errors.Error, dialect=connection.dialect) from exc
     source: Any = select(*(column(name) for name in names)).select_from(table_clause(stage))

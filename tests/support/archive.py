@@ -30,7 +30,7 @@ class FilesRig(Rig):
         self.files = open_files(database.config, database.data_dir)
         self.settings = FilesConfig(**{**CONFIG, **config})
         owner = self.queue.queue_id
-        self.keeper = ArchiveUpkeep(self.engine, self.files, owner, self.settings, self.clock, probe)
+        self.upkeep = ArchiveUpkeep(self.engine, self.files, owner, self.settings, self.clock, probe)
 
     def files_of_cuts(self, count: int, per_file: int = 2, first_seq: int = 1) -> list:
         """Write ``count`` files, a minute apart; returns their cuts."""
@@ -38,11 +38,11 @@ class FilesRig(Rig):
         for n in range(count):
             self.feed(cuts_message(items[n * per_file : (n + 1) * per_file]))
             self.clock.advance(61)
-            self.settle()
+            self.drain()
         return items
 
     def step(self, **options) -> Done:
-        return self.keeper.step(**options)
+        return self.upkeep.step(**options)
 
     def rows(self, *, in_use: bool = True):
         with begin(self.engine) as connection:

@@ -1,4 +1,4 @@
-"""Queue, store, archive and writer around one test database, with a clock that stands."""
+"""Queue, store, archive and writer around one test database, with a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Rig:
         """Append one by one, and let the writer work."""
         for payload in payloads:
             self.queue.append_many([payload])
-        self.settle()
+        self.drain()
 
-    def settle(self, *, final: bool = False) -> None:
+    def drain(self, *, final: bool = False) -> None:
         while self.writer.step(final=final):
             pass
 

@@ -7,7 +7,7 @@ written, (3) inserts the manifest rows and deletes the SQL rows. Sums only ever 
 nothing came in between; if something did, the rows are left for the next pass and the files are removed.
 
 A cut for an hour that has moved makes new rows, with what came late only; they move to further files. So a
-(slot, stream) may have several rows, in SQL and files together; whoever reads adds them up, and nothing is
+(slot, stream) may have several rows, in SQL and files together; readers add them up, and nothing is
 lost or counted twice. What a crash can leave: files without a row, which are swept.
 
 Slices are judged from SQL. So rollups stay there, however old, while they may still be needed: until the
@@ -39,7 +39,7 @@ from sla_server.db.schema import HOUR_US
 
 log = structlog.get_logger("files")
 HOURS_A_PASS: Final = 48
-JUDGED_BACK_US: Final = 168 * HOUR_US  # services judge nothing older
+JUDGED_WINDOW_US: Final = 168 * HOUR_US  # services judge nothing older
 JUDGED_MARGIN_US: Final = 2 * HOUR_US  # longer than a slice, and than slices differ in how far they are
 ACTIVE_US: Final = HOUR_US
 PART_ROWS: Final = (
@@ -113,13 +113,13 @@ class RollupExport:
     def _needed_from_us(self) -> int:
         """Rollups from here on may still be asked for by services; see the module."""
         now_us = self._clock.unix_us()
-        back_us = now_us - JUDGED_BACK_US
+        oldest_us = now_us - JUDGED_WINDOW_US
         slices, gateways, progress = schema.slices, schema.gateways, schema.progress
-        judged = select(func.max(slices.c.start_us)).where(slices.c.start_us >= back_us)
+        judged = select(func.max(slices.c.start_us)).where(slices.c.start_us >= oldest_us)
         behind = (
             select(func.min(progress.c.corrected_us))
             .join(gateways, gateways.c.gateway_id == progress.c.gateway_id)
-            .where(gateways.c.last_seen_us >= now_us - ACTIVE_US, progress.c.corrected_us >= back_us)
+            .where(gateways.c.last_seen_us >= now_us - ACTIVE_US, progress.c.corrected_us >= oldest_us)
         )
         with begin(self._engine) as connection:
             found = [connection.execute(statement).scalar() for statement in (judged, behind)]

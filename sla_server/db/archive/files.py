@@ -60,7 +60,7 @@ _BLOCK_BYTES: Final = 1 << 20
 
 
 def cut_table(items: Sequence[Ingested], columns: CutColumns | None = None) -> pa.Table:
-    """A table of CUT_SCHEMA for these cuts, in order; ``columns`` are theirs, if somebody has joined them."""
+    """A table of CUT_SCHEMA for these cuts, in order; ``columns`` are theirs, if they are joined already."""
     joined = columns or columns_of(items)
     lengths = np.maximum(joined.rows, 1)
     first_row = np.cumsum(lengths) - lengths
@@ -251,9 +251,9 @@ class FileWriter:
                 raise AssertionError("no file under way")
             self._writer.close()
             file.close()
-            held = pq.read_metadata(aside).num_rows
-            if held != self.rows:
-                raise ArchiveFailed(aside, f"it holds {held} rows of the {self.rows} that were added")
+            written_rows = pq.read_metadata(aside).num_rows
+            if written_rows != self.rows:
+                raise ArchiveFailed(aside, f"it holds {written_rows} rows of the {self.rows} that were added")
             with aside.open("rb") as written:
                 sha256 = digest_of(written)
             size_bytes = aside.stat().st_size

@@ -129,8 +129,8 @@ def replace(connection: Connection, old: Sequence[FileRow], new: FileRow | None,
 def forget(connection: Connection, paths: Iterable[str]) -> None:
     """Delete the rows of files that are deleted; only replaced ones."""
     table = schema.manifest
-    for some in chunks(list(paths)):
-        statement = delete(table).where(table.c.path.in_(some), table.c.replaced_us.is_not(None))
+    for chunk in chunks(list(paths)):
+        statement = delete(table).where(table.c.path.in_(chunk), table.c.replaced_us.is_not(None))
         connection.execute(statement)
 
 

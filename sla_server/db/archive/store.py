@@ -41,7 +41,7 @@ class FoundFile:
 
     Attributes:
         bytes: its size.
-        changed_s: seconds since 1970, None where the store does not tell.
+        changed_s: seconds since 1970, None where the store does not say.
     """
 
     bytes: int
@@ -57,7 +57,7 @@ class FileStore(Protocol):
 
     @property
     def lock_dir(self) -> Path:
-        """Where those who look after these files lock each other out; exists."""
+        """Directory of the lock that keeps upkeep to one process at a time; exists."""
 
     def aside(self, name: str) -> Path:
         """A local path for the file that will be ``name``; its directory exists."""
@@ -251,9 +251,9 @@ def sweep(files: FileStore, owner: str, kept: set[str], old_before_s: float) -> 
     """
     removed = files.sweep_asides(owner)
     for name, found in files.listing().items():
-        is_mine = name.rpartition("/")[2].partition("-")[0] == owner
+        is_own_file = name.rpartition("/")[2].partition("-")[0] == owner
         is_old = found.changed_s is not None and found.changed_s < old_before_s
-        if name not in kept and (is_mine or is_old):
+        if name not in kept and (is_own_file or is_old):
             files.remove(name)
             removed.append(name)
     if removed:
@@ -262,7 +262,7 @@ def sweep(files: FileStore, owner: str, kept: set[str], old_before_s: float) -> 
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    import fsspec  # only who has a URL needs it
+    import fsspec  # only a URL needs it
 
     system, root = fsspec.core.url_to_fs(url)
     return system, str(root).rstrip("/")

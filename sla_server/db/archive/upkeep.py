@@ -1,10 +1,10 @@
-"""Looks after the Parquet files: moves old rollups, gives files up, merges, deletes, and reports damage.
+"""Upkeep of the Parquet files: moves old rollups, gives files up, merges, deletes, and reports damage.
 
 What to do is decided by three pure functions: rows of the manifest and the time in, rows out.
 
 Merging. Files are closed by size or age, so a small server makes one a minute. When the hour in which they
-were written is over, the small ones of that hour become files of up to ``merge_to_bytes``; when the day is
-over, the same is done with what is still small of that day. So a row is written at most three times, and the
+were written has ended, the small ones of that hour become files of up to ``merge_to_bytes``; when the day has
+ended, the same is done with what is still small of that day. So a row is written at most three times, and the
 files left are one a day at least and 64 MB at most. A merged file keeps the creation time of its newest
 part, which keeps it in its hour. The inputs' checksums are verified before a row is copied, so that a damaged
 file is reported instead of multiplied.
@@ -78,7 +78,7 @@ def merge_groups(
         owner: only files of this queue id: every server merges its own.
         now_us: us UTC.
         config: sizes.
-        at_once: do not wait until hour and day are over.
+        at_once: do not wait until hour and day have ended.
     """
     by_place: dict[tuple[str, int], list[FileRow]] = {}
     for row in sorted(rows, key=lambda row: (row.created_us, row.path)):
@@ -129,7 +129,7 @@ def files_to_give_up(rows: Iterable[FileRow], now_us: int, config: FilesConfig) 
 
 
 def files_to_delete(rows: Sequence[FileRow], now_us: int, config: FilesConfig) -> list[FileRow]:
-    """Replaced files whose grace time is over; sooner, oldest first, where raw cuts exceed their limit."""
+    """Replaced files whose grace time has ended; sooner, oldest first, where raw cuts exceed their limit."""
     grace_us = round(config.grace_s * 1e6)
     replaced = [(row.replaced_us, row) for row in rows if row.replaced_us is not None]
     out = [row for at_us, row in replaced if now_us - at_us >= grace_us]
@@ -248,11 +248,11 @@ class ArchiveUpkeep:
         self._export = RollupExport(engine, files, owner, clock, probe)
         self._finish = threading.Event()
         self._suspects: set[str] = set()
-        self._looked_ns: int | None = None
+        self._compared_ns: int | None = None
         self._bad: set[str] = set()
 
     def run(self) -> None:
-        """A pass each interval until told to finish; what fails is tried again."""
+        """A pass each interval until ``finish``; what fails is tried again."""
         while not self._rested():
             watchdog.beat(STEP_S)
             try:
@@ -272,7 +272,7 @@ class ArchiveUpkeep:
         """One pass.
 
         Args:
-            at_once: merge what can be merged now, do not wait until hour and day are over.
+            at_once: merge what can be merged now, do not wait until hour and day have ended.
 
         Raises:
             StorageBusy, DatabaseUnavailable, ArchiveFailed, FilesUnavailable: come again.
@@ -285,7 +285,7 @@ class ArchiveUpkeep:
             self._give_up(done, now_us)
             self._merge_all(done, now_us, at_once)
             self._delete(done, now_us)
-            self._look_around(done)
+            self._compare_with_directory(done)
         return done
 
     def _rows(self, *, in_use: bool = False) -> list[FileRow]:
@@ -313,7 +313,7 @@ class ArchiveUpkeep:
             try:
                 new = merge_files(self._files, group)
             except FileDamaged as exc:
-                self._tell(done, exc.name, exc.problem)
+                self._report_damage(done, exc.name, exc.problem)
                 continue
             self._probe("merge-published")
             try:
@@ -337,20 +337,20 @@ class ArchiveUpkeep:
                 manifest.forget(connection, done.deleted)
             self._probe("row-deleted")
 
-    def _look_around(self, done: Done) -> None:
+    def _compare_with_directory(self, done: Done) -> None:
         """Compare directory and manifest once an hour."""
         now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < ORPHAN_PAUSE_NS:
+        if self._compared_ns is not None and now_ns - self._compared_ns < ORPHAN_PAUSE_NS:
             return
-        self._looked_ns = now_ns
+        self._compared_ns = now_ns
         there = self._files.listing()
         rows = self._rows()
         known = {row.path for row in rows}
-        mine = {name for name in there if name not in known and self._is_mine(name)}
-        for name in sorted(mine & self._suspects):
+        orphans = {name for name in there if name not in known and self._is_own_file(name)}
+        for name in sorted(orphans & self._suspects):
             self._files.remove(name)
             done.orphans.append(name)
-        self._suspects = mine - set(done.orphans)
+        self._suspects = orphans - set(done.orphans)
         if done.orphans:
             log.warning("orphans-removed", files=done.orphans)
         # A file deleted between the listing and the reading of the rows is replaced, not in use.
@@ -360,10 +360,10 @@ class ArchiveUpkeep:
                 done.missing.append(row.path)
         self._report("file-missing", dict.fromkeys(done.missing, "the file of a manifest row is missing"))
 
-    def _is_mine(self, name: str) -> bool:
+    def _is_own_file(self, name: str) -> bool:
         return name.rpartition("/")[2].partition("-")[0] == self._owner
 
-    def _tell(self, done: Done, path: str, problem: str) -> None:
+    def _report_damage(self, done: Done, path: str, problem: str) -> None:
         """A damaged file is not tried again by this process; the event is stored once for ever."""
         log.error("file-damaged", file=path, problem=problem)
         self._bad.add(path)

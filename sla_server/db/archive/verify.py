@@ -186,8 +186,8 @@ def _take_cuts(row: FileRow, table: pa.Table, report: VerifyReport, found: _Foun
     _add(found.cuts, cuts["start_us_min"], {"cuts": pa.array(np.ones(cuts.num_rows, dtype=np.int64))})
     encoded = cuts.select(["gateway_id", "epoch"]).group_by(["gateway_id", "epoch"]).aggregate([])
     for gateway_id, epoch in zip(*(column.to_pylist() for column in encoded.columns), strict=True):
-        mine = pc.and_(pc.equal(cuts["gateway_id"], gateway_id), pc.equal(cuts["epoch"], epoch))
-        seqs = cuts.filter(mine)["seq"].to_numpy()
+        in_epoch = pc.and_(pc.equal(cuts["gateway_id"], gateway_id), pc.equal(cuts["epoch"], epoch))
+        seqs = cuts.filter(in_epoch)["seq"].to_numpy()
         for path, others in found.seen.get((gateway_id, epoch), ()):
             if len(both := np.intersect1d(seqs, others)):
                 text = (
@@ -271,16 +271,16 @@ def overview(engine: Engine, files: FileStore) -> dict[str, Any]:
     replaced = [row for row in rows if row.replaced_us is not None]
     kinds = []
     for kind in (manifest.CUTS, manifest.ROLLUPS, manifest.MISSED):
-        mine = [row for row in used if row.kind == kind]
+        of_kind = [row for row in used if row.kind == kind]
         kinds.append(
             {
                 "kind": kind,
-                "files": len(mine),
-                "bytes": sum(row.bytes for row in mine),
-                "rows": sum(row.rows for row in mine),
-                "cuts": sum(row.cuts for row in mine),
-                "min_us": min((row.min_us for row in mine), default=None),
-                "max_us": max((row.max_us for row in mine), default=None),
+                "files": len(of_kind),
+                "bytes": sum(row.bytes for row in of_kind),
+                "rows": sum(row.rows for row in of_kind),
+                "cuts": sum(row.cuts for row in of_kind),
+                "min_us": min((row.min_us for row in of_kind), default=None),
+                "max_us": max((row.max_us for row in of_kind), default=None),
             }
         )
     known = {row.path for row in rows}

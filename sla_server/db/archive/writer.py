@@ -102,7 +102,7 @@ class CutFileWriter:
     ) -> None:
         """Take the cuts of the records ``first_seq`` to ``last_seq``, which follow the former ones directly.
 
-        ``columns`` are those of the cuts, if somebody has joined them.
+        ``columns`` are those of the cuts, if they are joined already.
 
         Raises:
             ArchiveFailed: disk full or broken; the file under way was given up.
@@ -117,7 +117,7 @@ class CutFileWriter:
         self._max_us = max(self._max_us, *(item.end_us for item in items))
         self._cuts += len(items)
         try:
-            self._under_way().write(cut_table(items, columns))
+            self._open_file().write(cut_table(items, columns))
         except ArchiveFailed:
             self.abort()
             raise
@@ -164,7 +164,7 @@ class CutFileWriter:
         """
         return sweep(self._files, self._queue_id, kept, now_us / 1e6 - FOREIGN_ORPHAN_AGE_S)
 
-    def _under_way(self) -> FileWriter:
+    def _open_file(self) -> FileWriter:
         """The writer, opened at the first cut."""
         if self._writer is None:
             # The day of writing; the cuts in it may be older (backlog): the manifest has their times.
@@ -183,15 +183,15 @@ class ArchiveWriter:
         store: for manifest rows, the cursor and events.
         archive: the file under way.
         clock: for the pause after a failure.
-        settle: waits until no other transaction is under way; called before each of ours.
+        await_commit: waits until no other transaction is under way; called before each of ours.
         flush: brings to SQL all that was read. A file counts after its cuts are in SQL, so that files never
-            have cuts that SQL lacks (a backup could not tell what they are).
+            have cuts that SQL lacks (a backup could not know what they are).
         probe: called at "file-committed".
 
     Attributes:
-        parquet_seq: every record up to this one is in a file of the manifest.
-        read_bytes: what the writer has read since the last file ended.
-        problem: why the archive stands still; None while it works. Replaced whole: any thread may read it.
+        parquet_seq: every record up to this one is in a file of the manifest. read_bytes: what the writer has
+        read since the last file ended. problem: why the archive makes no progress; None while it works.
+        Replaced whole: any thread may read it.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class ArchiveWriter:
         store: IngestStore,
         archive: CutFileWriter,
         clock: Clock,
-        settle: Callable[[], None],
+        await_commit: Callable[[], None],
         flush: Callable[[], int],
         probe: Callable[[str], None],
     ) -> None:
@@ -208,7 +208,7 @@ class ArchiveWriter:
         self._store = store
         self._archive = archive
         self._clock = clock
-        self._settle = settle
+        self._await_commit = await_commit
         self._flush = flush
         self._probe = probe
         self._finished: FinishedFile | None = None
@@ -273,7 +273,7 @@ class ArchiveWriter:
 
     @property
     def _archived_seq(self) -> int:
-        """Newest record that stands in a file, or in the one under way."""
+        """Newest record that is in a file, or in the one under way."""
         finished_seq = self._finished.last_seq if self._finished is not None else self.parquet_seq
         return self._archive.last_seq or finished_seq
 
@@ -307,7 +307,7 @@ class ArchiveWriter:
                 (now_us,), now_us, "archive-failed", "critical",
                 element="dbmanager", subject="parquet", text=text,
             )  # fmt: skip
-            self._settle()
+            self._await_commit()
             self._store.report(event)
 
     def _commit(self, finished: FinishedFile) -> None:

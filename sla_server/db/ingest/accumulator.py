@@ -28,14 +28,14 @@ from sla_server.db.ingest.intake import spool_floors
 from sla_server.db.schema import COUNTERS, HOUR_US, STREAM_SUMS
 
 SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts")
-"""Summed columns of a sheet; the first ones are those of a cut."""
+"""Summed columns of an accumulator; the first ones are those of a cut."""
 MAXIMA: Final = ("held_max", "inflight_max", "last_us")
 _FIRST_ROWS: Final = 256
 MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
-FULL_BYTES: Final = 512 << 20  # sheets of 4 slots of 64,000 streams
+FULL_BYTES: Final = 512 << 20  # accumulators of 4 slots of 64,000 streams
 MOST_BYTES: Final = 4 * FULL_BYTES  # however few slots they are of
 FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see cut.MAX_COUNTER
-MANY_SLOTS: Final = 2  # so many there are whenever a minute ends
+SLOTS_AT_MINUTE_END: Final = 2  # a window has that many whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
 ROLLUP_SUMS: Final = (*COUNTERS, "covered_us")
@@ -85,7 +85,7 @@ class StreamIndex:
         place, is_known = self._find(ids)
         if not is_known.all():
             missing = np.flatnonzero(~is_known)
-            # In order of appearance, so that a gateway's streams stand together in memory.
+            # In order of appearance, so that a gateway's streams lie together in memory.
             _, first = np.unique(ids[missing], return_index=True)
             new = missing[np.sort(first)]
             self.ids = np.concatenate((self.ids, ids[new]))
@@ -231,7 +231,7 @@ class IngestWindow:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: what it holds is committed, or will be read again."""
+        """Begin again: what it holds is committed, or will be read again."""
         self.first_seq = self.last_seq = 0
         self.slots: dict[int, Accumulator] = {}
         self.hours: dict[int, Accumulator] = {}
@@ -245,13 +245,13 @@ class IngestWindow:
     @property
     def is_full(self) -> bool:
         """Whether it should be committed before more is added."""
-        if self._nbytes > (FULL_BYTES if len(self.slots) > MANY_SLOTS else MOST_BYTES):
+        if self._nbytes > (FULL_BYTES if len(self.slots) > SLOTS_AT_MINUTE_END else MOST_BYTES):
             return True
-        return sum(int(sheet.sums[_CUTS].max()) for sheet in self.slots.values()) > FULL_CUTS
+        return sum(int(accumulator.sums[_CUTS].max()) for accumulator in self.slots.values()) > FULL_CUTS
 
     @property
     def _nbytes(self) -> int:
-        return sum(sheet.nbytes for sheets in (self.slots, self.hours) for sheet in sheets.values())
+        return sum(accumulator.nbytes for accumulator in (*self.slots.values(), *self.hours.values()))
 
     def absorb(self, batch: DecodedBatch) -> None:
         """Add a batch, which follows directly."""
@@ -289,31 +289,33 @@ class IngestWindow:
         slots = np.unique(slot_us).tolist()
         for slot in slots:
             # Nearly always there is one slot: then nothing needs to be picked out.
-            mine = slot_us == slot if len(slots) > 1 else None
-            sheet = self._sheet(self.slots, slot, TOTAL_BUCKETS)
-            hour = self._sheet(self.hours, slot // HOUR_US * HOUR_US, COARSE_BUCKETS)
-            chosen = _picked(number, mine)
-            sheet.add(chosen, [_picked(c, mine) for c in rows.sums], [_picked(c, mine) for c in rows.maxima])
+            mask = slot_us == slot if len(slots) > 1 else None
+            accumulator = self._accumulator(self.slots, slot, TOTAL_BUCKETS)
+            hour = self._accumulator(self.hours, slot // HOUR_US * HOUR_US, COARSE_BUCKETS)
+            chosen = _picked(number, mask)
+            accumulator.add(
+                chosen, [_picked(c, mask) for c in rows.sums], [_picked(c, mask) for c in rows.maxima]
+            )
             hour.is_touched[chosen] = True
-            in_hist = None if mine is None else mine[rows.hist_row]
+            in_hist = None if mask is None else mask[rows.hist_row]
             stream, bucket, count = (
                 _picked(column, in_hist)
                 for column in (number[rows.hist_row], rows.hist_bucket, rows.hist_count)
             )
-            sheet.add_hist(stream, bucket, count)
+            accumulator.add_hist(stream, bucket, count)
             hour.add_hist(stream, _COARSE[bucket], count)
-            in_missed = None if mine is None else mine[rows.missed_row]
+            in_missed = None if mask is None else mask[rows.missed_row]
             missed = _picked(rows.missed, in_missed)
             if len(missed):
                 sums = self.missed.setdefault(slot, MissedSums())
                 sums.add(_picked(number[rows.missed_row], in_missed), missed)
 
-    def _sheet(self, sheets: dict[int, Accumulator], time_us: int, width: int) -> Accumulator:
-        sheet = sheets.get(time_us)
-        if sheet is None:
-            sheet = sheets[time_us] = Accumulator(width)
-        sheet.ensure(len(self.streams))
-        return sheet
+    def _accumulator(self, accumulators: dict[int, Accumulator], time_us: int, width: int) -> Accumulator:
+        accumulator = accumulators.get(time_us)
+        if accumulator is None:
+            accumulator = accumulators[time_us] = Accumulator(width)
+        accumulator.ensure(len(self.streams))
+        return accumulator
 
     # -- What SQL gets: rows ordered by stream id, as its index is.
 
@@ -324,25 +326,29 @@ class IngestWindow:
 
     def slot_columns(self, slot_us: int) -> tuple[Int64s, dict[str, Int64s]]:
         """(numbers of the touched streams, columns of ``rollups`` without ``hist``)."""
-        sheet = self.slots[slot_us]
-        rows = sheet.rows(self._order)
+        accumulator = self.slots[slot_us]
+        rows = accumulator.rows(self._order)
         columns = {"slot_us": np.full(len(rows), slot_us), "stream_id": self.streams.ids[rows]}
-        columns |= {name: sheet.sums[index][rows] for index, name in enumerate(ROLLUP_SUMS)}
-        return rows, columns | {name: sheet.maxima[index][rows] for index, name in enumerate(GAUGES)}
+        columns |= {name: accumulator.sums[index][rows] for index, name in enumerate(ROLLUP_SUMS)}
+        return rows, columns | {name: accumulator.maxima[index][rows] for index, name in enumerate(GAUGES)}
 
     def hour_columns(self, hour_us: int) -> tuple[Int64s, dict[str, Int64s]]:
         """The same of ``rollup_hours``."""
         rows = self.hours[hour_us].rows(self._order)
         columns = {"hour_us": np.full(len(rows), hour_us), "stream_id": self.streams.ids[rows]}
-        slots = [sheet for slot_us, sheet in self.slots.items() if slot_us // HOUR_US * HOUR_US == hour_us]
+        slots = [
+            accumulator
+            for slot_us, accumulator in self.slots.items()
+            if slot_us // HOUR_US * HOUR_US == hour_us
+        ]
         return rows, columns | _added(slots, rows, HOUR_SUMS, GAUGES)
 
     def stream_columns(self) -> tuple[Int64s, dict[str, Int64s]]:
         """Numbers and columns of ``streams``: what is added to the lifetime sums."""
         is_touched = np.zeros(len(self.streams), dtype=np.bool_)
-        for sheet in self.hours.values():
-            sheet.ensure(len(is_touched))
-            is_touched |= sheet.is_touched[: len(is_touched)]
+        for accumulator in self.hours.values():
+            accumulator.ensure(len(is_touched))
+            is_touched |= accumulator.is_touched[: len(is_touched)]
         order = self._order
         rows = order[is_touched[order]]
         columns = {"stream_id": self.streams.ids[rows], "first_seen_us": self.streams.first_us[rows]}
@@ -366,20 +372,22 @@ class IngestWindow:
 
 
 def _added(
-    sheets: Sequence[Accumulator], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]
+    accumulators: Sequence[Accumulator], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]
 ) -> dict[str, Int64s]:
-    """Columns over several sheets; a sheet that has no room for a row has nothing of it."""
+    """Columns over several accumulators; one that has no room for a row has nothing of it."""
     size = int(rows.max()) + 1 if len(rows) else 0
-    for sheet in sheets:
-        sheet.ensure(size)
+    for accumulator in accumulators:
+        accumulator.ensure(size)
     columns: dict[str, Int64s] = {}
     zero: Int64s = np.zeros(len(rows), dtype=np.int64)
     for name in sums:
         index = SUMS.index(name)
-        columns[name] = sum((sheet.sums[index][rows] for sheet in sheets), start=zero)
+        columns[name] = sum((accumulator.sums[index][rows] for accumulator in accumulators), start=zero)
     for name in maxima:
         index = MAXIMA.index(name)
-        columns[name] = np.maximum.reduce([zero, *(sheet.maxima[index][rows] for sheet in sheets)])
+        columns[name] = np.maximum.reduce(
+            [zero, *(accumulator.maxima[index][rows] for accumulator in accumulators)]
+        )
     return columns
 
 

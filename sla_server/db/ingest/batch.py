@@ -1,7 +1,9 @@
-"""A batch: some queue records, decoded into what the ingest transaction and the archive need. Pure, but one.
+"""A batch: some queue records, decoded into what the ingest transaction and the archive need.
+
+Everything but ``put_aside`` is pure.
 
 ``decode_batch`` lists what cannot be stored in ``refused``. Cuts whose numbers cannot be true are among it
-(``screen``); otherwise one of them could overflow a sum and stop the ingest for everybody. ``CutRows`` are
+(``screen``); otherwise one of them could overflow a sum and stop the ingest of all gateways. ``CutRows`` are
 the rows of many cuts as columns, which a window adds. ``put_aside`` alone writes: it keeps a record that the
 database refuses although it passed all checks as a file, and reports it.
 """
@@ -161,7 +163,7 @@ class DecodedBatch:
 
     @property
     def columns(self) -> CutColumns | None:
-        """Of ``cuts``, joined once for all who need them; None if there are none."""
+        """Of ``cuts``, joined once for all uses; None if there are none."""
         if self._columns is None and self.cuts:
             self._columns = columns_of(self.cuts)
         return self._columns
@@ -193,7 +195,7 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
 
 
 def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
-    """The cuts of a message whose headers can be true; nobody has looked at their columns yet."""
+    """The cuts of a message whose headers can be true; their columns are not checked yet."""
     header = message.header
     received, offsets = header["recv_us"], header["offset_us"]
     for position, raw in enumerate(frame.split(message.blob)):

@@ -5,16 +5,16 @@ their sync is confirmed sends the notices: that order is the promise of DURABLE 
 
 A CUTS message is stored as it came if all its cuts are new, else again with the new ones only, so the queue
 holds every cut once. DURABLE names the high water of *every* gateway in a CUTS message, also when all of it
-was known already: a pair that sends a cut again has not heard, so lost notices repair themselves.
+was known already: a pair that sends a cut again has not got the notice, so lost notices repair themselves.
 
 ``HighWater`` keeps the highest contiguous cut kept, of each (gateway, epoch). A cut is *new* if it directly
 continues what is kept; ``gap`` cuts that its agent had to drop before it count as bridged. At or below the
 high water it is a *duplicate*. Anything else leaves a *hole*: it is not kept, the PMDaemon rewinds to ack + 1
 after 10 s without progress, and the missing cuts come first.
 
-An epoch begins at 1, also when it was never heard of: a first cut may have been refused by a full mailbox,
-and taking the second would make the agent forget the first. When the agent does not hold the cuts below
-some ``first`` any more (its spool overflowed, or this server's memory was lost), GATEWAY says so in
+An epoch begins at 1, also when nothing of it was ever received: a first cut may have been refused by a full
+mailbox, and taking the second would make the agent forget the first. When the agent does not hold the cuts
+below some ``first`` any more (its spool overflowed, or this server's memory was lost), GATEWAY says so in
 ``spool``; the high water is then raised to first - 1, which is the only way over such a hole.
 
 Invariant: ``high_water`` runs ahead of the disk only between ``absorb`` and the sync; if the sync fails,
@@ -69,7 +69,7 @@ class HighWater:
         return self._seq.get((gateway_id, epoch), 0)
 
     def raise_to(self, gateway_id: str, epoch: int, seq: int) -> bool:
-        """Everything up to ``seq`` is kept, or known to be lost; returns whether that is news."""
+        """Everything up to ``seq`` is kept, or known to be lost; returns whether that changes anything."""
         key = (gateway_id, epoch)
         if key not in self._seq:
             self._epochs.setdefault(gateway_id, []).append(epoch)
@@ -78,8 +78,8 @@ class HighWater:
         self._seq[key] = seq
         return True
 
-    def put_right(self, gateway_id: str, epoch: int, seq: int) -> None:
-        """What was stored of a known epoch is not true: ``seq`` is."""
+    def correct(self, gateway_id: str, epoch: int, seq: int) -> None:
+        """Replace what was stored of a known epoch, which was wrong."""
         self._seq[gateway_id, epoch] = seq
 
     def knows(self, gateway_id: str) -> bool:
@@ -123,7 +123,7 @@ class Incoming(Protocol):
 
     @property
     def sender(self) -> str:
-        """Who posted it."""
+        """The process that posted it."""
 
     @property
     def payload(self) -> bytes:
@@ -153,7 +153,7 @@ class Absorbed:
     is_urgent: bool = False
 
 
-class Mended(NamedTuple):
+class CorrectedWatermark(NamedTuple):
     """A high water that SQL had wrong: ``had`` instead of ``seq``."""
 
     gateway_id: str
@@ -183,8 +183,8 @@ class IngestIntake:
         self.counts: Counter[str] = Counter()
 
     def recover(
-        self, records: Iterable[IngestRecord], sql_seq: int, *, is_whole: bool = True
-    ) -> list[Mended]:
+        self, records: Iterable[IngestRecord], sql_seq: int, *, is_complete: bool = True
+    ) -> list[CorrectedWatermark]:
         """Count what lies in the queue and is not in SQL yet, and compare the rest with what SQL says.
 
         The queue keeps records for a while after they are in SQL, and those of an epoch have rising numbers:
@@ -196,7 +196,7 @@ class IngestIntake:
         Args:
             records: all that the queue holds, in order.
             sql_seq: those up to it are in SQL.
-            is_whole: none of the newest records is missing. If some are, SQL may rightly know more.
+            is_complete: none of the newest records is missing. If some are, SQL may rightly know more.
         """
         kept, in_sql = HighWater(), HighWater()
         for record in records:
@@ -204,16 +204,16 @@ class IngestIntake:
                 kept.raise_to(gateway_id, epoch, seq)
                 if record.queue_seq <= sql_seq:
                     in_sql.raise_to(gateway_id, epoch, seq)
-        mended = []
+        corrected = []
         for gateway_id, epoch, seq in kept.rows():
             had, least = self._high_water.of(gateway_id, epoch), in_sql.of(gateway_id, epoch)
-            if had < least or (had > seq and is_whole):
-                mended.append(Mended(gateway_id, epoch, had, least if had < least else seq))
-                self._high_water.put_right(gateway_id, epoch, mended[-1].seq)
+            if had < least or (had > seq and is_complete):
+                corrected.append(CorrectedWatermark(gateway_id, epoch, had, least if had < least else seq))
+                self._high_water.correct(gateway_id, epoch, corrected[-1].seq)
             self._high_water.raise_to(gateway_id, epoch, seq)
-        return mended
+        return corrected
 
-    def greetings(self, pairs: Iterable[str]) -> list[Notice]:
+    def all_watermarks(self, pairs: Iterable[str]) -> list[Notice]:
         """WATERMARKS of everything, for every pair, at start."""
         return [notice for pair in pairs for notice in self._watermarks(pair, self._high_water.rows())]
 
@@ -274,9 +274,9 @@ class IngestIntake:
         gateway_id, dropped = header.get("gw"), header.get("dropped")
         payload, rows = message.payload, []
         if isinstance(gateway_id, str):
-            told = dropped if type(dropped) is int else 0
-            lost = self._raise_floors(header) - max(0, told - self._dropped.get(gateway_id, 0))
-            self._dropped[gateway_id] = max(told, self._dropped.get(gateway_id, 0))
+            reported = dropped if type(dropped) is int else 0
+            lost = self._raise_floors(header) - max(0, reported - self._dropped.get(gateway_id, 0))
+            self._dropped[gateway_id] = max(reported, self._dropped.get(gateway_id, 0))
             if lost > 0:
                 payload = frame.encode(Kind.GATEWAY, {**header, "lost_cuts": lost})
                 rows = [["events", _lost_event(header, lost)]]
@@ -334,7 +334,7 @@ class IngestIntake:
             result.notices.append(Notice(message.sender, frame.encode(Kind.RECORDED, answer)))
 
     def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[Notice]:
-        # An empty one, too: a pair polls nobody before its first WATERMARKS.
+        # An empty one, too: a pair polls no gateway before its first WATERMARKS.
         return list(self._frames(Kind.WATERMARKS, recipient, rows)) or [
             Notice(recipient, frame.encode(Kind.WATERMARKS, {"inc": self._incarnation, "hw": []}))
         ]

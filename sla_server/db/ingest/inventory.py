@@ -103,7 +103,9 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             events.append(_state_event(header, identity, state, epoch, at_us))
             continue
         stored = "up" if state == "recovered" else state
-        if known.get(gateway_id) != (stored, epoch) and not _is_ours(known.get(gateway_id), stored, epoch):
+        if known.get(gateway_id) != (stored, epoch) and not _is_server_action(
+            known.get(gateway_id), stored, epoch
+        ):
             events.append(_state_event(header, (gateway_id, epoch, state, at_us), state, epoch, at_us))
         known[gateway_id] = (stored, epoch)
         rows[gateway_id] = {
@@ -122,7 +124,7 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
     return events
 
 
-def _is_ours(before: tuple[str, str] | None, state: str, epoch: str) -> bool:
+def _is_server_action(before: tuple[str, str] | None, state: str, epoch: str) -> bool:
     """Whether a change of state is the server's own doing: its process ended, or is back."""
     return state == "detached" or (state == "up" and before == ("detached", epoch))
 
@@ -159,7 +161,7 @@ def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) 
                     "first_seen_us": now_us,
                 }
     known = _stored_backends(connection, volumes)
-    events = _settle_backends(connection, headers, volumes, known, now_us)
+    events = _resolve_backends(connection, headers, volumes, known, now_us)
     upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
     _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
     fresh: dict[str, list[str]] = {}
@@ -172,13 +174,13 @@ def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) 
 def _stored_backends(connection: Connection, volumes: Iterable[str]) -> dict[str, str]:
     table = schema.volumes
     stored: dict[str, str] = {}
-    for some in chunks(sorted(volumes)):
-        rows = connection.execute(select(table.c.volume, table.c.backend).where(table.c.volume.in_(some)))
+    for chunk in chunks(sorted(volumes)):
+        rows = connection.execute(select(table.c.volume, table.c.backend).where(table.c.volume.in_(chunk)))
         stored |= {row.volume: row.backend for row in rows}
     return stored
 
 
-def _settle_backends(
+def _resolve_backends(
     connection: Connection,
     headers: Sequence[Row],
     volumes: dict[str, Row],
@@ -251,8 +253,8 @@ def _store_backends(connection: Connection, names: set[str], now_us: int) -> Non
 def _known(connection: Connection, column: Column[Any], values: Iterable[Any]) -> set[Any]:
     """Which of these keys are stored already."""
     found: set[Any] = set()
-    for some in chunks(sorted(values)):
-        found |= set(connection.scalars(select(column).where(column.in_(some))))
+    for chunk in chunks(sorted(values)):
+        found |= set(connection.scalars(select(column).where(column.in_(chunk))))
     return found
 
 
@@ -275,9 +277,9 @@ def _new_access(kind: str, gateway: str, what: str, names: Sequence[str], now_us
 def _gateway_names(connection: Connection, gateway_ids: Iterable[str]) -> dict[str, str]:
     table = schema.gateways
     names: dict[str, str] = {}
-    for some in chunks(sorted(gateway_ids)):
+    for chunk in chunks(sorted(gateway_ids)):
         rows = connection.execute(
-            select(table.c.gateway_id, table.c.name).where(table.c.gateway_id.in_(some))
+            select(table.c.gateway_id, table.c.name).where(table.c.gateway_id.in_(chunk))
         )
         names |= {row.gateway_id: row.name for row in rows}
     return names

@@ -110,7 +110,7 @@ class IngestReceiver:
             pairs = [
                 name for name in box.expected if name.startswith("pair-")
             ]  # the others ask when they start
-            self._send(number, self._intake.greetings(pairs))
+            self._send(number, self._intake.all_watermarks(pairs))
 
     def round(self) -> bool:
         """Take, keep, answer, once; returns whether anything came.

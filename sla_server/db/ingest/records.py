@@ -1,6 +1,6 @@
-"""RECORD rows: what other processes ask to be kept.
+"""RECORD rows, which other processes ask to be kept, and rows of ``events``.
 
-A row is checked when it arrives (so that its sender hears of a mistake at once) and stored by natural key:
+A row is checked when it arrives (so that its sender learns of a mistake at once) and stored by natural key:
 columns it names are set, the others keep their values. Rows of one batch for the same key are merged in
 order first.
 """
@@ -160,9 +160,9 @@ def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _set_lost(connection: Connection, rows: Sequence[Row]) -> None:
-    """Gateways are stored as pairs tell of them; ``services`` adds who never came back.
+    """Gateways are stored as pairs report them; ``services`` adds those that never came back.
 
-    One seen after ``last_seen_us`` did come back: its sender had not heard of that yet.
+    One seen after ``last_seen_us`` did come back: the sender of the row did not know that yet.
     """
     table = schema.gateways
     for row in rows:

@@ -4,11 +4,11 @@ Table ``consumed`` holds three cursors for each ingest queue: every record up to
 
     <queue_id>/sql       has its sums in the statistics tables
     <queue_id>/records   has its inventory, events and RECORD rows in theirs; never behind ``sql``
-    <queue_id>/parquet   stands in a file of the manifest
+    <queue_id>/parquet   is in a file of the manifest
 
 Each moves in the transaction that carries its effect, and is *read* in that transaction, too. So it does not
 matter why something comes again (a crash, a retry, a commit whose answer was lost): what the cursor has
-passed is skipped. Records and statistics have a transaction each, because rows that somebody waits for
+passed is skipped. Records and statistics have a transaction each, because rows that a process waits for
 should not wait for the sums of the whole fleet.
 
 ``store_statistics`` writes a window to rollups, hours, missed counts, streams and coverage. Counters are
@@ -38,7 +38,7 @@ from sla_server.db.errors import DbError
 from sla_server.db.histogram_codec import Int64s
 from sla_server.db.ingest.accumulator import GAUGES, HOUR_SUMS, ROLLUP_SUMS, IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch
-from sla_server.db.ingest.intake import Mended
+from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.inventory import has_inventory, store_inventory
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import event_row, store_rows
@@ -126,14 +126,14 @@ class IngestStore:
             # A database of an older release: its records were stored together with the sums.
             sql_seq = self._cursor(connection, self._sql_key)
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
-            self._look_back(connection)
+            self._check_clock(connection)
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
             problem = f"is {self._rollup_s}, but this database was made with {stored}"
             raise ConfigError("database.rollup_s", problem, f"Set it to {stored}, or use a new database")
 
-    def _look_back(self, connection: Connection) -> int:
+    def _check_clock(self, connection: Connection) -> int:
         """The time; if it has gone back, or at the start, what lies beyond it is taken back."""
         now_us = self._clock.unix_us()
         if (not self._now_us or now_us < self._now_us - STEP_US) and (
@@ -231,7 +231,7 @@ class IngestStore:
                 cursor + 1 < window.first_seq and oldest_seq < window.first_seq
             ):
                 raise CursorMoved(cursor, window.first_seq - 1)
-            now_us = self._look_back(connection)
+            now_us = self._check_clock(connection)
             self._nameless.screen(connection, window, now_us)
             store_statistics(connection, window, now_us)
             for key in (self._sql_key, self._records_key):
@@ -257,14 +257,14 @@ class IngestStore:
         self.commit(window, oldest_seq)
         return batch
 
-    def put_right(self, mended: Sequence[Mended]) -> None:
+    def correct_watermarks(self, corrected: Sequence[CorrectedWatermark]) -> None:
         """High waters that were changed while the server was stopped, and an event for each."""
         table = schema.ingest_watermark
         with begin(self._engine) as connection:
             now_us = self._clock.unix_us()
-            for gateway_id, epoch, had, seq in mended:
-                mine = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
-                connection.execute(update(table).where(mine).values(seq=seq))
+            for gateway_id, epoch, had, seq in corrected:
+                is_epoch = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
+                connection.execute(update(table).where(is_epoch).values(seq=seq))
                 text = (
                     f"table ingest_watermark had cut {had} as the newest of epoch {epoch}, the ingest queue "
                     f"has {seq}: the database was changed while the server was stopped. The queue is believed"
@@ -319,17 +319,17 @@ class IngestStore:
 
 def store_statistics(connection: Connection, window: IngestWindow, now_us: int) -> None:
     """Add the window to every statistics table, and move the watermarks."""
-    for slot_us, sheet in sorted(window.slots.items()):
+    for slot_us, accumulator in sorted(window.slots.items()):
         rows, columns = window.slot_columns(slot_us)
-        hist = sheet.hist_of(rows)
+        hist = accumulator.hist_of(rows)
         _add_stored(
             connection, schema.rollups, slot_us, columns["stream_id"], hist, histogram_codec.decode_many
         )
         values: Columns = {**columns, "hist": histogram_codec.encode_many(hist)}
         upsert_columns(connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=GAUGES, set_=("hist",))
-    for hour_us, sheet in sorted(window.hours.items()):
+    for hour_us, accumulator in sorted(window.hours.items()):
         rows, columns = window.hour_columns(hour_us)
-        hist, table = sheet.hist_of(rows), schema.rollup_hours
+        hist, table = accumulator.hist_of(rows), schema.rollup_hours
         _add_stored(connection, table, hour_us, columns["stream_id"], hist, histogram_codec.decode_hours)
         values = {**columns, "hist": histogram_codec.encode_hours(hist)}
         upsert_columns(connection, table, values, add=HOUR_SUMS, maximum=GAUGES, set_=("hist",))
@@ -370,11 +370,11 @@ def _add_stored(
     statement = select(stream_column, table.c.hist).where(time_column == time_us)
     if len(stream_ids) <= IN_LIST:
         statement = statement.where(stream_column.in_(stream_ids.tolist()))
-    for some in connection.execute(statement).partitions(FETCH_ROWS):
-        stored = np.array([row[0] for row in some], dtype=np.int64)
+    for chunk in connection.execute(statement).partitions(FETCH_ROWS):
+        stored = np.array([row[0] for row in chunk], dtype=np.int64)
         place = np.minimum(np.searchsorted(stream_ids, stored), len(stream_ids) - 1)
-        mine = np.flatnonzero(stream_ids[place] == stored)
-        hist[place[mine]] += decode([some[index][1] for index in mine.tolist()])
+        matches = np.flatnonzero(stream_ids[place] == stored)
+        hist[place[matches]] += decode([chunk[index][1] for index in matches.tolist()])
 
 
 def _store_stream_sums(connection: Connection, window: IngestWindow) -> None:
@@ -463,8 +463,8 @@ class NamelessStreams:
 def _known_of(connection: Connection, ids: Int64s) -> Int64s:
     column = schema.streams.c.stream_id
     found: list[int] = []
-    for some in chunks(ids.tolist()):
-        found += connection.scalars(select(column).where(column.in_(some)))
+    for chunk in chunks(ids.tolist()):
+        found += connection.scalars(select(column).where(column.in_(chunk)))
     return np.array(found, dtype=np.int64)
 
 

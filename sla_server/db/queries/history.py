@@ -94,7 +94,7 @@ def _sums(connection: Connection, table: Table, times: Sequence[int], stream_ids
             *(func.max(table.c[name]).label(name) for name in _GAUGES),
             _joined(table.c.hist, is_postgresql).label("hist"),
         )
-        # The bounds say nothing new; they tell PostgreSQL which partitions to leave out.
+        # The bounds say nothing new; they show PostgreSQL which partitions to leave out.
         .where(time >= times[0], time <= times[-1])
         .where(one_of(connection, time, times), one_of(connection, stream, stream_ids))
         .group_by(time)

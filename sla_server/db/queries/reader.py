@@ -259,17 +259,17 @@ class SqlReader:
 
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
-        def wanted(some: Any) -> list[ColumnElement[bool]]:
+        def wanted(slices: Any) -> list[ColumnElement[bool]]:
             # As one range of the primary key: with start_us alone PostgreSQL prefers the index of all slices
-            # by time (there for retention) and reads everybody's slices of the range.
-            place = tuple_(some.c.name, some.c.objective, some.c.start_us)
+            # by time (there for retention) and reads the slices of all agreements in the range.
+            place = tuple_(slices.c.name, slices.c.objective, slices.c.start_us)
             bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
-            return [some.c.name == name, some.c.objective == objective, *bounds]
+            return [slices.c.name == name, slices.c.objective == objective, *bounds]
 
         table = schema.slices
         newer = table.alias("newer")
         is_newer = newer.c.start_us == table.c.start_us, newer.c.revision > table.c.revision
-        # What is wanted stands in both: PostgreSQL does not conclude a range from the equality of start_us.
+        # The condition is in both: PostgreSQL does not conclude a range from the equality of start_us.
         is_old = exists().where(*wanted(newer), *is_newer)
         return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
@@ -373,12 +373,12 @@ class SqlReader:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             most = ARRAY_ITEMS if connection.dialect.name == "postgresql" else IN_LIST
             asked = [(rollups, [rollups.c[name] for name in _JUDGED], rows), (misses, list(misses.c), missed)]
-            for some in chunks(sorted(stream_ids), most):
+            for chunk in chunks(sorted(stream_ids), most):
                 for table, columns, into in asked:
                     statement = select(*columns).where(
                         table.c.slot_us >= from_us,
                         table.c.slot_us < to_us,
-                        one_of(connection, table.c.stream_id, some),
+                        one_of(connection, table.c.stream_id, chunk),
                     )
                     into += self._fetch(connection, statement)
             for names in chunks(sorted(gateway_ids), most):
@@ -397,9 +397,9 @@ class SqlReader:
         """(io, threshold_us) to (counted, missed), summed over streams and slots."""
         table = schema.rollup_missed
         sums: dict[tuple[int, int], tuple[int, int]] = {}
-        for some in chunks(sorted(stream_ids)):
+        for chunk in chunks(sorted(stream_ids)):
             statement = select(table).where(
-                table.c.slot_us >= from_us, table.c.slot_us < to_us, table.c.stream_id.in_(some)
+                table.c.slot_us >= from_us, table.c.slot_us < to_us, table.c.stream_id.in_(chunk)
             )
             for row in self._rows(statement):
                 key = (row["io"], row["threshold_us"])

@@ -1,4 +1,4 @@
-"""Helpers of all who issue SELECTs: lists of values in pieces, decoded JSON.
+"""Helpers of every SELECT: lists of values in pieces, decoded JSON.
 
 A row is a ``dict`` of int, float, str, bool, bytes and None; JSON columns are decoded.
 """

@@ -73,7 +73,7 @@ def fill(site, hours=4):
         some = [make_cut(3 * n + k + 1, start_us=T0 + n * HOUR_US + k * 20 * MINUTE_US) for k in range(3)]
         rig.feed(cuts_message(some))
         rig.clock.advance(3600)
-        rig.settle()
+        rig.drain()
         items += some
     assert rig.step().hours_moved == 1
     rig.close()
@@ -106,7 +106,7 @@ def test_a_restored_server_goes_on(site, empty_site, tmp_path):
     rig = Rig(empty_site.database.config, empty_site.database.data_dir, clock=later(5))
     more = [make_cut(13, start_us=T0 + 4 * HOUR_US), make_cut(14, start_us=T0 + 4 * HOUR_US)]
     rig.feed(cuts_message(more))
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.close()
     check(empty_site, items + more)
     check(site, items)
@@ -121,7 +121,7 @@ def test_cuts_that_no_file_has_yet_are_in_the_backup(site, empty_site, tmp_path,
     for item in more:
         rig.feed(cuts_message([item]))
     rig.clock.advance(20)
-    rig.settle()
+    rig.drain()
     assert rig.writer.sql_seq > rig.writer.parquet_seq
     if not is_running:
         rig.die()
@@ -142,10 +142,10 @@ def test_a_restored_database_takes_nothing_twice_from_a_kept_queue(site, tmp_pat
     for number, item in enumerate(more):
         rig.feed(cuts_message([item]))
         rig.clock.advance(20)
-        rig.settle()
+        rig.drain()
         if number == 2:
             site.do("backup", tmp_path / "saved")
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.close()
     site = emptied(site, request)
     site.do("restore", tmp_path / "saved")
@@ -153,7 +153,7 @@ def test_a_restored_database_takes_nothing_twice_from_a_kept_queue(site, tmp_pat
     assert told.count("no part of the data, the server removes it at its next start") == 1
     rig = Rig(site.database.config, site.database.data_dir, clock=later(5))
     assert len(rig.swept) == 1
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.close()
     assert "note" not in site.do("verify")
     check(site, items + more)
@@ -194,13 +194,13 @@ def test_what_the_queue_still_holds_is_applied_again(site, tmp_path, request):
     more = [make_cut(13, start_us=T0 + 4 * HOUR_US), make_cut(14, start_us=T0 + 4 * HOUR_US)]
     for item in more:
         rig.feed(cuts_message([item]))
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.close()
     site = emptied(site, request)
     site.do("restore", tmp_path / "saved")
     rig = Rig(site.database.config, site.database.data_dir, clock=later(5))
     assert len(rig.swept) == 1, "the file written after the backup has no row now"
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.close()
     check(site, items + more)
 

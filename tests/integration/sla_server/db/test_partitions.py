@@ -110,10 +110,10 @@ def test_ranges_leave_in_small_steps(rig, monkeypatch):
 
 
 def test_the_writer_takes_its_turns(rig):
-    rig.settle()
+    rig.drain()
     rig.feed(record_message([("events", {"event_id": "old", "at_us": T0})]))
     rig.clock.advance(100 * DAY_S)
-    rig.settle()
+    rig.drain()
     assert count(rig, "events") == 0
 
 
@@ -130,7 +130,7 @@ def test_events_of_a_far_future_leave_and_nan_is_read_as_nothing(rig):
     rows = [
         ("events", {"event_id": name, "at_us": now_us + age_us, "kind": "k"}) for name, age_us in ages.items()
     ]
-    rig.settle()
+    rig.drain()
     rig.feed(record_message(rows))
     with begin(rig.engine) as connection:
         connection.execute(
@@ -148,7 +148,7 @@ def test_rows_of_any_time_are_stored_and_leave(rig):
     """Long before what partitions are made for: the default partition holds them, if there is one."""
     old = make_cut(1, start_us=T0 - 40 * DAY_US)
     new = make_cut(2, start_us=T0 + 2 * DAY_US)
-    rig.settle()  # the first turn of retention is over
+    rig.drain()  # the first turn of retention is over
     rig.feed(cuts_message([old]), cuts_message([new]))
     assert_database_holds(rig.reader, [old, new])
     retain(rig)

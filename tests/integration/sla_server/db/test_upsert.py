@@ -88,7 +88,7 @@ def test_while_sql_rests_records_are_stored_and_cuts_gather(database):
         database.config, database.data_dir
     )  # as after kill -9: the cuts come again, the record does not
     assert again.store.cursors()[0] == 1
-    again.settle(final=True)
+    again.drain(final=True)
     assert_database_holds(again.reader, [make_cut(1), make_cut(2)])
     assert len(again.reader.events()) == 1
     again.close()

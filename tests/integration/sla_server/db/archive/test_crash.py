@@ -35,7 +35,7 @@ def filled(database):
         items.append(make_cut(n + 1, start_us=T0 + n * 20 * MINUTE_US))
         rig.feed(cuts_message(items[-1:]))
         rig.clock.advance(20 * 60)
-        rig.settle()
+        rig.drain()
     rig.close()
     return items
 

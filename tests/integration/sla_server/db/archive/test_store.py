@@ -30,8 +30,8 @@ def fill(rig):
     for n in range(15):
         rig.feed(cuts_message([make_cut(n + 1, start_us=T0 + n * 20 * MINUTE_US)]))
         rig.clock.advance(20 * 60)
-        rig.settle()
-    rig.settle(final=True)
+        rig.drain()
+    rig.drain(final=True)
 
 
 def seqs(rig):
@@ -75,7 +75,7 @@ def test_a_store_that_is_away_holds_the_archive_back_and_nothing_else(rig, monke
         assert rig.reader.totals()["reads"] > 0
         assert {row["kind"] for row in rig.reader.events()} == {"archive-failed"}
     rig.clock.advance(11)
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert seqs(rig) == list(range(1, 16))
 
 

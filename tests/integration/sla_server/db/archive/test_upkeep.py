@@ -106,15 +106,15 @@ def test_too_many_bytes_cost_the_oldest_file(make_rig):
 
 def test_a_file_replaced_meanwhile_ends_the_merge(rig, monkeypatch):
     rig.files_of_cuts(3)
-    whole = upkeep.merge
+    merge_files = upkeep.merge_files
 
     def beside(files, group):
-        row = whole(files, group)
+        row = merge_files(files, group)
         with begin(rig.engine) as connection:
             manifest.replace(connection, group[:1], None, rig.clock.unix_us())
         return row
 
-    monkeypatch.setattr(upkeep, "merge", beside)
+    monkeypatch.setattr(upkeep, "merge_files", beside)
     assert rig.step(at_once=True).merged == {}
     assert archived(rig) == [3, 4, 5, 6]
     assert len(rig.parquet_files()) == 3, "the merged file is removed"
@@ -205,11 +205,11 @@ def test_the_thread_goes_on_after_an_error_and_ends_when_told(rig, monkeypatch):
             again.set()
         raise StorageBusy(rig.parquet_dir)
 
-    monkeypatch.setattr(rig.keeper, "step", busy)
-    thread = threading.Thread(target=rig.keeper.run, name="db-files")
+    monkeypatch.setattr(rig.upkeep, "step", busy)
+    thread = threading.Thread(target=rig.upkeep.run, name="db-files")
     thread.start()
     assert again.wait(60)
-    rig.keeper.finish()
+    rig.upkeep.finish()
     thread.join(60)
     assert not thread.is_alive()
 

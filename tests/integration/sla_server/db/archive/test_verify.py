@@ -35,7 +35,7 @@ def rig(database):
         items.append(make_cut(n + 1, gw=gateway(3), start_us=at_us, streams=()))
         made.feed(cuts_message(items))
         made.clock.advance(3600)
-        made.settle()
+        made.drain()
     made.clock.advance(3600)
     assert made.step().hours_moved == 3
     yield made
@@ -60,7 +60,7 @@ def sla(database, monkeypatch):
     return run
 
 
-def look(rig):
+def checked(rig):
     return verify(rig.reader._engine, rig.files)
 
 
@@ -73,7 +73,7 @@ def of_kind(rig, kind="cuts"):
 
 
 def test_whole_files_are_whole(rig):
-    report = look(rig)
+    report = checked(rig)
     assert report.problems == []
     assert report.notes == []
     assert (report.cuts, report.hours, report.files) == (25, 5, 5 + 6)
@@ -82,7 +82,7 @@ def test_whole_files_are_whole(rig):
 
 def test_merging_and_moving_change_nothing(rig):
     rig.step(at_once=True)
-    report = look(rig)
+    report = checked(rig)
     assert report.problems == []
     assert (report.cuts, report.files) == (25, 3)
 
@@ -90,7 +90,7 @@ def test_merging_and_moving_change_nothing(rig):
 def test_a_deleted_file(rig):
     victim = of_kind(rig)[1]
     rig.files.remove(victim.path)
-    report = look(rig)
+    report = checked(rig)
     assert kinds(report) == [("missing", victim.path), ("sums", f"hour {T0 + HOUR_US}")]
     assert "reads 0 instead of" in report.problems[1].text
     assert "cuts 0 instead of 5" in report.problems[1].text
@@ -100,7 +100,7 @@ def test_a_deleted_file(rig):
 def test_a_truncated_file(rig, kind):
     victim = of_kind(rig, kind)[0]
     os.truncate(rig.parquet_dir / victim.path, victim.bytes - 1)
-    report = look(rig)
+    report = checked(rig)
     assert kinds(report)[0] == ("damaged", victim.path)
     assert f"{victim.bytes - 1} bytes, the manifest says {victim.bytes}" in report.problems[0].text
 
@@ -113,15 +113,15 @@ def test_a_flipped_byte_anywhere(rig):
         data = bytearray(whole)
         data[offset] ^= 0x10
         path.write_bytes(data)
-        assert kinds(look(rig))[0] == ("damaged", victim.path), offset
+        assert kinds(checked(rig))[0] == ("damaged", victim.path), offset
     path.write_bytes(whole)
-    assert look(rig).problems == []
+    assert checked(rig).problems == []
 
 
 def test_an_orphan(rig):
     name = of_kind(rig)[0].path.replace(".parquet", "7.parquet")
     (rig.parquet_dir / name).write_bytes(b"12345")
-    report = look(rig)
+    report = checked(rig)
     assert kinds(report) == []
     assert report.notes[0].startswith(f"{name}: 5 bytes without a row")
 
@@ -130,7 +130,7 @@ def test_a_row_that_was_lost(rig):
     victim = of_kind(rig)[2]
     with begin(rig.engine) as connection:
         connection.execute(text("DELETE FROM manifest WHERE path = :path"), {"path": victim.path})
-    report = look(rig)
+    report = checked(rig)
     assert sorted(kinds(report)) == [("sums", f"hour {T0 + 2 * HOUR_US}")]
     assert report.notes[0].startswith(victim.path)
 
@@ -141,7 +141,7 @@ def test_a_file_that_counts_twice(rig):
     (rig.parquet_dir / copy).write_bytes((rig.parquet_dir / victim.path).read_bytes())
     with begin(rig.engine) as connection:
         manifest.add(connection, {**asdict(victim), "path": copy})
-    found = kinds(look(rig))
+    found = kinds(checked(rig))
     assert [subject for kind, subject in found if kind == "double"] == [gateway(n) for n in (1, 2, 3)]
     assert ("sums", f"hour {T0}") in found
 
@@ -161,7 +161,7 @@ def test_a_file_with_other_contents_and_a_fitting_row(rig):
         connection.execute(
             text("UPDATE manifest SET bytes = :bytes, sha256 = :sha256 WHERE path = :path"), values
         )
-    report = look(rig)
+    report = checked(rig)
     assert kinds(report) == [("sums", f"hour {T0}")]
     assert "reads" in report.problems[0].text
 
@@ -169,20 +169,20 @@ def test_a_file_with_other_contents_and_a_fitting_row(rig):
 def test_lost_rollups(rig):
     with begin(rig.engine) as connection:
         connection.execute(text(f"DELETE FROM rollups WHERE slot_us = {T0 + 4 * HOUR_US}"))
-    assert kinds(look(rig)) == [("sums", f"hour {T0 + 4 * HOUR_US}")]
+    assert kinds(checked(rig)) == [("sums", f"hour {T0 + 4 * HOUR_US}")]
 
 
 def test_what_was_given_up_is_not_missed(database, rig):
     rig.settings.cuts_max_age_h = 3.5
     assert len(rig.step().given_up) == 2
-    report = look(rig)
+    report = checked(rig)
     assert report.problems == []
     assert (report.cuts, report.hours) == (15, 3)
 
 
 def test_records_under_way_are_a_note(rig):
     rig.feed(cuts_message([make_cut(16, start_us=T0 + 4 * HOUR_US)]))
-    report = look(rig)
+    report = checked(rig)
     assert report.problems == []
     assert any("under way" in note for note in report.notes)
     assert any("1 queue records" in note for note in report.notes)

@@ -111,7 +111,7 @@ def test_a_statement_timeout_undoes_all_and_is_tried_again(postgres, migrated_te
     assert rig.reader.totals()["streams"] == 0
     with begin(rig.engine) as connection:
         connection.execute(text("DROP TRIGGER slow ON consumed"))
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, [make_cut(1)])
     rig.close()
 
@@ -127,7 +127,7 @@ def test_a_table_that_somebody_locks_is_waited_for_and_tried_again(postgres, mig
         with pytest.raises(DatabaseUnavailable, match="lock timeout"):
             rig.writer.step()
     other.dispose()
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, [make_cut(1)])
     rig.close()
 
@@ -175,7 +175,7 @@ def test_a_full_sqlite_disk_loses_nothing(tmp_path):
     assert_database_holds(rig.reader, items[:1])
     limit_pages[0] = 0
     rig.store.disconnect()
-    rig.settle(final=True)
+    rig.drain(final=True)
     later = [make_cut(i.seq, start_us=T0 + i.seq * 60_000_000, streams=range(200)) for i in items[1:]]
     assert_database_holds(rig.reader, items[:1] + later)
     rig.close()

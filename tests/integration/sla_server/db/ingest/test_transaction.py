@@ -17,7 +17,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.db import upsert as upserts
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import transaction
-from sla_server.db.ingest.intake import Mended
+from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.transaction import IngestStore
 from tests.support.database import Rig
 from tests.support.samples import (
@@ -121,7 +121,7 @@ def test_a_commit_whose_answer_was_lost_is_not_applied_twice(rig, monkeypatch):
     with pytest.raises(DatabaseUnavailable):
         rig.feed(cuts_message([make_cut(1)]))
     rig.feed(cuts_message([make_cut(2)]))
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, [make_cut(1), make_cut(2)])
 
 
@@ -132,7 +132,7 @@ def test_a_failed_transaction_leaves_nothing_and_is_repeated(rig, monkeypatch):
         with pytest.raises(DatabaseUnavailable):
             rig.feed(cuts_message([make_cut(1)]))
     assert rig.reader.slice_inputs([stream(1)], [], 0, 1 << 62).rows == []
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, [make_cut(1)])
 
 
@@ -148,7 +148,7 @@ def test_a_database_that_lost_commits_gets_them_again(rig):
     rig.feed(cuts_message(items[1:2]))
     _restore(rig, snapshot)
     rig.feed(cuts_message(items[2:]))
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, items)
 
 
@@ -208,7 +208,7 @@ def test_a_record_the_database_refuses_is_put_aside_and_the_others_are_kept(rig,
     monkeypatch.setattr("sla_server.db.ingest.records.upsert", refusing)
     poison = record_message([("events", {"event_id": "poison"})])
     rig.queue.append_many([cuts_message([make_cut(1)]), poison, cuts_message([make_cut(2)])])
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, [make_cut(1), make_cut(2)])
     [event] = [row for row in rig.reader.events() if row["kind"] == "data-refused"]
     assert (event["severity"], event["subject"]) == ("critical", "ingest")
@@ -355,7 +355,7 @@ def test_what_a_clock_ahead_wrote_is_taken_back_when_it_is_right_again(database,
 def test_lost_cuts_count_as_dropped_and_mended_watermarks_are_stored(rig):
     rig.feed(gateway_message(dropped=3, lost_cuts=51), cuts_message([make_cut(1)]))
     assert [row["dropped_cuts"] for row in rig.reader.gateways()] == [54]
-    rig.store.put_right([Mended(gateway(1), EPOCH, 1, 7)])
+    rig.store.correct_watermarks([CorrectedWatermark(gateway(1), EPOCH, 1, 7)])
     assert rig.reader.watermarks() == [(gateway(1), EPOCH, 7)]
     [event] = [row for row in rig.reader.events() if row["kind"] == "watermark-mended"]
     assert "had cut 1 as the newest" in event["text"]

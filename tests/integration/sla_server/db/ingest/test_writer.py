@@ -43,18 +43,18 @@ def test_sql_at_once_files_when_due_records_leave_after_both(rig):
     items = [make_cut(seq) for seq in range(1, 200)]
     for item in items:
         rig.queue.append_many([cuts_message([item])])
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, items)
     assert rig.reader.manifest() == []
     assert rig.queue.oldest_seq == 1, "the cuts wait for their file"
     rig.clock.advance(61)
-    rig.settle()
+    rig.drain()
     assert archived(rig) == identity(items)
     assert rig.store.cursors() == (199, 199)
     assert rig.queue.oldest_seq > 1
     more = [make_cut(200)]
     rig.feed(cuts_message(more))
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert archived(rig) == identity(items + more)
 
 
@@ -63,13 +63,13 @@ def test_a_restart_goes_on_where_both_cursors_stand(database):
     first = Rig(database.config, database.data_dir)
     first.feed(*(cuts_message([item]) for item in items[:2]))
     first.clock.advance(61)
-    first.settle()
+    first.drain()
     first.feed(*(cuts_message([item]) for item in items[2:4]))
     first.close()
     second = Rig(database.config, database.data_dir)
     assert second.store.cursors() == (4, 2)
     second.feed(*(cuts_message([item]) for item in items[4:]))
-    second.settle(final=True)
+    second.drain(final=True)
     assert_database_holds(second.reader, items)
     assert archived(second) == identity(items)
     second.close()
@@ -84,11 +84,11 @@ def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot
     second = Rig(database.config, database.data_dir)
     second.feed(cuts_message([items[2]]))
     assert second.queue.synced_seq > 3
-    second.settle(final=True)
+    second.drain(final=True)
     second.die()
     third = Rig(database.config, database.data_dir)
     third.feed(cuts_message([items[3]]))
-    third.settle(final=True)
+    third.drain(final=True)
     assert third.store.cursors() == (third.queue.synced_seq,) * 2
     assert_database_holds(third.reader, items)
     assert archived(third) == identity(items)
@@ -97,7 +97,7 @@ def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot
 
 def test_records_without_cuts_pass_the_archive_too(rig):
     rig.feed(gateway_message(), record_message([("events", {"event_id": "e"})]))
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert rig.store.cursors() == (2, 2)
     assert rig.parquet_files() == []
 
@@ -122,7 +122,7 @@ def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
     rig.clock.advance(11)
     rig.feed(cuts_message(items[2:]))
     assert rig.writer.problems() == [problem], "no file stands yet"
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert rig.writer.problems() == []
     assert archived(rig) == identity(items)
 
@@ -131,13 +131,13 @@ def test_an_archive_that_lags_catches_up_in_bounded_steps(rig, monkeypatch):
     for module in (writers, archive_writers):
         monkeypatch.setattr(module, "STEP_BYTES", 3_000)
     items = [make_cut(seq) for seq in range(1, 30)]
-    rig.writer._filing._blocked_until_ns = rig.clock.monotonic_ns() + 1
+    rig.writer._archive_writer._blocked_until_ns = rig.clock.monotonic_ns() + 1
     rig.feed(*(cuts_message([item]) for item in items))
     assert rig.archive.last_seq == 0
     rig.clock.advance(1)
-    rig.settle()
+    rig.drain()
     assert rig.archive.last_seq == len(items)
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert archived(rig) == identity(items)
 
 
@@ -152,7 +152,7 @@ def test_a_file_whose_commit_failed_is_committed_later(rig, monkeypatch):
     assert rig.reader.manifest() == []
     rig.feed(cuts_message(items[1:]))
     assert archived(rig) == identity(items[:1])
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert archived(rig) == identity(items)
 
 
@@ -172,7 +172,7 @@ def test_a_file_commit_whose_answer_was_lost_counts_once(rig, monkeypatch):
         patch.setattr(rig.store, "commit_file", answer_lost)
         with pytest.raises(DatabaseUnavailable):
             rig.writer.step(final=True)
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert archived(rig) == identity([make_cut(1)])
     assert rig.writer.parquet_seq == 1
 
@@ -181,13 +181,13 @@ def test_a_restored_manifest_gets_its_files_again(rig):
     """The database forgot the file's row: the file is given up, its cuts come from the queue again."""
     items = [make_cut(seq) for seq in range(1, 4)]
     rig.feed(cuts_message(items[:1]))
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.feed(cuts_message(items[1:]))
     with rig.engine.begin() as connection:
         connection.execute(text("DELETE FROM manifest"))
         connection.execute(text("UPDATE consumed SET queue_seq = 0 WHERE queue LIKE '%/parquet'"))
-    rig.settle(final=True)
-    rig.settle(final=True)
+    rig.drain(final=True)
+    rig.drain(final=True)
     assert sorted(archived(rig)) == sorted(identity(items))
     assert set(rig.parquet_files()) >= {row["path"] for row in rig.reader.manifest()}
 
@@ -229,10 +229,10 @@ def test_the_window_does_not_grow_while_the_database_is_away(rig, monkeypatch):
             rig.queue.append_many([cuts_message([item])])
             with pytest.raises(DatabaseUnavailable) as caught:
                 rig.writer.step()
-            rig.writer._database_away(caught.value)
-    waits = rig.writer._under_way.window
+            rig.writer._on_outage(caught.value)
+    waits = rig.writer._background_commit.window
     assert (waits.first_seq, waits.last_seq, rig.writer._window.last_seq) == (1, 1, 0)
-    rig.settle()
+    rig.drain()
     assert_database_holds(rig.reader, items)
 
 
@@ -252,7 +252,7 @@ def test_a_cursor_that_moves_while_refused_records_are_sought(rig, monkeypatch):
     monkeypatch.setattr(rig.store, "commit", refuses)
     monkeypatch.setattr(rig.store, "apply", moved)
     rig.feed(*(cuts_message([item]) for item in items))
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
 
@@ -298,15 +298,15 @@ def backlog(rig, monkeypatch, count, *others):
 
 def test_a_backlog_is_read_while_a_window_is_committed(rig, monkeypatch):
     items, gate = backlog(rig, monkeypatch, 30)
-    under_way = rig.writer._under_way.window
+    commit = rig.writer._background_commit.window
     for _ in range(3):
         assert rig.writer.step()
-    assert rig.writer._under_way.window is under_way
-    assert rig.writer._window.first_seq == under_way.last_seq + 1
-    assert rig.archive.last_seq == rig.writer._window.last_seq > under_way.last_seq
+    assert rig.writer._background_commit.window is commit
+    assert rig.writer._window.first_seq == commit.last_seq + 1
+    assert rig.archive.last_seq == rig.writer._window.last_seq > commit.last_seq
     assert rig.writer.sql_seq == 0
     gate.go.set()
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
 
@@ -316,10 +316,10 @@ def test_in_a_backlog_a_file_waits_for_its_cuts_and_no_window_is_cut_short(rig, 
     items, gate = backlog(rig, monkeypatch, 30)
     rig.clock.advance(3600)  # a file is due
     assert rig.writer.step()
-    assert rig.writer._filing._finished is not None
+    assert rig.writer._archive_writer._finished is not None
     assert (rig.writer.sql_seq, rig.writer.parquet_seq) == (0, 0), "nobody has waited"
     gate.go.set()
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert rig.writer.sql_seq == rig.writer.parquet_seq
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
@@ -331,7 +331,7 @@ def test_a_file_never_counts_before_its_cuts_even_if_a_window_is_refused(rig, mo
         assert rig.writer.step()
     rig.clock.advance(3600)
     assert rig.writer.step()
-    assert rig.writer._filing._finished is not None
+    assert rig.writer._archive_writer._finished is not None
     assert rig.writer.step()
     commit, commit_file, seen = gate.commit, rig.store.commit_file, []
 
@@ -347,7 +347,7 @@ def test_a_file_never_counts_before_its_cuts_even_if_a_window_is_refused(rig, mo
     monkeypatch.setattr(rig.store, "commit_file", noted)
     gate.go.set()
     rig.clock.advance(3600)  # the next file is due: this one must go
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert seen
     assert all(file_seq <= sql_seq for file_seq, sql_seq in seen)
     assert_database_holds(rig.reader, items)
@@ -358,7 +358,7 @@ def test_a_full_disk_stays_a_problem_when_a_file_that_waited_is_committed(rig, m
     _, gate = backlog(rig, monkeypatch, 60)
     rig.clock.advance(3600)
     rig.writer.step()
-    assert rig.writer._filing._finished is not None
+    assert rig.writer._archive_writer._finished is not None
     gate.go.set()
 
     def no_space(*_how):
@@ -380,7 +380,7 @@ def test_a_file_that_waits_holds_back_no_more_than_the_queue_has_room_for(rig, m
         items.append(make_cut(len(items) + 1, streams=range(60)))
         return cuts_message(items[-1:])
 
-    while rig.writer._filing.read_bytes < 0.35 * rig.queue.size_bytes:
+    while rig.writer._archive_writer.read_bytes < 0.35 * rig.queue.size_bytes:
         rig.feed(message())
     assert rig.writer.parquet_seq == 0
     rig.writer._backlog_until_ns = rig.clock.monotonic_ns() + 15 * 10**9
@@ -389,7 +389,7 @@ def test_a_file_that_waits_holds_back_no_more_than_the_queue_has_room_for(rig, m
     while not rig.writer.parquet_seq:
         rig.writer.step()
     assert rig.writer._read_seq < 0.8 * len(items)
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert archived(rig) == identity(items)
 
 
@@ -400,12 +400,12 @@ def test_rows_that_somebody_waits_for_wait_for_the_transaction(rig, monkeypatch)
     store = rig.store.store_records
 
     def alone(batch, *how):
-        assert not batch.rows or rig.writer._under_way.window is None
+        assert not batch.rows or rig.writer._background_commit.window is None
         store(batch, *how)
 
     monkeypatch.setattr(rig.store, "store_records", alone)
     threading.Timer(0.05, gate.go.set).start()
-    rig.settle(final=True)
+    rig.drain(final=True)
     assert [row["event_id"] for row in rig.reader.events()] == ["e"]
     assert_database_holds(rig.reader, items)
 
@@ -422,24 +422,24 @@ def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(r
         gate.commit = commit
         raise error
 
-    failures, settle = [], rig.writer._under_way.wait
+    failures, wait = [], rig.writer._background_commit.wait
 
     def noted():
         try:
-            return settle()
+            return wait()
         except (DatabaseUnavailable, DatabaseRefused, CursorMoved) as exc:
             failures.append(exc)
             raise
 
-    monkeypatch.setattr(rig.writer._under_way, "wait", noted)
+    monkeypatch.setattr(rig.writer._background_commit, "wait", noted)
     gate.commit = fails
     gate.go.set()
     try:
-        rig.settle(final=True)
+        rig.drain(final=True)
     except DatabaseUnavailable as exc:
-        rig.writer._database_away(exc)
-        rig.settle(final=True)
-    assert (rig.writer._under_way.window, failures) == (None, [error])
+        rig.writer._on_outage(exc)
+        rig.drain(final=True)
+    assert (rig.writer._background_commit.window, failures) == (None, [error])
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
 
@@ -465,7 +465,7 @@ def test_finishing_leaves_a_long_backlog_to_the_next_start(database, monkeypatch
     assert_database_holds(first.reader, items[:sql_seq])
     first.close()
     second = Rig(database.config, database.data_dir)
-    second.settle(final=True)
+    second.drain(final=True)
     assert_database_holds(second.reader, items)
     assert archived(second) == identity(items)
     second.close()

@@ -118,10 +118,10 @@ def test_a_lost_gateway_is_stored_and_not_answered():
 
 def test_greetings_are_cut_into_frames_that_fit():
     rows = [(gateway(number), EPOCH, number) for number in range(1, 2001)]
-    notices = new_intake(*rows).greetings(["pair-0", "pair-1"])
+    notices = new_intake(*rows).all_watermarks(["pair-0", "pair-1"])
     got = [row for n in notices if n.recipient == "pair-1" for row in frame.decode(n.payload).header["hw"]]
     assert sorted(got) == sorted([gw, ep, seq] for gw, ep, seq in rows)
-    assert [n.recipient for n in new_intake().greetings(["pair-0"])] == ["pair-0"]
+    assert [n.recipient for n in new_intake().all_watermarks(["pair-0"])] == ["pair-0"]
 
 
 def test_records_are_urgent_and_confirmed():
@@ -236,15 +236,15 @@ def test_a_watermark_that_was_changed_while_the_server_was_stopped_is_mended(had
     """Records 1 and 2 are in SQL, which should say 3; record 3 is not."""
     payloads = [cuts_message([make_cut(2)]), cuts_message([make_cut(3)]), cuts_message([make_cut(4)])]
     records = [IngestRecord(seq, payload) for seq, payload in enumerate(payloads, 7)]
-    for is_whole in (True, False):
+    for is_complete in (True, False):
         intake = new_intake((gateway(1), EPOCH, had), (gateway(2), EPOCH, 9))
-        mended = intake.recover(records, 8, is_whole=is_whole)
+        corrected = intake.recover(records, 8, is_complete=is_complete)
         absorbed = intake.absorb([Message(cuts_message([make_cut(4), make_cut(5)]))])
         kept = [seq for payload in absorbed.records for seq in seqs(payload)]
-        if had == 43 and not is_whole:  # SQL may know more than a damaged queue
-            assert (mended, kept) == ([], [])
+        if had == 43 and not is_complete:  # SQL may know more than a damaged queue
+            assert (corrected, kept) == ([], [])
         else:
-            assert mended == [(gateway(1), EPOCH, had, 4 if had else 3)]
+            assert corrected == [(gateway(1), EPOCH, had, 4 if had else 3)]
             assert kept == [5]
 
 
