@@ -69,7 +69,7 @@ DUMP_NAMES: Final = {"postgresql": "sql.dump", "sqlite": "sla.db"}
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
+class BackupHead:
     """What ``backup.json`` says.
 
     Attributes:
@@ -91,7 +91,7 @@ class Backup:
 
 def make(
     engine: Engine, files: FileStore, data_dir: Path, queue_dir: Path, target: Path, clock: Clock
-) -> Backup:
+) -> BackupHead:
     """Write a backup into ``target``, which must not exist or be empty.
 
     Durability: everything is synced before ``backup.json`` appears.
@@ -118,7 +118,7 @@ def make(
     for name in state:
         copy_durably(data_dir / name, target / "state" / name)
     size_bytes = sum(row.bytes for row in rows)
-    made = Backup(
+    made = BackupHead(
         FORMAT,
         made_us,
         version("storage-sla-server"),
@@ -160,7 +160,7 @@ class _Unfiled:
         self._records = read_beside(self._queue_dir, bounds)
 
     def write(self, copies: LocalFiles, clock: Clock) -> dict[str, Any] | None:
-        """Write their cuts to a file; what ``Backup.unfiled`` says of it.
+        """Write their cuts to a file; what ``BackupHead.unfiled`` says of it.
 
         Durability: the file is on disk.
         """
@@ -186,7 +186,7 @@ def _register_unfiled(engine: Engine, unfiled: dict[str, Any]) -> None:
         connection.execute(update(table).where(is_cursor).values(queue_seq=unfiled["queue_seq"]))
 
 
-def read_head(source: Path) -> Backup:
+def read_head(source: Path) -> BackupHead:
     """What is in a backup.
 
     Raises:
@@ -195,7 +195,7 @@ def read_head(source: Path) -> Backup:
     try:
         head: dict[str, Any] = dict(json.loads((source / HEAD).read_text()))
         if head["format"] in _FORMATS and str(head["revision"]) <= newest_revision():
-            return _checked(Backup(**head))
+            return _checked(BackupHead(**head))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as exc:
         raise DbError(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
     raise DbError(
@@ -203,7 +203,7 @@ def read_head(source: Path) -> Backup:
     )
 
 
-def _checked(head: Backup) -> Backup:
+def _checked(head: BackupHead) -> BackupHead:
     """See that every field is what ``make`` writes: names become paths, and a backup may be another's work.
 
     Raises:
@@ -223,7 +223,7 @@ def _checked(head: Backup) -> Backup:
     return head
 
 
-def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:
+def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> BackupHead:
     """Bring a backup back. The server must be stopped; a migration happens at its next start.
 
     Files first, the database last: whatever fails before leaves an empty database and may be repeated. At

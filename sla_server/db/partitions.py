@@ -131,7 +131,7 @@ def _drop(connection: Connection, name: str) -> None:
     connection.execute(text(f"DROP TABLE {name}"))
 
 
-class Rule(NamedTuple):
+class RetentionRule(NamedTuple):
     """Rows of ``table`` whose ``column`` is older than the setting ``days`` leave, if ``condition`` holds.
 
     ``both_ways``: also rows as far ahead. No clock that was set right again explains them, they would be the
@@ -146,17 +146,17 @@ class Rule(NamedTuple):
 
 
 RULES: Final = (
-    Rule("rollups", "slot_us", "rollups_days"),
-    Rule("rollup_missed", "slot_us", "rollups_days"),
-    Rule("coverage", "slot_us", "coverage_days"),
-    Rule("rollup_hours", "hour_us", "hours_days"),
-    Rule("slices", "start_us", "slices_days"),
-    Rule("episodes", "opened_us", "slices_days", "closed_us IS NOT NULL"),
-    Rule("events", "at_us", "events_days", both_ways=True),
-    Rule(
+    RetentionRule("rollups", "slot_us", "rollups_days"),
+    RetentionRule("rollup_missed", "slot_us", "rollups_days"),
+    RetentionRule("coverage", "slot_us", "coverage_days"),
+    RetentionRule("rollup_hours", "hour_us", "hours_days"),
+    RetentionRule("slices", "start_us", "slices_days"),
+    RetentionRule("episodes", "opened_us", "slices_days", "closed_us IS NOT NULL"),
+    RetentionRule("events", "at_us", "events_days", both_ways=True),
+    RetentionRule(
         "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
     ),
-    Rule("audit", "at_us", "audit_days"),
+    RetentionRule("audit", "at_us", "audit_days"),
 )
 
 
@@ -207,11 +207,11 @@ class Retention:
         has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
         return any(has_more)
 
-    def _limit_us(self, rule: Rule, now_us: int) -> int:
+    def _limit_us(self, rule: RetentionRule, now_us: int) -> int:
         days: float = getattr(self._settings, rule.days)
         return now_us - round(days * DAY_US)
 
-    def _drop_old(self, rule: Rule, now_us: int) -> None:
+    def _drop_old(self, rule: RetentionRule, now_us: int) -> None:
         limit_us = self._limit_us(rule, now_us)
         with begin(self._engine) as connection:
             old = [p for p in existing(connection, rule.table) if p.to_us <= limit_us]
@@ -221,7 +221,7 @@ class Retention:
                 _drop(connection, partition.name)
             log.info("partition-dropped", name=partition.name)
 
-    def _delete_step(self, rule: Rule, now_us: int) -> bool:
+    def _delete_step(self, rule: RetentionRule, now_us: int) -> bool:
         """Delete up to STEP_ROWS of one table; returns whether it were so many."""
         if self._engine.dialect.name == "postgresql":
             table = default_of(rule.table) if rule.table in SPANS else rule.table

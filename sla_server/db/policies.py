@@ -31,7 +31,7 @@ HOURS_A_WEEK: Final = 168
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class StoredStatistics:
     """What ``PolicyStore.statistics`` found.
 
     Attributes:
@@ -87,7 +87,7 @@ class PolicyStore:
         if missing:
             raise NoRightToPublish(where(self._engine), missing)
 
-    def statistics(self, from_us: int, to_us: int, columns: Mapping[str, Sequence[str]]) -> Statistics:
+    def statistics(self, from_us: int, to_us: int, columns: Mapping[str, Sequence[str]]) -> StoredStatistics:
         """Everything of [from_us, to_us) as of one moment: rows still in SQL, and the files with the others.
 
         The files stay for ``files.grace_s``, whatever becomes of them in the manifest.
@@ -105,7 +105,7 @@ class PolicyStore:
                 tables[name] = _table(connection, schema.metadata.tables[name], wanted, (from_us, to_us))
             slot_files = manifest.snapshot(connection, manifest.ROLLUPS, from_us, to_us)
             missed_files = manifest.snapshot(connection, manifest.MISSED, from_us, to_us)
-        return Statistics(
+        return StoredStatistics(
             slots=tables["rollups"],
             missed=tables["rollup_missed"],
             hours=tables["rollup_hours"],

@@ -50,7 +50,7 @@ from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.records import Row, event_row
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.writer import STEP_S, Outage, Writer
+from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
 
@@ -78,7 +78,7 @@ class ManagerConfig(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Manager:
+class DatabaseManager:
     """Everything between queue and database, ready to run.
 
     Attributes:
@@ -91,7 +91,7 @@ class Manager:
 
     intake: IngestIntake
     queue: IngestQueue
-    writer: Writer
+    writer: IngestWriter
     upkeep: ArchiveUpkeep
     engine: Engine
 
@@ -149,7 +149,7 @@ def _report(mailboxes: Sequence[Mailbox], problem: Problem) -> None:
 
 
 def _run_threads(
-    receiver: IngestReceiver, manager: Manager, stop: Stop, listing: GatewayListFile
+    receiver: IngestReceiver, manager: DatabaseManager, stop: Stop, listing: GatewayListFile
 ) -> tuple[str, BaseException] | None:
     """Run both threads, and publish the list of gateways meanwhile; returns the thread that died, and why."""
 
@@ -181,7 +181,7 @@ def open_manager(
     stack: ExitStack,
     report: Callable[[Problem], None] = lambda _problem: None,
     clock: Clock | None = None,
-) -> Manager | None:
+) -> DatabaseManager | None:
     """Schema, queue, recovery; waits for a database that is away. None if ``stop`` came first.
 
     ``report`` is called again and again while it waits.
@@ -197,7 +197,7 @@ def open_manager(
     files = open_files(settings, config.data_dir)
     archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
-    outage = Outage()
+    outage = DatabaseOutage()
     damage_event = _damage_event(queue, clock.unix_us())
     while not stop.is_set():
         try:
@@ -226,9 +226,9 @@ def open_manager(
         queue.go_on_behind(store.newest_cursor)
         retention = Retention(engine, settings.retention, clock)
         refused_dir = queue_dir / "refused"
-        writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
+        writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
-        return Manager(intake, queue, writer, upkeep, engine)
+        return DatabaseManager(intake, queue, writer, upkeep, engine)
     return None
 
 

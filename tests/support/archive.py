@@ -11,7 +11,7 @@ from pmdaemon.runtime.clock import FakeClock
 from sla_server.db import schema
 from sla_server.db.archive import manifest
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.upkeep import ArchiveUpkeep, Done
+from sla_server.db.archive.upkeep import ArchiveUpkeep, UpkeepReport
 from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
 from tests.support.database import Rig
@@ -41,7 +41,7 @@ class FilesRig(Rig):
             self.drain()
         return items
 
-    def step(self, **options) -> Done:
+    def step(self, **options) -> UpkeepReport:
         return self.upkeep.step(**options)
 
     def rows(self, *, in_use: bool = True):

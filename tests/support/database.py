@@ -12,7 +12,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.writer import Writer
+from sla_server.db.ingest.writer import IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader, open_reader
 from tests.support.samples import T0
@@ -48,7 +48,7 @@ class Rig:
         self.swept = self.archive.sweep({row["path"] for row in self.reader.manifest(in_use=False)}, T0)
         self.refused_dir = data_dir / "refused"
         self.retention = Retention(self.engine, config.retention, self.clock)
-        self.writer = Writer(
+        self.writer = IngestWriter(
             self.queue, self.store, self.archive, self.clock, 1.0, self.refused_dir, self.retention, probe
         )
         self.writer.start(self.store.cursors())

@@ -53,7 +53,7 @@ _SUMMED: Final = {
 }
 
 
-class Span(NamedTuple):
+class SlotSpan(NamedTuple):
     """Slots that start in [from_us, to_us)."""
 
     from_us: int
@@ -141,16 +141,16 @@ class RollupExport:
 
     def _move_hour(self, hour_us: int) -> bool:
         """Move an hour in parts that are small enough; False if rows came in between."""
-        span = Span(hour_us, hour_us + HOUR_US)
+        span = SlotSpan(hour_us, hour_us + HOUR_US)
         rows = sum(self._sums(kind, table, span)[0] for kind, table in _MOVED)
         parts = next((count for count in _PARTS if rows <= count * PART_ROWS), _PARTS[-1])
         step_us = HOUR_US // parts
         return all(
-            self._move(Span(start_us, start_us + step_us))
+            self._move(SlotSpan(start_us, start_us + step_us))
             for start_us in range(hour_us, hour_us + HOUR_US, step_us)
         )
 
-    def _move(self, span: Span) -> bool:
+    def _move(self, span: SlotSpan) -> bool:
         """Write both files and swap them for the rows; False if rows came in between."""
         written = [
             self._write(kind, table, span) for kind, table in _MOVED if self._sums(kind, table, span)[0]
@@ -176,11 +176,11 @@ class RollupExport:
         log.info("rollups-moved", from_us=span.from_us, rows=[item.row.rows for item in written])
         return True
 
-    def _sums(self, kind: str, table: Table, span: Span) -> tuple[int, ...]:
+    def _sums(self, kind: str, table: Table, span: SlotSpan) -> tuple[int, ...]:
         with begin(self._engine) as connection:
             return _sums(connection, kind, table, span)
 
-    def _write(self, kind: str, table: Table, span: Span) -> _Written:
+    def _write(self, kind: str, table: Table, span: SlotSpan) -> _Written:
         now_us = self._clock.unix_us()
         start = datetime.fromtimestamp(span.from_us // 1_000_000, UTC)
         name = f"{kind}/{start:%Y-%m-%d}/{self._owner}-{start:%Y%m%dT%H%M}-{now_us}.parquet"
@@ -200,11 +200,11 @@ class RollupExport:
         return _Written(row, tuple(sums))
 
 
-def _within(table: Table, span: Span) -> tuple[Any, Any]:
+def _within(table: Table, span: SlotSpan) -> tuple[Any, Any]:
     return table.c.slot_us >= span.from_us, table.c.slot_us < span.to_us
 
 
-def _sums(connection: Connection, kind: str, table: Table, span: Span) -> tuple[int, ...]:
+def _sums(connection: Connection, kind: str, table: Table, span: SlotSpan) -> tuple[int, ...]:
     columns = [cast(func.coalesce(func.sum(table.c[name]), 0), BigInteger) for name in _SUMMED[kind]]
     row = connection.execute(select(func.count(), *columns).where(*_within(table, span))).one()
     return tuple(int(value) for value in row)

@@ -31,7 +31,7 @@ from pmdaemon.wire.cut import COL, COLUMNS
 from sla_server.db.archive.manifest import CUTS, FileRow
 from sla_server.db.archive.store import FileStore
 from sla_server.db.errors import ArchiveFailed, FileDamaged, FilesUnavailable
-from sla_server.db.ingest.batch import CutColumns, Ingested, columns_of
+from sla_server.db.ingest.batch import CutColumns, IngestedCut, columns_of
 
 _COUNTERS: Final = COLUMNS[1:]
 _MISSED: Final = ("io", "threshold_us", "counted", "missed")
@@ -59,7 +59,7 @@ ENCODE_S: Final = 300.0  # a disk that does not take 10 MB in that time will not
 _BLOCK_BYTES: Final = 1 << 20
 
 
-def cut_table(items: Sequence[Ingested], columns: CutColumns | None = None) -> pa.Table:
+def cut_table(items: Sequence[IngestedCut], columns: CutColumns | None = None) -> pa.Table:
     """A table of CUT_SCHEMA for these cuts, in order; ``columns`` are theirs, if they are joined already."""
     joined = columns or columns_of(items)
     lengths = np.maximum(joined.rows, 1)

@@ -205,7 +205,7 @@ def storage_lock(directory: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Done:
+class UpkeepReport:
     """What one pass did."""
 
     hours_moved: int = 0
@@ -268,7 +268,7 @@ class ArchiveUpkeep:
         """Let ``run`` return after the step it is in. Thread: any."""
         self._finish.set()
 
-    def step(self, *, at_once: bool = False) -> Done:
+    def step(self, *, at_once: bool = False) -> UpkeepReport:
         """One pass.
 
         Args:
@@ -277,22 +277,22 @@ class ArchiveUpkeep:
         Raises:
             StorageBusy, DatabaseUnavailable, ArchiveFailed, FilesUnavailable: come again.
         """
-        done = Done()
+        report = UpkeepReport()
         with storage_lock(self._files.lock_dir):
             now_us = self._clock.unix_us()
             rollups_before_us = now_us - round(self._config.rollups_after_h * HOUR_US)
-            done.hours_moved = self._export.move(rollups_before_us, self._finish.is_set)
-            self._give_up(done, now_us)
-            self._merge_all(done, now_us, at_once)
-            self._delete(done, now_us)
-            self._compare_with_directory(done)
-        return done
+            report.hours_moved = self._export.move(rollups_before_us, self._finish.is_set)
+            self._give_up(report, now_us)
+            self._merge_all(report, now_us, at_once)
+            self._delete(report, now_us)
+            self._compare_with_directory(report)
+        return report
 
     def _rows(self, *, in_use: bool = False) -> list[FileRow]:
         with begin(self._engine) as connection:
             return manifest.rows(connection, in_use=in_use)
 
-    def _give_up(self, done: Done, now_us: int) -> None:
+    def _give_up(self, report: UpkeepReport, now_us: int) -> None:
         out = files_to_give_up(self._rows(in_use=True), now_us, self._config)
         if not out:
             return
@@ -302,10 +302,10 @@ class ArchiveUpkeep:
             if until_us:
                 manifest.raise_boundary(connection, manifest.COMPLETE_FROM_KEY, until_us)
         self._probe("given-up")
-        done.given_up = [row.path for row in out]
+        report.given_up = [row.path for row in out]
         log.info("files-given-up", files=len(out), bytes=sum(row.bytes for row in out))
 
-    def _merge_all(self, done: Done, now_us: int, at_once: bool) -> None:
+    def _merge_all(self, report: UpkeepReport, now_us: int, at_once: bool) -> None:
         rows = [row for row in self._rows(in_use=True) if row.path not in self._bad]
         for group in merge_groups(rows, self._owner, now_us, self._config, at_once=at_once):
             if self._finish.is_set():
@@ -313,7 +313,7 @@ class ArchiveUpkeep:
             try:
                 new = merge_files(self._files, group)
             except FileDamaged as exc:
-                self._report_damage(done, exc.name, exc.problem)
+                self._report_damage(report, exc.name, exc.problem)
                 continue
             self._probe("merge-published")
             try:
@@ -324,20 +324,20 @@ class ArchiveUpkeep:
                 log.info("merge-given-up", file=new.path, reason=str(exc))
                 continue
             self._probe("merge-committed")
-            done.merged[new.path] = [row.path for row in group]
+            report.merged[new.path] = [row.path for row in group]
             log.info("files-merged", into=new.path, files=len(group), bytes=new.bytes)
 
-    def _delete(self, done: Done, now_us: int) -> None:
+    def _delete(self, report: UpkeepReport, now_us: int) -> None:
         for row in files_to_delete(self._rows(), now_us, self._config):
             self._files.remove(row.path)
             self._probe("file-deleted")
-            done.deleted.append(row.path)
-        if done.deleted:
+            report.deleted.append(row.path)
+        if report.deleted:
             with begin(self._engine) as connection:
-                manifest.forget(connection, done.deleted)
+                manifest.forget(connection, report.deleted)
             self._probe("row-deleted")
 
-    def _compare_with_directory(self, done: Done) -> None:
+    def _compare_with_directory(self, report: UpkeepReport) -> None:
         """Compare directory and manifest once an hour."""
         now_ns = self._clock.monotonic_ns()
         if self._compared_ns is not None and now_ns - self._compared_ns < ORPHAN_PAUSE_NS:
@@ -349,25 +349,25 @@ class ArchiveUpkeep:
         orphans = {name for name in there if name not in known and self._is_own_file(name)}
         for name in sorted(orphans & self._suspects):
             self._files.remove(name)
-            done.orphans.append(name)
-        self._suspects = orphans - set(done.orphans)
-        if done.orphans:
-            log.warning("orphans-removed", files=done.orphans)
+            report.orphans.append(name)
+        self._suspects = orphans - set(report.orphans)
+        if report.orphans:
+            log.warning("orphans-removed", files=report.orphans)
         # A file deleted between the listing and the reading of the rows is replaced, not in use.
         for row in rows:
             if row.replaced_us is None and row.path not in there and row.path not in self._bad:
                 self._bad.add(row.path)
-                done.missing.append(row.path)
-        self._report("file-missing", dict.fromkeys(done.missing, "the file of a manifest row is missing"))
+                report.missing.append(row.path)
+        self._report("file-missing", dict.fromkeys(report.missing, "the file of a manifest row is missing"))
 
     def _is_own_file(self, name: str) -> bool:
         return name.rpartition("/")[2].partition("-")[0] == self._owner
 
-    def _report_damage(self, done: Done, path: str, problem: str) -> None:
+    def _report_damage(self, report: UpkeepReport, path: str, problem: str) -> None:
         """A damaged file is not tried again by this process; the event is stored once for ever."""
         log.error("file-damaged", file=path, problem=problem)
         self._bad.add(path)
-        done.damaged[path] = problem
+        report.damaged[path] = problem
         self._report("file-damaged", {path: problem})
 
     def _report(self, kind: str, problems: dict[str, str]) -> None:

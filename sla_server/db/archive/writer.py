@@ -36,7 +36,7 @@ from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, cut_table
 from sla_server.db.archive.manifest import CUTS, FinishedFile
 from sla_server.db.archive.store import FileStore, LocalFiles, sweep
 from sla_server.db.errors import ArchiveFailed
-from sla_server.db.ingest.batch import CutColumns, DecodedBatch, Ingested, decode_batch
+from sla_server.db.ingest.batch import CutColumns, DecodedBatch, IngestedCut, decode_batch
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue
 from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import IngestStore
@@ -98,7 +98,7 @@ class CutFileWriter:
         return size_bytes >= self._max_bytes or self._clock.monotonic_ns() - self._opened_ns >= self._max_ns
 
     def add(
-        self, first_seq: int, last_seq: int, items: Sequence[Ingested], columns: CutColumns | None = None
+        self, first_seq: int, last_seq: int, items: Sequence[IngestedCut], columns: CutColumns | None = None
     ) -> None:
         """Take the cuts of the records ``first_seq`` to ``last_seq``, which follow the former ones directly.
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
-from sla_server.db.ingest.batch import CutRows, DecodedBatch, Ingested
+from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut
 from sla_server.db.ingest.intake import spool_floors
 from sla_server.db.schema import COUNTERS, HOUR_US, STREAM_SUMS
 
@@ -266,7 +266,7 @@ class IngestWindow:
             self._add_gateways(batch.cuts)
             self._add_rows(CutRows(batch.cuts, batch.columns))
 
-    def _add_gateways(self, items: Sequence[Ingested]) -> None:
+    def _add_gateways(self, items: Sequence[IngestedCut]) -> None:
         """A row a cut, not a row a stream."""
         for item in items:
             cut, start_us = item.cut, item.start_us

@@ -39,7 +39,7 @@ log = structlog.get_logger("db-writer")
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestedCut:
     """One cut with what was learned at receipt.
 
     Attributes:
@@ -90,7 +90,7 @@ class CutColumns:
         return problem is None and not overflows(self.counters)
 
 
-def columns_of(items: Sequence[Ingested]) -> CutColumns:
+def columns_of(items: Sequence[IngestedCut]) -> CutColumns:
     """Join the columns of some cuts, at least one."""
     cuts = [item.cut for item in items]
     return CutColumns(
@@ -108,12 +108,12 @@ def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.frombuffer(b"".join([np.ascontiguousarray(one).data for one in arrays]), arrays[0].dtype)
 
 
-def screen(item: Ingested) -> str | None:
+def screen(item: IngestedCut) -> str | None:
     """Why this cut cannot be true, or None."""
     return screen_header(item) or ("a counter exceeds 2**47" if overflows(item.cut.counters) else None)
 
 
-def screen_header(item: Ingested) -> str | None:
+def screen_header(item: IngestedCut) -> str | None:
     """The part of ``screen`` that looks at no column."""
     cut = item.cut
     if cut.duration_us > MAX_DURATION_US:
@@ -125,7 +125,7 @@ def screen_header(item: Ingested) -> str | None:
     return None
 
 
-_Found = tuple[int, int, Ingested]  # queue_seq, position in its message, cut
+_Found = tuple[int, int, IngestedCut]  # queue_seq, position in its message, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class DecodedBatch:
 
     first_seq: int
     last_seq: int
-    cuts: list[Ingested] = field(default_factory=list)
+    cuts: list[IngestedCut] = field(default_factory=list)
     marks: dict[tuple[str, int], int] = field(default_factory=dict)
     gateways: list[dict[str, Any]] = field(default_factory=list)
     streams_seen: list[dict[str, Any]] = field(default_factory=list)
@@ -204,7 +204,7 @@ def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Itera
         key = (gateway_id, epoch)
         batch.marks[key] = max(seq, batch.marks.get(key, 0))
         try:
-            item = Ingested(cuts.view(part), offsets[position], received[position])
+            item = IngestedCut(cuts.view(part), offsets[position], received[position])
             problem = screen_header(item)
         except WireError as exc:
             problem = str(exc)
@@ -256,7 +256,7 @@ class CutRows:
         missed_row: row of each entry of ``missed`` (MISSED_DTYPE).
     """
 
-    def __init__(self, items: Sequence[Ingested], columns: CutColumns) -> None:
+    def __init__(self, items: Sequence[IngestedCut], columns: CutColumns) -> None:
         lengths, counters = columns.rows, columns.counters
         self.n = int(lengths.sum())
         offsets = np.cumsum(lengths) - lengths

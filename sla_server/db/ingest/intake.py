@@ -139,7 +139,7 @@ class Notice:
 
 
 @dataclass(slots=True)
-class Absorbed:
+class IntakeResult:
     """What a batch of messages comes to.
 
     Attributes:
@@ -217,9 +217,9 @@ class IngestIntake:
         """WATERMARKS of everything, for every pair, at start."""
         return [notice for pair in pairs for notice in self._watermarks(pair, self._high_water.rows())]
 
-    def absorb(self, messages: Iterable[Incoming]) -> Absorbed:
+    def absorb(self, messages: Iterable[Incoming]) -> IntakeResult:
         """Decide on messages, in order. What is malformed is counted and logged, never stored."""
-        result = Absorbed()
+        result = IntakeResult()
         durable: dict[str, set[tuple[str, int]]] = {}
         for message in messages:
             try:
@@ -243,7 +243,7 @@ class IngestIntake:
             result.notices += self._frames(Kind.DURABLE, sender, [row for row in rows if row[2]])
         return result
 
-    def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: Absorbed) -> set[tuple[str, int]]:
+    def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: IntakeResult) -> set[tuple[str, int]]:
         header = parsed.header
         raws = list(frame.split(parsed.blob))
         times = _times(header, len(raws))
@@ -270,7 +270,7 @@ class IngestIntake:
             result.records.append(frame.encode(Kind.CUTS, {**header, **kept, "n": len(fresh)}, blob))
         return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
 
-    def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+    def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
         gateway_id, dropped = header.get("gw"), header.get("dropped")
         payload, rows = message.payload, []
         if isinstance(gateway_id, str):
@@ -309,7 +309,7 @@ class IngestIntake:
                 )
         return lacking
 
-    def _absorb_record(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+    def _absorb_record(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
         """A row that cannot be stored is left out; with ``together`` none is stored without the others."""
         request = header.get("req")
         rows = header.get("rows")

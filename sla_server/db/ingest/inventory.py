@@ -19,7 +19,7 @@ from typing import Any, Final
 from sqlalchemy import Column, Connection, select
 
 from sla_server.db import schema
-from sla_server.db.ingest.batch import DecodedBatch, Ingested, RefusedRecord
+from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, RefusedRecord
 from sla_server.db.ingest.records import Row, clean, event_row
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import HOUR_US
@@ -318,9 +318,9 @@ def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) 
     ]
 
 
-def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
+def _skew_events(connection: Connection, cuts: Sequence[IngestedCut]) -> list[Row]:
     """One event an agent start (epoch) whose clock is more than 2 s off; stored once, the first is kept."""
-    off: dict[tuple[str, int], Ingested] = {}
+    off: dict[tuple[str, int], IngestedCut] = {}
     for item in cuts:
         if abs(item.offset_us) > SKEW_LIMIT_US:
             off.setdefault((item.cut.gateway_id, item.cut.epoch), item)

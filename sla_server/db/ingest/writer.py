@@ -60,7 +60,7 @@ STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes s
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
-class Outage:
+class DatabaseOutage:
     """The state of a database that is away, from the first failure to the first success. Pure.
 
     While it lasts the writer tries again with backoff, the queue holds, the intake goes on, and ``problem``
@@ -206,7 +206,7 @@ class BackgroundCommit:
         self.duration_ns = self._clock.monotonic_ns() - began_ns
 
 
-class Writer:
+class IngestWriter:
     """The consumer; see the module.
 
     Args:
@@ -246,7 +246,7 @@ class Writer:
         self._archive_writer = ArchiveWriter(
             queue, store, archive, clock, self._await_commit, self._flush, probe
         )
-        self._outage = Outage()
+        self._outage = DatabaseOutage()
         self._unstored: list[IngestRecord] = []
         self._is_full = False
         self._rest_until_ns = self._backlog_until_ns = 0
@@ -312,7 +312,7 @@ class Writer:
         return now_ns >= self._finish_by_ns
 
     @property
-    def outage(self) -> Outage:
+    def outage(self) -> DatabaseOutage:
         """Whether the database works, and since when and why it does not."""
         return self._outage
 

@@ -176,7 +176,7 @@ def test_a_dead_thread_ends_the_process_with_status_1_and_services_hear_why(conf
     def dies(_self):
         raise RuntimeError("by the test")
 
-    monkeypatch.setattr(process.Writer, "run", dies)
+    monkeypatch.setattr(process.IngestWriter, "run", dies)
     stop = Stop()
     assert process.run(config, stop) == 1
     assert "db-writer" in stop.reason

@@ -16,7 +16,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import writer as writers
-from sla_server.db.ingest.writer import Outage
+from sla_server.db.ingest.writer import DatabaseOutage
 from tests.support.database import Rig
 from tests.support.postgres import PostgresServer
 from tests.support.samples import T0, assert_database_holds, cuts_message, make_cut, record_message
@@ -182,7 +182,7 @@ def test_a_full_sqlite_disk_loses_nothing(tmp_path):
 
 
 def test_backoff_doubles_up_to_its_limit():
-    outage = Outage()
+    outage = DatabaseOutage()
     waits = []
     for number in range(8):
         outage.failed(T0 + number, "gone")

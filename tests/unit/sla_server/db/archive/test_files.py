@@ -11,7 +11,7 @@ from sla_server.db.archive import files as parquet
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.archive.upkeep import merge_files
 from sla_server.db.errors import ArchiveFailed, FileDamaged
-from sla_server.db.ingest.batch import Ingested
+from sla_server.db.ingest.batch import IngestedCut
 from tests.support.samples import T0, make_cut
 
 NAME = "cuts/2027-01-15/abcd-1-1.parquet"
@@ -23,7 +23,7 @@ def files(tmp_path):
 
 
 def table(*seqs):
-    return parquet.cut_table([Ingested(make_cut(seq), 0, T0) for seq in seqs])
+    return parquet.cut_table([IngestedCut(make_cut(seq), 0, T0) for seq in seqs])
 
 
 def put(files, name, rows, schema=parquet.CUT_SCHEMA):

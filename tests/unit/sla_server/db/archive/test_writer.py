@@ -16,7 +16,7 @@ from pmdaemon.wire.cut import COL, COLUMNS
 from sla_server.db.archive.files import cut_table
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.errors import ArchiveFailed
-from sla_server.db.ingest.batch import Ingested
+from sla_server.db.ingest.batch import IngestedCut
 from tests.support.samples import EPOCH, T0, gateway, make_cut, stream
 
 
@@ -31,7 +31,7 @@ def archive(tmp_path, clock):
 
 
 def ingested(*items, offset_us=0):
-    return [Ingested(item, offset_us, item.start_unix_us) for item in items]
+    return [IngestedCut(item, offset_us, item.start_unix_us) for item in items]
 
 
 def read(tmp_path, row):

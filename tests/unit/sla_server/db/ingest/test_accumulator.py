@@ -15,13 +15,13 @@ from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
 from sla_server.db import schema
 from sla_server.db.ingest import accumulator
 from sla_server.db.ingest.accumulator import FULL_CUTS, IngestWindow
-from sla_server.db.ingest.batch import DecodedBatch, Ingested, screen
+from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, screen
 from sla_server.db.schema import HOUR_US
 from tests.support.samples import MINUTE_US, T0, Model, gateway, make_cut, stream
 
 
 def ingested(item, offset_us=0):
-    return Ingested(item, offset_us, item.start_unix_us + 5)
+    return IngestedCut(item, offset_us, item.start_unix_us + 5)
 
 
 def window_of(items, offset_us=0, batch_cuts=99):
