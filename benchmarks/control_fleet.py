@@ -186,7 +186,7 @@ class Tables:
 
 
 class Inputs:
-    """See ``store.JudgeInputs``."""
+    """See ``SliceInputs``."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []

@@ -40,9 +40,9 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.writer import Writer
+from sla_server.db.ingest.writer import IngestWriter
+from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import open_reader
-from sla_server.db.retention import Retention
 from tests.support.postgres import PostgresServer
 
 GATEWAYS: Final = 1000
@@ -205,7 +205,9 @@ def _catch_up(folder: Path, url: str, load: Fleet) -> float:
     )
     store.prepare()
     retention = Retention(engine, config.retention, clock)
-    writer = Writer(queue, store, archive, clock, config.flush_interval_s, folder / "refused", retention)
+    writer = IngestWriter(
+        queue, store, archive, clock, config.flush_interval_s, folder / "refused", retention
+    )
     writer.start(store.cursors())
     started_s = time.monotonic()
     while writer.step(final=True):

@@ -31,9 +31,8 @@ from sla_server.api.metrics import Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.routes import PREFIX, ROUTES
 from sla_server.api.security import Guard, Logins
-from sla_server.api.source import SqlSource
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.queries.reader import open_reader
+from sla_server.db.queries.reader import SqlReader, open_reader
 from tests.support.postgres import PostgresServer
 
 ROUNDS = 5
@@ -111,7 +110,7 @@ GROUPS = {
 """Goal -> its pages; the slowest counts."""
 
 
-def client(source: SqlSource, port: int = 8411) -> FlaskClient:
+def client(source: SqlReader, port: int = 8411) -> FlaskClient:
     """The whole application over this source, with an empty live view and a clock that stands at END_US."""
     clock = FakeClock(unix_us=END_US)
     config = ApiConfig()

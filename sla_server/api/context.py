@@ -10,7 +10,7 @@ from sla_server.api.live_view import LiveView
 from sla_server.api.metrics import Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins
-from sla_server.api.source import SqlSource
+from sla_server.db.queries.reader import SqlReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class AppContext:
 
     config: ApiConfig
     token: str = field(repr=False)
-    source: SqlSource
+    source: SqlReader
     live: LiveView
     calls: Operations
     guard: Guard

@@ -15,8 +15,8 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.api.config import ApiConfig
 from sla_server.api.doors import SOCKET_NAME, open_local
 from sla_server.api.server import WebServer, open_listener
-from sla_server.api.source import open_source
 from sla_server.db.config import DatabaseConfig
+from sla_server.db.queries.reader import open_reader
 
 
 class AppServerConfig(Protocol):
@@ -52,7 +52,7 @@ def run(config: AppServerConfig, stop: Stop) -> int:
     make_directory(config.data_dir, 0o700)
     local = open_local(local_path)
     try:
-        source = open_source(config.database, config.data_dir)
+        source = open_reader(config.database, config.data_dir)
         server = WebServer(config.api, config.data_dir, source, box, listener, stop, local=local)
         server.announce(config.runtime_dir)
         return server.serve()

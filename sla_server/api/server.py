@@ -32,7 +32,7 @@ from sla_server.api.mailbox_thread import ApiMailbox, MailboxThread, RequestPost
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins, load_or_make_token
-from sla_server.api.source import SqlSource
+from sla_server.db.queries.reader import SqlReader
 
 log = structlog.get_logger("appserver")
 LOCAL_THREADS: Final = (
@@ -56,7 +56,7 @@ class WebServer:
 
     config: ApiConfig
     data_dir: Path
-    source: SqlSource
+    source: SqlReader
     box: ApiMailbox
     listener: socket.socket
     stop: Stop
@@ -101,7 +101,7 @@ class WebServer:
 
 
 def make_parts(
-    config: ApiConfig, data_dir: Path, source: SqlSource, box: ApiMailbox, clock: Clock, address: str
+    config: ApiConfig, data_dir: Path, source: SqlReader, box: ApiMailbox, clock: Clock, address: str
 ) -> AppContext:
     """Everything the handlers work with.
 

@@ -91,7 +91,7 @@ def storage() -> None:
 @pass_client
 def status(client: Client, config: Path | None, output: str) -> None:
     """Show how many files there are, and whether names and manifest agree; reads no file."""
-    from sla_server.db.archive.overview import overview
+    from sla_server.db.archive.verify import overview
 
     with _opened(client, config) as stores:
         told = overview(stores.engine, stores.files)
@@ -116,8 +116,8 @@ def compact(client: Client, config: Path | None, output: str) -> None:
 
     The server does the same by itself when hour and day are over.
     """
-    from sla_server.db.archive.overview import owners
     from sla_server.db.archive.upkeep import ArchiveUpkeep
+    from sla_server.db.archive.verify import owners
 
     with _opened(client, config) as stores:
         found = owners(stores.engine)  # says so if there is no database, instead of making one
@@ -195,7 +195,7 @@ def backup(client: Client, config: Path | None, directory: Path) -> None:
 @pass_client
 def restore(client: Client, config: Path | None, directory: Path) -> None:
     """Bring a backup back from DIRECTORY into an empty database; the server must be stopped."""
-    from sla_server.db.archive.lock import storage_lock
+    from sla_server.db.archive.upkeep import storage_lock
     from sla_server.db.backup import restore as bring_back
     from sla_server.db.process import directory_lock
 

@@ -11,7 +11,7 @@ A backup is a directory:
 The server may run meanwhile: database and list of files are of one moment, and replaced files stay for
 ``files.grace_s``, which must be longer than the copying takes. The ingest queue is not copied: it holds what
 is on its way into the database, and belongs to the disk it is on. Only what SQL has counted already and no
-file has yet is read from it and written to a file of the backup's own (``unfiled``), which restoring enters
+file has yet is read from it and written to a file of the backup's own (``unfiled``), which restoring adds
 into the manifest; so the files of a restored server have every cut that its SQL counts.
 
 Restoring needs an empty database. If the data directory still has its queue, the records in it that are
@@ -20,16 +20,20 @@ newer than the backup are applied again at the next start, exactly once (the cur
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, inspect, select, text, update
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import (
@@ -37,18 +41,20 @@ from pmdaemon.runtime.files import (
     copy_durably,
     make_directory,
     sync_directory,
+    sync_file,
     write_whole,
 )
-from sla_server.db import dump, schema
-from sla_server.db.archive.file import digest_of
+from sla_server.db import schema
+from sla_server.db.archive import manifest
+from sla_server.db.archive.files import digest_of
 from sla_server.db.archive.manifest import FileRow
 from sla_server.db.archive.store import FileStore, LocalFiles
 from sla_server.db.archive.writer import CutFileWriter
-from sla_server.db.engine import begin
-from sla_server.db.errors import BackupFailed, FileDamaged
+from sla_server.db.engine import begin, translated
+from sla_server.db.errors import DbError, FileDamaged
 from sla_server.db.ingest.batch import decode_batch
 from sla_server.db.ingest.queue import IngestRecord, read_beside
-from sla_server.db.migrate import newest_revision
+from sla_server.db.migrate import current_revision, newest_revision
 
 HEAD: Final = "backup.json"
 FORMAT: Final = 2
@@ -58,10 +64,12 @@ _STATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _COPY_BYTES: Final = 1 << 20
 _RECORDS: Final = 256  # decoded at a time
 _NO_LIMIT: Final = 1 << 62
+DUMP_NAMES: Final = {"postgresql": "sql.dump", "sqlite": "sla.db"}
+"""Name of the dump by kind of database."""
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
+class BackupHead:
     """What ``backup.json`` says.
 
     Attributes:
@@ -83,34 +91,34 @@ class Backup:
 
 def make(
     engine: Engine, files: FileStore, data_dir: Path, queue_dir: Path, target: Path, clock: Clock
-) -> Backup:
+) -> BackupHead:
     """Write a backup into ``target``, which must not exist or be empty.
 
     Durability: everything is synced before ``backup.json`` appears.
 
     Raises:
-        BackupFailed: nothing may be concluded from what is in ``target``.
-        FileDamaged: a file is not what the manifest says (`sla storage verify` tells all of them).
+        DbError: nothing may be concluded from what is in ``target``.
+        FileDamaged: a file is not what the manifest says (`sla storage verify` lists all of them).
     """
     if target.exists() and any(target.iterdir()):
-        raise BackupFailed(f"{target} is not empty. Give a new directory for each backup")
+        raise DbError(f"{target} is not empty. Give a new directory for each backup")
     make_directory(target, 0o700)
     close_directory(target, "the backup's directory")
     made_us = clock.unix_us()
     unfiled = _Unfiled(queue_dir)
-    revision, rows = dump.dump(engine, target, unfiled.take)
+    revision, rows = _dump(engine, target, unfiled.take)
     copies = LocalFiles(target / "parquet")
     for row in rows:
         copy(files, copies, row)
-    own = unfiled.write(copies, clock)
-    if own is not None and own["row"] is not None:
-        rows.append(FileRow(**own["row"]))
+    unfiled_head = unfiled.write(copies, clock)
+    if unfiled_head is not None and unfiled_head["row"] is not None:
+        rows.append(FileRow(**unfiled_head["row"]))
     state = sorted(path.name for path in _state_files(engine, data_dir))
     make_directory(target / "state", 0o700)
     for name in state:
         copy_durably(data_dir / name, target / "state" / name)
     size_bytes = sum(row.bytes for row in rows)
-    made = Backup(
+    made = BackupHead(
         FORMAT,
         made_us,
         version("storage-sla-server"),
@@ -118,9 +126,9 @@ def make(
         engine.dialect.name,
         len(rows),
         size_bytes,
-        _digest(target / dump.NAMES[engine.dialect.name]),
+        _digest(target / DUMP_NAMES[engine.dialect.name]),
         state,
-        own,
+        unfiled_head,
     )
     sync_directory(target)
     write_whole(target / HEAD, json.dumps(asdict(made), indent=1) + "\n", synced=True)
@@ -140,7 +148,7 @@ class _Unfiled:
         """Read them, before the server deletes them.
 
         Raises:
-            BackupFailed: it did so already, and wrote over them.
+            DbError: it did so already, and wrote over them.
             QueueCorrupt: it is no queue.
         """
 
@@ -152,7 +160,7 @@ class _Unfiled:
         self._records = read_beside(self._queue_dir, bounds)
 
     def write(self, copies: LocalFiles, clock: Clock) -> dict[str, Any] | None:
-        """Write their cuts to a file; what ``Backup.unfiled`` says of it.
+        """Write their cuts to a file; what ``BackupHead.unfiled`` says of it.
 
         Durability: the file is on disk.
         """
@@ -161,41 +169,41 @@ class _Unfiled:
             return None
         archive = CutFileWriter(copies, self._queue, _NO_LIMIT, _NO_LIMIT, clock)
         while self._records:
-            some, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
-            batch = decode_batch(some, after_seq)
+            chunk, self._records = self._records[:_RECORDS], self._records[_RECORDS:]
+            batch = decode_batch(chunk, after_seq)
             archive.add(batch.first_seq, batch.last_seq, batch.cuts, batch.columns)
             after_seq = batch.last_seq
         return {"queue": self._queue, "queue_seq": last_seq, "row": archive.finish().row}
 
 
-def _enter(engine: Engine, unfiled: dict[str, Any]) -> None:
+def _register_unfiled(engine: Engine, unfiled: dict[str, Any]) -> None:
     """The backup's own file counts, and its records are not taken from a queue again."""
     table = schema.consumed
     with begin(engine) as connection:
         if unfiled["row"] is not None:
             connection.execute(insert(schema.manifest), unfiled["row"])
-        mine = table.c.queue == f"{unfiled['queue']}/parquet"
-        connection.execute(update(table).where(mine).values(queue_seq=unfiled["queue_seq"]))
+        is_cursor = table.c.queue == f"{unfiled['queue']}/parquet"
+        connection.execute(update(table).where(is_cursor).values(queue_seq=unfiled["queue_seq"]))
 
 
-def read_head(source: Path) -> Backup:
+def read_head(source: Path) -> BackupHead:
     """What is in a backup.
 
     Raises:
-        BackupFailed: this is none, or of a newer release.
+        DbError: this is none, or of a newer release.
     """
     try:
         head: dict[str, Any] = dict(json.loads((source / HEAD).read_text()))
         if head["format"] in _FORMATS and str(head["revision"]) <= newest_revision():
-            return _checked(Backup(**head))
+            return _checked(BackupHead(**head))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as exc:
-        raise BackupFailed(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
-    raise BackupFailed(
+        raise DbError(f"{source / HEAD}: {exc}. This is no complete backup; take another one") from exc
+    raise DbError(
         f"{source} was made by release {head.get('software')}, which is newer. Install that release"
     )
 
 
-def _checked(head: Backup) -> Backup:
+def _checked(head: BackupHead) -> BackupHead:
     """See that every field is what ``make`` writes: names become paths, and a backup may be another's work.
 
     Raises:
@@ -215,39 +223,39 @@ def _checked(head: Backup) -> Backup:
     return head
 
 
-def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Backup:
+def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> BackupHead:
     """Bring a backup back. The server must be stopped; a migration happens at its next start.
 
     Files first, the database last: whatever fails before leaves an empty database and may be repeated. At
     last the backup's own file is entered; if that fails, empty the database and repeat.
 
     Raises:
-        BackupFailed: the database is not empty, or the backup is damaged.
+        DbError: the database is not empty, or the backup is damaged.
     """
     head = read_head(source)
     if head.database != engine.dialect.name:
-        raise BackupFailed(f"the backup is of {head.database}, [database] url names {engine.dialect.name}")
-    dumped = source / dump.NAMES[head.database]
+        raise DbError(f"the backup is of {head.database}, [database] url names {engine.dialect.name}")
+    dumped = source / DUMP_NAMES[head.database]
     if not dumped.exists() or _digest(dumped) != head.sql_sha256:
-        raise BackupFailed(f"{dumped} is missing or damaged. Take another backup")
-    if not dump.is_empty(engine):
-        raise BackupFailed(
+        raise DbError(f"{dumped} is missing or damaged. Take another backup")
+    if not _is_empty(engine):
+        raise DbError(
             "the database is not empty. Restore into a new one: create an empty database (PostgreSQL) or "
             "move the file away together with its -wal and -shm (SQLite)"
         )
     copies = LocalFiles(source / "parquet")
     for name in copies.listing():
-        _bring_back(copies, files, name)
+        _restore_file(copies, files, name)
     make_directory(data_dir, 0o700)
     for name in head.state:
         kept = source / "state" / name
         if kept.is_symlink() or not kept.is_file():
-            raise BackupFailed(f"{kept} is missing or no plain file. Take another backup")
+            raise DbError(f"{kept} is missing or no plain file. Take another backup")
         if not (data_dir / name).exists():
             copy_durably(kept, data_dir / name)
-    dump.restore(engine, source)
+    _restore_dump(engine, source)
     if head.unfiled is not None:
-        _enter(engine, head.unfiled)
+        _register_unfiled(engine, head.unfiled)
     return head
 
 
@@ -275,7 +283,7 @@ def copy(files: FileStore, target: FileStore, row: FileRow) -> None:
     target.publish(aside, row.path)
 
 
-def _bring_back(copies: FileStore, files: FileStore, name: str) -> None:
+def _restore_file(copies: FileStore, files: FileStore, name: str) -> None:
     """Copy a file back unless the same one is there."""
     with copies.open(name) as copy_file:
         wanted = digest_of(copy_file)
@@ -303,3 +311,110 @@ def _state_files(engine: Engine, data_dir: Path) -> Iterator[Path]:
             and not is_database
         ):
             yield path
+
+
+def _dump(
+    engine: Engine, directory: Path, at_once: Callable[[dict[str, int]], None]
+) -> tuple[str, list[FileRow]]:
+    """Write the database to ``directory``; returns its revision and the files in use, all as of one moment.
+
+    Args:
+        engine: of the database.
+        directory: holds the dump.
+        at_once: called soon after that moment with the cursors of table ``consumed`` as they were then.
+
+    Raises:
+        DbError: a program is missing or failed, or there is no schema yet.
+        DatabaseUnavailable: retryable.
+    """
+    target = directory / DUMP_NAMES[engine.dialect.name]
+    with translated(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        revision = current_revision(connection)
+        if revision is None:
+            raise DbError("the database has no schema yet: there is nothing to back up")
+        rows = manifest.rows(connection, in_use=True)
+        if engine.dialect.name == "postgresql":
+            at_once({row.queue: row.queue_seq for row in connection.execute(select(schema.consumed))})
+            # The same snapshot for pg_dump as for the rows just read.
+            snapshot = connection.execute(text("SELECT pg_export_snapshot()")).scalar_one()
+            _run(engine, "pg_dump", "--format=custom", f"--snapshot={snapshot}", f"--file={target}")
+        else:
+            _copy_sqlite(Path(engine.url.database or ""), target)
+            rows, cursors = _rows_of_copy(target)
+            at_once(cursors)
+    sync_file(target)
+    return revision, rows
+
+
+def _is_empty(engine: Engine) -> bool:
+    """Whether the database has no tables, or, with SQLite, does not exist."""
+    if engine.dialect.name == "sqlite" and not Path(engine.url.database or "").exists():
+        return True
+    with translated(engine), engine.connect() as connection:
+        return not inspect(connection).get_table_names()
+
+
+def _restore_dump(engine: Engine, directory: Path) -> None:
+    """Fill the empty database from the dump in ``directory``.
+
+    Durability: SQLite's file is synced; PostgreSQL's is a committed transaction.
+
+    Raises:
+        DbError: a program is missing or failed; nothing was changed.
+    """
+    source = directory / DUMP_NAMES[engine.dialect.name]
+    if engine.dialect.name == "postgresql":
+        # Owners and grants name roles that may not exist here; sql/roles.sql makes them.
+        options = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction")
+        _run(engine, "pg_restore", *options, str(source))
+        return
+    target = Path(engine.url.database or "")
+    make_directory(target.parent, 0o700)
+    aside = target.with_name("_" + target.name)
+    shutil.copyfile(source, aside)
+    sync_file(aside)
+    aside.rename(target)
+    sync_directory(target.parent)
+
+
+def _run(engine: Engine, program: str, *options: str) -> None:
+    """Run one of PostgreSQL's programs on this database; the password goes through the environment."""
+    path = shutil.which(program)
+    if path is None:
+        raise DbError(f"{program} is missing: apt-get install postgresql-client")
+    # `set` cannot remove a password, but it can build a URL that never had one.
+    bare = engine.url.set(drivername="postgresql", password="").difference_update_query(["password"])
+    url = bare.render_as_string(hide_password=False)
+    environment = dict(os.environ)
+    if password := engine.url.query.get("password") or engine.url.password:
+        environment["PGPASSWORD"] = str(password)
+    done = subprocess.run(
+        [path, f"--dbname={url.replace(':@', '@', 1)}", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    if done.returncode:
+        raise DbError(f"{program} ended with status {done.returncode}: {done.stderr.strip()}")
+
+
+def _copy_sqlite(source: Path, target: Path) -> None:
+    """One consistent copy; a writer meanwhile only makes it start again."""
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
+        contextlib.closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)
+        new.execute("PRAGMA journal_mode=DELETE")
+
+
+def _rows_of_copy(path: Path) -> tuple[list[FileRow], dict[str, int]]:
+    """Files in use and cursors."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        found = connection.execute("SELECT * FROM manifest WHERE replaced_us IS NULL ORDER BY min_us, path")
+        rows = [FileRow(**dict(row)) for row in found]
+        return rows, dict(connection.execute("SELECT queue, queue_seq FROM consumed").fetchall())

@@ -8,18 +8,15 @@
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
-        ├── AnotherManager         a second database manager on the same data directory or queue
         ├── BadRecord              a RECORD row that fits no table; answered to its sender, never stored
         ├── ArchiveFailed          a Parquet file could not be written; its cuts stay in the queue
         ├── FilesUnavailable       the store of Parquet files cannot be used just now
         ├── FileDamaged            a Parquet file is not what the manifest says
         ├── StorageBusy            another process is looking after the files
-        ├── BackupFailed           a backup or a restore could not be made; says what to do
-        └── QueueError             root of the ingest queue's errors
-            ├── QueuePoisoned      a write or sync failed earlier; what reached the disk is unknown
-            ├── QueueCorrupt       a durable record cannot be read back
-            ├── NoRoomForQueue     the disk has no room for a new queue; nothing was made
-            └── OldQueueFiles      the directory holds the plain files of an earlier version
+        ├── IngestQueuePoisoned    a write or sync failed earlier; what reached the disk is unknown
+        ├── QueueCorrupt           a durable record cannot be read back
+        ├── NoRoomForQueue         the disk has no room for a new queue; nothing was made
+        └── OldQueueFiles          the directory holds the plain files of an earlier version
 
 No exception of SQLAlchemy or a driver leaves ``sla_server.db``: ``engine.translated`` turns them into these.
 """
@@ -33,7 +30,10 @@ from pmdaemon.runtime.config import masked
 
 
 class DbError(SlaError):
-    """Root of the database manager's errors; whatever a driver says, no secret of a URL is in the text."""
+    """Root, and what has no class of its own: a backup that could not be made, a second manager.
+
+    Whatever a driver says, no secret of a URL is in the text.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(masked(text))
@@ -118,16 +118,6 @@ class SchemaTooNew(DbError):
         )
 
 
-class AnotherManager(DbError):
-    """A second database manager works on the same data."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"another database manager uses {what}. Stop it first (`sla-server status` names its process), "
-            "or give this server a data directory of its own"
-        )
-
-
 class BadRecord(DbError):
     """A RECORD row that fits no table."""
 
@@ -186,16 +176,8 @@ class StorageBusy(DbError):
         )
 
 
-class BackupFailed(DbError):
-    """A backup or a restore could not be made."""
-
-
-class QueueError(DbError):
-    """Root of the ingest queue's errors."""
-
-
-class IngestQueuePoisoned(QueueError):
-    """A write or sync failed earlier; the queue takes nothing more until it was opened anew."""
+class IngestQueuePoisoned(DbError):
+    """A write or sync failed earlier; the queue takes nothing more until it was opened again."""
 
     retryable = True  # by a restart, which reads back what really reached the disk
 
@@ -206,7 +188,7 @@ class IngestQueuePoisoned(QueueError):
         )
 
 
-class QueueCorrupt(QueueError):
+class QueueCorrupt(DbError):
     """A durable record is damaged; a restart goes on without it and logs what is missing."""
 
     def __init__(self, path: Path, offset_bytes: int, problem: str) -> None:
@@ -219,7 +201,7 @@ class QueueCorrupt(QueueError):
         )
 
 
-class NoRoomForQueue(QueueError):
+class NoRoomForQueue(DbError):
     """The queue is reserved at full size when it is made; there is no room for that."""
 
     exit_status = 74
@@ -232,7 +214,7 @@ class NoRoomForQueue(QueueError):
         )
 
 
-class OldQueueFiles(QueueError):
+class OldQueueFiles(DbError):
     """The directory holds the plain files of an earlier version, which this one does not read."""
 
     exit_status = 78

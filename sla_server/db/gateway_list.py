@@ -1,8 +1,8 @@
 """Publishes the table ``gateway_list`` for the PMDaemon, as ``<runtime_dir>/gateways.json``.
 
-Operators, or whatever keeps the site's inventory, write the table; the PMDaemon dials who is in it. It speaks
-no SQL and needs the newest list only, so it gets a file, written aside and renamed when its content changes.
-A database that is away changes nothing: the last list stays.
+Operators, or whatever keeps the site's inventory, write the table; the PMDaemon dials the gateways in it. It
+speaks no SQL and needs the newest list only, so it gets a file, written aside and renamed when its content
+changes. A database that is away changes nothing: the last list stays.
 
 Thread: dbmanager's main thread.
 
@@ -16,35 +16,32 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
 from pmdaemon.runtime.files import write_whole
-from sla_server.db import schema
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.queries.query import Queries
+from sla_server.db.queries.reader import SqlReader
 
 FILE: Final = "gateways.json"
-LOOK_S: Final = 5.0
+REFRESH_S: Final = 5.0
 MAX_LISTED: Final = 10_000
 log = structlog.get_logger("gateway-list")
 
 
-class GatewayListFile(Queries):
+class GatewayListFile:
     """See the module. State: what was written last."""
 
     def __init__(self, engine: Engine, runtime_dir: Path) -> None:
-        super().__init__(engine)
+        self._reader = SqlReader(engine)
         self._path = runtime_dir / FILE
         self._written: str | None = None
 
     def refresh(self) -> bool:
-        """Look at the table and write the file if it is another; whether it was written."""
-        table = schema.gateway_list
-        statement = select(table.c.address, table.c.name).where(table.c.is_enabled)
+        """Read the table and write the file if the list has changed; returns whether it was written."""
         try:
-            rows = self._rows(statement.order_by(table.c.address).limit(MAX_LISTED))
+            rows = self._reader.gateway_list(MAX_LISTED)
         except DatabaseUnavailable:
-            return False  # the writer says so, and tries again
+            return False  # the writer reports it, and tries again
         text = json.dumps(
             [{"name": row["name"] or row["address"], "address": row["address"]} for row in rows]
         )

@@ -1,4 +1,4 @@
-"""Histograms as they stand in SQL.
+"""Histograms as they are stored in SQL.
 
 ``rollups.hist``: sparse, one packed entry ``{u16 bucket, u32 count}`` (little-endian) for each bucket that
 is not empty; buckets 0..98 are total_read, 99..197 total_write, as on the wire. A count above 2**32 - 1

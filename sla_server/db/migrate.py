@@ -1,4 +1,4 @@
-"""Bring a database to this release's schema. The steps stand under ``sql/versions``.
+"""Bring a database to this release's schema. The steps are in ``sql/versions``.
 
 All steps run in one transaction under a lock: an advisory one in PostgreSQL, ``BEGIN IMMEDIATE`` in SQLite
 (where the data directory's lock keeps a second manager away anyway). A crash leaves the former schema; so

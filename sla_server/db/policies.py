@@ -31,7 +31,7 @@ HOURS_A_WEEK: Final = 168
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class StoredStatistics:
     """What ``PolicyStore.statistics`` found.
 
     Attributes:
@@ -72,7 +72,7 @@ class PolicyStore:
         self._engine.dispose()
 
     def check_may_publish(self) -> None:
-        """See to it that ``publish`` will be allowed, before minutes of work are spent on it.
+        """Check that ``publish`` will be allowed, before minutes of work are spent on it.
 
         Raises:
             NoRightToPublish: the role lacks the right to insert.
@@ -87,7 +87,7 @@ class PolicyStore:
         if missing:
             raise NoRightToPublish(where(self._engine), missing)
 
-    def statistics(self, from_us: int, to_us: int, columns: Mapping[str, Sequence[str]]) -> Statistics:
+    def statistics(self, from_us: int, to_us: int, columns: Mapping[str, Sequence[str]]) -> StoredStatistics:
         """Everything of [from_us, to_us) as of one moment: rows still in SQL, and the files with the others.
 
         The files stay for ``files.grace_s``, whatever becomes of them in the manifest.
@@ -105,7 +105,7 @@ class PolicyStore:
                 tables[name] = _table(connection, schema.metadata.tables[name], wanted, (from_us, to_us))
             slot_files = manifest.snapshot(connection, manifest.ROLLUPS, from_us, to_us)
             missed_files = manifest.snapshot(connection, manifest.MISSED, from_us, to_us)
-        return Statistics(
+        return StoredStatistics(
             slots=tables["rollups"],
             missed=tables["rollup_missed"],
             hours=tables["rollup_hours"],
@@ -175,8 +175,8 @@ def _table(
     statement = select(*(table.c[name] for name in names)).order_by(*key)
     if range_us is not None:
         statement = statement.where(key[0] >= range_us[0], key[0] < range_us[1])
-    whole = arrow_schema(table)
-    kind = pa.schema([whole.field(name) for name in names])
+    full_schema = arrow_schema(table)
+    kind = pa.schema([full_schema.field(name) for name in names])
     return pa.Table.from_batches(batches(connection, statement, kind), schema=kind)
 
 

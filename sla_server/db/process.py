@@ -1,17 +1,17 @@
 """The dbmanager process: two threads between the mailboxes and the database, and one beside them.
 
-    db-intake   mailboxes -> dedupe -> ingest queue, one sync -> DURABLE, RECORDED      (post_office)
-    db-writer   ingest queue -> SQL about once a second, Parquet about once a minute    (writer)
-    db-files    merges, moves and gives up Parquet files, once a minute                 (files.housekeeper)
+    db-intake   mailboxes -> dedupe -> ingest queue, one sync -> DURABLE, RECORDED   (ingest.receiver)
+    db-writer   ingest queue -> SQL about once a second, Parquet about once a minute (ingest.writer)
+    db-files    merges, moves and gives up Parquet files, once a minute              (archive.upkeep)
 
-and two that the writer starts for a moment and waits for: db-commit, a transaction (under_way); db-encode, a
-row group (files.write).
+and two that the writer starts for a moment and waits for: db-commit, a transaction (``BackgroundCommit``);
+db-encode, a row group (``FileWriter``).
 
 Start: lock of the data directory; schema (migrated if older); cursors and watermarks from SQL; what the
 queue holds beyond; orphans swept; threads. A database that is away at the start is waited for: without the
 watermarks no cut can be judged new. Stop: intake drains the mailboxes, then the writer writes everything
 and closes its file. If a thread dies, the process ends with status 1 and the supervisor starts it again:
-all state is on disk. What troubles it is told to ``services`` and ``appserver`` every other second
+all state is on disk. Its problems are reported to ``services`` and ``appserver`` every other second
 (PRESSURE), also while it waits at the start, and once more when a thread has died.
 """
 
@@ -38,28 +38,25 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.pressure import DAMAGED, Problem
 from sla_server.db import migrate
-from sla_server.db.archive.lock import storage_lock
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.upkeep import ArchiveUpkeep
+from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from sla_server.db.errors import AnotherManager, DatabaseDamaged, DatabaseUnavailable, FilesUnavailable
-from sla_server.db.gateway_list import LOOK_S, GatewayListFile
-from sla_server.db.ingest.intake import IngestIntake
-from sla_server.db.ingest.inventory import Row, event_row
-from sla_server.db.ingest.outage import Outage
+from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable
+from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
+from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
+from sla_server.db.ingest.records import Row, event_row
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.watermarks import HighWater
-from sla_server.db.ingest.writer import STEP_S, Writer
+from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
+from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
-from sla_server.db.retention import Retention
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
-TELL_S: Final = 2.0
+REPORT_S: Final = 2.0
 LISTING_S: Final = 600.0  # one statement of SQL; SQLite knows no limit for it
 JOIN_S: Final = 20.0  # a last transaction and a last Parquet file
 
@@ -81,21 +78,21 @@ class ManagerConfig(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Manager:
+class DatabaseManager:
     """Everything between queue and database, ready to run.
 
     Attributes:
         intake: with the high waters recovered.
         queue: open.
         writer: started behind the committed cursors.
-        keeper: looks after the Parquet files.
+        upkeep: looks after the Parquet files.
         engine: of the same database.
     """
 
     intake: IngestIntake
     queue: IngestQueue
-    writer: Writer
-    keeper: ArchiveUpkeep
+    writer: IngestWriter
+    upkeep: ArchiveUpkeep
     engine: Engine
 
 
@@ -103,35 +100,38 @@ def run(config: ManagerConfig, stop: Stop) -> int:
     """Run until ``stop``; returns 0, or 1 if a thread died.
 
     Raises:
-        AnotherManager: a second dbmanager on this data directory.
+        DbError: a second dbmanager on this data directory.
         SchemaTooNew, ConfigError: the database does not fit this release or configuration.
         OldQueueFiles, DiskQueueError: the ingest queue cannot be opened.
         MailboxError: the segments do not exist or do not fit.
     """
     with ExitStack() as stack:
         stack.enter_context(directory_lock(config.data_dir))
-        boxes = [
+        mailboxes = [
             stack.enter_context(attach(config.runtime_dir / name, NAME)) for name in ("main.mbx", "app.mbx")
         ]
-        manager = open_manager(config, stop, stack, lambda problem: _tell(boxes, problem))
+        manager = open_manager(config, stop, stack, lambda problem: _report(mailboxes, problem))
         if manager is None:
-            return 0  # told to stop before the database was there
-        teller = BackpressureReporter(
-            boxes[0],
+            return 0  # stopped before the database was there
+        reporter = BackpressureReporter(
+            mailboxes[0],
             server_clock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
-            lambda: {"queue_full_pauses": office.pauses},
-            lambda: [*manager.writer.problems(), *office.problems(), *_slow_threads()],
-            [(boxes[1], "appserver")],
+            lambda: {"queue_full_pauses": receiver.pauses},
+            lambda: [*manager.writer.problems(), *receiver.problems(), *_slow_threads()],
+            [(mailboxes[1], "appserver")],
         )
-        office = IngestReceiver(boxes, manager.intake, manager.queue, manager.writer.wake, tick=teller.tick)
-        failed = _run_threads(office, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
+        receiver = IngestReceiver(
+            mailboxes, manager.intake, manager.queue, manager.writer.wake, tick=reporter.tick
+        )
+        failed = _run_threads(receiver, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         if failed is not None:
             name, error = failed
             text = f"its thread {name} died: {error}. It is started again"
-            _tell(boxes, Problem(NAME, server_clock().unix_us(), text))
-            for box in boxes:
-                box.close(release=False)  # what it has taken may not be in the queue: our successor takes it
+            _report(mailboxes, Problem(NAME, server_clock().unix_us(), text))
+            for mailbox in mailboxes:
+                # What it has taken may not be in the queue: the process that follows takes it.
+                mailbox.close(release=False)
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 0 if failed is None else 1
 
@@ -141,15 +141,15 @@ def _slow_threads() -> list[Problem]:
     return [Problem(name, now_us - round(watchdog.SLOW_S * 1e6), text) for name, text in watchdog.slow()]
 
 
-def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
+def _report(mailboxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
     BackpressureReporter(
-        boxes[0], server_clock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]
+        mailboxes[0], server_clock(), dict, dict, lambda: [problem], [(mailboxes[1], "appserver")]
     ).tell()
 
 
 def _run_threads(
-    office: IngestReceiver, manager: Manager, stop: Stop, listing: GatewayListFile
+    receiver: IngestReceiver, manager: DatabaseManager, stop: Stop, listing: GatewayListFile
 ) -> tuple[str, BaseException] | None:
     """Run both threads, and publish the list of gateways meanwhile; returns the thread that died, and why."""
 
@@ -158,18 +158,18 @@ def _run_threads(
 
     intake_threads, writer_threads = ThreadGroup(on_failure), ThreadGroup(on_failure)
     writer_threads.start("db-writer", manager.writer.run, STEP_S)
-    writer_threads.start("db-files", manager.keeper.run)
-    intake_threads.start("db-intake", lambda: office.run(stop))
+    writer_threads.start("db-files", manager.upkeep.run)
+    intake_threads.start("db-intake", lambda: receiver.run(stop))
     log.info("running", queue_bytes=manager.queue.waiting_bytes)
     while True:
         watchdog.beat(LISTING_S)
         listing.refresh()
-        if stop.wait(LOOK_S):
+        if stop.wait(REFRESH_S):
             break
     try:
         intake_threads.join(JOIN_S)
     finally:
-        manager.keeper.finish()
+        manager.upkeep.finish()
         manager.writer.finish()
         writer_threads.join(JOIN_S)
     return intake_threads.failed or writer_threads.failed
@@ -179,12 +179,12 @@ def open_manager(
     config: ManagerConfig,
     stop: Stop,
     stack: ExitStack,
-    tell: Callable[[Problem], None] = lambda _problem: None,
+    report: Callable[[Problem], None] = lambda _problem: None,
     clock: Clock | None = None,
-) -> Manager | None:
+) -> DatabaseManager | None:
     """Schema, queue, recovery; waits for a database that is away. None if ``stop`` came first.
 
-    ``tell`` is called again and again while it waits.
+    ``report`` is called again and again while it waits.
     """
     clock = clock or server_clock()
     settings = config.database
@@ -196,8 +196,8 @@ def open_manager(
     store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
     files = open_files(settings, config.data_dir)
     archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
-    keeper = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
-    outage = Outage()
+    upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
+    outage = DatabaseOutage()
     damage_event = _damage_event(queue, clock.unix_us())
     while not stop.is_set():
         try:
@@ -210,9 +210,9 @@ def open_manager(
             dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
             intake = IngestIntake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
             # Not of a queue that was damaged, or brought back from an older copy: SQL may know more.
-            is_whole = damage_event is None and queue.synced_seq >= store.newest_cursor
-            mended = intake.recover(_held(queue), cursors[0], is_whole=is_whole)
-            store.put_right(mended)
+            is_complete = damage_event is None and queue.synced_seq >= store.newest_cursor
+            corrected = intake.recover(_queue_records(queue), cursors[0], is_complete=is_complete)
+            store.correct_watermarks(corrected)
             with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
                 kept = {row["path"] for row in reader.manifest(in_use=False)}
                 archive.sweep(kept, clock.unix_us())
@@ -221,14 +221,14 @@ def open_manager(
             log.warning("waiting-for-database", error=str(exc), retry_s=outage.wait_s())
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
             what = DAMAGED if isinstance(exc, DatabaseDamaged) else what
-            _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
+            _wait(outage.wait_s(), stop, report, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         queue.go_on_behind(store.newest_cursor)
         retention = Retention(engine, settings.retention, clock)
         refused_dir = queue_dir / "refused"
-        writer = Writer(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
+        writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
-        return Manager(intake, queue, writer, keeper, engine)
+        return DatabaseManager(intake, queue, writer, upkeep, engine)
     return None
 
 
@@ -259,16 +259,16 @@ def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
     )
 
 
-def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: Problem) -> None:
-    """Sleep, telling now and every other second: nobody shall take this process for dead."""
+def _wait(limit_s: float, stop: Stop, report: Callable[[Problem], None], problem: Problem) -> None:
+    """Sleep; report now and every other second, so that no process takes this one for dead."""
     deadline = Deadline(limit_s)
     while True:
-        tell(problem)
-        if deadline.passed or stop.wait(min(deadline.left_s(), TELL_S)):
+        report(problem)
+        if deadline.passed or stop.wait(min(deadline.left_s(), REPORT_S)):
             return
 
 
-def _held(queue: IngestQueue) -> Iterator[IngestRecord]:
+def _queue_records(queue: IngestQueue) -> Iterator[IngestRecord]:
     """All records, also those that are in SQL and not deleted yet."""
     reader = queue.reader(0)
     try:
@@ -283,7 +283,7 @@ def directory_lock(data_dir: Path) -> Iterator[None]:
     """Hold ``data_dir/dbmanager.lock``; the kernel drops it when the process dies, however it dies.
 
     Raises:
-        AnotherManager: held by a living process.
+        DbError: held by a living process.
     """
     make_directory(data_dir, 0o700)
     fd = os.open(data_dir / "dbmanager.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -291,7 +291,10 @@ def directory_lock(data_dir: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(fd)
-        raise AnotherManager(str(data_dir)) from exc
+        raise DbError(
+            f"another database manager uses {data_dir}. Stop it first (`sla-server status` names its "
+            "process), or give this server a data directory of its own"
+        ) from exc
     try:
         yield
     finally:

@@ -27,6 +27,8 @@ from sqlalchemy import (
 )
 
 metadata: Final = MetaData()
+HOUR_US: Final = 3_600_000_000
+DAY_US: Final = 24 * HOUR_US
 
 COUNTERS: Final = (
     "arrived",

@@ -35,9 +35,8 @@ from sla_server.services.documents import DocumentReader
 from sla_server.services.outbox import Outbox
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import LOOK_LIMIT_S, SqlWorker
-from sla_server.services.sqlstore import open_store
 from sla_server.services.startup import Start, marker_event, read_start
-from sla_server.services.store import SqlReads
+from sla_server.services.store import SqlReads, open_store
 
 log = structlog.get_logger("services")
 TICK_S: Final = 0.25

@@ -1,90 +1,120 @@
-"""What the services process reads from SQL, as a protocol, so that its logic is tested without a database.
+"""What the services process reads from SQL: the only file of this package that knows ``db.queries``.
 
 Rows are plain dicts with the columns of docs/formats/sql.md, JSON columns decoded. Every method may raise a
 retryable ``SlaError`` while the database is away; the callers try again.
 
-Thread: any; calls block, so the main loop makes none (``looker`` does).
+Thread: any; calls block, so the main loop makes none (``sql_worker`` does).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
 
-Row = dict[str, Any]
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.queries.reader import Row, SliceInputs, SqlReader, open_reader
 
+__all__ = ["Row", "SliceInputs", "SqlReads", "open_store"]
 
-class JudgeInputs(Protocol):
-    """What slices are judged from (``sla_server.db.queries.reader.SliceInputs``)."""
-
-    @property
-    def rows(self) -> list[Row]:
-        """One a (slot, stream): counters, hist_read, hist_write."""
-
-    @property
-    def missed(self) -> list[Row]:
-        """One a (slot, stream, io, threshold_us): counted, missed."""
-
-    @property
-    def coverage(self) -> list[Row]:
-        """One a (slot, gateway): covered_us, cuts, gap_cuts."""
+_STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")
+_AUDIT_PAGE: Final = 500
+_THROTTLES: Final = 10_000  # far above the volumes of one server
 
 
-class SqlReads(Protocol):
-    """The questions."""
+class SqlReads:
+    """The questions; every answer is read again. Tests and benchmarks have others of the same methods."""
+
+    def __init__(self, reader: SqlReader) -> None:
+        self._reader = reader
 
     def rollup_s(self) -> int:
         """Length of a rollup slot in seconds."""
+        return int(self._reader.meta("rollup_s") or 60)
 
-    def agreements(self) -> Iterable[Row]:
+    def agreements(self) -> Iterator[Row]:
         """Every version of every agreement, by name and version; read as it is consumed."""
+        return self._reader.all_agreements()
 
     def volumes(self) -> list[Row]:
         """volume, backend, size_bytes, read_only of the volumes ever seen."""
+        return self._reader.volumes()
 
     def gateways(self) -> list[Row]:
         """gateway_id, name, state of the gateways ever seen."""
+        return self._reader.gateways()
 
     def streams(self) -> list[Row]:
         """stream_id, gateway_id, volume, client, backend, first_seen_us of all streams."""
+        return [{key: row[key] for key in _STREAM_KEYS} for row in self._reader.streams()]
 
     def stream_count(self) -> int:
         """How many streams there are; rows of ``streams`` are never removed."""
+        return self._reader.stream_count()
 
     def progress(self) -> dict[str, int]:
         """gateway_id to corrected end of its newest cut ingested."""
+        return self._reader.progress()
 
     def throttles_in_force(self) -> list[Row]:
         """Throttles requested, sent, confirmed or seen."""
+        return self._reader.throttles(in_force=True, limit=_THROTTLES)
 
     def open_episodes(self) -> list[Row]:
         """Violation episodes that are not closed."""
+        return self._reader.episodes(open_only=True)
 
     def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
         """Slices that start in the range, newest revisions, oldest first."""
+        return self._reader.slices(name, objective, from_us, to_us)
 
     def slice_inputs(
         self, stream_ids: Collection[int], gateway_ids: Collection[str], from_us: int, to_us: int
-    ) -> JudgeInputs:
+    ) -> SliceInputs:
         """Rollups, missed counts and coverage of the slots in the range."""
+        return self._reader.slice_inputs(stream_ids, gateway_ids, from_us, to_us)
 
     def has_event(self, event_id: str, at_us: int) -> bool:
         """Whether an event that happened at ``at_us`` is in SQL."""
+        cursor: str | None = None
+        while rows := self._reader.events(limit=_AUDIT_PAGE, before=cursor, since_us=at_us):
+            if any(row["event_id"] == event_id for row in rows):
+                return True
+            cursor = rows[-1]["cursor"]
+        return False
 
     def newest_events(self, limit: int, until_us: int) -> list[Row]:
         """Events up to that time, newest first."""
+        rows = self._reader.events(limit=limit, until_us=until_us)
+        return [{key: value for key, value in row.items() if key != "cursor"} for row in rows]
 
     def processes(self) -> list[Row]:
         """The server's own processes."""
+        return self._reader.processes()
 
     def last_audit(self, action: str) -> Row | None:
-        """The newest audit row of one action."""
+        """The newest audit row of one action; walks back through the log, which grows slowly."""
+        cursor: str | None = None
+        while rows := self._reader.audit(limit=_AUDIT_PAGE, before=cursor):
+            for row in rows:
+                if row["action"] == action:
+                    return row
+            cursor = rows[-1]["cursor"]
+        return None
 
     def policies(self) -> list[Row]:
         """Newest policy versions first: version, state, created_us."""
+        return self._reader.policies(limit=20)
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         """Volume to cost rate, None for no cap."""
+        return {row["volume"]: row["cost_per_s"] for row in self._reader.policy_caps(version, hour_of_week)}
 
     def close(self) -> None:
         """Let go of connections."""
+        self._reader.close()
+
+
+def open_store(config: DatabaseConfig, data_dir: Path) -> SqlReads:
+    """A store with a pool of its own; connects at its first question."""
+    return SqlReads(open_reader(config, data_dir))

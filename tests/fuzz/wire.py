@@ -27,8 +27,7 @@ from pmdaemon.poller.registration import check_schema, parse_hello, parse_regist
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
-from sla_server.db.ingest.intake import IngestIntake
-from sla_server.db.ingest.watermarks import HighWater
+from sla_server.db.ingest.intake import HighWater, IngestIntake
 from tests.fuzz import Counts
 from tests.support.gateways import GATEWAY, Taken, hello, make_cut, register, schema, streams
 from tests.support.services import Bench as ServicesBench

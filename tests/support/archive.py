@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.db import schema
 from sla_server.db.archive import manifest
-from sla_server.db.archive.config import FilesConfig
 from sla_server.db.archive.store import open_files
-from sla_server.db.archive.upkeep import ArchiveUpkeep, Done
+from sla_server.db.archive.upkeep import ArchiveUpkeep, UpkeepReport
+from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
 from tests.support.database import Rig
 from tests.support.samples import T0, cuts_message, make_cut
@@ -30,7 +30,7 @@ class FilesRig(Rig):
         self.files = open_files(database.config, database.data_dir)
         self.settings = FilesConfig(**{**CONFIG, **config})
         owner = self.queue.queue_id
-        self.keeper = ArchiveUpkeep(self.engine, self.files, owner, self.settings, self.clock, probe)
+        self.upkeep = ArchiveUpkeep(self.engine, self.files, owner, self.settings, self.clock, probe)
 
     def files_of_cuts(self, count: int, per_file: int = 2, first_seq: int = 1) -> list:
         """Write ``count`` files, a minute apart; returns their cuts."""
@@ -38,11 +38,11 @@ class FilesRig(Rig):
         for n in range(count):
             self.feed(cuts_message(items[n * per_file : (n + 1) * per_file]))
             self.clock.advance(61)
-            self.settle()
+            self.drain()
         return items
 
-    def step(self, **options) -> Done:
-        return self.keeper.step(**options)
+    def step(self, **options) -> UpkeepReport:
+        return self.upkeep.step(**options)
 
     def rows(self, *, in_use: bool = True):
         with begin(self.engine) as connection:

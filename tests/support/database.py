@@ -1,4 +1,4 @@
-"""Queue, store, archive and writer around one test database, with a clock that stands."""
+"""Queue, store, archive and writer around one test database, with a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
-from sla_server.db.ingest.writer import Writer
+from sla_server.db.ingest.writer import IngestWriter
+from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader, open_reader
-from sla_server.db.retention import Retention
 from tests.support.samples import T0
 
 CHILD_LIMIT_S = 600  # ends a child that hangs; on a machine with other work one takes a minute and more
@@ -48,7 +48,7 @@ class Rig:
         self.swept = self.archive.sweep({row["path"] for row in self.reader.manifest(in_use=False)}, T0)
         self.refused_dir = data_dir / "refused"
         self.retention = Retention(self.engine, config.retention, self.clock)
-        self.writer = Writer(
+        self.writer = IngestWriter(
             self.queue, self.store, self.archive, self.clock, 1.0, self.refused_dir, self.retention, probe
         )
         self.writer.start(self.store.cursors())
@@ -57,9 +57,9 @@ class Rig:
         """Append one by one, and let the writer work."""
         for payload in payloads:
             self.queue.append_many([payload])
-        self.settle()
+        self.drain()
 
-    def settle(self, *, final: bool = False) -> None:
+    def drain(self, *, final: bool = False) -> None:
         while self.writer.step(final=final):
             pass
 

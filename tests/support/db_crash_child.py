@@ -16,9 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.ingest.intake import IngestIntake
-from sla_server.db.ingest.watermarks import HighWater
-from sla_server.db.process import _held
+from sla_server.db.ingest.intake import HighWater, IngestIntake
+from sla_server.db.process import _queue_records
 from tests.support.database import Rig
 from tests.support.samples import EPOCH, cuts_message, gateway, make_cut
 
@@ -37,7 +36,7 @@ def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
     rig = Rig(config, data_dir, probe)
     high = HighWater(rig.reader.watermarks())
     intake = IngestIntake(1, high)
-    assert intake.recover(_held(rig.queue), rig.store.cursors()[0]) == []
+    assert intake.recover(_queue_records(rig.queue), rig.store.cursors()[0]) == []
     seq = high.of(gateway(1), EPOCH)
     os.write(acks, f"recovered {seq}\n".encode())
     while seq < last_seq:
@@ -49,7 +48,7 @@ def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
         probe("noticed")
         rig.writer.step()
         rig.clock.advance(25)
-    rig.settle(final=True)
+    rig.drain(final=True)
     rig.close()
 
 

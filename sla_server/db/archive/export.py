@@ -7,7 +7,7 @@ written, (3) inserts the manifest rows and deletes the SQL rows. Sums only ever 
 nothing came in between; if something did, the rows are left for the next pass and the files are removed.
 
 A cut for an hour that has moved makes new rows, with what came late only; they move to further files. So a
-(slot, stream) may have several rows, in SQL and files together; whoever reads adds them up, and nothing is
+(slot, stream) may have several rows, in SQL and files together; readers add them up, and nothing is
 lost or counted twice. What a crash can leave: files without a row, which are swept.
 
 Slices are judged from SQL. So rollups stay there, however old, while they may still be needed: until the
@@ -30,16 +30,16 @@ from sqlalchemy.types import BigInteger
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.db import schema
-from sla_server.db.archive.file import FileWriter
+from sla_server.db.archive.files import FileWriter
 from sla_server.db.archive.manifest import MISSED, MOVED_KEY, ROLLUPS, FileRow, add, raise_boundary
 from sla_server.db.archive.store import FileStore
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.engine import begin, translated
+from sla_server.db.schema import HOUR_US
 
 log = structlog.get_logger("files")
-HOUR_US: Final = 3_600_000_000
 HOURS_A_PASS: Final = 48
-JUDGED_BACK_US: Final = 168 * HOUR_US  # services judge nothing older
+JUDGED_WINDOW_US: Final = 168 * HOUR_US  # services judge nothing older
 JUDGED_MARGIN_US: Final = 2 * HOUR_US  # longer than a slice, and than slices differ in how far they are
 ACTIVE_US: Final = HOUR_US
 PART_ROWS: Final = (
@@ -53,7 +53,7 @@ _SUMMED: Final = {
 }
 
 
-class Span(NamedTuple):
+class SlotSpan(NamedTuple):
     """Slots that start in [from_us, to_us)."""
 
     from_us: int
@@ -113,13 +113,13 @@ class RollupExport:
     def _needed_from_us(self) -> int:
         """Rollups from here on may still be asked for by services; see the module."""
         now_us = self._clock.unix_us()
-        back_us = now_us - JUDGED_BACK_US
+        oldest_us = now_us - JUDGED_WINDOW_US
         slices, gateways, progress = schema.slices, schema.gateways, schema.progress
-        judged = select(func.max(slices.c.start_us)).where(slices.c.start_us >= back_us)
+        judged = select(func.max(slices.c.start_us)).where(slices.c.start_us >= oldest_us)
         behind = (
             select(func.min(progress.c.corrected_us))
             .join(gateways, gateways.c.gateway_id == progress.c.gateway_id)
-            .where(gateways.c.last_seen_us >= now_us - ACTIVE_US, progress.c.corrected_us >= back_us)
+            .where(gateways.c.last_seen_us >= now_us - ACTIVE_US, progress.c.corrected_us >= oldest_us)
         )
         with begin(self._engine) as connection:
             found = [connection.execute(statement).scalar() for statement in (judged, behind)]
@@ -141,16 +141,16 @@ class RollupExport:
 
     def _move_hour(self, hour_us: int) -> bool:
         """Move an hour in parts that are small enough; False if rows came in between."""
-        span = Span(hour_us, hour_us + HOUR_US)
+        span = SlotSpan(hour_us, hour_us + HOUR_US)
         rows = sum(self._sums(kind, table, span)[0] for kind, table in _MOVED)
         parts = next((count for count in _PARTS if rows <= count * PART_ROWS), _PARTS[-1])
         step_us = HOUR_US // parts
         return all(
-            self._move(Span(start_us, start_us + step_us))
+            self._move(SlotSpan(start_us, start_us + step_us))
             for start_us in range(hour_us, hour_us + HOUR_US, step_us)
         )
 
-    def _move(self, span: Span) -> bool:
+    def _move(self, span: SlotSpan) -> bool:
         """Write both files and swap them for the rows; False if rows came in between."""
         written = [
             self._write(kind, table, span) for kind, table in _MOVED if self._sums(kind, table, span)[0]
@@ -176,11 +176,11 @@ class RollupExport:
         log.info("rollups-moved", from_us=span.from_us, rows=[item.row.rows for item in written])
         return True
 
-    def _sums(self, kind: str, table: Table, span: Span) -> tuple[int, ...]:
+    def _sums(self, kind: str, table: Table, span: SlotSpan) -> tuple[int, ...]:
         with begin(self._engine) as connection:
             return _sums(connection, kind, table, span)
 
-    def _write(self, kind: str, table: Table, span: Span) -> _Written:
+    def _write(self, kind: str, table: Table, span: SlotSpan) -> _Written:
         now_us = self._clock.unix_us()
         start = datetime.fromtimestamp(span.from_us // 1_000_000, UTC)
         name = f"{kind}/{start:%Y-%m-%d}/{self._owner}-{start:%Y%m%dT%H%M}-{now_us}.parquet"
@@ -200,11 +200,11 @@ class RollupExport:
         return _Written(row, tuple(sums))
 
 
-def _within(table: Table, span: Span) -> tuple[Any, Any]:
+def _within(table: Table, span: SlotSpan) -> tuple[Any, Any]:
     return table.c.slot_us >= span.from_us, table.c.slot_us < span.to_us
 
 
-def _sums(connection: Connection, kind: str, table: Table, span: Span) -> tuple[int, ...]:
+def _sums(connection: Connection, kind: str, table: Table, span: SlotSpan) -> tuple[int, ...]:
     columns = [cast(func.coalesce(func.sum(table.c[name]), 0), BigInteger) for name in _SUMMED[kind]]
     row = connection.execute(select(func.count(), *columns).where(*_within(table, span))).one()
     return tuple(int(value) for value in row)

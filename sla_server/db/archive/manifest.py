@@ -17,8 +17,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from sla_server.db import schema
 from sla_server.db.errors import DbError
-from sla_server.db.queries.query import chunks
-from sla_server.db.upserts import upsert
+from sla_server.db.queries.rows import chunks
+from sla_server.db.upsert import upsert
 
 CUTS: Final = "cuts"
 ROLLUPS: Final = "rollups"
@@ -58,6 +58,20 @@ class FileRow:
     def owner(self) -> str:
         """Queue id of the server that wrote it: the first part of the name."""
         return self.name.partition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedFile:
+    """A file ready for the manifest; ``row`` is None when the records held no cut, and there is no file.
+
+    Attributes:
+        first_seq: queue_seq of the first record in it.
+        last_seq: queue_seq of the last.
+    """
+
+    first_seq: int
+    last_seq: int
+    row: dict[str, Any] | None
 
 
 class ManifestChanged(DbError):
@@ -115,8 +129,8 @@ def replace(connection: Connection, old: Sequence[FileRow], new: FileRow | None,
 def forget(connection: Connection, paths: Iterable[str]) -> None:
     """Delete the rows of files that are deleted; only replaced ones."""
     table = schema.manifest
-    for some in chunks(list(paths)):
-        statement = delete(table).where(table.c.path.in_(some), table.c.replaced_us.is_not(None))
+    for chunk in chunks(list(paths)):
+        statement = delete(table).where(table.c.path.in_(chunk), table.c.replaced_us.is_not(None))
         connection.execute(statement)
 
 

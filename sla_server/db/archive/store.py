@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
+
+import structlog
 
 from pmdaemon.runtime.config import masked
 from pmdaemon.runtime.files import make_directory, sync_directory, sync_file
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
 
+log = structlog.get_logger("files")
 PATTERNS: Final = "*/*/*.parquet"  # KIND/DAY/NAME.parquet
 
 
@@ -38,7 +41,7 @@ class FoundFile:
 
     Attributes:
         bytes: its size.
-        changed_s: seconds since 1970, None where the store does not tell.
+        changed_s: seconds since 1970, None where the store does not say.
     """
 
     bytes: int
@@ -54,7 +57,7 @@ class FileStore(Protocol):
 
     @property
     def lock_dir(self) -> Path:
-        """Where those who look after these files lock each other out; exists."""
+        """Directory of the lock that keeps upkeep to one process at a time; exists."""
 
     def aside(self, name: str) -> Path:
         """A local path for the file that will be ``name``; its directory exists."""
@@ -236,8 +239,30 @@ def open_files(config: DatabaseConfig, data_dir: Path) -> FileStore:
     return LocalFiles(config.resolved_parquet_dir(data_dir))
 
 
+def sweep(files: FileStore, owner: str, kept: set[str], old_before_s: float) -> Sequence[str]:
+    """At the start, before any thread writes: remove half-written files and files without a row.
+
+    Args:
+        files: the store.
+        owner: this server's queue id: its orphans go at once.
+        kept: names in the manifest.
+        old_before_s: orphans of others go when older than this (seconds since 1970): their server may be
+            about to commit them.
+    """
+    removed = files.sweep_asides(owner)
+    for name, found in files.listing().items():
+        is_own_file = name.rpartition("/")[2].partition("-")[0] == owner
+        is_old = found.changed_s is not None and found.changed_s < old_before_s
+        if name not in kept and (is_own_file or is_old):
+            files.remove(name)
+            removed.append(name)
+    if removed:
+        log.info("orphans-swept", files=len(removed))
+    return removed
+
+
 def _file_system(url: str) -> tuple[Any, str]:
-    import fsspec  # only who has a URL needs it
+    import fsspec  # only a URL needs it
 
     system, root = fsspec.core.url_to_fs(url)
     return system, str(root).rstrip("/")

@@ -1,4 +1,15 @@
-"""Looks after the Parquet files: moves old rollups, gives files up, merges, deletes, and tells of damage.
+"""Upkeep of the Parquet files: moves old rollups, gives files up, merges, deletes, and reports damage.
+
+What to do is decided by three pure functions: rows of the manifest and the time in, rows out.
+
+Merging. Files are closed by size or age, so a small server makes one a minute. When the hour in which they
+were written has ended, the small ones of that hour become files of up to ``merge_to_bytes``; when the day has
+ended, the same is done with what is still small of that day. So a row is written at most three times, and the
+files left are one a day at least and 64 MB at most. A merged file keeps the creation time of its newest
+part, which keeps it in its hour. The inputs' checksums are verified before a row is copied, so that a damaged
+file is reported instead of multiplied.
+
+Giving up. By age of the newest cut, then, oldest first, until all files of raw cuts fit their limit.
 
 A pass (``step``) is idempotent; each of its steps is a file published and then one SQL transaction, or one
 transaction and then files deleted. What a crash can leave:
@@ -9,20 +20,26 @@ transaction and then files deleted. What a crash can leave:
     given up, not deleted                the row says so; deleted later
     deleted, row not                     the next pass deletes the row
 
-Readers keep their list of files: a replaced file stays for ``grace_s``. Orphans are removed by ``sweep`` at
-the start; while running, a file without a row must have been seen twice an hour apart, because the writer may
-be about to commit its row.
+Readers keep their list of files: a replaced file stays for ``grace_s``. Orphans are removed by
+``store.sweep`` at the start; while running, a file without a row must have been seen twice an hour apart,
+because the writer may be about to commit its row.
 
-A damaged or missing file is told once (events ``file-damaged``, ``file-missing``) and left alone.
+A damaged or missing file is reported once (events ``file-damaged``, ``file-missing``) and left alone.
 
-Thread: one at a time; ``run`` is the body of ``db-files``.
+Thread: one at a time, and one process at a time, which ``storage_lock`` sees to; ``run`` is the body of
+``db-files``.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -31,26 +48,164 @@ from sqlalchemy import Engine
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from sla_server.db import schema
-from sla_server.db.archive import manifest, plan
-from sla_server.db.archive.config import FilesConfig
+from sla_server.db.archive import manifest
 from sla_server.db.archive.export import RollupExport
-from sla_server.db.archive.lock import storage_lock
+from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, fitted, opened, tables_of
 from sla_server.db.archive.manifest import CUTS, FileRow, ManifestChanged
-from sla_server.db.archive.merge import merge
 from sla_server.db.archive.store import FileStore
+from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
-from sla_server.db.errors import DbError, FileDamaged
-from sla_server.db.ingest.inventory import event_row
-from sla_server.db.upserts import upsert
+from sla_server.db.errors import DbError, FileDamaged, StorageBusy
+from sla_server.db.ingest.records import event_row
+from sla_server.db.schema import DAY_US, HOUR_US
+from sla_server.db.upsert import upsert
 
+COMMIT_LAG_US: Final = (
+    300_000_000  # a file of an hour is committed minutes after its end when the database was away
+)
 log = structlog.get_logger("files")
 STEP_S: Final = 3600.0  # merges of a day of files, perhaps over a network
 ORPHAN_PAUSE_NS: Final = 3_600_000_000_000
-HOUR_US: Final = 3_600_000_000
+
+
+def merge_groups(
+    rows: Iterable[FileRow], owner: str, now_us: int, config: FilesConfig, *, at_once: bool = False
+) -> list[list[FileRow]]:
+    """Groups of at least two files, each to become one.
+
+    Args:
+        rows: files in use.
+        owner: only files of this queue id: every server merges its own.
+        now_us: us UTC.
+        config: sizes.
+        at_once: do not wait until hour and day have ended.
+    """
+    by_place: dict[tuple[str, int], list[FileRow]] = {}
+    for row in sorted(rows, key=lambda row: (row.created_us, row.path)):
+        if row.owner != owner or row.bytes >= config.merge_below_bytes:
+            continue
+        day, hour = row.created_us // DAY_US, row.created_us // HOUR_US
+        if at_once or now_us >= (day + 1) * DAY_US + COMMIT_LAG_US:
+            place = -1
+        elif now_us >= (hour + 1) * HOUR_US + COMMIT_LAG_US:
+            place = hour
+        else:
+            continue
+        by_place.setdefault((row.directory, place), []).append(row)
+    return [group for rows in by_place.values() for group in _packed(rows, config.merge_to_bytes)]
+
+
+def _packed(rows: Sequence[FileRow], limit_bytes: int) -> list[list[FileRow]]:
+    """Consecutive rows whose sizes stay within the limit together; single ones are left out."""
+    groups: list[list[FileRow]] = [[]]
+    size_bytes = 0
+    for row in rows:
+        if groups[-1] and size_bytes + row.bytes > limit_bytes:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(row)
+        size_bytes += row.bytes
+    return [group for group in groups if len(group) > 1]
+
+
+def files_to_give_up(rows: Iterable[FileRow], now_us: int, config: FilesConfig) -> list[FileRow]:
+    """Files in use that are too old, or too many."""
+    cuts_before_us = now_us - round(config.cuts_max_age_h * HOUR_US)
+    rollups_before_us = now_us - round(config.rollups_max_age_days * DAY_US)
+    out: list[FileRow] = []
+    kept_cuts: list[FileRow] = []
+    for row in rows:
+        if row.max_us < (cuts_before_us if row.kind == CUTS else rollups_before_us):
+            out.append(row)
+        elif row.kind == CUTS:
+            kept_cuts.append(row)
+    excess_bytes = sum(row.bytes for row in kept_cuts) - config.cuts_max_bytes
+    for row in sorted(kept_cuts, key=lambda row: (row.max_us, row.path)):
+        if excess_bytes <= 0:
+            break
+        out.append(row)
+        excess_bytes -= row.bytes
+    return out
+
+
+def files_to_delete(rows: Sequence[FileRow], now_us: int, config: FilesConfig) -> list[FileRow]:
+    """Replaced files whose grace time has ended; sooner, oldest first, where raw cuts exceed their limit."""
+    grace_us = round(config.grace_s * 1e6)
+    replaced = [(row.replaced_us, row) for row in rows if row.replaced_us is not None]
+    out = [row for at_us, row in replaced if now_us - at_us >= grace_us]
+    excess_bytes = sum(row.bytes for row in rows if row.kind == CUTS) - config.cuts_max_bytes
+    excess_bytes -= sum(row.bytes for row in out if row.kind == CUTS)
+    waiting = [(at_us, row) for at_us, row in replaced if row.kind == CUTS and now_us - at_us < grace_us]
+    for _at_us, row in sorted(waiting, key=lambda pair: (pair[0], pair[1].path)):
+        if excess_bytes <= 0:
+            break
+        out.append(row)
+        excess_bytes -= row.bytes
+    return out
+
+
+def merged_name(group: Sequence[FileRow]) -> str:
+    """Name of the merged file: where the first part begins, where the last ends, and a digest of all names.
+
+    No other file has it, and a repetition after a crash makes the same one.
+    """
+    digest = hashlib.blake2b("\0".join(row.path for row in group).encode(), digest_size=5).hexdigest()
+    first, last = (row.name.removesuffix(".parquet").split("-") for row in (group[0], group[-1]))
+    return f"{group[0].directory}/{first[0]}-{first[1]}-{last[2]}-m{digest}.parquet"
+
+
+def merge_files(files: FileStore, group: Sequence[FileRow]) -> FileRow:
+    """Write and publish the merged file; returns its row, not committed.
+
+    Raises:
+        FileDamaged: an input is not what its row says; nothing was published.
+        ArchiveFailed: the output cannot be written; nothing was published.
+    """
+    kind = group[0].kind
+    with opened(files, group[0]) as first:
+        schema = CUT_SCHEMA if kind == CUTS else first.schema_arrow
+    with FileWriter(files, merged_name(group), schema) as writer:
+        for row in group:
+            with opened(files, row) as file:
+                for table in tables_of(file):
+                    writer.write(fitted(table, kind))
+        expected = sum(row.rows for row in group)
+        if writer.rows != expected:  # cannot happen: `opened` has compared each
+            raise FileDamaged(merged_name(group), f"merged {writer.rows} rows of {expected}")
+        return writer.finish(
+            kind,
+            created_us=max(row.created_us for row in group),
+            min_us=min(row.min_us for row in group),
+            max_us=max(row.max_us for row in group),
+            cuts=sum(row.cuts for row in group),
+        )
+
+
+@contextmanager
+def storage_lock(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold ``directory/storage.lock``; the kernel drops it when the process dies.
+
+    Args:
+        directory: the store's ``lock_dir``.
+        wait: sleep until it is free.
+
+    Raises:
+        StorageBusy: held by another.
+    """
+    path = directory / "storage.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as exc:
+            raise StorageBusy(path) from exc
+        yield
+    finally:
+        os.close(fd)
 
 
 @dataclass(slots=True)
-class Done:
+class UpkeepReport:
     """What one pass did."""
 
     hours_moved: int = 0
@@ -93,11 +248,11 @@ class ArchiveUpkeep:
         self._export = RollupExport(engine, files, owner, clock, probe)
         self._finish = threading.Event()
         self._suspects: set[str] = set()
-        self._looked_ns: int | None = None
+        self._compared_ns: int | None = None
         self._bad: set[str] = set()
 
     def run(self) -> None:
-        """A pass each interval until told to finish; what fails is tried again."""
+        """A pass each interval until ``finish``; what fails is tried again."""
         while not self._rested():
             watchdog.beat(STEP_S)
             try:
@@ -113,32 +268,32 @@ class ArchiveUpkeep:
         """Let ``run`` return after the step it is in. Thread: any."""
         self._finish.set()
 
-    def step(self, *, at_once: bool = False) -> Done:
+    def step(self, *, at_once: bool = False) -> UpkeepReport:
         """One pass.
 
         Args:
-            at_once: merge what can be merged now, do not wait until hour and day are over.
+            at_once: merge what can be merged now, do not wait until hour and day have ended.
 
         Raises:
             StorageBusy, DatabaseUnavailable, ArchiveFailed, FilesUnavailable: come again.
         """
-        done = Done()
+        report = UpkeepReport()
         with storage_lock(self._files.lock_dir):
             now_us = self._clock.unix_us()
             rollups_before_us = now_us - round(self._config.rollups_after_h * HOUR_US)
-            done.hours_moved = self._export.move(rollups_before_us, self._finish.is_set)
-            self._give_up(done, now_us)
-            self._merge_all(done, now_us, at_once)
-            self._delete(done, now_us)
-            self._look_around(done)
-        return done
+            report.hours_moved = self._export.move(rollups_before_us, self._finish.is_set)
+            self._give_up(report, now_us)
+            self._merge_all(report, now_us, at_once)
+            self._delete(report, now_us)
+            self._compare_with_directory(report)
+        return report
 
     def _rows(self, *, in_use: bool = False) -> list[FileRow]:
         with begin(self._engine) as connection:
             return manifest.rows(connection, in_use=in_use)
 
-    def _give_up(self, done: Done, now_us: int) -> None:
-        out = plan.given_up(self._rows(in_use=True), now_us, self._config)
+    def _give_up(self, report: UpkeepReport, now_us: int) -> None:
+        out = files_to_give_up(self._rows(in_use=True), now_us, self._config)
         if not out:
             return
         with begin(self._engine) as connection:
@@ -147,18 +302,18 @@ class ArchiveUpkeep:
             if until_us:
                 manifest.raise_boundary(connection, manifest.COMPLETE_FROM_KEY, until_us)
         self._probe("given-up")
-        done.given_up = [row.path for row in out]
+        report.given_up = [row.path for row in out]
         log.info("files-given-up", files=len(out), bytes=sum(row.bytes for row in out))
 
-    def _merge_all(self, done: Done, now_us: int, at_once: bool) -> None:
+    def _merge_all(self, report: UpkeepReport, now_us: int, at_once: bool) -> None:
         rows = [row for row in self._rows(in_use=True) if row.path not in self._bad]
-        for group in plan.merges(rows, self._owner, now_us, self._config, at_once=at_once):
+        for group in merge_groups(rows, self._owner, now_us, self._config, at_once=at_once):
             if self._finish.is_set():
                 return
             try:
-                new = merge(self._files, group)
+                new = merge_files(self._files, group)
             except FileDamaged as exc:
-                self._tell(done, exc.name, exc.problem)
+                self._report_damage(report, exc.name, exc.problem)
                 continue
             self._probe("merge-published")
             try:
@@ -169,50 +324,50 @@ class ArchiveUpkeep:
                 log.info("merge-given-up", file=new.path, reason=str(exc))
                 continue
             self._probe("merge-committed")
-            done.merged[new.path] = [row.path for row in group]
+            report.merged[new.path] = [row.path for row in group]
             log.info("files-merged", into=new.path, files=len(group), bytes=new.bytes)
 
-    def _delete(self, done: Done, now_us: int) -> None:
-        for row in plan.deletable(self._rows(), now_us, self._config):
+    def _delete(self, report: UpkeepReport, now_us: int) -> None:
+        for row in files_to_delete(self._rows(), now_us, self._config):
             self._files.remove(row.path)
             self._probe("file-deleted")
-            done.deleted.append(row.path)
-        if done.deleted:
+            report.deleted.append(row.path)
+        if report.deleted:
             with begin(self._engine) as connection:
-                manifest.forget(connection, done.deleted)
+                manifest.forget(connection, report.deleted)
             self._probe("row-deleted")
 
-    def _look_around(self, done: Done) -> None:
+    def _compare_with_directory(self, report: UpkeepReport) -> None:
         """Compare directory and manifest once an hour."""
         now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < ORPHAN_PAUSE_NS:
+        if self._compared_ns is not None and now_ns - self._compared_ns < ORPHAN_PAUSE_NS:
             return
-        self._looked_ns = now_ns
+        self._compared_ns = now_ns
         there = self._files.listing()
         rows = self._rows()
         known = {row.path for row in rows}
-        mine = {name for name in there if name not in known and self._is_mine(name)}
-        for name in sorted(mine & self._suspects):
+        orphans = {name for name in there if name not in known and self._is_own_file(name)}
+        for name in sorted(orphans & self._suspects):
             self._files.remove(name)
-            done.orphans.append(name)
-        self._suspects = mine - set(done.orphans)
-        if done.orphans:
-            log.warning("orphans-removed", files=done.orphans)
+            report.orphans.append(name)
+        self._suspects = orphans - set(report.orphans)
+        if report.orphans:
+            log.warning("orphans-removed", files=report.orphans)
         # A file deleted between the listing and the reading of the rows is replaced, not in use.
         for row in rows:
             if row.replaced_us is None and row.path not in there and row.path not in self._bad:
                 self._bad.add(row.path)
-                done.missing.append(row.path)
-        self._report("file-missing", dict.fromkeys(done.missing, "the file of a manifest row is missing"))
+                report.missing.append(row.path)
+        self._report("file-missing", dict.fromkeys(report.missing, "the file of a manifest row is missing"))
 
-    def _is_mine(self, name: str) -> bool:
+    def _is_own_file(self, name: str) -> bool:
         return name.rpartition("/")[2].partition("-")[0] == self._owner
 
-    def _tell(self, done: Done, path: str, problem: str) -> None:
+    def _report_damage(self, report: UpkeepReport, path: str, problem: str) -> None:
         """A damaged file is not tried again by this process; the event is stored once for ever."""
         log.error("file-damaged", file=path, problem=problem)
         self._bad.add(path)
-        done.damaged[path] = problem
+        report.damaged[path] = problem
         self._report("file-damaged", {path: problem})
 
     def _report(self, kind: str, problems: dict[str, str]) -> None:
@@ -231,25 +386,3 @@ class ArchiveUpkeep:
         ]
         with begin(self._engine) as connection:
             upsert(connection, schema.events, events)
-
-
-def sweep(files: FileStore, owner: str, kept: set[str], old_before_s: float) -> Sequence[str]:
-    """At the start, before any thread writes: remove half-written files and files without a row.
-
-    Args:
-        files: the store.
-        owner: this server's queue id: its orphans go at once.
-        kept: names in the manifest.
-        old_before_s: orphans of others go when older than this (seconds since 1970): their server may be
-            about to commit them.
-    """
-    removed = files.sweep_asides(owner)
-    for name, found in files.listing().items():
-        is_mine = name.rpartition("/")[2].partition("-")[0] == owner
-        is_old = found.changed_s is not None and found.changed_s < old_before_s
-        if name not in kept and (is_mine or is_old):
-            files.remove(name)
-            removed.append(name)
-    if removed:
-        log.info("orphans-swept", files=len(removed))
-    return removed

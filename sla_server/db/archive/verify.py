@@ -1,16 +1,19 @@
-"""Looks whether all is there: manifest against files, files against their checksums, files against SQL.
+"""Whether all is there: manifest against files, files against their checksums and against SQL; overviews.
 
-What is compared, all as of one moment (one transaction; replaced files stay for their grace time):
+What ``verify`` compares, all as of one moment (one transaction; replaced files stay for their grace time):
 
     every row in use     the file is there; size, SHA-256, rows and cuts are those of the row
     every file           has a row; one without is no part of the data (swept at the start), so only a note
-    cuts                 no (gateway, epoch, seq) stands in two files, or twice in one
+    cuts                 no (gateway, epoch, seq) is in two files, or twice in one
     files against SQL    reads, writes, bytes and cuts of each hour: raw cuts against ``rollup_hours`` and
                          ``coverage``, since ``cuts_complete_from_us``; rollups in SQL and in files together
                          against ``rollup_hours``, since the oldest that are left
 
 While records wait in the ingest queue that one cursor has passed and the other has not, sums of raw cuts
 may differ rightly: that is then a note, not a problem. Nothing is changed or repaired here.
+
+``overview`` is what ``sla storage status`` shows: files by kind, what waits for deletion, the cursors. It
+reads no file.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ from sqlalchemy import BigInteger, Connection, Engine, Table, cast, func, select
 
 from sla_server.db import schema
 from sla_server.db.archive import manifest
-from sla_server.db.archive.file import opened, tables_of
+from sla_server.db.archive.files import opened, tables_of
 from sla_server.db.archive.manifest import CUTS, ROLLUPS, FileRow
 from sla_server.db.archive.store import FileStore
 from sla_server.db.engine import translated
+from sla_server.db.engine import where as address_of
 from sla_server.db.errors import FileDamaged
+from sla_server.db.schema import HOUR_US
 
-HOUR_US: Final = 3_600_000_000
 SUMMED: Final = ("reads", "writes", "read_bytes", "write_bytes")
 _CUT_KEY: Final = ("gateway_id", "epoch", "seq")
 Sums = dict[int, Counter[str]]
@@ -182,8 +186,8 @@ def _take_cuts(row: FileRow, table: pa.Table, report: VerifyReport, found: _Foun
     _add(found.cuts, cuts["start_us_min"], {"cuts": pa.array(np.ones(cuts.num_rows, dtype=np.int64))})
     encoded = cuts.select(["gateway_id", "epoch"]).group_by(["gateway_id", "epoch"]).aggregate([])
     for gateway_id, epoch in zip(*(column.to_pylist() for column in encoded.columns), strict=True):
-        mine = pc.and_(pc.equal(cuts["gateway_id"], gateway_id), pc.equal(cuts["epoch"], epoch))
-        seqs = cuts.filter(mine)["seq"].to_numpy()
+        in_epoch = pc.and_(pc.equal(cuts["gateway_id"], gateway_id), pc.equal(cuts["epoch"], epoch))
+        seqs = cuts.filter(in_epoch)["seq"].to_numpy()
         for path, others in found.seen.get((gateway_id, epoch), ()):
             if len(both := np.intersect1d(seqs, others)):
                 text = (
@@ -238,3 +242,56 @@ def _difference(what: str, expected: Counter[str], have: Counter[str], names: tu
         f"{name} {have[name]} instead of {expected[name]}" for name in names if have[name] != expected[name]
     ]
     return f"{what} sum up to other figures than SQL: " + ", ".join(parts) if parts else ""
+
+
+def owners(engine: Engine) -> list[str]:
+    """Ids of the ingest queues whose records went into this database.
+
+    Raises:
+        DatabaseUnavailable: retryable; also while there is no schema yet.
+    """
+    with translated(engine), engine.connect() as connection:
+        names = connection.execute(select(schema.consumed.c.queue)).scalars()
+        return sorted({name.rpartition("/")[0] for name in names})
+
+
+def overview(engine: Engine, files: FileStore) -> dict[str, Any]:
+    """Figures, and names of files that are missing or without a row.
+
+    Raises:
+        DatabaseUnavailable, FilesUnavailable: retryable.
+    """
+    there = files.listing()
+    with translated(engine), engine.connect() as connection:
+        rows = manifest.rows(connection)
+        complete_from_us = manifest.boundary_us(connection, manifest.COMPLETE_FROM_KEY)
+        moved_until_us = manifest.boundary_us(connection, manifest.MOVED_KEY)
+        cursors = {row.queue: row.queue_seq for row in connection.execute(select(schema.consumed))}
+    used = [row for row in rows if row.replaced_us is None]
+    replaced = [row for row in rows if row.replaced_us is not None]
+    kinds = []
+    for kind in (manifest.CUTS, manifest.ROLLUPS, manifest.MISSED):
+        of_kind = [row for row in used if row.kind == kind]
+        kinds.append(
+            {
+                "kind": kind,
+                "files": len(of_kind),
+                "bytes": sum(row.bytes for row in of_kind),
+                "rows": sum(row.rows for row in of_kind),
+                "cuts": sum(row.cuts for row in of_kind),
+                "min_us": min((row.min_us for row in of_kind), default=None),
+                "max_us": max((row.max_us for row in of_kind), default=None),
+            }
+        )
+    known = {row.path for row in rows}
+    return {
+        "files_at": files.address,
+        "database": address_of(engine),
+        "kinds": kinds,
+        "replaced": {"files": len(replaced), "bytes": sum(row.bytes for row in replaced)},
+        "missing": sorted(row.path for row in used if row.path not in there),
+        "orphans": sorted(name for name in there if name not in known),
+        "cuts_complete_from_us": complete_from_us,
+        "rollups_moved_until_us": moved_until_us,
+        "cursors": cursors,
+    }

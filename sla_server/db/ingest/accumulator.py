@@ -1,8 +1,14 @@
-"""Sums under way, one row a stream, as dense arrays that whole batches are added to at once.
+"""What has come since the last ingest transaction, summed: the one thing that transaction writes.
+
+Theory of operation. The writer reads the queue all the time and adds each batch to an ``IngestWindow``; from
+time to time the window goes to SQL in one transaction and begins again. The costs of SQL are by (slot,
+stream), not by stream row: the longer the window, the less is written. Everything in it can be had again from
+the queue, so it may be dropped at any moment (``reset``). A cut belongs wholly to the slot and the hour of
+its corrected start.
 
 A ``StreamIndex`` gives every stream id a small number; an ``Accumulator`` holds one slot's (or one hour's)
-columns in that numbering. Adding ten thousand rows is one ``np.add.at`` a column, without sorting and without
-Python a row. Sums are int64, so they are exact.
+columns in that numbering, as dense arrays that whole batches are added to at once. Adding ten thousand rows
+is one ``np.add.at`` a column, without sorting and without Python a row. Sums are int64, so they are exact.
 
 Pure: no clock, no I/O. Not thread-safe: belongs to the writer thread.
 """
@@ -15,14 +21,27 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from sla_server.db.schema import COUNTERS
+from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
+from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
+from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut
+from sla_server.db.ingest.intake import spool_floors
+from sla_server.db.schema import COUNTERS, HOUR_US, STREAM_SUMS
 
-Int64s = npt.NDArray[np.int64]
 SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts")
-"""Summed columns of a sheet; the first ones are those of a cut."""
+"""Summed columns of an accumulator; the first ones are those of a cut."""
 MAXIMA: Final = ("held_max", "inflight_max", "last_us")
 _FIRST_ROWS: Final = 256
 MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
+FULL_BYTES: Final = 512 << 20  # accumulators of 4 slots of 64,000 streams
+MOST_BYTES: Final = 4 * FULL_BYTES  # however few slots they are of
+FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 2**16, see cut.MAX_COUNTER
+SLOTS_AT_MINUTE_END: Final = 2  # a window has that many whenever a minute ends
+_COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
+_CUTS: Final = SUMS.index("cuts")
+ROLLUP_SUMS: Final = (*COUNTERS, "covered_us")
+HOUR_SUMS: Final = (*ROLLUP_SUMS, "caps_us")
+GAUGES: Final = ("held_max", "inflight_max")
+GatewaySums = dict[tuple[int, str], list[int]]
 
 
 def grown(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
@@ -66,7 +85,7 @@ class StreamIndex:
         place, is_known = self._find(ids)
         if not is_known.all():
             missing = np.flatnonzero(~is_known)
-            # In order of appearance, so that a gateway's streams stand together in memory.
+            # In order of appearance, so that a gateway's streams lie together in memory.
             _, first = np.unique(ids[missing], return_index=True)
             new = missing[np.sort(first)]
             self.ids = np.concatenate((self.ids, ids[new]))
@@ -188,3 +207,189 @@ class MissedSums:
             "counted": counted,
             "missed": missed,
         }
+
+
+class IngestWindow:
+    """The sums of the records ``first_seq`` to ``last_seq``; both 0 while it is empty.
+
+    Args:
+        slot_us: rollup interval.
+
+    Attributes:
+        streams: numbers of all streams.
+        slots: by slot_us.
+        hours: by hour_us; only ``hist`` and ``is_touched`` are used: sums follow from the slots.
+        missed: by slot_us.
+        coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts].
+        newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
+        marks: (gateway_id, epoch) to the highest seq.
+        left_out: numbers of streams that SQL does not get.
+    """
+
+    def __init__(self, slot_us: int) -> None:
+        self._slot_us = slot_us
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again: what it holds is committed, or will be read again."""
+        self.first_seq = self.last_seq = 0
+        self.slots: dict[int, Accumulator] = {}
+        self.hours: dict[int, Accumulator] = {}
+        self.missed: dict[int, MissedSums] = {}
+        self.coverage: GatewaySums = {}
+        self.newest: dict[str, list[int]] = {}
+        self.marks: dict[tuple[str, int], int] = {}
+        self.streams = StreamIndex()
+        self.left_out: Int64s = np.zeros(0, dtype=np.int64)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should be committed before more is added."""
+        if self._nbytes > (FULL_BYTES if len(self.slots) > SLOTS_AT_MINUTE_END else MOST_BYTES):
+            return True
+        return sum(int(accumulator.sums[_CUTS].max()) for accumulator in self.slots.values()) > FULL_CUTS
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(accumulator.nbytes for accumulator in (*self.slots.values(), *self.hours.values()))
+
+    def absorb(self, batch: DecodedBatch) -> None:
+        """Add a batch, which follows directly."""
+        self.first_seq = self.first_seq or batch.first_seq
+        self.last_seq = batch.last_seq
+        for key, seq in batch.marks.items():
+            self.marks[key] = max(seq, self.marks.get(key, 0))
+        for header in batch.gateways:
+            for gateway_id, epoch, seq in spool_floors(header):
+                self.marks[gateway_id, epoch] = max(seq, self.marks.get((gateway_id, epoch), 0))
+        if batch.columns is not None:
+            self._add_gateways(batch.cuts)
+            self._add_rows(CutRows(batch.cuts, batch.columns))
+
+    def _add_gateways(self, items: Sequence[IngestedCut]) -> None:
+        """A row a cut, not a row a stream."""
+        for item in items:
+            cut, start_us = item.cut, item.start_us
+            sums = self.coverage.setdefault(
+                (start_us // self._slot_us * self._slot_us, cut.gateway_id), [0, 0, 0]
+            )
+            sums[0] += cut.duration_us
+            sums[1] += 1
+            sums[2] += cut.gap
+            last = self.newest.setdefault(cut.gateway_id, [0, 0, 0])
+            # No cut ends after its receipt: an agent's clock that jumps must not say how far it got.
+            end_us = min(start_us + cut.duration_us, item.recv_us)
+            last[:] = max(last[0], end_us), max(last[1], item.recv_us), item.offset_us
+
+    def _add_rows(self, rows: CutRows) -> None:
+        if not rows.n:
+            return
+        number = self.streams.numbers(rows.stream_id, rows.start_us, rows.item, rows.gateways)
+        slot_us = rows.start_us // self._slot_us * self._slot_us
+        slots = np.unique(slot_us).tolist()
+        for slot in slots:
+            # Nearly always there is one slot: then nothing needs to be picked out.
+            mask = slot_us == slot if len(slots) > 1 else None
+            accumulator = self._accumulator(self.slots, slot, TOTAL_BUCKETS)
+            hour = self._accumulator(self.hours, slot // HOUR_US * HOUR_US, COARSE_BUCKETS)
+            chosen = _picked(number, mask)
+            accumulator.add(
+                chosen, [_picked(c, mask) for c in rows.sums], [_picked(c, mask) for c in rows.maxima]
+            )
+            hour.is_touched[chosen] = True
+            in_hist = None if mask is None else mask[rows.hist_row]
+            stream, bucket, count = (
+                _picked(column, in_hist)
+                for column in (number[rows.hist_row], rows.hist_bucket, rows.hist_count)
+            )
+            accumulator.add_hist(stream, bucket, count)
+            hour.add_hist(stream, _COARSE[bucket], count)
+            in_missed = None if mask is None else mask[rows.missed_row]
+            missed = _picked(rows.missed, in_missed)
+            if len(missed):
+                sums = self.missed.setdefault(slot, MissedSums())
+                sums.add(_picked(number[rows.missed_row], in_missed), missed)
+
+    def _accumulator(self, accumulators: dict[int, Accumulator], time_us: int, width: int) -> Accumulator:
+        accumulator = accumulators.get(time_us)
+        if accumulator is None:
+            accumulator = accumulators[time_us] = Accumulator(width)
+        accumulator.ensure(len(self.streams))
+        return accumulator
+
+    # -- What SQL gets: rows ordered by stream id, as its index is.
+
+    @property
+    def _order(self) -> Int64s:
+        order = self.streams.order
+        return order[~np.isin(order, self.left_out)] if len(self.left_out) else order
+
+    def slot_columns(self, slot_us: int) -> tuple[Int64s, dict[str, Int64s]]:
+        """(numbers of the touched streams, columns of ``rollups`` without ``hist``)."""
+        accumulator = self.slots[slot_us]
+        rows = accumulator.rows(self._order)
+        columns = {"slot_us": np.full(len(rows), slot_us), "stream_id": self.streams.ids[rows]}
+        columns |= {name: accumulator.sums[index][rows] for index, name in enumerate(ROLLUP_SUMS)}
+        return rows, columns | {name: accumulator.maxima[index][rows] for index, name in enumerate(GAUGES)}
+
+    def hour_columns(self, hour_us: int) -> tuple[Int64s, dict[str, Int64s]]:
+        """The same of ``rollup_hours``."""
+        rows = self.hours[hour_us].rows(self._order)
+        columns = {"hour_us": np.full(len(rows), hour_us), "stream_id": self.streams.ids[rows]}
+        slots = [
+            accumulator
+            for slot_us, accumulator in self.slots.items()
+            if slot_us // HOUR_US * HOUR_US == hour_us
+        ]
+        return rows, columns | _added(slots, rows, HOUR_SUMS, GAUGES)
+
+    def stream_columns(self) -> tuple[Int64s, dict[str, Int64s]]:
+        """Numbers and columns of ``streams``: what is added to the lifetime sums."""
+        is_touched = np.zeros(len(self.streams), dtype=np.bool_)
+        for accumulator in self.hours.values():
+            accumulator.ensure(len(is_touched))
+            is_touched |= accumulator.is_touched[: len(is_touched)]
+        order = self._order
+        rows = order[is_touched[order]]
+        columns = {"stream_id": self.streams.ids[rows], "first_seen_us": self.streams.first_us[rows]}
+        return rows, columns | _added(list(self.slots.values()), rows, STREAM_SUMS, ("last_us",))
+
+    def missed_columns(self) -> dict[str, Int64s]:
+        """Columns of ``rollup_missed``."""
+        parts = []
+        for slot_us, sums in self.missed.items():
+            columns = sums.columns()
+            if len(self.left_out):
+                kept = ~np.isin(columns["number"], self.left_out)
+                columns = {name: column[kept] for name, column in columns.items()}
+            columns["stream_id"] = self.streams.ids[columns.pop("number")]
+            parts.append({"slot_us": np.full(len(columns["io"]), slot_us), **columns})
+        names = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
+        empty: Int64s = np.zeros(0, dtype=np.int64)
+        joined = {name: np.concatenate([empty, *(part[name] for part in parts)]) for name in names}
+        order = np.lexsort((joined["threshold_us"], joined["io"], joined["stream_id"], joined["slot_us"]))
+        return {name: column[order] for name, column in joined.items()}
+
+
+def _added(
+    accumulators: Sequence[Accumulator], rows: Int64s, sums: Sequence[str], maxima: Sequence[str]
+) -> dict[str, Int64s]:
+    """Columns over several accumulators; one that has no room for a row has nothing of it."""
+    size = int(rows.max()) + 1 if len(rows) else 0
+    for accumulator in accumulators:
+        accumulator.ensure(size)
+    columns: dict[str, Int64s] = {}
+    zero: Int64s = np.zeros(len(rows), dtype=np.int64)
+    for name in sums:
+        index = SUMS.index(name)
+        columns[name] = sum((accumulator.sums[index][rows] for accumulator in accumulators), start=zero)
+    for name in maxima:
+        index = MAXIMA.index(name)
+        columns[name] = np.maximum.reduce(
+            [zero, *(accumulator.maxima[index][rows] for accumulator in accumulators)]
+        )
+    return columns
+
+
+def _picked(column: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+    return column if mask is None else column[mask]

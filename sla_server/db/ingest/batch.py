@@ -1,21 +1,131 @@
-"""A batch: some queue records, decoded into what the ingest transaction and the archive need. Pure."""
+"""A batch: some queue records, decoded into what the ingest transaction and the archive need.
+
+Everything but ``put_aside`` is pure.
+
+``decode_batch`` lists what cannot be stored in ``refused``. Cuts whose numbers cannot be true are among it
+(``screen``); otherwise one of them could overflow a sum and stop the ingest of all gateways. ``CutRows`` are
+the rows of many cuts as columns, which a window adds. ``put_aside`` alone writes: it keeps a record that the
+database refuses although it passed all checks as a file, and reports it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
+from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE, Cut, overflows, problem_of
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
+from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.queue import IngestRecord
-from sla_server.db.ingest.records import check_row
-from sla_server.db.ingest.rollup import CutColumns, Ingested, columns_of, screen, screen_header
+from sla_server.db.ingest.records import check_row, event_row
+from sla_server.db.schema import COUNTERS
 
-_Found = tuple[int, int, Ingested]  # queue_seq, position in its message, cut
+MAX_UNIX_US: Final = 4_102_444_800_000_000  # the year 2100
+MAX_DURATION_US: Final = 86_400_000_000  # a day
+_BUCKET_BITS: Final = 0xFFFF << 16
+_COUNTER_ROWS: Final = [COL[name] for name in COUNTERS]
+log = structlog.get_logger("db-writer")
+
+
+@dataclass(frozen=True, slots=True)
+class IngestedCut:
+    """One cut with what was learned at receipt.
+
+    Attributes:
+        start_us: corrected start, us UTC.
+        offset_us: what was added to the agent's clock.
+        recv_us: server's wall clock at receipt.
+    """
+
+    cut: Cut
+    offset_us: int
+    recv_us: int
+
+    @property
+    def start_us(self) -> int:
+        """Corrected start."""
+        return self.cut.start_unix_us + self.offset_us
+
+    @property
+    def end_us(self) -> int:
+        """Corrected end."""
+        return self.start_us + self.cut.duration_us
+
+
+@dataclass(frozen=True, slots=True)
+class CutColumns:
+    """The columns of many cuts, at least one, each behind the other.
+
+    Attributes:
+        rows: of each cut, shape (cuts,); ``hist_entries`` and ``missed_entries`` alike.
+        counters: shape (len(COLUMNS), all rows).
+        hist: HIST_DTYPE; ``row`` counts from its cut's first row.
+        missed: MISSED_DTYPE, likewise.
+    """
+
+    rows: npt.NDArray[np.int64]
+    counters: npt.NDArray[np.int64]
+    hist: npt.NDArray[Any]
+    hist_entries: npt.NDArray[np.int64]
+    missed: npt.NDArray[Any]
+    missed_entries: npt.NDArray[np.int64]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether each of the cuts passes ``cut.problem_of`` and the counters' part of ``screen``."""
+        hist_rows = np.repeat(self.rows, self.hist_entries)
+        missed_rows = np.repeat(self.rows, self.missed_entries)
+        problem = problem_of(self.counters, self.hist, self.missed, hist_rows, missed_rows)
+        return problem is None and not overflows(self.counters)
+
+
+def columns_of(items: Sequence[IngestedCut]) -> CutColumns:
+    """Join the columns of some cuts, at least one."""
+    cuts = [item.cut for item in items]
+    return CutColumns(
+        rows=np.array([cut.rows for cut in cuts], dtype=np.int64),
+        counters=np.concatenate([cut.counters for cut in cuts], axis=1),
+        hist=_joined([cut.hist for cut in cuts]),
+        hist_entries=np.array([len(cut.hist) for cut in cuts], dtype=np.int64),
+        missed=_joined([cut.missed for cut in cuts]),
+        missed_entries=np.array([len(cut.missed) for cut in cuts], dtype=np.int64),
+    )
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Structured arrays of one type, one behind another; as bytes, which is faster than by fields."""
+    return np.frombuffer(b"".join([np.ascontiguousarray(one).data for one in arrays]), arrays[0].dtype)
+
+
+def screen(item: IngestedCut) -> str | None:
+    """Why this cut cannot be true, or None."""
+    return screen_header(item) or ("a counter exceeds 2**47" if overflows(item.cut.counters) else None)
+
+
+def screen_header(item: IngestedCut) -> str | None:
+    """The part of ``screen`` that looks at no column."""
+    cut = item.cut
+    if cut.duration_us > MAX_DURATION_US:
+        return f"it lasts {cut.duration_us} us, more than a day"
+    if not 0 <= item.start_us <= MAX_UNIX_US:
+        return f"its corrected start {item.start_us} us lies before 1970 or behind 2100"
+    if cut.seq >= 1 << 63 or cut.gap >= 1 << 63:
+        return f"its sequence number {cut.seq} or gap {cut.gap} exceeds 63 bits"
+    return None
+
+
+_Found = tuple[int, int, IngestedCut]  # queue_seq, position in its message, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +153,7 @@ class DecodedBatch:
 
     first_seq: int
     last_seq: int
-    cuts: list[Ingested] = field(default_factory=list)
+    cuts: list[IngestedCut] = field(default_factory=list)
     marks: dict[tuple[str, int], int] = field(default_factory=dict)
     gateways: list[dict[str, Any]] = field(default_factory=list)
     streams_seen: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +163,7 @@ class DecodedBatch:
 
     @property
     def columns(self) -> CutColumns | None:
-        """Of ``cuts``, joined once for all who need them; None if there are none."""
+        """Of ``cuts``, joined once for all uses; None if there are none."""
         if self._columns is None and self.cuts:
             self._columns = columns_of(self.cuts)
         return self._columns
@@ -85,7 +195,7 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
 
 
 def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
-    """The cuts of a message whose headers can be true; nobody has looked at their columns yet."""
+    """The cuts of a message whose headers can be true; their columns are not checked yet."""
     header = message.header
     received, offsets = header["recv_us"], header["offset_us"]
     for position, raw in enumerate(frame.split(message.blob)):
@@ -94,7 +204,7 @@ def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Itera
         key = (gateway_id, epoch)
         batch.marks[key] = max(seq, batch.marks.get(key, 0))
         try:
-            item = Ingested(cuts.view(part), offsets[position], received[position])
+            item = IngestedCut(cuts.view(part), offsets[position], received[position])
             problem = screen_header(item)
         except WireError as exc:
             problem = str(exc)
@@ -133,3 +243,73 @@ def _add_rows(batch: DecodedBatch, queue_seq: int, rows: object) -> None:
             batch.rows.append(check_row(pair[0], pair[1]))
         except (BadRecord, LookupError, TypeError, ValueError, OverflowError) as exc:
             batch.refused.append(RefusedRecord(queue_seq, position, "record", str(exc)))
+
+
+class CutRows:
+    """All rows of all cuts, one behind another; ``n`` of them.
+
+    Attributes:
+        item: index of each row's cut, shape (n,).
+        sums: the columns of SUMS, each of shape (n,).
+        maxima: the columns of MAXIMA.
+        hist_row: row of each entry of the two total histograms; ``hist_bucket`` and ``hist_count`` alike.
+        missed_row: row of each entry of ``missed`` (MISSED_DTYPE).
+    """
+
+    def __init__(self, items: Sequence[IngestedCut], columns: CutColumns) -> None:
+        lengths, counters = columns.rows, columns.counters
+        self.n = int(lengths.sum())
+        offsets = np.cumsum(lengths) - lengths
+        self.gateways = [item.cut.gateway_id for item in items]
+        self.item: Int64s = np.repeat(np.arange(len(items), dtype=np.int64), lengths)
+        self.stream_id: Int64s = counters[COL["stream_id"]]
+        start_us = np.array([item.start_us for item in items], dtype=np.int64)
+        self.start_us: Int64s = start_us[self.item]
+        duration_us = np.array([item.cut.duration_us for item in items], dtype=np.int64)[self.item]
+        # As one number each: row, bucket << 16, count << 32.
+        entries: Int64s = columns.hist.view("<i8")
+        offset = np.repeat(offsets, columns.hist_entries)
+        total = np.flatnonzero((entries & _BUCKET_BITS) < TOTAL_BUCKETS << 16)
+        entries = entries[total]
+        self.hist_row: Int64s = (entries & 0xFFFF) + offset[total]
+        self.hist_bucket: Int64s = (entries >> 16) & 0xFFFF
+        self.hist_count: Int64s = (entries >> 32) & 0xFFFF_FFFF
+        self.missed = columns.missed
+        self.missed_row: Int64s = self.missed["row"] + np.repeat(offsets, columns.missed_entries)
+        held = counters[COL["held"]]
+        was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
+        self.sums = [
+            *(counters[row_of] for row_of in _COUNTER_ROWS),
+            duration_us,
+            np.where(was_held, duration_us, 0),
+            self._missed_any(),
+            np.ones(self.n, dtype=np.int64),
+        ]
+        self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
+
+    def _missed_any(self) -> Int64s:
+        """I/Os of each row above the lowest threshold that applied to them."""
+        worst = np.zeros((3, self.n), dtype=np.int64)
+        flat = self.missed["io"].astype(np.int64) * self.n + self.missed_row
+        np.maximum.at(worst.reshape(-1), flat, self.missed["missed"].astype(np.int64))
+        most: Int64s = np.maximum(worst[IO_ANY], worst[IO_READ] + worst[IO_WRITE])
+        return most
+
+
+def put_aside(directory: Path, record: IngestRecord, reason: str, now_us: int) -> dict[str, Any]:
+    """Keep a record's bytes in ``directory``, made if missing; returns the event that says so.
+
+    Durability: on disk on return, because the queue forgets the record next.
+
+    Raises:
+        OSError: it is not kept; the record must stay in the queue.
+    """
+    make_directory(directory, 0o700)
+    path = directory / f"{record.queue_seq:020d}.rec"
+    write_whole(path, record.payload, synced=True)
+    log.error("record-refused", queue_seq=record.queue_seq, error=reason)
+    text = f"a record could not be stored and was put aside as {path.name}: {reason}"
+    identity = (record.queue_seq, reason)
+    return event_row(
+        identity, now_us, "data-refused", "critical", element="dbmanager", subject="ingest", text=text
+    )

@@ -5,7 +5,17 @@ their sync is confirmed sends the notices: that order is the promise of DURABLE 
 
 A CUTS message is stored as it came if all its cuts are new, else again with the new ones only, so the queue
 holds every cut once. DURABLE names the high water of *every* gateway in a CUTS message, also when all of it
-was known already: a pair that sends a cut again has not heard, so lost notices repair themselves.
+was known already: a pair that sends a cut again has not got the notice, so lost notices repair themselves.
+
+``HighWater`` keeps the highest contiguous cut kept, of each (gateway, epoch). A cut is *new* if it directly
+continues what is kept; ``gap`` cuts that its agent had to drop before it count as bridged. At or below the
+high water it is a *duplicate*. Anything else leaves a *hole*: it is not kept, the PMDaemon rewinds to ack + 1
+after 10 s without progress, and the missing cuts come first.
+
+An epoch begins at 1, also when nothing of it was ever received: a first cut may have been refused by a full
+mailbox, and taking the second would make the agent forget the first. When the agent does not hold the cuts
+below some ``first`` any more (its spool overflowed, or this server's memory was lost), GATEWAY says so in
+``spool``; the high water is then raised to first - 1, which is the only way over such a hole.
 
 Invariant: ``high_water`` runs ahead of the disk only between ``absorb`` and the sync; if the sync fails,
 the process ends and reads back what is really there.
@@ -17,6 +27,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -27,13 +38,84 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
-from sla_server.db.ingest.inventory import EVENT_NAMESPACE
 from sla_server.db.ingest.queue import IngestRecord
-from sla_server.db.ingest.records import check_row
-from sla_server.db.ingest.watermarks import CutAdmission, HighWater, spool_floors
+from sla_server.db.ingest.records import EVENT_NAMESPACE, check_row
 
+Epoch = tuple[str, int]
+"""(gateway_id, epoch)."""
 log = structlog.get_logger("db-intake")
 HIGH_WATERS_A_FRAME: Final = 900  # at most 64 bytes each, within the 64 KiB header
+
+
+class CutAdmission(Enum):
+    """What to do with a cut, and why."""
+
+    NEW = auto()
+    DUPLICATE = auto()
+    HOLE = auto()
+
+
+class HighWater:
+    """The table of high waters. Not thread-safe: belongs to the intake thread."""
+
+    def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
+        self._seq: dict[Epoch, int] = {}
+        self._epochs: dict[str, list[int]] = {}
+        for gateway_id, epoch, seq in rows:
+            self.raise_to(gateway_id, epoch, seq)
+
+    def of(self, gateway_id: str, epoch: int) -> int:
+        """Highest contiguous seq kept, 0 for none."""
+        return self._seq.get((gateway_id, epoch), 0)
+
+    def raise_to(self, gateway_id: str, epoch: int, seq: int) -> bool:
+        """Everything up to ``seq`` is kept, or known to be lost; returns whether that changes anything."""
+        key = (gateway_id, epoch)
+        if key not in self._seq:
+            self._epochs.setdefault(gateway_id, []).append(epoch)
+        elif seq <= self._seq[key]:
+            return False
+        self._seq[key] = seq
+        return True
+
+    def correct(self, gateway_id: str, epoch: int, seq: int) -> None:
+        """Replace what was stored of a known epoch, which was wrong."""
+        self._seq[gateway_id, epoch] = seq
+
+    def knows(self, gateway_id: str) -> bool:
+        """Whether anything of this gateway was ever kept."""
+        return gateway_id in self._epochs
+
+    def admit(self, gateway_id: str, epoch: int, seq: int, gap: int = 0) -> CutAdmission:
+        """Judge one cut; a new one raises the high water."""
+        high = self.of(gateway_id, epoch)
+        if seq <= high:
+            return CutAdmission.DUPLICATE
+        if seq - 1 - gap > high:
+            return CutAdmission.HOLE
+        self.raise_to(gateway_id, epoch, seq)
+        return CutAdmission.NEW
+
+    def rows(self, gateway_id: str | None = None) -> list[list[Any]]:
+        """[gateway_id, epoch, seq] of one gateway or of all, as WATERMARKS carries them."""
+        names = self._epochs if gateway_id is None else (gateway_id,)
+        return [
+            [name, epoch, self._seq[name, epoch]] for name in names for epoch in self._epochs.get(name, ())
+        ]
+
+
+def spool_floors(header: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """(gateway_id, epoch, first - 1) for each well-formed entry of a GATEWAY header's ``spool``."""
+    gateway_id, spool = header.get("gw"), header.get("spool")
+    if header.get("state") != "up" or not isinstance(gateway_id, str) or not isinstance(spool, list):
+        return []
+    floors = []
+    for entry in spool:
+        if isinstance(entry, list | tuple) and len(entry) >= 2:
+            epoch, first = entry[0], entry[1]
+            if type(epoch) is int and type(first) is int and 0 < epoch < 1 << 64 and 1 < first < 1 << 63:
+                floors.append((gateway_id, epoch, first - 1))
+    return floors
 
 
 class Incoming(Protocol):
@@ -41,7 +123,7 @@ class Incoming(Protocol):
 
     @property
     def sender(self) -> str:
-        """Who posted it."""
+        """The process that posted it."""
 
     @property
     def payload(self) -> bytes:
@@ -57,7 +139,7 @@ class Notice:
 
 
 @dataclass(slots=True)
-class Absorbed:
+class IntakeResult:
     """What a batch of messages comes to.
 
     Attributes:
@@ -71,7 +153,7 @@ class Absorbed:
     is_urgent: bool = False
 
 
-class Mended(NamedTuple):
+class CorrectedWatermark(NamedTuple):
     """A high water that SQL had wrong: ``had`` instead of ``seq``."""
 
     gateway_id: str
@@ -101,8 +183,8 @@ class IngestIntake:
         self.counts: Counter[str] = Counter()
 
     def recover(
-        self, records: Iterable[IngestRecord], sql_seq: int, *, is_whole: bool = True
-    ) -> list[Mended]:
+        self, records: Iterable[IngestRecord], sql_seq: int, *, is_complete: bool = True
+    ) -> list[CorrectedWatermark]:
         """Count what lies in the queue and is not in SQL yet, and compare the rest with what SQL says.
 
         The queue keeps records for a while after they are in SQL, and those of an epoch have rising numbers:
@@ -114,7 +196,7 @@ class IngestIntake:
         Args:
             records: all that the queue holds, in order.
             sql_seq: those up to it are in SQL.
-            is_whole: none of the newest records is missing. If some are, SQL may rightly know more.
+            is_complete: none of the newest records is missing. If some are, SQL may rightly know more.
         """
         kept, in_sql = HighWater(), HighWater()
         for record in records:
@@ -122,22 +204,22 @@ class IngestIntake:
                 kept.raise_to(gateway_id, epoch, seq)
                 if record.queue_seq <= sql_seq:
                     in_sql.raise_to(gateway_id, epoch, seq)
-        mended = []
+        corrected = []
         for gateway_id, epoch, seq in kept.rows():
             had, least = self._high_water.of(gateway_id, epoch), in_sql.of(gateway_id, epoch)
-            if had < least or (had > seq and is_whole):
-                mended.append(Mended(gateway_id, epoch, had, least if had < least else seq))
-                self._high_water.put_right(gateway_id, epoch, mended[-1].seq)
+            if had < least or (had > seq and is_complete):
+                corrected.append(CorrectedWatermark(gateway_id, epoch, had, least if had < least else seq))
+                self._high_water.correct(gateway_id, epoch, corrected[-1].seq)
             self._high_water.raise_to(gateway_id, epoch, seq)
-        return mended
+        return corrected
 
-    def greetings(self, pairs: Iterable[str]) -> list[Notice]:
+    def all_watermarks(self, pairs: Iterable[str]) -> list[Notice]:
         """WATERMARKS of everything, for every pair, at start."""
         return [notice for pair in pairs for notice in self._watermarks(pair, self._high_water.rows())]
 
-    def absorb(self, messages: Iterable[Incoming]) -> Absorbed:
+    def absorb(self, messages: Iterable[Incoming]) -> IntakeResult:
         """Decide on messages, in order. What is malformed is counted and logged, never stored."""
-        result = Absorbed()
+        result = IntakeResult()
         durable: dict[str, set[tuple[str, int]]] = {}
         for message in messages:
             try:
@@ -161,7 +243,7 @@ class IngestIntake:
             result.notices += self._frames(Kind.DURABLE, sender, [row for row in rows if row[2]])
         return result
 
-    def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: Absorbed) -> set[tuple[str, int]]:
+    def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: IntakeResult) -> set[tuple[str, int]]:
         header = parsed.header
         raws = list(frame.split(parsed.blob))
         times = _times(header, len(raws))
@@ -188,13 +270,13 @@ class IngestIntake:
             result.records.append(frame.encode(Kind.CUTS, {**header, **kept, "n": len(fresh)}, blob))
         return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
 
-    def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+    def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
         gateway_id, dropped = header.get("gw"), header.get("dropped")
         payload, rows = message.payload, []
         if isinstance(gateway_id, str):
-            told = dropped if type(dropped) is int else 0
-            lost = self._raise_floors(header) - max(0, told - self._dropped.get(gateway_id, 0))
-            self._dropped[gateway_id] = max(told, self._dropped.get(gateway_id, 0))
+            reported = dropped if type(dropped) is int else 0
+            lost = self._raise_floors(header) - max(0, reported - self._dropped.get(gateway_id, 0))
+            self._dropped[gateway_id] = max(reported, self._dropped.get(gateway_id, 0))
             if lost > 0:
                 payload = frame.encode(Kind.GATEWAY, {**header, "lost_cuts": lost})
                 rows = [["events", _lost_event(header, lost)]]
@@ -227,7 +309,7 @@ class IngestIntake:
                 )
         return lacking
 
-    def _absorb_record(self, header: dict[str, Any], message: Incoming, result: Absorbed) -> None:
+    def _absorb_record(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
         """A row that cannot be stored is left out; with ``together`` none is stored without the others."""
         request = header.get("req")
         rows = header.get("rows")
@@ -252,7 +334,7 @@ class IngestIntake:
             result.notices.append(Notice(message.sender, frame.encode(Kind.RECORDED, answer)))
 
     def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[Notice]:
-        # An empty one, too: a pair polls nobody before its first WATERMARKS.
+        # An empty one, too: a pair polls no gateway before its first WATERMARKS.
         return list(self._frames(Kind.WATERMARKS, recipient, rows)) or [
             Notice(recipient, frame.encode(Kind.WATERMARKS, {"inc": self._incarnation, "hw": []}))
         ]

@@ -12,23 +12,19 @@ makes none. Event ids are uuid5 of what happened.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, select
 
-from pmdaemon.runtime import strict_json
 from sla_server.db import schema
-from sla_server.db.ingest.batch import DecodedBatch, RefusedRecord
-from sla_server.db.ingest.records import clean
-from sla_server.db.ingest.rollup import HOUR_US, Ingested
-from sla_server.db.queries.query import chunks
-from sla_server.db.upserts import upsert
+from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, RefusedRecord
+from sla_server.db.ingest.records import Row, clean, event_row
+from sla_server.db.queries.rows import chunks
+from sla_server.db.schema import HOUR_US
+from sla_server.db.upsert import upsert
 
-Row = dict[str, Any]
-EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
 _SEVERITY: Final = {
     "up": "info",
@@ -42,20 +38,6 @@ SHOWN: Final = 5  # names in the text of an event
 REFUSED_SHOWN: Final = 3  # of one gateway in one batch
 SHOWN_DETAILS: Final = 100  # and in its details
 _INT_MAX: Final = (1 << 63) - 1
-
-
-def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
-    """A row of ``events`` whose id follows from ``identity``."""
-    unique_name = "\0".join(str(part) for part in (kind, *identity))
-    texts = {"element": "", "subject": "", "text": "", **columns}
-    texts["details"] = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
-    return {
-        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
-        "at_us": at_us,
-        "kind": kind,
-        "severity": severity,
-        **{name: clean(value) for name, value in texts.items()},
-    }
 
 
 def has_inventory(batch: DecodedBatch) -> bool:
@@ -121,7 +103,9 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             events.append(_state_event(header, identity, state, epoch, at_us))
             continue
         stored = "up" if state == "recovered" else state
-        if known.get(gateway_id) != (stored, epoch) and not _is_ours(known.get(gateway_id), stored, epoch):
+        if known.get(gateway_id) != (stored, epoch) and not _is_server_action(
+            known.get(gateway_id), stored, epoch
+        ):
             events.append(_state_event(header, (gateway_id, epoch, state, at_us), state, epoch, at_us))
         known[gateway_id] = (stored, epoch)
         rows[gateway_id] = {
@@ -140,7 +124,7 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
     return events
 
 
-def _is_ours(before: tuple[str, str] | None, state: str, epoch: str) -> bool:
+def _is_server_action(before: tuple[str, str] | None, state: str, epoch: str) -> bool:
     """Whether a change of state is the server's own doing: its process ended, or is back."""
     return state == "detached" or (state == "up" and before == ("detached", epoch))
 
@@ -177,7 +161,7 @@ def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) 
                     "first_seen_us": now_us,
                 }
     known = _stored_backends(connection, volumes)
-    events = _settle_backends(connection, headers, volumes, known, now_us)
+    events = _resolve_backends(connection, headers, volumes, known, now_us)
     upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
     _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
     fresh: dict[str, list[str]] = {}
@@ -190,13 +174,13 @@ def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) 
 def _stored_backends(connection: Connection, volumes: Iterable[str]) -> dict[str, str]:
     table = schema.volumes
     stored: dict[str, str] = {}
-    for some in chunks(sorted(volumes)):
-        rows = connection.execute(select(table.c.volume, table.c.backend).where(table.c.volume.in_(some)))
+    for chunk in chunks(sorted(volumes)):
+        rows = connection.execute(select(table.c.volume, table.c.backend).where(table.c.volume.in_(chunk)))
         stored |= {row.volume: row.backend for row in rows}
     return stored
 
 
-def _settle_backends(
+def _resolve_backends(
     connection: Connection,
     headers: Sequence[Row],
     volumes: dict[str, Row],
@@ -269,8 +253,8 @@ def _store_backends(connection: Connection, names: set[str], now_us: int) -> Non
 def _known(connection: Connection, column: Column[Any], values: Iterable[Any]) -> set[Any]:
     """Which of these keys are stored already."""
     found: set[Any] = set()
-    for some in chunks(sorted(values)):
-        found |= set(connection.scalars(select(column).where(column.in_(some))))
+    for chunk in chunks(sorted(values)):
+        found |= set(connection.scalars(select(column).where(column.in_(chunk))))
     return found
 
 
@@ -293,9 +277,9 @@ def _new_access(kind: str, gateway: str, what: str, names: Sequence[str], now_us
 def _gateway_names(connection: Connection, gateway_ids: Iterable[str]) -> dict[str, str]:
     table = schema.gateways
     names: dict[str, str] = {}
-    for some in chunks(sorted(gateway_ids)):
+    for chunk in chunks(sorted(gateway_ids)):
         rows = connection.execute(
-            select(table.c.gateway_id, table.c.name).where(table.c.gateway_id.in_(some))
+            select(table.c.gateway_id, table.c.name).where(table.c.gateway_id.in_(chunk))
         )
         names |= {row.gateway_id: row.name for row in rows}
     return names
@@ -334,9 +318,9 @@ def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) 
     ]
 
 
-def _skew_events(connection: Connection, cuts: Sequence[Ingested]) -> list[Row]:
+def _skew_events(connection: Connection, cuts: Sequence[IngestedCut]) -> list[Row]:
     """One event an agent start (epoch) whose clock is more than 2 s off; stored once, the first is kept."""
-    off: dict[tuple[str, int], Ingested] = {}
+    off: dict[tuple[str, int], IngestedCut] = {}
     for item in cuts:
         if abs(item.offset_us) > SKEW_LIMIT_US:
             off.setdefault((item.cut.gateway_id, item.cut.epoch), item)

@@ -20,7 +20,7 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -36,7 +36,7 @@ from pmdaemon.diskqueue.record import (
 )
 from pmdaemon.runtime.files import make_directory
 from sla_server.db.errors import (
-    BackupFailed,
+    DbError,
     IngestQueuePoisoned,
     NoRoomForQueue,
     OldQueueFiles,
@@ -54,56 +54,6 @@ class IngestRecord(NamedTuple):
 
     queue_seq: int
     payload: bytes
-
-
-class QueueReader(Protocol):
-    """Reads records in order; one thread."""
-
-    def read(self, max_bytes: int) -> list[IngestRecord]:
-        """The next durable records, at least one if any is there; empty at the end."""
-
-    def close(self) -> None:
-        """Let go of files."""
-
-
-class DurableQueue(Protocol):
-    """What intake and writer need of a queue."""
-
-    @property
-    def queue_id(self) -> str:
-        """Names this queue in table ``consumed``."""
-
-    @property
-    def synced_seq(self) -> int:
-        """Newest durable record, 0 for none ever."""
-
-    @property
-    def oldest_seq(self) -> int:
-        """Oldest record still held; synced_seq + 1 when there is none."""
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes on disk."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes it holds when full."""
-
-    @property
-    def fullness_ratio(self) -> float:
-        """Share of the space, or of the entries if that is more, in use."""
-
-    def has_room(self, size_bytes: int, records: int) -> bool:
-        """Whether so many records of so many bytes together can be appended now."""
-
-    def append_many(self, payloads: Sequence[bytes]) -> int:
-        """Append all, sync once, return the last queue_seq."""
-
-    def reader(self, after_seq: int) -> QueueReader:
-        """A reader that begins behind ``after_seq``."""
-
-    def delete_through(self, queue_seq: int) -> None:
-        """Records up to ``queue_seq`` are not needed any more."""
 
 
 def _no_probe(_point: str) -> None:
@@ -148,7 +98,7 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             other.
 
     Raises:
-        BackupFailed: the first ones wanted were written over meanwhile.
+        DbError: the first ones wanted were written over meanwhile.
         QueueCorrupt: it is no queue.
     """
     path = directory / "ingest"
@@ -166,13 +116,13 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
         with view[DATA_START : DATA_START + header.ring_bytes] as ring:
             found = scan(ring, header.seed).intact
             if min((record[2] for record in found), default=last_seq) > after_seq + 1:
-                raise BackupFailed(f"record {after_seq + 1} of {path} was written over. Take another backup")
+                raise DbError(f"record {after_seq + 1} of {path} was written over. Take another backup")
             wanted = sorted((r for r in found if after_seq < r[2] <= last_seq), key=lambda r: r[2])
             return [IngestRecord(record[2], content(ring, record)[1]) for record in wanted]
 
 
 class IngestQueue:
-    """See the module's text.
+    """The queue; see the module.
 
     Args:
         directory: made if missing, with mode 0700.

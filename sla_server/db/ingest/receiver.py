@@ -28,7 +28,7 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.pressure import Problem
 from sla_server.db.ingest.intake import Incoming, IngestIntake, Notice
-from sla_server.db.ingest.queue import DurableQueue
+from sla_server.db.ingest.queue import IngestQueue
 
 log = structlog.get_logger("db-intake")
 TAKE_MESSAGES: Final = 256
@@ -85,7 +85,7 @@ class IngestReceiver:
         self,
         boxes: Sequence[IngestMailbox],
         intake: IngestIntake,
-        queue: DurableQueue,
+        queue: IngestQueue,
         on_urgent: Callable[[], None],
         probe: Callable[[str], None] = lambda _point: None,
         tick: Callable[[], None] = lambda: None,
@@ -110,7 +110,7 @@ class IngestReceiver:
             pairs = [
                 name for name in box.expected if name.startswith("pair-")
             ]  # the others ask when they start
-            self._send(number, self._intake.greetings(pairs))
+            self._send(number, self._intake.all_watermarks(pairs))
 
     def round(self) -> bool:
         """Take, keep, answer, once; returns whether anything came.

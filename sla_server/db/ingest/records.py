@@ -1,6 +1,6 @@
-"""RECORD rows: what other processes ask to be kept.
+"""RECORD rows, which other processes ask to be kept, and rows of ``events``.
 
-A row is checked when it arrives (so that its sender hears of a mistake at once) and stored by natural key:
+A row is checked when it arrives (so that its sender learns of a mistake at once) and stored by natural key:
 columns it names are set, the others keep their values. Rows of one batch for the same key are merged in
 order first.
 """
@@ -8,6 +8,7 @@ order first.
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,9 +18,10 @@ from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt, printable
 from sla_server.db import schema
 from sla_server.db.errors import BadRecord
-from sla_server.db.upserts import upsert
+from sla_server.db.upsert import upsert
 
 Row = dict[str, Any]
+EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 _TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
 _KINDS: Final = {
     name: {column.name: column.type.python_type for column in table.columns}
@@ -33,6 +35,20 @@ _INT_LIMIT: Final = {"Integer": 1 << 31, "BigInteger": 1 << 63}
 def clean(text: str) -> str:
     """Text without NUL, which PostgreSQL cannot store, and without lone surrogates."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
+    """A row of ``events`` whose id follows from ``identity``."""
+    unique_name = "\0".join(str(part) for part in (kind, *identity))
+    texts = {"element": "", "subject": "", "text": "", **columns}
+    texts["details"] = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
+    return {
+        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
+        "at_us": at_us,
+        "kind": kind,
+        "severity": severity,
+        **{name: clean(value) for name, value in texts.items()},
+    }
 
 
 def check_row(table_name: object, row: object) -> tuple[str, Row]:
@@ -144,9 +160,9 @@ def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _set_lost(connection: Connection, rows: Sequence[Row]) -> None:
-    """Gateways are stored as pairs tell of them; ``services`` adds who never came back.
+    """Gateways are stored as pairs report them; ``services`` adds those that never came back.
 
-    One seen after ``last_seen_us`` did come back: its sender had not heard of that yet.
+    One seen after ``last_seen_us`` did come back: the sender of the row did not know that yet.
     """
     table = schema.gateways
     for row in rows:

@@ -1,44 +1,57 @@
-"""The ingest transactions, and the cursors that make them exactly-once.
+"""The ingest transactions, what they write, and the cursors that make them exactly-once.
 
 Table ``consumed`` holds three cursors for each ingest queue: every record up to that queue_seq
 
     <queue_id>/sql       has its sums in the statistics tables
     <queue_id>/records   has its inventory, events and RECORD rows in theirs; never behind ``sql``
-    <queue_id>/parquet   stands in a file of the manifest
+    <queue_id>/parquet   is in a file of the manifest
 
 Each moves in the transaction that carries its effect, and is *read* in that transaction, too. So it does not
 matter why something comes again (a crash, a retry, a commit whose answer was lost): what the cursor has
-passed is skipped. Records and statistics have a transaction each, because rows that somebody waits for
+passed is skipped. Records and statistics have a transaction each, because rows that a process waits for
 should not wait for the sums of the whole fleet.
+
+``store_statistics`` writes a window to rollups, hours, missed counts, streams and coverage. Counters are
+added by SQL (``x = x + excluded.x``). Histograms are blobs, so the stored ones are read, added in numpy and
+set, inside the same transaction; whatever else changes them holds the cursor meanwhile.
 
 Thread: the writer's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import structlog
-from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import STEP_US, Clock
-from sla_server.db import partitions, schema
-from sla_server.db.archive.writer import FinishedFile
+from pmdaemon.wire.cut import MAX_ROWS
+from sla_server.db import histogram_codec, partitions, schema
+from sla_server.db.archive.manifest import FinishedFile
 from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
+from sla_server.db.histogram_codec import Int64s
+from sla_server.db.ingest.accumulator import GAUGES, HOUR_SUMS, ROLLUP_SUMS, IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch
-from sla_server.db.ingest.intake import Mended
-from sla_server.db.ingest.inventory import event_row, has_inventory, store_inventory
-from sla_server.db.ingest.nameless import Nameless
+from sla_server.db.ingest.intake import CorrectedWatermark
+from sla_server.db.ingest.inventory import has_inventory, store_inventory
 from sla_server.db.ingest.queue import IngestRecord
-from sla_server.db.ingest.records import store_rows
-from sla_server.db.ingest.statistics import forget_future, store_statistics
-from sla_server.db.ingest.window import IngestWindow
-from sla_server.db.upserts import upsert
+from sla_server.db.ingest.records import event_row, store_rows
+from sla_server.db.queries.rows import IN_LIST, chunks
+from sla_server.db.schema import DAY_US
+from sla_server.db.upsert import Columns, Params, upsert, upsert_columns
 
 log = structlog.get_logger("db-writer")
+Decode = Callable[[list[bytes]], Int64s]
+AHEAD_US: Final = 60_000_000
+"""More than clocks in order, and ways, can make of a time."""
+FETCH_ROWS: Final = 10_000  # blobs decoded at a time: 16 MB when dense
+MAX_NAMELESS: Final = MAX_ROWS
 
 
 class CursorMoved(DbError):
@@ -86,7 +99,7 @@ class IngestStore:
         self._records_key = f"{queue_id}/records"
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
-        self._nameless = Nameless()
+        self._nameless = NamelessStreams()
         self._now_us = 0
         self._rollup_s = rollup_s
         self._clock = clock
@@ -113,14 +126,14 @@ class IngestStore:
             # A database of an older release: its records were stored together with the sums.
             sql_seq = self._cursor(connection, self._sql_key)
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
-            self._look_back(connection)
+            self._check_clock(connection)
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
             problem = f"is {self._rollup_s}, but this database was made with {stored}"
             raise ConfigError("database.rollup_s", problem, f"Set it to {stored}, or use a new database")
 
-    def _look_back(self, connection: Connection) -> int:
+    def _check_clock(self, connection: Connection) -> int:
         """The time; if it has gone back, or at the start, what lies beyond it is taken back."""
         now_us = self._clock.unix_us()
         if (not self._now_us or now_us < self._now_us - STEP_US) and (
@@ -218,7 +231,7 @@ class IngestStore:
                 cursor + 1 < window.first_seq and oldest_seq < window.first_seq
             ):
                 raise CursorMoved(cursor, window.first_seq - 1)
-            now_us = self._look_back(connection)
+            now_us = self._check_clock(connection)
             self._nameless.screen(connection, window, now_us)
             store_statistics(connection, window, now_us)
             for key in (self._sql_key, self._records_key):
@@ -244,14 +257,14 @@ class IngestStore:
         self.commit(window, oldest_seq)
         return batch
 
-    def put_right(self, mended: Sequence[Mended]) -> None:
+    def correct_watermarks(self, corrected: Sequence[CorrectedWatermark]) -> None:
         """High waters that were changed while the server was stopped, and an event for each."""
         table = schema.ingest_watermark
         with begin(self._engine) as connection:
             now_us = self._clock.unix_us()
-            for gateway_id, epoch, had, seq in mended:
-                mine = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
-                connection.execute(update(table).where(mine).values(seq=seq))
+            for gateway_id, epoch, had, seq in corrected:
+                is_epoch = (table.c.gateway_id == gateway_id) & (table.c.epoch == str(epoch))
+                connection.execute(update(table).where(is_epoch).values(seq=seq))
                 text = (
                     f"table ingest_watermark had cut {had} as the newest of epoch {epoch}, the ingest queue "
                     f"has {seq}: the database was changed while the server was stopped. The queue is believed"
@@ -302,3 +315,175 @@ class IngestStore:
                 connection.execute(insert(schema.manifest), finished.row)
             self._raise(connection, self._parquet_key, finished.last_seq)
         return True
+
+
+def store_statistics(connection: Connection, window: IngestWindow, now_us: int) -> None:
+    """Add the window to every statistics table, and move the watermarks."""
+    for slot_us, accumulator in sorted(window.slots.items()):
+        rows, columns = window.slot_columns(slot_us)
+        hist = accumulator.hist_of(rows)
+        _add_stored(
+            connection, schema.rollups, slot_us, columns["stream_id"], hist, histogram_codec.decode_many
+        )
+        values: Columns = {**columns, "hist": histogram_codec.encode_many(hist)}
+        upsert_columns(connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=GAUGES, set_=("hist",))
+    for hour_us, accumulator in sorted(window.hours.items()):
+        rows, columns = window.hour_columns(hour_us)
+        hist, table = accumulator.hist_of(rows), schema.rollup_hours
+        _add_stored(connection, table, hour_us, columns["stream_id"], hist, histogram_codec.decode_hours)
+        values = {**columns, "hist": histogram_codec.encode_hours(hist)}
+        upsert_columns(connection, table, values, add=HOUR_SUMS, maximum=GAUGES, set_=("hist",))
+    missed = window.missed_columns()
+    upsert_columns(connection, schema.rollup_missed, missed, add=("counted", "missed"))
+    _store_stream_sums(connection, window)
+    _store_gateway_sums(connection, window)
+    _store_watermarks(connection, window, now_us)
+
+
+def forget_future(connection: Connection, now_us: int) -> int:
+    """Take back what only a clock that was ahead can have written; returns by how many microseconds it was.
+
+    Progress and last-seen times never fall by themselves, so they would say nothing until that time has come.
+    How far such a gateway really got is not known; its next cut says it.
+    """
+    limit_us, ahead_us = now_us + AHEAD_US, 0
+    for column, value_us in (
+        # A gateway that got no further than a day ago is still in scope of what is judged now.
+        (schema.progress.c.corrected_us, now_us - DAY_US),
+        (schema.gateways.c.last_cut_us, now_us),
+        (schema.gateways.c.last_seen_us, now_us),
+        (schema.streams.c.first_seen_us, now_us),
+        (schema.streams.c.last_us, now_us),
+    ):
+        newest_us = connection.execute(select(func.max(column))).scalar_one() or 0
+        if newest_us > limit_us:
+            ahead_us = max(ahead_us, newest_us - now_us)
+            connection.execute(update(column.table).where(column > limit_us).values({column: value_us}))
+    return ahead_us
+
+
+def _add_stored(
+    connection: Connection, table: Table, time_us: int, stream_ids: Int64s, hist: Int64s, decode: Decode
+) -> None:
+    """Add what is stored of a slot or hour to ``hist``, a row for each of the sorted ``stream_ids``."""
+    time_column, stream_column = list(table.primary_key.columns)[:2]
+    statement = select(stream_column, table.c.hist).where(time_column == time_us)
+    if len(stream_ids) <= IN_LIST:
+        statement = statement.where(stream_column.in_(stream_ids.tolist()))
+    for chunk in connection.execute(statement).partitions(FETCH_ROWS):
+        stored = np.array([row[0] for row in chunk], dtype=np.int64)
+        place = np.minimum(np.searchsorted(stream_ids, stored), len(stream_ids) - 1)
+        matches = np.flatnonzero(stream_ids[place] == stored)
+        hist[place[matches]] += decode([chunk[index][1] for index in matches.tolist()])
+
+
+def _store_stream_sums(connection: Connection, window: IngestWindow) -> None:
+    """Lifetime sums; a stream never announced gets a row without names, which STREAMS_SEEN fills in."""
+    rows, columns = window.stream_columns()
+    names = window.streams.gateways
+    values: Columns = {**columns, "gateway_id": [names[number] for number in rows.tolist()]}
+    upsert_columns(connection, schema.streams, values, add=schema.STREAM_SUMS, maximum=("last_us",))
+
+
+def _store_gateway_sums(connection: Connection, window: IngestWindow) -> None:
+    """Coverage, progress and the gateways' newest cut: a row a gateway, not a row a stream."""
+    names = ("covered_us", "cuts", "gap_cuts")
+    coverage = [
+        {"slot_us": slot_us, "gateway_id": gateway_id, **dict(zip(names, sums, strict=True))}
+        for (slot_us, gateway_id), sums in window.coverage.items()
+    ]
+    upsert(connection, schema.coverage, coverage, add=names)
+    progress = [{"gateway_id": name, "corrected_us": last[0]} for name, last in window.newest.items()]
+    upsert(connection, schema.progress, progress, maximum=("corrected_us",))
+    gateways: Params = [
+        {
+            "gateway_id": gateway_id,
+            "name": gateway_id,
+            "state": "up",
+            "first_seen_us": recv_us,
+            "last_seen_us": recv_us,
+            "last_cut_us": end_us,
+            "clock_offset_us": offset_us,
+        }
+        for gateway_id, (end_us, recv_us, offset_us) in window.newest.items()
+    ]
+    raised = ("last_seen_us", "last_cut_us")
+    upsert(connection, schema.gateways, gateways, set_=("clock_offset_us",), maximum=raised)
+
+
+def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int) -> None:
+    rows: Params = [
+        {"gateway_id": gateway_id, "epoch": str(epoch), "seq": seq, "updated_us": now_us}
+        for (gateway_id, epoch), seq in window.marks.items()
+    ]
+    upsert(connection, schema.ingest_watermark, rows, set_=("updated_us",), maximum=("seq",))
+
+
+class NamelessStreams:
+    """Limits how many streams without names a gateway may have: rows of ids that were never announced.
+
+    Names may come after the first cut, or never, if an agent was restarted before it reached the server: its
+    statistics count all the same. But ids are an agent's to choose. So a gateway has ``MAX_NAMELESS`` such
+    rows at most; of more, the statistics stay out of SQL, and an event a day says so.
+
+    Ids that were looked up once are remembered, so a window of known streams costs one search in memory; the
+    database is asked about the others only. Not thread-safe: belongs to the thread that commits.
+
+    Attributes:
+        left_out: streams of windows that were left out, since the start.
+    """
+
+    def __init__(self) -> None:
+        self._known: Int64s = np.zeros(0, dtype=np.int64)  # sorted
+        self.left_out = 0
+
+    def screen(self, connection: Connection, window: IngestWindow, now_us: int) -> None:
+        """Leave those streams out of a window that are too many without a name."""
+        ids, gateways = window.streams.ids, window.streams.gateways
+        unknown = np.flatnonzero(~np.isin(ids, self._known, assume_unique=True))
+        if not len(unknown):
+            return
+        stored = _known_of(connection, ids[unknown])
+        new = unknown[~np.isin(ids[unknown], stored)]
+        counts = _nameless_counts(connection) if len(new) else Counter()
+        excess, over = [], Counter[str]()
+        for number in new.tolist():
+            counts[gateways[number]] += 1
+            if counts[gateways[number]] > MAX_NAMELESS:
+                excess.append(number)
+                over[gateways[number]] += 1
+        window.left_out = np.array(excess, dtype=np.int64)
+        self._known = np.union1d(self._known, ids[np.setdiff1d(unknown, window.left_out)])
+        self.left_out += len(excess)
+        upsert(
+            connection, schema.events, [_left_out_event(name, count, now_us) for name, count in over.items()]
+        )
+
+
+def _known_of(connection: Connection, ids: Int64s) -> Int64s:
+    column = schema.streams.c.stream_id
+    found: list[int] = []
+    for chunk in chunks(ids.tolist()):
+        found += connection.scalars(select(column).where(column.in_(chunk)))
+    return np.array(found, dtype=np.int64)
+
+
+def _nameless_counts(connection: Connection) -> Counter[str]:
+    """Rows without names, by gateway_id."""
+    table = schema.streams
+    statement = select(table.c.gateway_id, func.count()).where(table.c.volume == "")
+    rows = connection.execute(statement.group_by(table.c.gateway_id))
+    return Counter({row[0]: row[1] for row in rows})
+
+
+def _left_out_event(gateway_id: str, count: int, now_us: int) -> dict[str, object]:
+    text = (
+        f"gateway {gateway_id} sends statistics of streams that it never announced: {count} beyond the "
+        f"{MAX_NAMELESS} that are kept were left out. Look at its agent"
+    )
+    log.warning("streams-left-out", gateway_id=gateway_id, count=count)
+    return event_row(
+        (gateway_id, "streams", now_us // DAY_US), now_us, "gateway-over-limit", "warning",
+        element="gateway", subject=gateway_id, text=text,
+        details={"gateway_id": gateway_id, "what": "streams without names", "refused": count},
+    )  # fmt: skip

@@ -3,14 +3,14 @@
 Theory of operation. Each ``step`` reads the next records, stores their inventory and RECORD rows (cursor
 ``records``), adds their cuts to the window and hands them to the archive. When it is time the window goes to
 SQL (cursor ``sql``); when the file under way is due, it is finished and its manifest row committed (cursor
-``parquet``, ``filing``). Records leave the queue when all cursors have passed them.
+``parquet``, ``archive.writer``). Records leave the queue when all cursors have passed them.
 
 It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
 thread at most: with little load that is at once, with the largest every 15 s. While a backlog is read it is
-every 15 s, too, and the transaction runs beside the reading (``under_way``). The longer a window, the fewer
-rows are written for the same cuts. A window, and a file, also end when they hold back half of the queue, a
-transaction under way and the next window three quarters: the queue's size is fixed, and it deletes nothing
-that one of them still waits for.
+every 15 s, too, and the transaction runs beside the reading (``BackgroundCommit``). The longer a window, the
+fewer rows are written for the same cuts. A window, and a file, also end when they hold back half of the
+queue, a transaction under way and the next window three quarters: the queue's size is fixed, and it deletes
+nothing that one of them still waits for.
 
 What a crash can leave, and what happens then:
 
@@ -21,7 +21,7 @@ What a crash can leave, and what happens then:
     after the commit                  the cursor passes them; the queue deletes late
 
 The database may be away for minutes: ``run`` tries again with backoff, the queue holds, the intake goes on.
-A value that the database refuses must not stop everybody: its record is put aside under ``refused/`` and
+A value that the database refuses must not stop the ingest: its record is put aside under ``refused/`` and
 reported.
 
 Thread: ``db-writer`` alone; ``wake`` and ``finish`` from any.
@@ -32,24 +32,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.pressure import Problem
-from sla_server.db.archive.filing import ArchiveWriter
-from sla_server.db.archive.writer import CutFileWriter
+from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.wire.pressure import DAMAGED, Problem
+from sla_server.db.archive.writer import ArchiveWriter, CutFileWriter
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
-from sla_server.db.ingest.background_commit import COMMIT_S, BackgroundCommit
-from sla_server.db.ingest.batch import DecodedBatch, decode_batch
-from sla_server.db.ingest.dead_letter import put_aside
-from sla_server.db.ingest.outage import Outage
-from sla_server.db.ingest.queue import STEP_BYTES, DurableQueue, IngestRecord, QueueReader
+from sla_server.db.ingest.accumulator import IngestWindow
+from sla_server.db.ingest.batch import DecodedBatch, decode_batch, put_aside
+from sla_server.db.ingest.queue import STEP_BYTES, CursorReader, IngestQueue, IngestRecord
+from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import CursorMoved, IngestStore, has_rows
-from sla_server.db.retention import Retention
+from sla_server.db.partitions import Retention
 
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_LIMIT_S: Final = 15.0
+COMMIT_S: Final = 600.0  # far above what statement timeouts allow: a transaction has some twenty statements
 log = structlog.get_logger("db-writer")
 REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
@@ -58,7 +60,153 @@ STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes s
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
-class Writer:
+class DatabaseOutage:
+    """The state of a database that is away, from the first failure to the first success. Pure.
+
+    While it lasts the writer tries again with backoff, the queue holds, the intake goes on, and ``problem``
+    is reported every other second (PRESSURE). Afterwards one event ``database-away`` is stored in the
+    database.
+
+    Attributes:
+        since_us: first failure, 0 while it works.
+        reason: of the newest failure.
+        tries: failures since.
+        problem: the same for PRESSURE, None while it works. Replaced whole: any thread may read it.
+    """
+
+    def __init__(self) -> None:
+        self.since_us = 0
+        self.reason = ""
+        self.tries = 0
+        self.problem: Problem | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the database is away."""
+        return self.tries > 0
+
+    def failed(self, now_us: int, reason: str, *, is_damage: bool = False) -> None:
+        """A transaction failed; ``is_damage``: and will go on to fail, ``reason`` says what to do."""
+        self.since_us = self.since_us or now_us
+        self.reason = reason
+        self.tries += 1
+        text = f"the database cannot be used: {reason}. The ingest queue holds what arrives"
+        damage = Problem(DAMAGED, self.since_us, reason)
+        self.problem = damage if is_damage else Problem("database", self.since_us, text)
+
+    def wait_s(self) -> float:
+        """How long to wait before the next try: doubled each time, 15 s at most."""
+        return float(min(BACKOFF_FIRST_S * 2 ** min(self.tries - 1, 10), BACKOFF_LIMIT_S))
+
+    def event(self, now_us: int, queue_bytes: int) -> dict[str, Any]:
+        """A row of ``events`` about it."""
+        seconds = (now_us - self.since_us) / 1e6
+        return event_row(
+            (self.since_us, self.reason),
+            self.since_us,
+            "database-away",
+            "critical",
+            element="dbmanager",
+            subject="database",
+            text=f"the database could not be used for {seconds:.1f} s ({self.reason}); "
+            "nothing was lost, the ingest queue held everything",
+            details={"seconds": seconds, "tries": self.tries, "queue_bytes": queue_bytes},
+        )
+
+    def ended(self) -> None:
+        """A transaction succeeded."""
+        self.since_us, self.reason, self.tries, self.problem = 0, "", 0, None
+
+
+class BackgroundCommit:
+    """A window on its way into SQL, beside the writer, which reads on meanwhile.
+
+    A transaction of a whole fleet mostly waits for the database, so it has a thread of its own. One is under
+    way at a time, and the writer uses the database for nothing else meanwhile: two transactions that change
+    the same rows could lock each other out, and SQLite has one writer at a time.
+
+    Thread: the writer's; ``db-commit`` runs between ``start`` and ``wait`` and alone uses the window then.
+
+    Attributes:
+        window: what is under way, or failed because the database was away; None if nothing is.
+        size_bytes: of the records it came from.
+        duration_ns: of the last transaction.
+    """
+
+    def __init__(self, store: IngestStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._threads = ThreadGroup()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None  # until the commit itself has said that it is done
+        self._is_reported = False  # ``wait`` has raised ``_error``
+        self._oldest_seq = 0
+        self.window: IngestWindow | None = None
+        self.size_bytes = 0
+        self.duration_ns = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def start(self, window: IngestWindow, size_bytes: int, oldest_seq: int) -> None:
+        """Begin to commit a window; nothing may be under way.
+
+        Args:
+            window: belongs to the other thread until ``wait``.
+            size_bytes: of the records it came from.
+            oldest_seq: as for ``IngestStore.commit``.
+        """
+        self.window, self.size_bytes, self._oldest_seq = window, size_bytes, oldest_seq
+        self._begin()
+
+    def wait(self) -> IngestWindow:
+        """The window, committed; ``clear`` follows. After an error, calling this again tries it again.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``IngestStore.commit``.
+            DatabaseUnavailable: also when the thread has not come as far as that.
+        """
+        assert self.window is not None  # the caller looked
+        if self._is_reported:
+            self._begin()
+        self._threads.join(COMMIT_S)
+        if self._error is not None:
+            self._is_reported = True
+            raise self._error
+        return self.window
+
+    def clear(self) -> None:
+        """Committed, or given up: its records will be read again."""
+        self.window, self.size_bytes = None, 0
+        self._error, self._is_reported = None, False
+
+    def _begin(self) -> None:
+        self._thread, self._is_reported = None, False
+        self._error = self._not_begun("the thread db-commit ended before its transaction did")
+        try:
+            self._thread = self._threads.start("db-commit", self._run, COMMIT_S)
+        except (RuntimeError, MemoryError) as exc:
+            self._error = self._not_begun(f"the thread db-commit cannot be started ({exc or 'no memory'})")
+
+    def _not_begun(self, reason: str) -> DatabaseUnavailable:
+        return DatabaseUnavailable(self._store.where, reason, "See that this machine has memory to spare")
+
+    def _run(self) -> None:
+        """Thread: ``db-commit``."""
+        began_ns = self._clock.monotonic_ns()
+        try:
+            assert self.window is not None  # start() set it
+            self._store.commit(self.window, self._oldest_seq)
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, ``wait`` raises it
+            self._error = exc
+        else:
+            self._error = None
+        self.duration_ns = self._clock.monotonic_ns() - began_ns
+
+
+class IngestWriter:
     """The consumer; see the module.
 
     Args:
@@ -74,7 +222,7 @@ class Writer:
 
     def __init__(
         self,
-        queue: DurableQueue,
+        queue: IngestQueue,
         store: IngestStore,
         archive: CutFileWriter,
         clock: Clock,
@@ -92,12 +240,14 @@ class Writer:
         self._probe = probe
         self._wake = threading.Event()
         self._finish = threading.Event()
-        self._reader: QueueReader | None = None
+        self._reader: CursorReader | None = None
         self._window = store.window()
-        self._under_way = BackgroundCommit(store, clock)
-        self._filing = ArchiveWriter(queue, store, archive, clock, self._settle, self._flush, probe)
-        self._outage = Outage()
-        self._held: list[IngestRecord] = []
+        self._background_commit = BackgroundCommit(store, clock)
+        self._archive_writer = ArchiveWriter(
+            queue, store, archive, clock, self._await_commit, self._flush, probe
+        )
+        self._outage = DatabaseOutage()
+        self._unstored: list[IngestRecord] = []
         self._is_full = False
         self._rest_until_ns = self._backlog_until_ns = 0
         self._finish_by_ns = 0
@@ -112,11 +262,11 @@ class Writer:
     @property
     def parquet_seq(self) -> int:
         """Every record up to this one is in a file of the manifest."""
-        return self._filing.parquet_seq
+        return self._archive_writer.parquet_seq
 
     def start(self, cursors: tuple[int, int]) -> None:
         """Begin behind the committed cursors (sql, parquet)."""
-        self._sql_seq, self._filing.parquet_seq = cursors
+        self._sql_seq, self._archive_writer.parquet_seq = cursors
         self._backlog_until_ns = self._clock.monotonic_ns() + REST_LIMIT_NS
         self._seek(self._sql_seq)
 
@@ -130,16 +280,16 @@ class Writer:
         self._wake.set()
 
     def run(self) -> None:
-        """Step until told to finish; never ends because the database is away."""
+        """Step until ``finish``; never ends because the database is away."""
         while True:
             watchdog.beat(STEP_S)
             finishing = self._finish.is_set()
             is_late = finishing and self._is_late()
             try:
                 is_busy = self.step(final=finishing, more=not is_late)
-                self._database_works()
+                self._on_recovery()
             except DatabaseUnavailable as exc:
-                self._database_away(exc)
+                self._on_outage(exc)
                 if finishing:
                     return
                 self._finish.wait(self._outage.wait_s())
@@ -162,15 +312,16 @@ class Writer:
         return now_ns >= self._finish_by_ns
 
     @property
-    def outage(self) -> Outage:
+    def outage(self) -> DatabaseOutage:
         """Whether the database works, and since when and why it does not."""
         return self._outage
 
     def problems(self) -> list[Problem]:
         """What cannot be written to just now. Thread: any."""
-        return [problem for problem in (self._outage.problem, self._filing.problem) if problem is not None]
+        found = (self._outage.problem, self._archive_writer.problem)
+        return [problem for problem in found if problem is not None]
 
-    def _database_away(self, error: DatabaseUnavailable) -> None:
+    def _on_outage(self, error: DatabaseUnavailable) -> None:
         is_damage = isinstance(error, DatabaseDamaged)
         reason = str(error) if is_damage else error.reason
         self._outage.failed(self._clock.unix_us(), reason, is_damage=is_damage)
@@ -182,10 +333,10 @@ class Writer:
             queue_bytes=self._queue.waiting_bytes,
         )
 
-    def _database_works(self) -> None:
-        """After an outage: tell of it, in the database, where the queue's records now are, too."""
+    def _on_recovery(self) -> None:
+        """After an outage: report it, also as an event in the database, behind the queue's records."""
         if self._outage.is_on:
-            self._settle()
+            self._await_commit()
             event = self._outage.event(self._clock.unix_us(), self._queue.waiting_bytes)
             self._store.report(event)
             self._outage.ended()
@@ -204,22 +355,22 @@ class Writer:
         """
         if self._outage.is_on:
             self._to_sql()  # first: the window must not grow while the database is away
-            self._settle()
+            self._await_commit()
         batch = self._take() if more else None
-        self._filing.take(batch, self._read_seq)
+        self._archive_writer.take(batch, self._read_seq)
         done = final and not (more and self._is_full)
         if self._window.last_seq and (done or self._window_is_full or self._is_rested):
             self._to_sql()
-        if done or not self._is_full or self._under_way.is_over:
-            self._settle()
-        if self._under_way.window is None:
-            self._filing.commit_if_stored(self._sql_seq)
-        self._filing.finish_if_due(now=done, may_wait=self._is_full and not done)
+        if done or not self._is_full or self._background_commit.is_over:
+            self._await_commit()
+        if self._background_commit.window is None:
+            self._archive_writer.commit_if_stored(self._sql_seq)
+        self._archive_writer.finish_if_due(now=done, may_wait=self._is_full and not done)
         self._queue.delete_through(min(self._sql_seq, self.parquet_seq))
         self._probe("deleted")
         has_old = not final and not self._is_full and self._retention.run_if_due()
         return (
-            self._filing.lags(self._read_seq)
+            self._archive_writer.lags(self._read_seq)
             or has_old
             or self._is_full
             or (final and self._sql_seq < self._queue.synced_seq)
@@ -230,26 +381,26 @@ class Writer:
     @property
     def _read_seq(self) -> int:
         """Newest record that is in SQL, on its way there, or in the window."""
-        under_way = self._under_way.window
-        return self._window.last_seq or (under_way.last_seq if under_way else self._sql_seq)
+        commit = self._background_commit.window
+        return self._window.last_seq or (commit.last_seq if commit else self._sql_seq)
 
     @property
     def _window_is_full(self) -> bool:
-        under_way, size_bytes = self._under_way, self._queue.size_bytes
-        held_bytes = size_bytes // 2 if under_way.window is None else size_bytes * 3 // 4
-        return self._window.is_full or self._window_bytes + under_way.size_bytes >= held_bytes
+        commit, size_bytes = self._background_commit, self._queue.size_bytes
+        limit_bytes = size_bytes // 2 if commit.window is None else size_bytes * 3 // 4
+        return self._window.is_full or self._window_bytes + commit.size_bytes >= limit_bytes
 
     @property
     def _is_rested(self) -> bool:
         until_ns = self._backlog_until_ns if self._is_full else self._rest_until_ns
-        return self._under_way.window is None and self._clock.monotonic_ns() >= until_ns
+        return self._background_commit.window is None and self._clock.monotonic_ns() >= until_ns
 
     def _seek(self, after_seq: int) -> None:
-        """Read on behind ``after_seq``, which is where SQL stands."""
+        """Read on behind ``after_seq``, the newest record in SQL."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self._queue.reader(after_seq)
-        self._held = []
+        self._unstored = []
         self._window.reset()
         self._window_bytes = 0
 
@@ -258,62 +409,62 @@ class Writer:
         if self._reader is None:
             raise AssertionError("start() comes first")
         # Held over a failed attempt: the reader has passed them.
-        self._held = self._held or self._reader.read(STEP_BYTES)
-        size_bytes = sum(len(record.payload) for record in self._held)
+        self._unstored = self._unstored or self._reader.read(STEP_BYTES)
+        size_bytes = sum(len(record.payload) for record in self._unstored)
         self._is_full = size_bytes >= STEP_BYTES
-        if not self._held:
+        if not self._unstored:
             return None
-        batch = decode_batch(self._held, self._read_seq)
+        batch = decode_batch(self._unstored, self._read_seq)
         if has_rows(batch):
-            self._settle()
-            if not self._held:
+            self._await_commit()
+            if not self._unstored:
                 return None  # the queue is read again
         try:
-            self._store.store_records(batch, self._held, self._queue.oldest_seq)
+            self._store.store_records(batch, self._unstored, self._queue.oldest_seq)
         except DatabaseRefused as exc:
-            self._isolate(exc, self._held[-1].queue_seq)
+            self._isolate(exc, self._unstored[-1].queue_seq)
             return None
         except CursorMoved as exc:
             self._start_again(exc)
             return None
         self._window.absorb(batch)
         self._window_bytes += size_bytes
-        self._filing.read_bytes += size_bytes
-        self._held = []
+        self._archive_writer.read_bytes += size_bytes
+        self._unstored = []
         return batch
 
     def _to_sql(self) -> None:
         """Begin to commit the window, and another one; between two, a file that waits for this."""
-        self._settle()
-        self._filing.commit_if_stored(self._sql_seq)
+        self._await_commit()
+        self._archive_writer.commit_if_stored(self._sql_seq)
         if self._window.last_seq:  # not dropped meanwhile
-            self._under_way.start(self._window, self._window_bytes, self._queue.oldest_seq)
+            self._background_commit.start(self._window, self._window_bytes, self._queue.oldest_seq)
             self._window, self._window_bytes = self._store.window(), 0
 
     def _flush(self) -> int:
         """All that was read is in SQL on return, unless it was refused or read again; up to where."""
         self._to_sql()
-        self._settle()
+        self._await_commit()
         return self._sql_seq
 
-    def _settle(self) -> None:
+    def _await_commit(self) -> None:
         """Wait for the transaction under way, if any, and go by how it ended."""
-        if self._under_way.window is None:
+        if self._background_commit.window is None:
             return
-        last_seq = self._under_way.window.last_seq
+        last_seq = self._background_commit.window.last_seq
         try:
-            self._under_way.wait()
+            self._background_commit.wait()
         except DatabaseRefused as exc:
-            self._under_way.clear()
+            self._background_commit.clear()
             self._isolate(exc, last_seq)
             return
         except CursorMoved as exc:
-            self._under_way.clear()
+            self._background_commit.clear()
             self._start_again(exc)
             return
-        self._under_way.clear()
+        self._background_commit.clear()
         self._sql_seq = last_seq
-        ended_ns, took_ns = self._clock.monotonic_ns(), self._under_way.duration_ns
+        ended_ns, took_ns = self._clock.monotonic_ns(), self._background_commit.duration_ns
         self._rest_until_ns = ended_ns + min(REST * took_ns, REST_LIMIT_NS)
         self._backlog_until_ns = ended_ns + REST_LIMIT_NS
         self._probe("sql-committed")

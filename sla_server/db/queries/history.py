@@ -32,10 +32,10 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, edges_for
 from sla_server.db import histogram_codec, schema
 from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.partitions import SPANS
-from sla_server.db.queries.query import Row, one_of
+from sla_server.db.queries.rows import Row, one_of
+from sla_server.db.schema import HOUR_US
 
 SLOTS_MAX: Final = 3_000  # 50 hours of minutes: more points than any screen has, and all that SQL keeps
-HOUR_US: Final = 3_600_000_000
 PERCENTILES: Final = (50, 95, 99)
 _GAUGES: Final = ("held_max", "inflight_max")
 
@@ -94,7 +94,7 @@ def _sums(connection: Connection, table: Table, times: Sequence[int], stream_ids
             *(func.max(table.c[name]).label(name) for name in _GAUGES),
             _joined(table.c.hist, is_postgresql).label("hist"),
         )
-        # The bounds say nothing new; they tell PostgreSQL which partitions to leave out.
+        # The bounds say nothing new; they show PostgreSQL which partitions to leave out.
         .where(time >= times[0], time <= times[-1])
         .where(one_of(connection, time, times), one_of(connection, stream, stream_ids))
         .group_by(time)

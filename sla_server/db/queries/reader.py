@@ -1,25 +1,80 @@
-"""The public reading side: ``SqlReader`` answers the questions of services, API and policy jobs.
+"""The questions that services, the API and policy jobs ask of SQL.
 
-Every answer is plain Python (dicts, lists, numbers, numpy arrays for histograms); no SQLAlchemy type leaks.
-The methods stand in ``reads_inventory``, ``reads_records`` and ``reads_statistics``.
+Every answer is plain Python (dicts, lists, numbers, numpy arrays for histograms); no type of SQLAlchemy
+leaves this package. Columns are those of docs/formats/sql.md, JSON columns decoded. All ranges are half-open,
+[from_us, to_us), by the slot's or hour's start.
+
+Long lists are paged by cursor: each row has a ``cursor`` text; pass the last one's as ``before`` for the next
+page. Cursors name a row, not an offset, so rows that arrive meanwhile shift nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    Select,
+    Table,
+    and_,
+    cast,
+    exists,
+    func,
+    select,
+    tuple_,
+)
+
+from pmdaemon.wire.histogram import BUCKETS
+from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.engine import make_engine
-from sla_server.db.queries.inventory import InventoryReads
-from sla_server.db.queries.query import Row
-from sla_server.db.queries.records import RecordReads
-from sla_server.db.queries.statistics import SliceInputs, StatisticsReads
+from sla_server.db.engine import make_engine, translated
+from sla_server.db.queries.history import read_history
+from sla_server.db.queries.rows import IN_LIST, Row, chunks, decode_json, one_of
+from sla_server.db.schema import STREAM_SUMS
 
-__all__ = ["Row", "SliceInputs", "SqlReader", "open_reader"]
+__all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
+
+ARRAY_ITEMS: Final = 4096
+_JUDGED: Final = (
+    "slot_us",
+    "stream_id",
+    "arrived",
+    "reads",
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "hist",
+)
+IN_FORCE_STATES: Final = ("requested", "sent", "confirmed", "seen")
+"""States of a throttle that holds, or is about to hold, I/O back."""
 
 
-class SqlReader(InventoryReads, RecordReads, StatisticsReads):
-    """All questions, over one read-only pool.
+@dataclass(frozen=True, slots=True)
+class SliceInputs:
+    """What a promise is judged from.
+
+    Attributes:
+        rows: a dict a (slot, stream): slot_us, stream_id, arrived, reads, writes, read_bytes, write_bytes,
+            and hist_read, hist_write (int64, shape (99,)).
+        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, counted, missed.
+        coverage: a dict a (slot, gateway): slot_us, gateway_id, covered_us, cuts, gap_cuts (cuts the agent
+            had to drop). Covers gateways whose streams were idle, too: an idle stream has no row.
+    """
+
+    rows: list[Row]
+    missed: list[Row]
+    coverage: list[Row]
+
+
+class SqlReader:
+    """All questions, over one pool of connections; each call takes a connection and gives it back.
 
     Raises (every method):
         DatabaseUnavailable: retryable; also while the dbmanager has not created the schema yet.
@@ -27,11 +82,371 @@ class SqlReader(InventoryReads, RecordReads, StatisticsReads):
     Thread: any.
     """
 
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def _rows(self, statement: Executable) -> list[Row]:
+        """All rows of a statement.
+
+        Raises:
+            DatabaseUnavailable: not reachable, or the dbmanager has not created the schema yet.
+        """
+        with translated(self._engine), self._engine.connect() as connection:
+            return self._fetch(connection, statement)
+
+    @staticmethod
+    def _fetch(connection: Connection, statement: Executable) -> list[Row]:
+        result = connection.execute(statement)
+        keys = tuple(result.keys())
+        # A third of the time of mappings.
+        return [dict(zip(keys, row, strict=True)) for row in result.all()]
+
+    def _one(self, statement: Executable) -> Row | None:
+        rows = self._rows(statement)
+        return rows[0] if rows else None
+
+    def meta(self, key: str) -> str | None:
+        """A value of table ``meta``."""
+        row = self._one(select(schema.meta.c.value).where(schema.meta.c.key == key))
+        return None if row is None else str(row["value"])
+
     def close(self) -> None:
         """Close the pool's connections."""
         self._engine.dispose()
 
+    # -- What exists: gateways, volumes, streams, backends, files, processes, and their lifetime sums.
+
+    def gateways(self) -> list[Row]:
+        """All gateways ever seen, by name."""
+        table = schema.gateways
+        return self._rows(select(table).order_by(table.c.name, table.c.gateway_id))
+
+    def gateway_list(self, limit: int | None = None) -> list[Row]:
+        """Gateways to dial, by address."""
+        table = schema.gateway_list
+        statement = select(table.c.address, table.c.name).where(table.c.is_enabled)
+        return self._rows(statement.order_by(table.c.address).limit(limit))
+
+    def backends(self) -> list[Row]:
+        """All backends, by name."""
+        return self._rows(select(schema.backends).order_by(schema.backends.c.backend))
+
+    def streams(self, volume: str | None = None) -> list[Row]:
+        """Streams with their names and exact lifetime sums, of one volume or all."""
+        table = schema.streams
+        statement = select(table).order_by(table.c.volume, table.c.client, table.c.stream_id)
+        return self._rows(statement if volume is None else statement.where(table.c.volume == volume))
+
+    def stream_count(self) -> int:
+        """How many streams there are."""
+        (row,) = self._rows(select(func.count().label("streams")).select_from(schema.streams))
+        return int(row["streams"])
+
+    def volumes(self) -> list[Row]:
+        """Volumes with exact sums over their streams; ``last_us``: end of the newest cut with a row."""
+        table, streams = schema.volumes, schema.streams
+        sums = (
+            select(
+                streams.c.volume,
+                *(_total(streams.c[name]).label(name) for name in STREAM_SUMS),
+                func.max(streams.c.last_us).label("last_us"),
+                func.count().label("streams"),
+            )
+            .group_by(streams.c.volume)
+            .subquery()
+        )
+        statement = (
+            select(
+                table,
+                *(func.coalesce(sums.c[name], 0).label(name) for name in (*STREAM_SUMS, "streams")),
+                sums.c.last_us,
+            )
+            .select_from(table.outerjoin(sums, sums.c.volume == table.c.volume))
+            .order_by(table.c.volume)
+        )
+        return self._rows(statement)
+
+    def totals(self) -> Row:
+        """Lifetime sums over everything, and how many gateways, volumes and streams there are."""
+        streams = schema.streams
+        statement = select(
+            *(func.coalesce(_total(streams.c[name]), 0).label(name) for name in STREAM_SUMS),
+            func.count().label("streams"),
+            select(func.count()).select_from(schema.gateways).scalar_subquery().label("gateways"),
+            select(func.count()).select_from(schema.volumes).scalar_subquery().label("volumes"),
+            func.max(streams.c.last_us).label("last_us"),
+        )
+        row = self._one(statement)
+        if row is None:  # cannot happen: an aggregate without GROUP BY has one row
+            raise AssertionError("no totals")
+        return row
+
+    def progress(self) -> dict[str, int]:
+        """gateway_id to the corrected end (us UTC) of the newest cut ingested."""
+        return {row["gateway_id"]: row["corrected_us"] for row in self._rows(select(schema.progress))}
+
+    def watermarks(self) -> list[tuple[str, int, int]]:
+        """(gateway_id, epoch, highest seq ingested)."""
+        table = schema.ingest_watermark
+        return [(row["gateway_id"], int(row["epoch"]), row["seq"]) for row in self._rows(select(table))]
+
+    def processes(self) -> list[Row]:
+        """State of the server's own processes, by name."""
+        return self._rows(select(schema.processes).order_by(schema.processes.c.name))
+
+    def manifest(self, kind: str | None = None, *, in_use: bool = True) -> list[Row]:
+        """Parquet files, oldest data first; ``in_use``: without those that were replaced."""
+        table = schema.manifest
+        statement = select(table).order_by(table.c.min_us, table.c.path)
+        if kind is not None:
+            statement = statement.where(table.c.kind == kind)
+        return self._rows(statement.where(table.c.replaced_us.is_(None)) if in_use else statement)
+
+    # -- What was recorded: agreements, slices, episodes, throttles, events, policies, audit.
+
+    def agreements(self, in_force: bool = True) -> list[Row]:
+        """By name and version, ``spec`` decoded; in force: the newest version of each, unless ended."""
+        table = schema.agreements
+        statement = select(table).order_by(table.c.name, table.c.version)
+        if in_force:
+            newest = self._newest_versions()
+            statement = statement.join(
+                newest, and_(newest.c.name == table.c.name, newest.c.version == table.c.version)
+            ).where(table.c.ended_us.is_(None))
+        return decode_json(self._rows(statement), ("spec",))
+
+    def all_agreements(self, page: int = 2048) -> Iterator[Row]:
+        """Every version of every agreement, by name and version, without its document; read page by page.
+
+        Tens of thousands at once would take several times the memory of what is kept of them.
+        """
+        table = schema.agreements
+        columns = [column for column in table.c if column.name != "document"]
+        statement = select(*columns).order_by(table.c.name, table.c.version).limit(page)
+        following = statement
+        while rows := decode_json(self._rows(following), ("spec",)):
+            yield from rows
+            last = rows[-1]["name"], rows[-1]["version"]
+            following = statement.where(tuple_(table.c.name, table.c.version) > last)
+
+    def agreement(self, name: str, version: int | None = None) -> Row | None:
+        """One agreement, newest version unless one is named; None if there is none."""
+        table = schema.agreements
+        statement = select(table).where(table.c.name == name).order_by(table.c.version.desc()).limit(1)
+        if version is not None:
+            statement = statement.where(table.c.version == version)
+        rows = decode_json(self._rows(statement), ("spec",))
+        return rows[0] if rows else None
+
+    @staticmethod
+    def _newest_versions() -> Any:
+        table = schema.agreements
+        return (
+            select(table.c.name, func.max(table.c.version).label("version")).group_by(table.c.name).subquery()
+        )
+
+    def slices(
+        self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
+    ) -> list[Row]:
+        """Slices that start in [from_us, to_us), newest revision of each, oldest first; all, or a page."""
+        return self._rows(self._newest_slices(name, objective, from_us, to_us).limit(limit))
+
+    def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
+        """State to number of slices (newest revisions) that start in [from_us, to_us)."""
+        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
+        statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
+        return {row["state"]: row["n"] for row in self._rows(statement)}
+
+    @staticmethod
+    def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
+        def wanted(slices: Any) -> list[ColumnElement[bool]]:
+            # As one range of the primary key: with start_us alone PostgreSQL prefers the index of all slices
+            # by time (there for retention) and reads the slices of all agreements in the range.
+            place = tuple_(slices.c.name, slices.c.objective, slices.c.start_us)
+            bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
+            return [slices.c.name == name, slices.c.objective == objective, *bounds]
+
+        table = schema.slices
+        newer = table.alias("newer")
+        is_newer = newer.c.start_us == table.c.start_us, newer.c.revision > table.c.revision
+        # The condition is in both: PostgreSQL does not conclude a range from the equality of start_us.
+        is_old = exists().where(*wanted(newer), *is_newer)
+        return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
+
+    def episodes(self, open_only: bool = False, limit: int = 1000) -> list[Row]:
+        """Violation episodes, newest first."""
+        table = schema.episodes
+        statement = select(table).order_by(table.c.opened_us.desc(), table.c.episode_id).limit(limit)
+        return self._rows(statement.where(table.c.closed_us.is_(None)) if open_only else statement)
+
+    def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
+        """Throttles, newest first; in force: requested, sent, confirmed or seen."""
+        table = schema.throttles
+        statement = select(table).order_by(table.c.requested_us.desc(), table.c.throttle_id).limit(limit)
+        return self._rows(statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement)
+
+    def events(
+        self,
+        limit: int = 100,
+        before: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> list[Row]:
+        """Newest first, ``details`` decoded; ``before``: the cursor of the last row of the former page."""
+        statement = self._page(schema.events, "event_id", limit, before)
+        if since_us is not None:
+            statement = statement.where(schema.events.c.at_us >= since_us)
+        if until_us is not None:
+            statement = statement.where(schema.events.c.at_us <= until_us)
+        return decode_json(self._with_cursor(self._rows(statement), "event_id"), ("details",))
+
+    def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:
+        """The audit log, newest first, ``before`` and ``after`` decoded; pages as in ``events``."""
+        statement = self._page(schema.audit, "audit_id", limit, before)
+        return decode_json(self._with_cursor(self._rows(statement), "audit_id"), ("before", "after"))
+
+    @staticmethod
+    def _page(table: Table, key: str, limit: int, before: str | None) -> Select[Any]:
+        statement = select(table).order_by(table.c.at_us.desc(), table.c[key].desc()).limit(limit)
+        if not before:
+            return statement
+        at_text, _, key_value = before.partition(":")
+        if not at_text.isdigit() or not key_value:
+            raise ValueError(f"{before!r} is no cursor; use the `cursor` of a row of the page before")
+        # Compared as a pair, which is one range of the index; an OR would read every newer row, too.
+        return statement.where(tuple_(table.c.at_us, table.c[key]) < (int(at_text), key_value))
+
+    @staticmethod
+    def _with_cursor(rows: list[Row], key: str) -> list[Row]:
+        for row in rows:
+            row["cursor"] = f"{row['at_us']}:{row[key]}"
+        return rows
+
+    def policies(self, limit: int = 20) -> list[Row]:
+        """Policy versions, newest first, ``job`` and ``report`` decoded."""
+        table = schema.policies
+        rows = self._rows(select(table).order_by(table.c.version.desc()).limit(limit))
+        return decode_json(rows, ("job", "report"))
+
+    def policy_caps(
+        self,
+        version: int,
+        hour_of_week: int | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[Row]:
+        """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168, by volume and hour.
+
+        ``after``: "VOLUME:HOUR" of the last row of the former page.
+        """
+        table = schema.policy_caps
+        place = table.c.volume, table.c.hour_of_week
+        statement = select(table).where(table.c.version == version).order_by(*place).limit(limit)
+        if after:
+            volume, _, hour_text = after.rpartition(":")
+            if not hour_text.isdigit():
+                raise ValueError(f"{after!r} is no cursor; use the `next` of the page before")
+            statement = statement.where(tuple_(*place) > (volume, int(hour_text)))
+        if hour_of_week is not None:
+            statement = statement.where(table.c.hour_of_week == hour_of_week)
+        return self._rows(statement)
+
+    # -- Statistics: what slices are judged from, history for charts, hours for policies.
+
+    def slice_inputs(
+        self, stream_ids: Collection[int], gateway_ids: Collection[str], from_us: int, to_us: int
+    ) -> SliceInputs:
+        """Rollups, missed counts and coverage, all as of one moment (one transaction).
+
+        Args:
+            stream_ids: streams in scope.
+            gateway_ids: gateways in scope, for coverage.
+            from_us: start of the first slot, us UTC.
+            to_us: end of the last slot, us UTC.
+        """
+        rows: list[Row] = []
+        missed: list[Row] = []
+        coverage: list[Row] = []
+        rollups, misses, covers = schema.rollups, schema.rollup_missed, schema.coverage
+        with translated(self._engine), self._engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            most = ARRAY_ITEMS if connection.dialect.name == "postgresql" else IN_LIST
+            asked = [(rollups, [rollups.c[name] for name in _JUDGED], rows), (misses, list(misses.c), missed)]
+            for chunk in chunks(sorted(stream_ids), most):
+                for table, columns, into in asked:
+                    statement = select(*columns).where(
+                        table.c.slot_us >= from_us,
+                        table.c.slot_us < to_us,
+                        one_of(connection, table.c.stream_id, chunk),
+                    )
+                    into += self._fetch(connection, statement)
+            for names in chunks(sorted(gateway_ids), most):
+                statement = select(covers).where(
+                    covers.c.slot_us >= from_us,
+                    covers.c.slot_us < to_us,
+                    one_of(connection, covers.c.gateway_id, names),
+                )
+                coverage += self._fetch(connection, statement)
+        _decode_hist(rows)
+        return SliceInputs(rows, missed, coverage)
+
+    def missed(
+        self, stream_ids: Collection[int], from_us: int, to_us: int
+    ) -> dict[tuple[int, int], tuple[int, int]]:
+        """(io, threshold_us) to (counted, missed), summed over streams and slots."""
+        table = schema.rollup_missed
+        sums: dict[tuple[int, int], tuple[int, int]] = {}
+        for chunk in chunks(sorted(stream_ids)):
+            statement = select(table).where(
+                table.c.slot_us >= from_us, table.c.slot_us < to_us, table.c.stream_id.in_(chunk)
+            )
+            for row in self._rows(statement):
+                key = (row["io"], row["threshold_us"])
+                counted, missed = sums.get(key, (0, 0))
+                sums[key] = (counted + row["counted"], missed + row["missed"])
+        return sums
+
+    def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[Row]:
+        """One row a slot, summed over the volume's streams, oldest first.
+
+        Long ranges, and those whose single rollups have moved to files, come by the hour (``history``). Each
+        row has slot_us (its start), length_us, the counters, held_max, inflight_max, iops, bytes_per_s and
+        p50_us, p95_us, p99_us (upper bucket edges of reads and writes together; None without I/O).
+        """
+        streams = schema.streams
+        statement = select(streams.c.stream_id).where(streams.c.volume == volume)
+        with translated(self._engine), self._engine.connect() as connection:
+            stream_ids = sorted(connection.execute(statement).scalars())
+            return read_history(connection, stream_ids, from_us, to_us)
+
+    def hours(self, from_us: int, to_us: int) -> list[Row]:
+        """Hourly rollups with their stream's names; ``hist`` is int64 of shape (50,)."""
+        hours, streams = schema.rollup_hours, schema.streams
+        statement = (
+            select(hours, streams.c.volume, streams.c.client, streams.c.backend, streams.c.gateway_id)
+            .join(streams, streams.c.stream_id == hours.c.stream_id)
+            .where(hours.c.hour_us >= from_us, hours.c.hour_us < to_us)
+            .order_by(hours.c.hour_us, hours.c.stream_id)
+        )
+        rows = self._rows(statement)
+        dense = histogram_codec.decode_hours([row["hist"] for row in rows])
+        for row, hist in zip(rows, dense, strict=True):
+            row["hist"] = hist
+        return rows
+
+
+def _total(column: ColumnElement[int]) -> ColumnElement[int]:
+    """SUM as int64: PostgreSQL's sum of bigint is numeric, which would arrive as Decimal."""
+    return cast(func.sum(column), BigInteger)
+
+
+def _decode_hist(rows: list[Row]) -> None:
+    dense = histogram_codec.decode_many([row.pop("hist") for row in rows])
+    for row, counts in zip(rows, dense, strict=True):
+        row["hist_read"], row["hist_write"] = counts[:BUCKETS], counts[BUCKETS:]
+
 
 def open_reader(config: DatabaseConfig, data_dir: Path) -> SqlReader:
-    """A reader with a pool of its own; connects at its first question."""
+    """A reader with a read-only pool of its own; connects at its first question."""
     return SqlReader(make_engine(config, data_dir, read_only=True))

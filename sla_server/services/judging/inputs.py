@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 from sla_server.agreements.slices import StreamSlot
 from sla_server.services.judging.track import JudgedStream
-from sla_server.services.store import JudgeInputs, Row
+from sla_server.services.store import Row, SliceInputs
 
 
 class SliceRows:
     """One read, indexed by stream and by gateway."""
 
-    def __init__(self, inputs: JudgeInputs) -> None:
+    def __init__(self, inputs: SliceInputs) -> None:
         missed: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
         for row in inputs.missed:
             counts = row["counted"], row["missed"]

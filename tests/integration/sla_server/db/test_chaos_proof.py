@@ -22,7 +22,7 @@ def stored(database):
     rig = Rig(database.config, database.data_dir)
     for first in (1, 4):
         rig.feed(cuts_message([make_cut(seq) for seq in range(first, first + 3)]))
-        rig.settle(final=True)
+        rig.drain(final=True)
     rig.close()
     spool = database.data_dir / "spool"
     Spool(spool, SPOOL_BYTES).close()

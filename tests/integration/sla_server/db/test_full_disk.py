@@ -19,7 +19,7 @@ import pytest
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.ingest import outage
+from sla_server.db.ingest import writer
 from sla_server.db.queries.reader import open_reader
 from tests.support.dbmanager import Peers, Running, make_config
 from tests.support.postgres import PostgresServer
@@ -161,7 +161,7 @@ def test_a_postgresql_without_room_loses_and_doubles_nothing(
     how: Callable[[str], AbstractContextManager[Trouble]],
     what: str,
 ) -> None:
-    monkeypatch.setattr(outage, "BACKOFF_LIMIT_S", 0.5)
+    monkeypatch.setattr(writer, "BACKOFF_LIMIT_S", 0.5)
     with how(what) as trouble:
         config = make_config(tmp_path, DatabaseConfig(url=trouble.url, queue_bytes=64 << 20), tmp_path)
         peers = Peers(config)

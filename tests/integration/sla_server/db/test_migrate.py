@@ -125,7 +125,7 @@ def test_rows_of_the_first_schema_are_kept_and_added_to(empty_database):
     assert (len(rows.missed), rows.coverage[0]["covered_us"]) == (1, 7)
     items = [make_cut(1), make_cut(2, start_us=T0 + 2 * partitions.DAY_US)]
     rig.feed(cuts_message(items))
-    rig.settle()
+    rig.drain()
     with begin(rig.engine) as connection:
         old = connection.execute(text("SELECT sum(reads) FROM rollup_hours WHERE stream_id <= 2")).scalar()
         assert old == 10

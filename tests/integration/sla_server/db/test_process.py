@@ -19,7 +19,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import process
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.errors import AnotherManager, SchemaTooNew
+from sla_server.db.errors import DbError, SchemaTooNew
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.queries.reader import open_reader
 from tests.support.dbmanager import Peer, Peers, Running, make_config
@@ -158,7 +158,7 @@ def test_kill_9_of_the_real_process(config, peers, reader):
 
 
 def test_a_second_manager_is_refused(config):
-    with process.directory_lock(config.data_dir), pytest.raises(AnotherManager, match="Stop it first"):
+    with process.directory_lock(config.data_dir), pytest.raises(DbError, match="Stop it first"):
         process.run(config, Stop())
 
 
@@ -176,7 +176,7 @@ def test_a_dead_thread_ends_the_process_with_status_1_and_services_hear_why(conf
     def dies(_self):
         raise RuntimeError("by the test")
 
-    monkeypatch.setattr(process.Writer, "run", dies)
+    monkeypatch.setattr(process.IngestWriter, "run", dies)
     stop = Stop()
     assert process.run(config, stop) == 1
     assert "db-writer" in stop.reason

@@ -10,6 +10,8 @@ import pytest
 
 from sla_server.agreements.promise import classes, promises
 from sla_server.db.policies import Statistics
+from sla_server.agreements.compile import classes, promises
+from sla_server.db.policies import StoredStatistics
 from sla_server.policy_jobs.errors import UnreadableAgreement
 from sla_server.policy_jobs.inputs import JobInputs, on_one_backend, read
 from sla_server.policy_jobs.job import status_of
@@ -51,9 +53,9 @@ class OldStore:
         row = {"name": "gold", "version": 3, "spec": spec, "applied_us": 1, "ended_us": None}
         self.reader = SimpleNamespace(agreements=lambda in_force: [row] if in_force else [])
 
-    def statistics(self, *_: Any) -> Statistics:
+    def statistics(self, *_: Any) -> StoredStatistics:
         table = pa.table({"slot_us": [1]})
-        return Statistics(table, table, table, [], [], 0)
+        return StoredStatistics(table, table, table, [], [], 0)
 
 
 def test_an_agreement_of_another_release_is_named_with_the_way_out() -> None:

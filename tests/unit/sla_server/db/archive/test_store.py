@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sla_server.db.archive.store import LocalFiles, UrlFiles, open_files
-from sla_server.db.archive.upkeep import sweep
+from sla_server.db.archive.store import LocalFiles, UrlFiles, open_files, sweep
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.cut import COL, HIST_DTYPE, MISSED_DTYPE
-from sla_server.db.ingest.batch import decode_batch
+from sla_server.db.ingest.batch import decode_batch, put_aside
 from sla_server.db.ingest.queue import IngestRecord
 from tests.support.samples import EPOCH, cuts_message, gateway, make_cut
 
@@ -78,3 +80,23 @@ def test_cuts_without_rows_have_no_columns_to_fail():
     batch = decoded(make_cut(1, streams=()), make_cut(2), make_cut(3, streams=()))
     assert batch.columns.rows.tolist() == [0, 2, 0]
     assert batch.refused == []
+
+
+def test_a_record_put_aside_is_on_disk_on_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = [], os.fsync
+
+    def watched(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    event = put_aside(tmp_path / "refused", IngestRecord(7, b"payload"), "out of range", 1_000)
+    [kept] = (tmp_path / "refused").iterdir()
+    assert kept.read_bytes() == b"payload"
+    assert kept.name in event["text"]
+    assert (event["kind"], event["at_us"]) == ("data-refused", 1_000)
+    *parents, directory, content, name = synced
+    assert directory == str(tmp_path), "the new directory's name"
+    assert parents == [str(tmp_path.parent)], "that of the directory it is made in"
+    assert Path(content).parent == tmp_path / "refused"
+    assert name == str(tmp_path / "refused"), "content, then its name"

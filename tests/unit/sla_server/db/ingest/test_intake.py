@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged, NoRoute
 from pmdaemon.runtime.clock import FakeClock
@@ -18,11 +20,10 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import IngestQueuePoisoned
 from sla_server.db.ingest import receiver as post_office_module
-from sla_server.db.ingest.intake import IngestIntake
+from sla_server.db.ingest.intake import CutAdmission, HighWater, IngestIntake, spool_floors
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.records import check_row
-from sla_server.db.ingest.watermarks import HighWater
 from tests.support.samples import (
     EPOCH,
     cuts_message,
@@ -117,10 +118,10 @@ def test_a_lost_gateway_is_stored_and_not_answered():
 
 def test_greetings_are_cut_into_frames_that_fit():
     rows = [(gateway(number), EPOCH, number) for number in range(1, 2001)]
-    notices = new_intake(*rows).greetings(["pair-0", "pair-1"])
+    notices = new_intake(*rows).all_watermarks(["pair-0", "pair-1"])
     got = [row for n in notices if n.recipient == "pair-1" for row in frame.decode(n.payload).header["hw"]]
     assert sorted(got) == sorted([gw, ep, seq] for gw, ep, seq in rows)
-    assert [n.recipient for n in new_intake().greetings(["pair-0"])] == ["pair-0"]
+    assert [n.recipient for n in new_intake().all_watermarks(["pair-0"])] == ["pair-0"]
 
 
 def test_records_are_urgent_and_confirmed():
@@ -235,15 +236,15 @@ def test_a_watermark_that_was_changed_while_the_server_was_stopped_is_mended(had
     """Records 1 and 2 are in SQL, which should say 3; record 3 is not."""
     payloads = [cuts_message([make_cut(2)]), cuts_message([make_cut(3)]), cuts_message([make_cut(4)])]
     records = [IngestRecord(seq, payload) for seq, payload in enumerate(payloads, 7)]
-    for is_whole in (True, False):
+    for is_complete in (True, False):
         intake = new_intake((gateway(1), EPOCH, had), (gateway(2), EPOCH, 9))
-        mended = intake.recover(records, 8, is_whole=is_whole)
+        corrected = intake.recover(records, 8, is_complete=is_complete)
         absorbed = intake.absorb([Message(cuts_message([make_cut(4), make_cut(5)]))])
         kept = [seq for payload in absorbed.records for seq in seqs(payload)]
-        if had == 43 and not is_whole:  # SQL may know more than a damaged queue
-            assert (mended, kept) == ([], [])
+        if had == 43 and not is_complete:  # SQL may know more than a damaged queue
+            assert (corrected, kept) == ([], [])
         else:
-            assert mended == [(gateway(1), EPOCH, had, 4 if had else 3)]
+            assert corrected == [(gateway(1), EPOCH, had, 4 if had else 3)]
             assert kept == [5]
 
 
@@ -418,3 +419,57 @@ def test_gap_of_a_wrong_type_counts_as_none():
     intake = new_intake()
     assert intake.absorb([Message(message)]).records == []
     assert intake.counts == {"hole": 1}
+
+
+NEW, DUPLICATE, HOLE = CutAdmission.NEW, CutAdmission.DUPLICATE, CutAdmission.HOLE
+
+
+def test_in_order_again_and_beyond():
+    high = HighWater([("g", 7, 3)])
+    assert high.admit("g", 7, 3) is DUPLICATE
+    assert high.admit("g", 7, 5) is HOLE
+    assert high.admit("g", 7, 4) is NEW
+    assert high.admit("g", 7, 5) is NEW
+    assert high.of("g", 7) == 5
+
+
+def test_an_unknown_epoch_begins_at_one():
+    high = HighWater()
+    assert high.admit("g", 7, 2) is HOLE, "the first may have been refused by a full mailbox"
+    assert high.admit("g", 7, 1) is NEW
+    assert high.of("g", 8) == high.of("h", 7) == 0
+
+
+def test_gap_bridges_exactly_what_was_dropped():
+    high = HighWater([("g", 7, 3)])
+    assert high.admit("g", 7, 8, gap=3) is HOLE
+    assert high.admit("g", 7, 8, gap=4) is NEW
+    assert high.of("g", 7) == 8
+
+
+def test_spool_raises_the_floor_and_never_lowers_it():
+    header = {"gw": "g", "state": "up", "spool": [[7, 500, 520], [9, 1, 3]]}
+    assert spool_floors(header) == [("g", 7, 499)]
+    high = HighWater([("g", 7, 510)])
+    assert not high.raise_to("g", 7, 499)
+    assert high.of("g", 7) == 510
+
+
+def test_malformed_spools_are_ignored():
+    for spool in (None, 3, [[7]], [["7", 5, 6]], [[7, True, 6]], [[7, 1 << 63, 6]], [[-7, 5, 6]]):
+        assert spool_floors({"gw": "g", "state": "up", "spool": spool}) == []
+    assert spool_floors({"gw": "g", "state": "lost", "spool": [[7, 500, 520]]}) == []
+
+
+def test_rows_name_one_gateway_or_all():
+    high = HighWater([("g", 7, 3), ("h", 1, 2), ("g", 9, 4)])
+    assert sorted(high.rows()) == [["g", 7, 3], ["g", 9, 4], ["h", 1, 2]]
+    assert high.rows("g") == [["g", 7, 3], ["g", 9, 4]]
+    assert high.rows("unknown") == []
+
+
+@given(st.lists(st.integers(1, 12), max_size=60))
+def test_whatever_the_order_each_cut_is_new_once_and_in_sequence(order):
+    high = HighWater()
+    admitted = [seq for seq in order if high.admit("g", 1, seq) is NEW]
+    assert admitted == list(range(1, len(admitted) + 1))

@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 
 from pmdaemon.diskqueue.record import DATA_START
 from sla_server.db.errors import IngestQueuePoisoned, NoRoomForQueue, OldQueueFiles, QueueCorrupt
-from sla_server.db.ingest.queue import DurableQueue, IngestQueue, IngestRecord, check_room
+from sla_server.db.ingest.queue import IngestQueue, IngestRecord, check_room
 
 SIZE_BYTES = 1 << 20
 
 
 def test_appends_reads_in_order_and_deletes(tmp_path: Path) -> None:
-    queue: DurableQueue = IngestQueue(tmp_path / "q", SIZE_BYTES, keep_bytes=0)
+    queue = IngestQueue(tmp_path / "q", SIZE_BYTES, keep_bytes=0)
     assert (queue.synced_seq, queue.oldest_seq, queue.waiting_bytes) == (0, 1, 0)
     assert queue.append_many([b"1", b"2"]) == 2
     assert queue.append_many([]) == 2

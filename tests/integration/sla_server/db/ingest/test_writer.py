@@ -1,0 +1,479 @@
+"""The consumer: two cursors, retries, a disk that fills up, and the thread around it."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import text
+
+from sla_server.db.archive import writer as archive_writers
+from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
+from sla_server.db.ingest import writer as writers
+from sla_server.db.ingest.transaction import CursorMoved
+from tests.support.database import Rig
+from tests.support.samples import (
+    T0,
+    assert_database_holds,
+    cuts_message,
+    gateway_message,
+    make_cut,
+    record_message,
+)
+
+
+def archived(rig):
+    """(gateway, seq) of every cut in the files of the manifest."""
+    found = []
+    for row in rig.reader.manifest():
+        table = pq.ParquetFile(rig.parquet_dir / row["path"]).read(["gateway_id", "epoch", "seq"])
+        cuts = dict.fromkeys(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        assert len(cuts) == row["cuts"]
+        assert table.num_rows == row["rows"]
+        found += list(cuts)
+    return [(gw, int(ep), seq) for gw, ep, seq in found]
+
+
+def identity(items):
+    return [(item.gateway_id, item.epoch, item.seq) for item in items]
+
+
+def test_sql_at_once_files_when_due_records_leave_after_both(rig):
+    items = [make_cut(seq) for seq in range(1, 200)]
+    for item in items:
+        rig.queue.append_many([cuts_message([item])])
+    rig.drain()
+    assert_database_holds(rig.reader, items)
+    assert rig.reader.manifest() == []
+    assert rig.queue.oldest_seq == 1, "the cuts wait for their file"
+    rig.clock.advance(61)
+    rig.drain()
+    assert archived(rig) == identity(items)
+    assert rig.store.cursors() == (199, 199)
+    assert rig.queue.oldest_seq > 1
+    more = [make_cut(200)]
+    rig.feed(cuts_message(more))
+    rig.drain(final=True)
+    assert archived(rig) == identity(items + more)
+
+
+def test_a_restart_goes_on_where_both_cursors_stand(database):
+    items = [make_cut(seq) for seq in range(1, 7)]
+    first = Rig(database.config, database.data_dir)
+    first.feed(*(cuts_message([item]) for item in items[:2]))
+    first.clock.advance(61)
+    first.drain()
+    first.feed(*(cuts_message([item]) for item in items[2:4]))
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    assert second.store.cursors() == (4, 2)
+    second.feed(*(cuts_message([item]) for item in items[4:]))
+    second.drain(final=True)
+    assert_database_holds(second.reader, items)
+    assert archived(second) == identity(items)
+    second.close()
+
+
+def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot(database):
+    """kill -9 leaves holes in the queue's numbers, where SQL stops and where a file stops."""
+    items = [make_cut(seq) for seq in range(1, 5)]
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message([items[0]]), cuts_message([items[1]]))
+    first.die()
+    second = Rig(database.config, database.data_dir)
+    second.feed(cuts_message([items[2]]))
+    assert second.queue.synced_seq > 3
+    second.drain(final=True)
+    second.die()
+    third = Rig(database.config, database.data_dir)
+    third.feed(cuts_message([items[3]]))
+    third.drain(final=True)
+    assert third.store.cursors() == (third.queue.synced_seq,) * 2
+    assert_database_holds(third.reader, items)
+    assert archived(third) == identity(items)
+    third.close()
+
+
+def test_records_without_cuts_pass_the_archive_too(rig):
+    rig.feed(gateway_message(), record_message([("events", {"event_id": "e"})]))
+    rig.drain(final=True)
+    assert rig.store.cursors() == (2, 2)
+    assert rig.parquet_files() == []
+
+
+def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
+    items = [make_cut(seq) for seq in range(1, 4)]
+
+    def no_space(*_args):
+        rig.archive.abort()
+        raise ArchiveFailed(rig.parquet_dir, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.archive, "add", no_space)
+        rig.feed(cuts_message(items[:1]))
+    rig.feed(cuts_message(items[1:2]))
+    assert_database_holds(rig.reader, items[:2])
+    assert [row["kind"] for row in rig.reader.events()] == ["archive-failed"]
+    assert rig.archive.last_seq == 0, "not tried again yet"
+    [problem] = rig.writer.problems()
+    assert (problem.what, problem.since_us) == ("parquet", T0)
+    assert "No space left" in problem.reason
+    rig.clock.advance(11)
+    rig.feed(cuts_message(items[2:]))
+    assert rig.writer.problems() == [problem], "no file stands yet"
+    rig.drain(final=True)
+    assert rig.writer.problems() == []
+    assert archived(rig) == identity(items)
+
+
+def test_an_archive_that_lags_catches_up_in_bounded_steps(rig, monkeypatch):
+    for module in (writers, archive_writers):
+        monkeypatch.setattr(module, "STEP_BYTES", 3_000)
+    items = [make_cut(seq) for seq in range(1, 30)]
+    rig.writer._archive_writer._blocked_until_ns = rig.clock.monotonic_ns() + 1
+    rig.feed(*(cuts_message([item]) for item in items))
+    assert rig.archive.last_seq == 0
+    rig.clock.advance(1)
+    rig.drain()
+    assert rig.archive.last_seq == len(items)
+    rig.drain(final=True)
+    assert archived(rig) == identity(items)
+
+
+def test_a_file_whose_commit_failed_is_committed_later(rig, monkeypatch):
+    items = [make_cut(1), make_cut(2)]
+    rig.feed(cuts_message(items[:1]))
+    rig.clock.advance(61)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "commit_file", _gone)
+        with pytest.raises(DatabaseUnavailable):
+            rig.writer.step()
+    assert rig.reader.manifest() == []
+    rig.feed(cuts_message(items[1:]))
+    assert archived(rig) == identity(items[:1])
+    rig.drain(final=True)
+    assert archived(rig) == identity(items)
+
+
+def _gone(*_args):
+    raise DatabaseUnavailable("db", "gone")
+
+
+def test_a_file_commit_whose_answer_was_lost_counts_once(rig, monkeypatch):
+    rig.feed(cuts_message([make_cut(1)]))
+    commit = rig.store.commit_file
+
+    def answer_lost(finished, oldest):
+        assert commit(finished, oldest)
+        raise DatabaseUnavailable("db", "connection lost during COMMIT")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "commit_file", answer_lost)
+        with pytest.raises(DatabaseUnavailable):
+            rig.writer.step(final=True)
+    rig.drain(final=True)
+    assert archived(rig) == identity([make_cut(1)])
+    assert rig.writer.parquet_seq == 1
+
+
+def test_a_restored_manifest_gets_its_files_again(rig):
+    """The database forgot the file's row: the file is given up, its cuts come from the queue again."""
+    items = [make_cut(seq) for seq in range(1, 4)]
+    rig.feed(cuts_message(items[:1]))
+    rig.drain(final=True)
+    rig.feed(cuts_message(items[1:]))
+    with rig.engine.begin() as connection:
+        connection.execute(text("DELETE FROM manifest"))
+        connection.execute(text("UPDATE consumed SET queue_seq = 0 WHERE queue LIKE '%/parquet'"))
+    rig.drain(final=True)
+    rig.drain(final=True)
+    assert sorted(archived(rig)) == sorted(identity(items))
+    assert set(rig.parquet_files()) >= {row["path"] for row in rig.reader.manifest()}
+
+
+def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
+    """``run`` waits, tries again, and finishes everything when told to."""
+    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.001)
+    commit = rig.store.commit
+    tries = []
+
+    def away_at_first(window, oldest):
+        tries.append(window.last_seq)
+        if len(tries) < 4:
+            _gone()
+        commit(window, oldest)
+
+    monkeypatch.setattr(rig.store, "commit", away_at_first)
+    rig.queue.append_many([cuts_message([make_cut(1)])])
+    committed = threading.Event()
+    monkeypatch.setattr(
+        rig.writer, "_probe", lambda point: committed.set() if point == "sql-committed" else None
+    )
+    thread = threading.Thread(target=rig.writer.run, name="db-writer")
+    thread.start()
+    assert committed.wait(60)
+    rig.queue.append_many([cuts_message([make_cut(2)])])
+    rig.writer.finish()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert tries[:4] == [1, 1, 1, 1]
+    assert archived(rig) == identity([make_cut(1), make_cut(2)])
+
+
+def test_the_window_does_not_grow_while_the_database_is_away(rig, monkeypatch):
+    items = [make_cut(seq) for seq in range(1, 6)]
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "commit", _gone)
+        for item in items:
+            rig.queue.append_many([cuts_message([item])])
+            with pytest.raises(DatabaseUnavailable) as caught:
+                rig.writer.step()
+            rig.writer._on_outage(caught.value)
+    waits = rig.writer._background_commit.window
+    assert (waits.first_seq, waits.last_seq, rig.writer._window.last_seq) == (1, 1, 0)
+    rig.drain()
+    assert_database_holds(rig.reader, items)
+
+
+def test_a_cursor_that_moves_while_refused_records_are_sought(rig, monkeypatch):
+    """The database is restored in the middle of it: read again from where it stands."""
+    items = [make_cut(seq) for seq in (1, 2, 3)]
+    apply, commit = rig.store.apply, rig.store.commit
+
+    def refuses(window, oldest):
+        monkeypatch.setattr(rig.store, "commit", commit)
+        raise DatabaseRefused("by the test")
+
+    def moved(*_where):
+        monkeypatch.setattr(rig.store, "apply", apply)
+        raise CursorMoved(0, 1)
+
+    monkeypatch.setattr(rig.store, "commit", refuses)
+    monkeypatch.setattr(rig.store, "apply", moved)
+    rig.feed(*(cuts_message([item]) for item in items))
+    rig.drain(final=True)
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_a_window_and_a_file_end_before_they_fill_the_queue(rig):
+    """Neither its time nor its size is reached, but the queue could not take more."""
+    rig.writer._rest_until_ns = rig.clock.monotonic_ns() + 1_000_000_000
+    items = []
+    while not rig.writer.parquet_seq:
+        items.append(make_cut(len(items) + 1, streams=range(60)))
+        rig.feed(cuts_message(items[-1:]))
+        assert rig.queue.fullness_ratio < 0.6, "half, and what records take beside their payloads"
+    assert rig.writer.sql_seq == rig.writer.parquet_seq == len(items)
+    assert len(items) > 3, "it did wait"
+    assert_database_holds(rig.reader, items)
+
+
+class Gate:
+    """A store's commit that waits until the test lets it go, once."""
+
+    def __init__(self, store):
+        self.commit, self.entered, self.go = store.commit, threading.Event(), threading.Event()
+
+    def __call__(self, window, oldest):
+        self.entered.set()
+        assert self.go.wait(60)
+        self.commit(window, oldest)
+
+
+def backlog(rig, monkeypatch, count, *others):
+    """A gated commit is under way while the rest of the backlog waits; returns the cuts and the gate."""
+    monkeypatch.setattr(writers, "STEP_BYTES", 3_000)
+    gate = Gate(rig.store)
+    monkeypatch.setattr(rig.store, "commit", gate)
+    items = [make_cut(seq) for seq in range(1, count + 1)]
+    for payload in (*(cuts_message([item]) for item in items), *others):
+        rig.queue.append_many([payload])
+    rig.clock.advance(16)
+    assert rig.writer.step()
+    assert gate.entered.wait(60)
+    return items, gate
+
+
+def test_a_backlog_is_read_while_a_window_is_committed(rig, monkeypatch):
+    items, gate = backlog(rig, monkeypatch, 30)
+    commit = rig.writer._background_commit.window
+    for _ in range(3):
+        assert rig.writer.step()
+    assert rig.writer._background_commit.window is commit
+    assert rig.writer._window.first_seq == commit.last_seq + 1
+    assert rig.archive.last_seq == rig.writer._window.last_seq > commit.last_seq
+    assert rig.writer.sql_seq == 0
+    gate.go.set()
+    rig.drain(final=True)
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_in_a_backlog_a_file_waits_for_its_cuts_and_no_window_is_cut_short(rig, monkeypatch):
+    """Bringing its cuts to SQL for the file's sake would commit half a window, and wait for that."""
+    items, gate = backlog(rig, monkeypatch, 30)
+    rig.clock.advance(3600)  # a file is due
+    assert rig.writer.step()
+    assert rig.writer._archive_writer._finished is not None
+    assert (rig.writer.sql_seq, rig.writer.parquet_seq) == (0, 0), "nobody has waited"
+    gate.go.set()
+    rig.drain(final=True)
+    assert rig.writer.sql_seq == rig.writer.parquet_seq
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_a_file_never_counts_before_its_cuts_even_if_a_window_is_refused(rig, monkeypatch):
+    items, gate = backlog(rig, monkeypatch, 30)
+    for _ in range(2):
+        assert rig.writer.step()
+    rig.clock.advance(3600)
+    assert rig.writer.step()
+    assert rig.writer._archive_writer._finished is not None
+    assert rig.writer.step()
+    commit, commit_file, seen = gate.commit, rig.store.commit_file, []
+
+    def refuses(*_how):
+        gate.commit = commit
+        raise DatabaseRefused("by the test")
+
+    def noted(finished, oldest):
+        seen.append((finished.last_seq, rig.store.cursors()[0]))
+        return commit_file(finished, oldest)
+
+    gate.commit = refuses
+    monkeypatch.setattr(rig.store, "commit_file", noted)
+    gate.go.set()
+    rig.clock.advance(3600)  # the next file is due: this one must go
+    rig.drain(final=True)
+    assert seen
+    assert all(file_seq <= sql_seq for file_seq, sql_seq in seen)
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_a_full_disk_stays_a_problem_when_a_file_that_waited_is_committed(rig, monkeypatch):
+    _, gate = backlog(rig, monkeypatch, 60)
+    rig.clock.advance(3600)
+    rig.writer.step()
+    assert rig.writer._archive_writer._finished is not None
+    gate.go.set()
+
+    def no_space(*_how):
+        rig.archive.abort()
+        raise ArchiveFailed(rig.parquet_dir, "No space left on device")
+
+    monkeypatch.setattr(rig.archive, "add", no_space)
+    while not rig.writer.parquet_seq:
+        rig.writer.step()
+        rig.clock.advance(0.01)
+    assert rig.writer.problems()
+
+
+def test_a_file_that_waits_holds_back_no_more_than_the_queue_has_room_for(rig, monkeypatch):
+    monkeypatch.setattr(writers, "STEP_BYTES", 20_000)
+    items = []
+
+    def message():
+        items.append(make_cut(len(items) + 1, streams=range(60)))
+        return cuts_message(items[-1:])
+
+    while rig.writer._archive_writer.read_bytes < 0.35 * rig.queue.size_bytes:
+        rig.feed(message())
+    assert rig.writer.parquet_seq == 0
+    rig.writer._backlog_until_ns = rig.clock.monotonic_ns() + 15 * 10**9
+    while rig.queue.fullness_ratio < 0.93:
+        rig.queue.append_many([message()])
+    while not rig.writer.parquet_seq:
+        rig.writer.step()
+    assert rig.writer._read_seq < 0.8 * len(items)
+    rig.drain(final=True)
+    assert archived(rig) == identity(items)
+
+
+def test_rows_that_somebody_waits_for_wait_for_the_transaction(rig, monkeypatch):
+    """Two transactions at once could lock each other out."""
+    record = record_message([("events", {"event_id": "e"})])
+    items, gate = backlog(rig, monkeypatch, 6, record)
+    store = rig.store.store_records
+
+    def alone(batch, *how):
+        assert not batch.rows or rig.writer._background_commit.window is None
+        store(batch, *how)
+
+    monkeypatch.setattr(rig.store, "store_records", alone)
+    threading.Timer(0.05, gate.go.set).start()
+    rig.drain(final=True)
+    assert [row["event_id"] for row in rig.reader.events()] == ["e"]
+    assert_database_holds(rig.reader, items)
+
+
+@pytest.mark.parametrize(
+    "error", [DatabaseUnavailable("db", "gone"), DatabaseRefused("by the test"), CursorMoved(0, 1)]
+)
+def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(rig, monkeypatch, error):
+    items, gate = backlog(rig, monkeypatch, 30)
+    assert rig.writer.step()
+    commit = gate.commit
+
+    def fails(*_how):
+        gate.commit = commit
+        raise error
+
+    failures, wait = [], rig.writer._background_commit.wait
+
+    def noted():
+        try:
+            return wait()
+        except (DatabaseUnavailable, DatabaseRefused, CursorMoved) as exc:
+            failures.append(exc)
+            raise
+
+    monkeypatch.setattr(rig.writer._background_commit, "wait", noted)
+    gate.commit = fails
+    gate.go.set()
+    try:
+        rig.drain(final=True)
+    except DatabaseUnavailable as exc:
+        rig.writer._on_outage(exc)
+        rig.drain(final=True)
+    assert (rig.writer._background_commit.window, failures) == (None, [error])
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+def test_finishing_leaves_a_long_backlog_to_the_next_start(database, monkeypatch):
+    """A stop is bounded: what was read is committed, the rest is durable in the queue."""
+    monkeypatch.setattr(writers, "STEP_BYTES", 1)
+    items = [make_cut(seq) for seq in range(1, 9)]
+    first = Rig(database.config, database.data_dir)
+    for item in items:
+        first.queue.append_many([cuts_message([item])])
+    steps = first.writer.step
+
+    def slow_step(**how):
+        first.clock.advance(2)
+        return steps(**how)
+
+    monkeypatch.setattr(first.writer, "step", slow_step)
+    first.writer.finish()
+    first.writer.run()
+    sql_seq, parquet_seq = first.store.cursors()
+    assert 0 < sql_seq == parquet_seq < len(items)
+    assert_database_holds(first.reader, items[:sql_seq])
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    second.drain(final=True)
+    assert_database_holds(second.reader, items)
+    assert archived(second) == identity(items)
+    second.close()
+
+
+def test_finishing_does_not_wait_for_a_database_that_is_away(rig, monkeypatch):
+    monkeypatch.setattr(rig.store, "commit", _gone)
+    rig.queue.append_many([cuts_message([make_cut(1)])])
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.writer.sql_seq == 0
