@@ -124,27 +124,30 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         for query in route.query
     ]
     done = {route.answer: _schema(route.schema) if route.schema else {}}
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.about,
         "parameters": parameters,
         "responses": {"200": {"description": "Done", "content": done}, "default": _PROBLEM},
     }
     for status in route.also:
-        told["responses"][str(status)] = {"description": "Not well; the body is the same", "content": done}
+        described["responses"][str(status)] = {
+            "description": "Not well; the body is the same",
+            "content": done,
+        }
     if route.empty:
-        told["responses"]["204"] = {"description": "Nothing newer"}
+        described["responses"]["204"] = {"description": "Nothing newer"}
     if route.method == "GET" and route.answer == "application/json":
-        told["responses"]["304"] = {"description": "As the ETag in If-None-Match says"}
+        described["responses"]["304"] = {"description": "As the ETag in If-None-Match says"}
     if route.body:
-        told["requestBody"] = {
+        described["requestBody"] = {
             "required": True,
             "content": {_BODY_TYPES.get(route.body, "application/json"): _schema(route.body)},
         }
     if route.changes:
-        told["security"] = [{"token": []}, {"session": []}]
-        told["responses"]["202"] = _ACCEPTED
-    return told
+        described["security"] = [{"token": []}, {"session": []}]
+        described["responses"]["202"] = _ACCEPTED
+    return described
 
 
 def _value(query: Query) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parameters in, JSON out: what all handlers share.
+"""Parameters in, JSON out: shared by all handlers.
 
 Lists are ``{"items": [...], "next": CURSOR or null}``. Every JSON answer to a GET carries an ETag of its
 bytes; a request with the same one in If-None-Match is answered 304 without a body.
@@ -48,16 +48,16 @@ def as_problem(error: ApiError) -> Response:
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """Flask's own refusals (no such path, wrong method, body too large) in our form."""
-    told = ApiError(
+    """Flask's refusals (no such path, wrong method, body too large) as an ``ApiError``."""
+    refusal = ApiError(
         str(error.description or error.name).rstrip("."), "See /api/v1/openapi.json for what exists"
     )
-    told.status = error.code or 500
-    told.title = error.name
-    told.slug = error.name.lower().replace(" ", "-")
+    refusal.status = error.code or 500
+    refusal.title = error.name
+    refusal.slug = error.name.lower().replace(" ", "-")
     if isinstance(error, MethodNotAllowed):
-        told.allow = tuple(error.valid_methods or ())
-    return told
+        refusal.allow = tuple(error.valid_methods or ())
+    return refusal
 
 
 def finish(request: Request, response: Response) -> Response:

@@ -30,7 +30,7 @@ from pmdaemon.runtime.config import read_toml
 from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
-SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.doors, which a command line has no need to import
+SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.server, which a command line has no need to import
 LOCALHOST: Final = ("127.0.0.1", "::1")
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this

@@ -22,7 +22,7 @@ APPLIED = {
 
 
 def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
-    sla.box.answer = lambda _header: (True, 200, APPLIED)
+    sla.mailbox.answer = lambda _header: (True, 200, APPLIED)
     path = tmp_path / "agreement.yaml"
     path.write_text("kind: SLA\n")
     done = sla("apply", "-f", str(path))
@@ -31,7 +31,7 @@ def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
 
 
 def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
-    sla.box.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
+    sla.mailbox.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
     done = sla("apply", "-f", "-", "--dry-run", text="kind: SLA\n")
     assert done.stdout.splitlines() == [
         "erp-gold: would be in force as version 3",
@@ -44,7 +44,7 @@ def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
 
 def test_errors_of_a_document_are_listed_with_their_lines(sla: Terminal) -> None:
     errors = [{"line": 7, "field": "spec.priority", "problem": "'golden' is unknown", "fix": "use gold"}]
-    sla.box.answer = lambda _header: (False, 422, {"errors": errors})
+    sla.mailbox.answer = lambda _header: (False, 422, {"errors": errors})
     done = sla("apply", "-f", "-", text="kind: SLA")
     assert done.exit_code == 1
     assert "line 7: spec.priority: 'golden' is unknown (use gold)" in done.stderr
@@ -94,7 +94,7 @@ def test_delete(sla: Terminal) -> None:
     ],
 )
 def test_throttle_set(sla: Terminal, options: list[str], rate: dict[str, float]) -> None:
-    sla.box.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     done = sla("throttle", "set", "batch", *options, "--for", "10m", "--reason", "backup")
     assert done.output == "batch: throttled for 10m (throttle t-9)\n"
     assert sla.asked == [
@@ -118,10 +118,10 @@ def test_throttles_that_make_no_sense(sla: Terminal, options: list[str]) -> None
 
 
 def test_throttle_release(sla: Terminal) -> None:
-    sla.box.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
     assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"
     assert sla.asked == [("throttle_release", {"volume": "batch", "throttle_id": None})]
-    sla.box.answer = lambda _header: (
+    sla.mailbox.answer = lambda _header: (
         False,
         404,
         {"errors": [{"line": 0, "field": "", "problem": "batch has no throttle", "fix": "See x"}]},
@@ -133,7 +133,7 @@ def test_throttle_release(sla: Terminal) -> None:
 
 def test_mode(sla: Terminal) -> None:
     assert sla("mode").output == "enforce\n"
-    sla.box.answer = lambda header: (True, 200, header["body"])
+    sla.mailbox.answer = lambda header: (True, 200, header["body"])
     assert sla("mode", "observe").output == "observe\n"
     assert sla("mode", "off").exit_code == 2
 
@@ -143,18 +143,18 @@ def test_login_prints_an_address(sla: Terminal) -> None:
 
 
 def test_a_change_that_is_answered_late(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    sla.box.answer = None
+    sla.mailbox.answer = None
 
     def services_comes_back(_seconds: float) -> None:
-        header = {"req": sla.box.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
-        sla.parts.calls.answer(header)
+        header = {"req": sla.mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
+        sla.context.operations.answer(header)
 
     monkeypatch.setattr(client_module.time, "sleep", services_comes_back)
     assert sla("mode", "observe").output == "observe\n"
 
 
 def test_a_change_that_is_never_answered(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    sla.box.answer = None
+    sla.mailbox.answer = None
     monkeypatch.setattr(client_module, "PENDING_LIMIT_S", 0.0)
     done = sla("mode", "observe")
     assert done.exit_code == 75
@@ -205,7 +205,7 @@ class Documents:
 def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Terminal) -> None:
     names = [f"erp-{number}" for number in range(4000)]
     text = "---\n".join(document(name) for name in names)
-    services = sla.box.answer = Documents()
+    services = sla.mailbox.answer = Documents()
     done = sla("apply", "-f", "-", text=text)
     assert done.exit_code == 0, done.output
     assert services.applied == names
@@ -224,7 +224,7 @@ def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Ter
 def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry: bool) -> None:
     names = [f"erp-{number}" for number in range(500)]
     text = "---\n".join(document(name) for name in names)
-    services = sla.box.answer = Documents("erp-450", dry=dry)
+    services = sla.mailbox.answer = Documents("erp-450", dry=dry)
     done = sla("apply", "-f", "-", text=text)
     assert done.exit_code == 1
     line = text.splitlines().index("metadata: {name: erp-450}") + 1
@@ -235,7 +235,7 @@ def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry
 
 def test_a_name_that_stands_twice_in_a_long_file_is_refused_before_anything_is_applied(sla: Terminal) -> None:
     names = [f"erp-{number}" for number in range(300)] + ["erp-7"]
-    services = sla.box.answer = Documents()
+    services = sla.mailbox.answer = Documents()
     done = sla("apply", "-f", "-", text="---\n".join(document(name) for name in names))
     assert done.exit_code == 2
     assert "erp-7 stands in the file 2 times" in done.stderr

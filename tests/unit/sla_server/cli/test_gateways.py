@@ -14,7 +14,7 @@ def test_add_and_remove(sla: Terminal) -> None:
     assert "sla gateways list" in done.output
     assert "only if the server has enabled = true in [pmdaemon.tls]" in done.stderr
     assert sla("gateways", "add", "127.0.0.1:7412", "--name", "own").stderr == ""
-    del sla.box.posted[-1]
+    del sla.mailbox.posted[-1]
     done = sla("gateways", "remove", "10.0.0.5:7412")
     assert done.output == "10.0.0.5:7412: not dialled any more\n"
     assert sla.asked == [
@@ -32,7 +32,7 @@ def test_a_wrong_address_is_told_in_the_words_of_the_server(sla: Terminal) -> No
     errors = [
         {"line": 0, "field": "", "problem": "address: 'host' is not an IP address", "fix": "Correct it"}
     ]
-    sla.box.answer = lambda _header: (False, 422, {"errors": errors})
+    sla.mailbox.answer = lambda _header: (False, 422, {"errors": errors})
     done = sla("gateways", "add", "host:1", "--name", "x")
     assert done.exit_code == 1
     assert "not an IP address" in done.stderr
@@ -64,7 +64,7 @@ def test_list_says_what_is_wrong(sla: Terminal, tmp_path: Path) -> None:
         },
     ]
     (tmp_path / "dialled.json").write_text(json.dumps(told))
-    sla.parts.meters.folder = tmp_path
+    sla.context.metrics.folder = tmp_path
     lines = sla("gateways", "list").output.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line.split()[2] for line in lines if line.strip().startswith("10.")] == [

@@ -34,7 +34,7 @@ def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     name = {"slas": "agreements"}.get(kind, kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
-    sla.parts.live.put({"at_us": NOW_US})
+    sla.context.live.put({"at_us": NOW_US})
     assert sla("get", kind).output.strip() == KINDS[kind].empty
 
 
@@ -174,8 +174,8 @@ def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
         tables.held_late({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain
         == "12 (\u2264 33.4s)"
     )
-    snapshot = sla.parts.live.newest().snapshot
-    sla.parts.live.put(
+    snapshot = sla.context.live.newest().snapshot
+    sla.context.live.put(
         {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
     )
     assert "7 (\u2264 6.0s)" in sla("get", "throttles").output
