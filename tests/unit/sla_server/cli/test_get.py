@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sla_server.cli import formatting, tables
-from sla_server.cli.tables import KINDS, build, by_objective, what_of
+from sla_server.cli import formatting
+from sla_server.cli.formatting import build
+from sla_server.cli.get import KINDS, by_objective, clock_of, late_ios_of, what_of
 from tests.support.api import NOW_US, FakeSource
 from tests.support.cli import Terminal
 
@@ -163,17 +164,14 @@ def test_times_of_today_have_no_date() -> None:
 )
 def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
     assert formatting.skew(offset_us) == shown
-    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
-    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
+    assert clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
+    assert clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
 
 
 def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
-    assert tables.held_late({"live": None}).plain == formatting.DASH
-    assert tables.held_late({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == formatting.DASH
-    assert (
-        tables.held_late({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain
-        == "12 (\u2264 33.4s)"
-    )
+    assert late_ios_of({"live": None}).plain == formatting.DASH
+    assert late_ios_of({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == formatting.DASH
+    assert late_ios_of({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain == "12 (\u2264 33.4s)"
     snapshot = sla.context.live.newest().snapshot
     sla.context.live.put(
         {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
