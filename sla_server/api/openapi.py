@@ -1,4 +1,4 @@
-"""The table of routes as an OpenAPI 3.1 document."""
+"""The table of routes, with the models of the bodies, as an OpenAPI 3.1 document."""
 
 from __future__ import annotations
 
@@ -6,32 +6,13 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from sla_server.api.routes import PREFIX, ROUTES, ApiRoute, Query
+from sla_server.requests import GatewayName, ModeSet, ThrottleSet
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
-    "Mode": {
-        "type": "object",
-        "required": ["mode"],
-        "properties": {"mode": {"type": "string", "enum": ["observe", "enforce"]}},
-    },
-    "ThrottleSet": {
-        "type": "object",
-        "required": ["volume", "reason"],
-        "description": "Exactly one of iops, bytes_per_s and cost_per_s.",
-        "properties": {
-            "volume": {"type": "string"},
-            "iops": {"type": "number", "exclusiveMinimum": 0},
-            "bytes_per_s": {"type": "number", "exclusiveMinimum": 0},
-            "cost_per_s": {"type": "number", "exclusiveMinimum": 0},
-            "duration_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
-            "reason": {"type": "string", "maxLength": 200},
-        },
-    },
-    "ListedGateway": {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"type": "string", "maxLength": 200}},
-    },
+    "Mode": ModeSet.model_json_schema(),
+    "ThrottleSet": ThrottleSet.model_json_schema(),
+    "ListedGateway": GatewayName.model_json_schema(),
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],

@@ -7,12 +7,10 @@ author.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final
-
 from flask import Request, Response, g
+from pydantic import BaseModel
 
-from pmdaemon.runtime.excerpt import excerpt, printable
+from pmdaemon.runtime.excerpt import printable
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
@@ -20,10 +18,16 @@ from sla_server.api.errors import BadInput, NotFound, TooLarge
 from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
-
-RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
-REASON_MAX: Final = 200
-NAME_MAX: Final = 200
+from sla_server.requests import (
+    GATEWAY_NAME_MAX,
+    AgreementDelete,
+    AgreementsApply,
+    GatewayListing,
+    GatewayName,
+    ModeSet,
+    ThrottleRelease,
+    ThrottleSet,
+)
 
 
 def apply_slas(context: AppContext, request: Request) -> Response:
@@ -37,32 +41,21 @@ def apply_slas(context: AppContext, request: Request) -> Response:
     if (size := len(documents.encode())) > CALL_BYTES:
         raise TooLarge(
             f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
-            f"Cut it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
+            f"Split it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
         )
-    return _ask(context, "apply", {"documents": documents, "dry_run": responses.flag(request, "dry_run")})
+    body = AgreementsApply(documents=documents, dry_run=responses.flag(request, "dry_run"))
+    return _ask(context, "apply", body)
 
 
 def delete_sla(context: AppContext, _request: Request, name: str) -> Response:
     """End an agreement."""
-    return _ask(context, "delete", {"name": name})
+    return _ask(context, "delete", AgreementDelete(name=name))
 
 
 def set_throttle(context: AppContext, request: Request) -> Response:
     """Set a manual throttle."""
-    body = responses.json_body(request)
-    rates = {name: _positive(body, name) for name in RATES if body.get(name) is not None}
-    if len(rates) != 1:
-        raise BadInput("body", f"needs exactly one of {', '.join(RATES)}")
-    volume, reason = body.get("volume"), body.get("reason")
-    if not isinstance(volume, str) or not volume:
-        raise BadInput("volume", "is required")
-    if not isinstance(reason, str) or not reason.strip() or len(reason) > REASON_MAX:
-        raise BadInput(
-            "reason", f"is required, {REASON_MAX} characters at most", "Say why: others will read it"
-        )
-    duration_s = None if body.get("duration_s") is None else _positive(body, "duration_s")
-    asked = {"volume": volume, **rates, "duration_s": duration_s, "reason": reason.strip()}
-    return _ask(context, "throttle_set", asked)
+    members = {"duration_s": None, **responses.json_body(request)}
+    return _ask(context, "throttle_set", responses.parse_body(ThrottleSet, members))
 
 
 def release_volume(context: AppContext, request: Request) -> Response:
@@ -70,36 +63,28 @@ def release_volume(context: AppContext, request: Request) -> Response:
     volume = request.args.get("volume", "")
     if not volume:
         raise BadInput("volume", "is required")
-    return _ask(context, "throttle_release", {"volume": volume, "throttle_id": None})
+    return _ask(context, "throttle_release", ThrottleRelease(volume=volume, throttle_id=None))
 
 
 def release_throttle(context: AppContext, _request: Request, throttle_id: str) -> Response:
     """Release one throttle."""
-    return _ask(context, "throttle_release", {"volume": None, "throttle_id": throttle_id})
+    return _ask(context, "throttle_release", ThrottleRelease(volume=None, throttle_id=throttle_id))
 
 
 def set_mode(context: AppContext, request: Request) -> Response:
     """Switch between observe and enforce."""
-    mode = responses.json_body(request).get("mode")
-    if mode not in ("observe", "enforce"):
-        raise BadInput("mode", f"{mode!r} is neither 'observe' nor 'enforce'")
-    return _ask(context, "mode", {"mode": mode})
+    return _ask(context, "mode", responses.parse_body(ModeSet, responses.json_body(request)))
 
 
 def announce_policies(context: AppContext, _request: Request) -> Response:
-    """Tell ``services`` to look for a new policy version now."""
-    return _ask(context, "policies_changed", {})
+    """Ask ``services`` to load a new policy version now."""
+    return _ask(context, "policies_changed")
 
 
 def list_gateway(context: AppContext, request: Request, address: str) -> Response:
-    """Put a gateway on the list of those to dial; ``services`` checks the address."""
-    name = responses.json_body(request).get("name")
-    if not isinstance(name, str) or not name.strip() or len(name) > NAME_MAX:
-        raise BadInput("name", f"is required, {NAME_MAX} characters at most")
-    name = name.strip()
-    if not name.isprintable():
-        raise BadInput("name", f"{excerpt(name)} has control characters; remove them")
-    return _ask(context, "gateway_list", {"address": address, "name": name, "is_listed": True})
+    """Put a gateway on the list of those to dial."""
+    name = responses.parse_body(GatewayName, responses.json_body(request)).name
+    return _list_gateway(context, address, name, is_listed=True)
 
 
 def unlist_gateway(context: AppContext, _request: Request, address: str) -> Response:
@@ -111,8 +96,14 @@ def unlist_gateway(context: AppContext, _request: Request, address: str) -> Resp
         raise BadInput(
             "address", f"{address} is listed in the server's file", "Remove its [[pmdaemon.gateway]] there"
         )
-    name = printable(found[0]["name"], NAME_MAX)  # a name of an older release may have other characters
-    return _ask(context, "gateway_list", {"address": address, "name": name, "is_listed": False})
+    # A name of an older release may have other characters.
+    name = printable(found[0]["name"], GATEWAY_NAME_MAX)
+    return _list_gateway(context, address, name, is_listed=False)
+
+
+def _list_gateway(context: AppContext, address: str, name: str, *, is_listed: bool) -> Response:
+    members = {"address": address, "name": name, "is_listed": is_listed}
+    return _ask(context, "gateway_list", responses.parse_body(GatewayListing, members))
 
 
 def new_login(context: AppContext, request: Request) -> Response:
@@ -129,8 +120,9 @@ def sign_out(_parts: AppContext, _request: Request) -> Response:
     return responses.as_json({"signed_in": False})
 
 
-def _ask(context: AppContext, op: str, body: dict[str, Any]) -> Response:
-    operation = context.operations.ask(op, g.who, body)
+def _ask(context: AppContext, op: str, body: BaseModel | None = None) -> Response:
+    members = {} if body is None else body.model_dump(exclude_unset=True)
+    operation = context.operations.ask(op, g.who, members)
     if operation.done.is_set():
         return responses.as_json(operation.result())
     address = f"{PREFIX}/operations/{operation.req}"
@@ -140,14 +132,3 @@ def _ask(context: AppContext, op: str, body: dict[str, Any]) -> Response:
         "operation": address,
     }
     return responses.as_json(answer, 202, {"Location": address, "Retry-After": "1"})
-
-
-def _positive(body: dict[str, Any], name: str) -> float:
-    value = body[name]
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise BadInput(name, f"{str(value)[:40]!r} is not a number above 0")
-    return number
