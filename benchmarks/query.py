@@ -115,16 +115,16 @@ def client(source: SqlReader, port: int = 8411) -> FlaskClient:
     clock = FakeClock(unix_us=END_US)
     config = ApiConfig()
     live = LiveView(clock, streams_max=1, stale_after_s=config.stale_after_s)
-    calls = Operations(lambda _message: None, clock, wait_s=0.01)
+    operations = Operations(lambda _message: None, clock, wait_s=0.01)
     parts = AppContext(
         config=config,
         token="benchmark",  # noqa: S106 - nobody can reach this application
         source=source,
         live=live,
-        calls=calls,
+        operations=operations,
         guard=Guard("benchmark", config.allowed_hosts),
         logins=Logins(clock),
-        meters=Metrics(live, calls),
+        metrics=Metrics(live, operations),
         clock=clock,
         address=f"http://127.0.0.1:{port}/",
     )

@@ -6,12 +6,13 @@ served with an ETag and checked by the browser on each load, so an upgrade shows
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.resources import as_file, files
 
 from flask import Blueprint, Flask, Response, render_template, send_file
 
-from sla_server.api.reading import AppContext, product_version
-from sla_server.api.reading import create_app as create_api_app
+from sla_server.api.app import create_app as create_api_app
+from sla_server.api.context import AppContext
 
 page = Blueprint(
     "page", __name__, template_folder="templates", static_folder="static", static_url_path="/static"
@@ -21,7 +22,7 @@ page = Blueprint(
 @page.get("/")
 def index() -> str:
     """The one page."""
-    return render_template("index.html", version=product_version())
+    return render_template("index.html", version=version("storage-sla-server"))
 
 
 @page.get("/static/plotly.min.js")
@@ -31,8 +32,8 @@ def plotly_script() -> Response:
         return send_file(path, mimetype="text/javascript", max_age=86_400, conditional=True)
 
 
-def create_app(parts: AppContext) -> Flask:
+def create_app(context: AppContext) -> Flask:
     """API and page in one application."""
-    app = create_api_app(parts)
+    app = create_api_app(context)
     app.register_blueprint(page)
     return app

@@ -27,7 +27,7 @@ from sla_server import config as configuration
 MODULES: Final = {
     "services": "sla_server.services.process",
     "dbmanager": "sla_server.db.process",
-    "appserver": "sla_server.api.process",
+    "appserver": "sla_server.api.server",
 }
 log = structlog.get_logger("part")
 

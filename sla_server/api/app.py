@@ -1,9 +1,9 @@
 """The Flask app: table of routes, rights before the handlers, headers after them, every error as a problem.
 
-Before each request: Host allow-list; for routes that change something also token or session (and ``g.who``
-for the audit log). After each: security headers, ETag, metrics. Errors of ours keep their status; a retryable
-one of another package (a database that is away) becomes 503; anything unforeseen is logged with its traceback
-and told as 500 without details.
+Before each request the Host header is checked, for routes that change something also token or session
+(``g.who`` keeps the author for the audit log). After each come security headers, ETag and metrics. An
+``ApiError`` keeps its status; a retryable error of another package (a database that does not answer) becomes
+503; any other error is logged with its traceback and answered with 500 without details.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sla_server.api.security import HEADERS, session_key, start_session
 
 log = structlog.get_logger("api")
 Handler = Callable[..., Response]
-PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
+TRANSIENT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
 STREAM: Final = "text/event-stream"
 REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
 # With no-referrer a browser would send "Origin: null" with the form.
@@ -52,21 +52,20 @@ def handler_of(route: ApiRoute) -> Handler:
         found = vars(module).get(route.operation)
         if callable(found):
             return cast(Handler, found)
-    raise LookupError(
-        f"no handler for {route.operation}"
-    )  # a table that names none is our bug, seen at start
+    # Only a mistake in the table comes here, and it is seen at the start.
+    raise LookupError(f"no handler for {route.operation}")
 
 
-def create_app(parts: AppContext) -> Flask:
-    """The API alone; ``dashboard.create_app`` adds the page."""
+def create_app(context: AppContext) -> Flask:
+    """The app of the API; ``dashboard.create_app`` adds the page."""
     app = Flask("sla_server.api", static_folder=None)
     app.config.update(
-        SECRET_KEY=session_key(parts.token),
-        SESSION_COOKIE_NAME=f"sla_session_{urlsplit(parts.address).port}",  # a host's ports share cookies
+        SECRET_KEY=session_key(context.token),
+        SESSION_COOKIE_NAME=f"sla_session_{urlsplit(context.address).port}",  # a host's ports share cookies
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
-        PERMANENT_SESSION_LIFETIME=timedelta(hours=parts.config.session_hours),
-        MAX_CONTENT_LENGTH=parts.config.max_body_bytes,
+        PERMANENT_SESSION_LIFETIME=timedelta(hours=context.config.session_hours),
+        MAX_CONTENT_LENGTH=context.config.max_body_bytes,
     )
     app.url_map.merge_slashes = False  # a path is what it says: 404, not a redirect
     app.json.sort_keys = False  # type: ignore[attr-defined]
@@ -74,37 +73,37 @@ def create_app(parts: AppContext) -> Flask:
         app.add_url_rule(
             route.rule,
             route.operation,
-            _bound(route, parts),
+            _make_view(route, context),
             methods=[route.method],
             provide_automatic_options=False,
         )
-    app.add_url_rule("/login", "login", _login(parts), methods=["GET", "POST"])
-    _wrap(app, parts)
-    _tell_errors(app)
+    app.add_url_rule("/login", "login", _make_login(context), methods=["GET", "POST"])
+    _add_hooks(app, context)
+    _handle_errors(app)
     return app
 
 
-def _bound(route: ApiRoute, parts: AppContext) -> Callable[..., Response]:
+def _make_view(route: ApiRoute, context: AppContext) -> Callable[..., Response]:
     handler = handler_of(route)
     known = {query.name for query in route.query}
 
     def answer(**path: Any) -> Response:
         responses.check_parameters(request, known)
         if route.changes:
-            g.who = parts.guard.require_change(request)
-        return handler(parts, request, **path)
+            g.who = context.guard.require_change(request)
+        return handler(context, request, **path)
 
     return answer
 
 
-def _login(parts: AppContext) -> Callable[[], Any]:
+def _make_login(context: AppContext) -> Callable[[], Any]:
     def login() -> Any:
-        """Ask before a one-time code is spent; then burn it and sign the browser in."""
+        """Ask before a one-time code is spent; then spend it and sign the browser in."""
         if request.method != "POST":
             page = LOGIN_PAGE.format(code=html.escape(request.args.get("code", "")))
             return Response(page, mimetype="text/html", headers=LOGIN_HEADERS)
-        parts.guard.check_origin(request, required=False)
-        if not parts.logins.burn(request.form.get("code", "")):
+        context.guard.check_origin(request, required=False)
+        if not context.logins.spend(request.form.get("code", "")):
             text = "This address was used already or is too old.\nRun 'sla login' for a new one.\n"
             return Response(text, 403, mimetype="text/plain")
         start_session()
@@ -113,12 +112,12 @@ def _login(parts: AppContext) -> Callable[[], Any]:
     return login
 
 
-def _wrap(app: Flask, parts: AppContext) -> None:
+def _add_hooks(app: Flask, context: AppContext) -> None:
     @app.before_request
     def _before() -> None:
         watchdog.beat(REQUEST_S)
         g.started_s = time.monotonic()
-        parts.guard.check_host(request)
+        context.guard.check_host(request)
         responses.check_text(request)
 
     @app.after_request
@@ -127,19 +126,19 @@ def _wrap(app: Flask, parts: AppContext) -> None:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         operation = request.endpoint or "none"
-        parts.meters.requests.labels(operation, str(response.status_code)).inc()
+        context.metrics.requests.labels(operation, str(response.status_code)).inc()
         if response.mimetype != STREAM and "started_s" in g:
-            parts.meters.seconds.observe(time.monotonic() - g.started_s)
+            context.metrics.seconds.observe(time.monotonic() - g.started_s)
         return response
 
     @app.teardown_request
-    def _over(_error: BaseException | None) -> None:
+    def _after_all(_error: BaseException | None) -> None:
         watchdog.rest()
 
 
-def _tell_errors(app: Flask) -> None:
+def _handle_errors(app: Flask) -> None:
     @app.errorhandler(SlaError)
-    def _ours(error: SlaError) -> Response:
+    def _known(error: SlaError) -> Response:
         if isinstance(error, ApiError):
             return responses.as_problem(error)
         if error.retryable:
@@ -147,12 +146,12 @@ def _tell_errors(app: Flask) -> None:
         return _unforeseen(error)
 
     @app.errorhandler(HTTPException)
-    def _flask(error: HTTPException) -> Response:
+    def _http(error: HTTPException) -> Response:
         return responses.as_problem(responses.from_http(error))
 
     @app.errorhandler(OSError)
-    def _no_room(error: OSError) -> Response:
-        if error.errno not in PASSING:
+    def _system(error: OSError) -> Response:
+        if error.errno not in TRANSIENT:
             return _unforeseen(error)
         log.warning("request-refused", path=request.path, error=error.strerror)
         return responses.as_problem(Unavailable(f"the server is short of something: {error.strerror}"))

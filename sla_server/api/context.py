@@ -1,4 +1,4 @@
-"""What the handlers work with: one immutable bundle, made by ``process`` or by a test."""
+"""What the handlers work with: one immutable bundle, made by ``server`` or by a test."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class AppContext:
     token: str = field(repr=False)
     source: SqlReader
     live: LiveView
-    calls: Operations
+    operations: Operations
     guard: Guard
     logins: Logins
-    meters: Metrics
+    metrics: Metrics
     clock: Clock
     address: str
     """Of the page, as a browser on this machine names it; ends with a slash."""

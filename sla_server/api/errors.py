@@ -1,4 +1,4 @@
-"""Every refusal of the API, each told as RFC 9457 ``application/problem+json``.
+"""Every refusal of the API, each answered as RFC 9457 ``application/problem+json``.
 
 SlaError (pmdaemon.errors)
 └── ApiError                 status, title, detail, fix (what to do next)
@@ -7,7 +7,7 @@ SlaError (pmdaemon.errors)
     ├── OriginRefused   403  another web site tries to change something
     ├── NotFound        404  no such thing
     ├── TooLarge        413  body above the limit
-    ├── HostRefused     421  a Host header that is not ours
+    ├── HostRefused     421  a Host header of another host
     ├── ServiceRefused  4xx  ``services`` said no; its code and words
     ├── Unavailable     503  a part does not answer; retryable
     └── TooManyStreams  503  no thread left for another live stream; poll instead

@@ -1,12 +1,12 @@
 """The live view: the newest snapshot, a short trend of each agreement, and the places for live streams.
 
-``services`` posts a snapshot a second (large ones less often); the bridge's thread puts it here, any number
+``services`` posts a snapshot a second (large ones less often); the mailbox thread puts it here, any number
 of request threads read or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
 (one small point a snapshot, 15 minutes at one a second), ``_reports`` (the newest of dbmanager and of the
 supervisor, for when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1
-in this process only; a stream says so with its first event, so a restart confuses nobody. Nothing survives a
+in this process only; a stream says so with its first event, so a restart confuses no page. Nothing survives a
 restart and nothing needs to: the next snapshot comes within a second.
 
 Source: DESIGN.md 11; docs/formats/messages.md, "Live snapshot".
@@ -61,11 +61,11 @@ class StreamPlace:
         """Give the place back."""
         view, self._view = self._view, None
         if view is not None:
-            view._released()
+            view._give_back()
 
 
 class LiveView:
-    """Holds what the pages show now. Thread: every method from any thread; ``put`` from one."""
+    """The state that the pages show. Thread: every method from any thread; ``put`` from one."""
 
     def __init__(self, clock: Clock, *, streams_max: int, stale_after_s: float) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ class LiveView:
         self._closed = False
 
     def put(self, snapshot: dict[str, Any]) -> None:
-        """Take a new snapshot and wake who waits.
+        """Take a new snapshot and wake all waiting threads.
 
         Raises:
             ValueError: it is not of the documented form; nothing is changed. A bad row alone is dropped, and
@@ -110,7 +110,7 @@ class LiveView:
             self._reports[report.name] = report
 
     def reported_problems(self) -> list[dict[str, Any]]:
-        """What dbmanager cannot use and which parts hang, by those reports that are not old."""
+        """What dbmanager cannot use and which parts hang, by the reports that are not old."""
         with self._changed:
             reports = [self._reports.get(name) for name in ("supervisor", "dbmanager")]
         now_us = self._clock.unix_us()
@@ -152,10 +152,10 @@ class LiveView:
         with self._changed:
             points = list(self._trend)
         keys = sorted({key for _, point in points for key in point})
-        none = (None, None, False)
+        missing = (None, None, False)
         columns: dict[str, Any] = {}
         for key in keys:
-            rows = [point.get(key, none) for _, point in points]
+            rows = [point.get(key, missing) for _, point in points]
             columns[key] = {
                 "latency_us": [row[0] for row in rows],
                 "threshold_us": [row[1] for row in rows],
@@ -175,7 +175,7 @@ class LiveView:
             self._streams += 1
         return StreamPlace(self)
 
-    def _released(self) -> None:
+    def _give_back(self) -> None:
         with self._changed:
             self._streams -= 1
 
@@ -199,7 +199,7 @@ class LiveView:
 
 
 def _trend_point(snapshot: dict[str, Any]) -> dict[str, tuple[Any, Any, bool]]:
-    """Per objective: (latency_us, threshold_us, whether somebody is throttled for it)."""
+    """Per objective: (latency_us, threshold_us, whether a volume is throttled for it)."""
     helped = {
         str(row.get("victim", "")).partition("/")[0]
         for row in snapshot["throttles"]

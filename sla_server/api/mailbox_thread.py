@@ -1,22 +1,22 @@
-"""The one thread that takes messages: snapshots and reports to the live view, responses to the calls.
+"""The one thread that takes messages: snapshots and reports go to the live view, responses to the operations.
 
 A mailbox has one posting and one taking thread (``pmdaemon.mailbox``). The taker is ``api-mailbox``; requests
-are posted by whichever request thread asks, one at a time under ``_posting``.
+are posted by the request threads, one at a time under ``RequestPoster._posting``.
 
-Failure: a message that is no frame, or a snapshot of the wrong form, is logged and dropped; the thread goes
-on. Anything else ends the thread, and by the process's policy the process (the supervisor restarts it).
+Failure: a message that is no frame, or a snapshot of the wrong form, is logged and dropped, and the thread
+goes on. Any other error ends the thread, and with it, by policy, the process; the supervisor restarts it.
 """
 
 from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any
 
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.mailbox import BACKSTOP_S, Mailbox
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime import strict_json, watchdog
 from pmdaemon.runtime.excerpt import printable
@@ -27,113 +27,76 @@ from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 
 log = structlog.get_logger("api-bridge")
-BACKSTOP_S: Final = 0.05  # a doorbell may be lost in a crash of its ringer; see DESIGN.md 3
 
 
 def _snapshot(message: frame.Frame) -> dict[str, Any]:
     """The live view: the header itself, or JSON in the blob when it exceeds a header (``json: true``)."""
     if not message.header.get("json"):
         return message.header
-    whole = strict_json.loads(bytes(message.blob[: int(message.header["bytes"])]).decode())
-    if not isinstance(whole, dict):
+    snapshot = strict_json.loads(bytes(message.blob[: int(message.header["bytes"])]).decode())
+    if not isinstance(snapshot, dict):
         raise ValueError("snapshot is not a map")
-    return whole
-
-
-class TakenMessage(Protocol):
-    """A message taken from the mailbox."""
-
-    @property
-    def sender(self) -> str:
-        """Participant that posted it."""
-
-    @property
-    def payload(self) -> bytes:
-        """One or more frames."""
-
-
-class ApiMailbox(Protocol):
-    """What is used of ``pmdaemon.mailbox.Mailbox``."""
-
-    name: str
-
-    def stats(self) -> dict[str, Any]:
-        """Its figures; any thread."""
-
-    def post(self, recipients: str, payload: bytes) -> object:
-        """Post one payload; MailboxFull when the recipient has no room."""
-
-    def take(self) -> Sequence[TakenMessage]:
-        """What has arrived, oldest first; never blocks."""
-
-    def fileno(self) -> int:
-        """Readable when the doorbell rang."""
-
-    def prepare_sleep(self) -> bool:
-        """Announce sleep; False if something is waiting already."""
-
-    def awake(self) -> None:
-        """Undo ``prepare_sleep``."""
+    return snapshot
 
 
 class RequestPoster:
     """The posting side, shared by the request threads. Lock ``_posting`` guards the mailbox's post."""
 
-    def __init__(self, box: ApiMailbox) -> None:
-        self._box = box
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
         self._posting = threading.Lock()
 
     def __call__(self, message: bytes) -> None:
         """Post to ``services``; MailboxError when that fails."""
         with self._posting:
-            self._box.post("services", message)
+            self._mailbox.post("services", message)
 
 
 class MailboxThread:
     """The taking side. Thread: ``run`` is the body of ``api-mailbox``."""
 
-    def __init__(self, box: ApiMailbox, live: LiveView, calls: Operations, stop: Stop) -> None:
-        self._box = box
+    def __init__(self, mailbox: Mailbox, live: LiveView, operations: Operations, stop: Stop) -> None:
+        self._mailbox = mailbox
         self._live = live
-        self._calls = calls
+        self._operations = operations
         self._stop = stop
 
     def run(self) -> None:
-        """Take and hand on until the stop."""
+        """Take messages and dispatch them until the stop."""
         while not self._stop.is_set():
             watchdog.beat()
             if self.step() == 0:
                 self._sleep()
 
     def step(self) -> int:
-        """Take what is there; returns the number of messages."""
+        """Take the messages that are there; returns their number."""
         try:
-            letters = self._box.take()
+            messages = self._mailbox.take()
         except MessageDamaged as exc:
             log.error("message-discarded", error=str(exc))
             return 1  # there may be more behind it
-        for letter in letters:
+        for message in messages:
             try:
-                for raw in frame.split(letter.payload):
-                    self._hand_on(frame.decode(raw))
+                for raw in frame.split(message.payload):
+                    self._dispatch(frame.decode(raw))
             except (WireError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as exc:
-                log.warning("message-dropped", sender=letter.sender, problem=printable(str(exc), 500))
-        return len(letters)
+                log.warning("message-dropped", sender=message.sender, problem=printable(str(exc), 500))
+        return len(messages)
 
-    def _hand_on(self, message: frame.Frame) -> None:
+    def _dispatch(self, message: frame.Frame) -> None:
         if message.kind == Kind.SNAPSHOT:
             self._live.put(_snapshot(message))
         elif message.kind == Kind.PRESSURE:
             self._live.put_report(pressure.parse(message.header))
         elif message.kind == Kind.RESPONSE:
-            if not self._calls.answer(message.header):
+            if not self._operations.answer(message.header):
                 log.info("response-unclaimed", req=message.header.get("req"))
         else:
             log.warning("message-unexpected", kind=message.kind)
 
     def _sleep(self) -> None:
         try:
-            if self._box.prepare_sleep():
-                select.select([self._box.fileno(), self._stop.fileno()], [], [], BACKSTOP_S)
+            if self._mailbox.prepare_sleep():
+                select.select([self._mailbox.fileno(), self._stop.fileno()], [], [], BACKSTOP_S)
         finally:
-            self._box.awake()
+            self._mailbox.awake()

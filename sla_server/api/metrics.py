@@ -1,8 +1,8 @@
-"""Metrics of this part about itself, in Prometheus' text form (a registry of our own, no global state).
+"""Metrics of the application server, in Prometheus' text form (a registry of its own, no global state).
 
 Other parts write theirs to files ``*.prom`` in the runtime directory, whole and renamed, as
-``pmdaemon.poller.metrics`` does each second; they are added as they are while they are fresh. A file that
-grows old says that its part is gone: its age is shown, its figures no more.
+``pmdaemon.poller.metrics`` does each second; they are added unchanged while they are fresh. An old
+file says that its part is gone: its age is shown, its figures are not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 
 FRESH_S: Final = 15.0  # written each second; a scrape interval is 15 s by custom
-MOST_BYTES: Final = 4 << 20  # 256 pairs are some 600 KB
+FILE_MAX_BYTES: Final = 4 << 20  # 256 pairs are some 600 KB
 
 
 class MailboxCollector(Collector):
-    """Figures of this part's mailbox, read when asked. ``stats`` as of ``pmdaemon.mailbox.Mailbox``."""
+    """Figures of this process's mailbox, read when asked. ``stats`` as of ``pmdaemon.mailbox.Mailbox``."""
 
     def __init__(self, participant: str, stats: Callable[[], Mapping[str, Any]]) -> None:
         self._participant = participant
@@ -68,7 +68,9 @@ class Metrics:
         folder: where other parts write their metrics; None while there is none.
     """
 
-    def __init__(self, live: LiveView, calls: Operations, mailbox: MailboxCollector | None = None) -> None:
+    def __init__(
+        self, live: LiveView, operations: Operations, mailbox: MailboxCollector | None = None
+    ) -> None:
         self.folder: Path | None = None
         self._registry = CollectorRegistry()
         self.requests = Counter(
@@ -90,7 +92,7 @@ class Metrics:
         )
         gauges = (
             ("sla_api_live_streams", "Live streams open.", lambda: live.streams),
-            ("sla_api_operations_pending", "Changes without an answer yet.", lambda: calls.pending),
+            ("sla_api_operations_pending", "Changes without an answer yet.", lambda: operations.pending),
             (
                 "sla_api_snapshot_age_seconds",
                 "Age of the newest live snapshot; -1 before the first.",
@@ -105,7 +107,7 @@ class Metrics:
             self._registry.register(mailbox)
 
     def text(self) -> str:
-        """All metrics: ours, and the fresh files of the other parts."""
+        """All metrics: those of this process, and the fresh files of the other parts."""
         ages: list[str] = []
         others: list[str] = []
         for part, age_s, content in self._files():
@@ -124,6 +126,6 @@ class Metrics:
             try:
                 age_s = max(0.0, time.time() - path.stat().st_mtime)
                 with path.open(encoding="utf-8", errors="replace") as file:
-                    yield path.stem, age_s, file.read(MOST_BYTES)
+                    yield path.stem, age_s, file.read(FILE_MAX_BYTES)
             except OSError:
                 continue

@@ -1,4 +1,4 @@
-"""The table of routes as an OpenAPI 3.1 document."""
+"""The table of routes, with the models of the bodies, as an OpenAPI 3.1 document."""
 
 from __future__ import annotations
 
@@ -6,32 +6,13 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from sla_server.api.routes import PREFIX, ROUTES, ApiRoute, Query
+from sla_server.requests import GatewayName, ModeSet, ThrottleSet
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
-    "Mode": {
-        "type": "object",
-        "required": ["mode"],
-        "properties": {"mode": {"type": "string", "enum": ["observe", "enforce"]}},
-    },
-    "ThrottleSet": {
-        "type": "object",
-        "required": ["volume", "reason"],
-        "description": "Exactly one of iops, bytes_per_s and cost_per_s.",
-        "properties": {
-            "volume": {"type": "string"},
-            "iops": {"type": "number", "exclusiveMinimum": 0},
-            "bytes_per_s": {"type": "number", "exclusiveMinimum": 0},
-            "cost_per_s": {"type": "number", "exclusiveMinimum": 0},
-            "duration_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
-            "reason": {"type": "string", "maxLength": 200},
-        },
-    },
-    "ListedGateway": {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"type": "string", "maxLength": 200}},
-    },
+    "Mode": ModeSet.model_json_schema(),
+    "ThrottleSet": ThrottleSet.model_json_schema(),
+    "ListedGateway": GatewayName.model_json_schema(),
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],
@@ -124,27 +105,30 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         for query in route.query
     ]
     done = {route.answer: _schema(route.schema) if route.schema else {}}
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.about,
         "parameters": parameters,
         "responses": {"200": {"description": "Done", "content": done}, "default": _PROBLEM},
     }
     for status in route.also:
-        told["responses"][str(status)] = {"description": "Not well; the body is the same", "content": done}
+        described["responses"][str(status)] = {
+            "description": "Not well; the body is the same",
+            "content": done,
+        }
     if route.empty:
-        told["responses"]["204"] = {"description": "Nothing newer"}
+        described["responses"]["204"] = {"description": "Nothing newer"}
     if route.method == "GET" and route.answer == "application/json":
-        told["responses"]["304"] = {"description": "As the ETag in If-None-Match says"}
+        described["responses"]["304"] = {"description": "As the ETag in If-None-Match says"}
     if route.body:
-        told["requestBody"] = {
+        described["requestBody"] = {
             "required": True,
             "content": {_BODY_TYPES.get(route.body, "application/json"): _schema(route.body)},
         }
     if route.changes:
-        told["security"] = [{"token": []}, {"session": []}]
-        told["responses"]["202"] = _ACCEPTED
-    return told
+        described["security"] = [{"token": []}, {"session": []}]
+        described["responses"]["202"] = _ACCEPTED
+    return described
 
 
 def _value(query: Query) -> dict[str, Any]:

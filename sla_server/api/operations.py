@@ -1,11 +1,11 @@
-"""Changes are requests to ``services``: post, wait a little, else hand out an operation's address.
+"""Changes are requests to ``services``: post, wait briefly, else answer with the address of an operation.
 
 State, under ``_lock``: ``_operations`` (id -> Operation, the newest 1,000) and ``_waiting`` (request threads
-that wait now). An Operation is completed once, by the bridge's thread; its event is what the request thread
-waits on. At most 8 threads wait, so that a dead ``services`` cannot hold all 16 worker threads: further
-changes are answered 202 at once.
+that wait now). An Operation is completed once, by the mailbox thread; the request thread waits on its event.
+At most 8 threads wait, so that a dead ``services`` cannot hold all 16 worker threads: further changes are
+answered 202 at once.
 
-Failure: a mailbox without room is ``Unavailable`` and nothing was asked. No answer within the wait: 202, the
+Failure: a mailbox without room is ``Unavailable`` and nothing was posted. No answer within the wait: 202, the
 request is still in the mailbox and will be carried out when ``services`` is back; the operation's address
 says when. After a restart of this process old operations are unknown; the audit log has them.
 
@@ -33,7 +33,7 @@ KEPT_OPERATIONS: Final = 1000
 
 @dataclass
 class Operation:
-    """One request to ``services`` and, once it came, the answer."""
+    """One request to ``services`` and, once it has come, the answer."""
 
     req: str
     op: str
@@ -49,18 +49,23 @@ class Operation:
         Raises:
             ServiceRefused: ``services`` said no.
         """
-        assert self.done.is_set()  # callers look first
+        assert self.done.is_set()  # callers check it before
         if self.code >= 400:
             raise ServiceRefused(self.code, self.body)
         return self.body
 
     def describe(self) -> dict[str, Any]:
-        """What ``GET /operations/ID`` tells."""
-        told: dict[str, Any] = {"id": self.req, "op": self.op, "who": self.who, "asked_us": self.asked_us}
+        """The answer of ``GET /operations/ID``."""
+        described: dict[str, Any] = {
+            "id": self.req,
+            "op": self.op,
+            "who": self.who,
+            "asked_us": self.asked_us,
+        }
         if not self.done.is_set():
-            return {**told, "state": "pending"}
+            return {**described, "state": "pending"}
         return {
-            **told,
+            **described,
             "state": "failed" if self.code >= 400 else "done",
             "code": self.code,
             "body": self.body,
@@ -68,7 +73,7 @@ class Operation:
 
 
 class Operations:
-    """Asks ``services``. Thread: ``ask`` and ``find`` from any thread, ``answer`` from the bridge's."""
+    """Asks ``services``. Thread: ``ask`` and ``find`` from any thread, ``answer`` from the mailbox thread."""
 
     def __init__(self, post: Callable[[bytes], None], clock: Clock, *, wait_s: float) -> None:
         self._post = post
@@ -91,9 +96,8 @@ class Operations:
         except FrameTooLarge as exc:
             raise TooLarge(str(exc), "Split the file: apply its documents in several calls") from exc
         with self._lock:
-            self._operations[operation.req] = (
-                operation  # before the post: the answer may be faster than we are
-            )
+            # Before the post: the answer may come before the post returns.
+            self._operations[operation.req] = operation
             while len(self._operations) > KEPT_OPERATIONS:
                 self._operations.popitem(last=False)
         try:
@@ -125,7 +129,7 @@ class Operations:
             operation = self._operations.get(str(header.get("req")))
             if operation is None or operation.done.is_set():
                 return False
-        if code == 202:  # services' own "not yet"; the final answer follows under the same id
+        if code == 202:  # "not yet", said by services; the final answer follows under the same id
             return True
         accepted = bool(header.get("ok"))
         operation.code = code if isinstance(code, int) and 200 <= code <= 599 else (200 if accepted else 500)

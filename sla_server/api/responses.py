@@ -1,4 +1,4 @@
-"""Parameters in, JSON out: what all handlers share.
+"""Parameters in, JSON out: shared by all handlers.
 
 Lists are ``{"items": [...], "next": CURSOR or null}``. Every JSON answer to a GET carries an ETag of its
 bytes; a request with the same one in If-None-Match is answered 304 without a body.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flask import Request, Response
+from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.excerpt import excerpt
 from sla_server.api.errors import ApiError, BadInput
 from sla_server.api.routes import LIMIT_MAX, LONG_LIMIT_MAX, MAX_US
 
+Model = TypeVar("Model", bound=BaseModel)
 LIMIT_DEFAULT: Final = 100
 LONG_LIMIT_DEFAULT: Final = 2000  # a day of slices of a minute is one page
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
@@ -48,16 +51,16 @@ def as_problem(error: ApiError) -> Response:
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """Flask's own refusals (no such path, wrong method, body too large) in our form."""
-    told = ApiError(
+    """Flask's refusals (no such path, wrong method, body too large) as an ``ApiError``."""
+    refusal = ApiError(
         str(error.description or error.name).rstrip("."), "See /api/v1/openapi.json for what exists"
     )
-    told.status = error.code or 500
-    told.title = error.name
-    told.slug = error.name.lower().replace(" ", "-")
+    refusal.status = error.code or 500
+    refusal.title = error.name
+    refusal.slug = error.name.lower().replace(" ", "-")
     if isinstance(error, MethodNotAllowed):
-        told.allow = tuple(error.valid_methods or ())
-    return told
+        refusal.allow = tuple(error.valid_methods or ())
+    return refusal
 
 
 def finish(request: Request, response: Response) -> Response:
@@ -161,3 +164,23 @@ def json_body(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadInput("body", "is not a JSON object")
     return body
+
+
+def parse_body(model: type[Model], members: Mapping[str, Any]) -> Model:
+    """The members of a body, checked by its model.
+
+    Raises:
+        BadInput: names the first member that is wrong, and its value where it is short.
+    """
+    try:
+        return model.model_validate(members)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+    name = ".".join(map(str, first["loc"])) or "body"
+    if first["type"] == "missing":
+        problem = "is required"
+    else:
+        problem = first["msg"].removeprefix("Value error, ")
+        if not isinstance(first["input"], Mapping):
+            problem += f" (value: {excerpt(first['input'])})"
+    raise BadInput(name, problem, "GET /api/v1/openapi.json shows what the body holds")

@@ -1,7 +1,7 @@
-"""The one table of routes: it makes the URL map, the rights and the OpenAPI document, so they cannot differ.
+"""The table of routes. URL map, rights and OpenAPI document are made from it, so they cannot differ.
 
-``changes`` marks what needs token or session. ``operation`` names the handler, a function of that name in
-``lists``, ``changes`` or ``watching``.
+``changes`` marks routes that need token or session. ``operation`` names the handler, a function of that name
+in ``handlers.read``, ``handlers.write`` or ``handlers.live``.
 """
 
 from __future__ import annotations

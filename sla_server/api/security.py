@@ -4,11 +4,11 @@ Reading is open, because this release binds to loopback only. A change needs
 
 * ``Authorization: Bearer TOKEN`` (the command line; file of mode 0600), or
 * a session: a signed cookie (HttpOnly, SameSite=Strict) got by opening a one-time address and confirming
-  there (a POST: what only looks at an address, such as a link preview, does not spend it); a change with a
-  session must also carry an Origin header that names this server, so that no other web site can ride on the
-  cookie.
+  there (a POST: a program that only reads an address, such as a link preview, does not spend it); a change
+  with a session must also carry an Origin header that names this server, so that no other web site can use
+  the cookie.
 
-Every request must ask for a host name that is ours (a page of another site that points its own name at
+Every request must ask for a host name of this server (a page of another site that points its own name at
 127.0.0.1 is refused). State: ``Logins._codes``, digests of the codes not used yet, under its lock. Sessions
 are stateless: the signing key is derived from the token, so they survive a restart and end when the token
 file is replaced.
@@ -55,7 +55,7 @@ def load_or_make_token(path: Path) -> str:
     """The bearer token; made on first use.
 
     Raises:
-        ConfigError: unreadable, not to be written, readable by others, or too short to be one of ours.
+        ConfigError: unreadable, not to be written, readable by others, or too short to be a token.
     """
     try:
         status = path.stat()
@@ -86,7 +86,7 @@ def session_key(token: str) -> bytes:
 
 
 class Logins:
-    """One-time codes: made, used once, forgotten. Lock ``_lock`` guards ``_codes``. Thread: any."""
+    """One-time codes: made, used once, deleted. Lock ``_lock`` guards ``_codes``. Thread: any."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -98,19 +98,19 @@ class Logins:
         code = secrets.token_urlsafe(24)
         end_ns = self._clock.monotonic_ns() + round(CODE_LIFE_S * 1e9)
         with self._lock:
-            self._forget_old()
+            self._drop_old()
             while len(self._codes) >= CODES_MAX:
                 del self._codes[next(iter(self._codes))]
             self._codes[_digest(code)] = end_ns
         return code
 
-    def burn(self, code: str) -> bool:
+    def spend(self, code: str) -> bool:
         """Use a code; False if it is unknown, too old or used already."""
         with self._lock:
-            self._forget_old()
+            self._drop_old()
             return self._codes.pop(_digest(code), 0) != 0
 
-    def _forget_old(self) -> None:
+    def _drop_old(self) -> None:
         now_ns = self._clock.monotonic_ns()
         for digest in [key for key, end_ns in self._codes.items() if end_ns <= now_ns]:
             del self._codes[digest]
@@ -128,17 +128,17 @@ class Guard:
         self._hosts = frozenset((*LOOPBACK_NAMES, *(name.lower() for name in allowed_hosts)))
 
     def check_host(self, request: Request) -> None:
-        """Every request.
+        """Check any request.
 
         Raises:
-            HostRefused: the Host header names something else than this server.
+            HostRefused: the Host header does not name this server.
         """
         host = request.headers.get("Host", "")
         if _host_name(host) not in self._hosts:
             raise HostRefused(host)
 
     def check_origin(self, request: Request, *, required: bool) -> None:
-        """A change.
+        """Check a change.
 
         Raises:
             OriginRefused: from another site; or ``required`` and absent.
@@ -150,7 +150,7 @@ class Guard:
             raise OriginRefused(origin)
 
     def require_change(self, request: Request) -> str:
-        """Who changes something, for the audit log.
+        """The author of a change, for the audit log.
 
         Raises:
             LoginNeeded: neither token nor session.
@@ -171,14 +171,14 @@ class Guard:
 
 
 def start_session() -> None:
-    """Make the requesting browser signed in."""
+    """Sign the requesting browser in."""
     session.clear()
     session.permanent = True
     session["name"] = secrets.token_hex(4)
 
 
 def end_session() -> None:
-    """Make the requesting browser signed out."""
+    """Sign the requesting browser out."""
     session.clear()
 
 

@@ -25,8 +25,7 @@ from pmdaemon.wire.names import is_name
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.shared import OUTPUT, console, duration_s, print_json
-from sla_server.cli.tables import Column, build
+from sla_server.cli.formatting import OUTPUT, Column, build, console, duration_s, print_json
 
 TOKEN_LIMIT_S: Final = 30 * DAY_S
 COLUMNS: Final = (

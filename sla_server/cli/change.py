@@ -1,21 +1,82 @@
-"""The commands that change something: apply, delete, throttle, mode, login. Each is in the audit log."""
+"""The commands that change something: apply, delete, throttle, gateways, mode, login; all audited.
+
+A file of agreements that is too long for one call is split between its documents. One call carries
+``CALL_BYTES`` of text and ``MAX_DOCUMENTS`` documents. A line that begins with ``---`` and a blank or nothing
+more begins a document in any place (YAML 1.2, 9.1.2: not even a block scalar may hold one), so the text is
+split there without being parsed. A text with directives (``%``) stays in one piece: they belong to the
+document behind them.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import click
+from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
-from sla_server.cli.chunks import DocumentChunk, cut, in_file
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
+from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
-from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
+from sla_server.cli.formatting import (
+    OUTPUT,
+    Column,
+    Row,
+    build,
+    console,
+    duration_s,
+    pass_client,
+    print_json,
+)
+
+_BEGIN: Final = re.compile(rb"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
+_DIRECTIVE: Final = re.compile(rb"^%", re.MULTILINE)
+
+
+class DocumentChunk(NamedTuple):
+    """The documents of one call.
+
+    Attributes:
+        lines_before: lines of the file before it.
+        documents: markers in it, at most one more than documents.
+    """
+
+    text: bytes
+    lines_before: int
+    documents: int
+
+
+def split_documents(text: bytes) -> list[DocumentChunk]:
+    """Split the text into as few chunks as the limits of a call allow; one document is never divided."""
+    starts = [0, *(found.start() for found in _BEGIN.finditer(text) if found.start())]
+    if _DIRECTIVE.search(text) or (len(text) <= CALL_BYTES and len(starts) <= MAX_DOCUMENTS):
+        return [DocumentChunk(text, 0, len(starts))]
+    chunks: list[DocumentChunk] = []
+    begin = lines = count = 0
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        if count and (end - begin > CALL_BYTES or count == MAX_DOCUMENTS):
+            chunks.append(DocumentChunk(text[begin:start], lines, count))
+            lines += text.count(b"\n", begin, start)
+            begin, count = start, 0
+        count += 1
+    return [*chunks, DocumentChunk(text[begin:], lines, count)]
+
+
+def with_lines_of_file(problem: dict[str, Any], chunk: DocumentChunk) -> dict[str, Any]:
+    """A refusal of one chunk, its lines counted from the beginning of the file."""
+    errors = [
+        {**item, "line": item["line"] + chunk.lines_before} if item.get("line") else item
+        for item in problem.get("errors") or []
+    ]
+    return {**problem, "errors": errors}
 
 
 @click.command()
@@ -25,12 +86,12 @@ from sla_server.cli.shared import OUTPUT, duration_s, pass_client, print_json
 @pass_client
 def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
     """Put agreements in force, or new versions of them."""
-    parts = cut(read_documents(path))
+    chunks = split_documents(read_documents(path))
     try:
-        if len(parts) > 1:
-            answer = _apply_parts(client, parts, dry_run=dry_run)
+        if len(chunks) > 1:
+            answer = _apply_chunks(client, chunks, dry_run=dry_run)
         else:
-            answer = _apply(client, parts[0].text, dry_run=dry_run)
+            answer = _apply(client, chunks[0].text, dry_run=dry_run)
     except RequestRefused as exc:
         if not exc.problem.get("errors") or exc.problem.get("fix"):
             raise
@@ -58,35 +119,35 @@ def _apply(client: Client, documents: bytes, *, dry_run: bool) -> dict[str, Any]
     return answer
 
 
-def _apply_parts(client: Client, parts: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
-    """All parts are checked before the first is applied; progress goes to standard error.
+def _apply_chunks(client: Client, chunks: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
+    """Check all chunks before the first is applied; progress goes to standard error.
 
     Raises:
-        Refused: a part was refused; says how many documents before it are in force all the same.
+        RequestRefused: a chunk was refused; says how many documents before it are in force nevertheless.
         BadUsage: two documents have one name.
     """
-    checked = _each_part(client, parts, dry_run=True)
+    checked = _apply_each(client, chunks, dry_run=True)
     names = Counter(item["name"] for item in checked["applied"])
     if doubled := sorted(name for name, count in names.items() if count > 1):
         raise BadUsage(
             f"agreement {doubled[0]} stands in the file {names[doubled[0]]} times. Keep one of them"
         )
-    return checked if dry_run else _each_part(client, parts, dry_run=False)
+    return checked if dry_run else _apply_each(client, chunks, dry_run=False)
 
 
-def _each_part(client: Client, parts: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
+def _apply_each(client: Client, chunks: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
     applied: list[dict[str, Any]] = []
     warnings: list[str] = []
-    for part in parts:
+    for chunk in chunks:
         try:
-            answer = _apply(client, part.text, dry_run=dry_run)
+            answer = _apply(client, chunk.text, dry_run=dry_run)
         except RequestRefused as exc:
-            problem = in_file(exc.problem, part)
+            problem = with_lines_of_file(exc.problem, chunk)
             if applied and not dry_run:
-                kept = (
-                    f"{len(applied)} documents before line {part.lines_before + 1} are in force. Correct the "
+                problem["fix"] = (
+                    f"{len(applied)} documents before line {chunk.lines_before + 1} are in force. "
+                    "Correct the file and apply all of it again: those change nothing then"
                 )
-                problem["fix"] = f"{kept}file and apply all of it again: those change nothing then"
             raise RequestRefused(exc.status, problem) from exc
         applied += answer.get("applied", [])
         warnings += answer.get("warnings", [])
@@ -192,6 +253,94 @@ def throttle_release(client: Client, volume: str, output: str) -> None:
     click.echo(f"{volume}: released {len(released)} throttle{'' if len(released) == 1 else 's'}")
 
 
+_GATEWAY_STYLES = {
+    "connected": formatting.GOOD,
+    "waiting": formatting.BAD,
+    "not-dialled": formatting.BAD,
+    "unknown": formatting.WARN,
+}
+
+
+def _gateway_state(row: Row) -> Text:
+    """Whether it is connected."""
+    return Text(str(row["state"]), _GATEWAY_STYLES.get(str(row["state"]), ""))
+
+
+def _gateway_remark(row: Row) -> str:
+    """What is wrong, if anything is."""
+    answers_as = row.get("answers_as")
+    if answers_as and answers_as != row["name"]:
+        return f"the gateway there calls itself {answers_as}"
+    if row["source"] == "configuration" and not row["reason"]:
+        return "listed in the server's file"
+    return str(row["reason"])
+
+
+GATEWAY_COLUMNS: Final = (
+    Column("ADDRESS", lambda row, _now_us: str(row["address"])),
+    Column("NAME", lambda row, _now_us: str(row["name"] or formatting.DASH)),
+    Column("STATE", lambda row, _now_us: _gateway_state(row)),
+    Column("REMARK", lambda row, _now_us: _gateway_remark(row)),
+)
+
+
+@click.group()
+def gateways() -> None:
+    """Gateways that the server dials, because their hosts may not dial out.
+
+    A gateway that dials in by itself needs no entry: see 'sla get gateways'.
+    """
+
+
+@gateways.command("add")
+@click.argument("address")
+@click.option("--name", required=True, help="The gateway's name, as in its own file.")
+@OUTPUT
+@pass_client
+def add_gateway(client: Client, address: str, name: str, output: str) -> None:
+    """Dial the gateway whose agent listens at ADDRESS (IP:PORT, its `listen`)."""
+    answer = client.change("PUT", f"/gateway-list/{quote(address, safe='')}", json={"name": name})
+    if output == "json":
+        print_json(answer)
+        return
+    click.echo(f"{address}: dialled as {name} within some seconds; 'sla gateways list' shows how it goes")
+    if not address.startswith(("127.", "[::1]", "localhost:")):
+        click.echo(
+            "note: another machine is dialled only if the server has enabled = true in [pmdaemon.tls]",
+            err=True,
+        )
+
+
+@gateways.command("remove")
+@click.argument("address")
+@OUTPUT
+@pass_client
+def remove_gateway(client: Client, address: str, output: str) -> None:
+    """Dial ADDRESS no more; a session that was dialled ends."""
+    answer = client.change("DELETE", f"/gateway-list/{quote(address, safe='')}")
+    if output == "json":
+        print_json(answer)
+        return
+    click.echo(f"{address}: not dialled any more")
+
+
+@gateways.command("list")
+@OUTPUT
+@pass_client
+def list_gateways(client: Client, output: str) -> None:
+    """List them with their state, and why one is not connected."""
+    rows = client.get("/gateway-list")["items"]
+    if output == "json":
+        print_json(rows)
+        return
+    if not rows:
+        click.echo(
+            "No gateway is dialled. Agents dial in by themselves; where they may not: sla gateways add"
+        )
+        return
+    console().print(build(GATEWAY_COLUMNS, rows, time.time_ns() // 1000))
+
+
 @click.command()
 @click.argument(
     "wanted", metavar="[observe|enforce]", required=False, type=click.Choice(["observe", "enforce"])
@@ -200,8 +349,8 @@ def throttle_release(client: Client, volume: str, output: str) -> None:
 def mode(client: Client, wanted: str | None) -> None:
     """Show or switch the mode: observe (decide and log only) or enforce."""
     if wanted is None:
-        told = client.get("/mode")
-        click.echo(told["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
+        current = client.get("/mode")
+        click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
         return
     click.echo(client.change("PUT", "/mode", json={"mode": wanted}).get("mode", wanted))
 

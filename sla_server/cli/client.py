@@ -1,4 +1,4 @@
-"""Where the server is, who we are, and one call.
+"""Finds the server and the token, and makes one call.
 
 Server: ``--server`` or ``SLA_SERVER`` (``HOST:PORT`` is http); else the Unix socket in the data directory of
 the configuration named by ``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api]
@@ -6,9 +6,10 @@ listen`` of that configuration, else http://127.0.0.1:8411. Token, needed for ch
 ``--token-file``, else ``api.token`` in that data directory.
 
 The token goes to the server alone. It is never sent in clear over a network: plain http is for loopback
-addresses. There, and on the Unix socket, the kernel says which user listens: it must be ourselves, root or
-the owner of the token's file, because any user may take the port while the server is down. The connection
-goes to the very address whose listener was looked at: the name localhost has two, and each can have its own.
+addresses. There, and on the Unix socket, the kernel says which user listens: it must be the caller, root
+or the owner of the token's file, because any user may take the port while the server is down. The connection
+goes to exactly the address whose listener was checked: the name localhost has two, and a different process
+can listen at each.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from pmdaemon.runtime.config import read_toml
 from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
-SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.doors, which a command line has no need to import
+SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.server, which a command line has no need to import
 LOCALHOST: Final = ("127.0.0.1", "::1")
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this
-PENDING_LOOK_S: Final = 0.5
+PENDING_INTERVAL_S: Final = 0.5
 TOO_LARGE: Final = (
     "that is more than the server takes at once ([api] max_body_bytes). Apply the documents in several files"
 )
@@ -85,8 +86,8 @@ class Client:
         """
         token = self.token()
         self._check_peer()
-        own = {"Authorization": f"Bearer {token}", "Sla-User": _user()}
-        headers = {**(how.pop("headers", None) or {}), **own}
+        identity = {"Authorization": f"Bearer {token}", "Sla-User": _user()}
+        headers = {**(how.pop("headers", None) or {}), **identity}
         return self._call(method, path, headers=headers, **how)
 
     def token(self) -> str:
@@ -116,7 +117,7 @@ class Client:
         return given
 
     def token_path(self) -> Path:
-        """Where the token should stand."""
+        """Where the token should be."""
         if self.token_file:
             return self.token_file
         tree = read_toml(self.config)
@@ -125,13 +126,13 @@ class Client:
         return data_dir_of(tree) / "api.token"
 
     def _check_peer(self) -> None:
-        """See that the process that would get the token may have it.
+        """Check that the process that would get the token may have it.
 
         Raises:
             NoToken: it belongs to another user.
             ServerDown: no process listens there.
         """
-        if self.transport is not None:  # a test's: there is no process behind it
+        if self.transport is not None:  # of a test: there is no process behind it
             return
         if self.local is not None:
             found = local_uid(self.local)
@@ -160,15 +161,15 @@ class Client:
         return _answer(self.server, response)
 
     def _await(self, operation: str) -> Any:
-        """Look at an operation until it ended."""
+        """Poll an operation until it has ended."""
         end_s = time.monotonic() + PENDING_LIMIT_S
         while time.monotonic() < end_s:
-            told = _answer(self.server, self._send("GET", operation))
-            if told["state"] == "done":
-                return told["body"]
-            if told["state"] == "failed":
-                raise RequestRefused(int(told["code"]), told["body"])
-            time.sleep(PENDING_LOOK_S)
+            state = _answer(self.server, self._send("GET", operation))
+            if state["state"] == "done":
+                return state["body"]
+            if state["state"] == "failed":
+                raise RequestRefused(int(state["code"]), state["body"])
+            time.sleep(PENDING_INTERVAL_S)
         raise Pending(operation)
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
@@ -224,7 +225,7 @@ def _answer(server: str, response: httpx.Response) -> Any:
         body = response.json() if is_json else {}
     except ValueError as exc:
         raise NotAnAnswer(server, response.status_code) from exc
-    if response.status_code == 413 and "fix" not in body:  # said by the HTTP layer, in its own words
+    if response.status_code == 413 and "fix" not in body:  # refused by the HTTP layer, in other words
         raise RequestRefused(413, {"detail": TOO_LARGE})
     if not is_json:
         raise NotAnAnswer(server, response.status_code)
@@ -255,15 +256,15 @@ def _loopback(server: str) -> tuple[str, int] | None:
         if url.scheme != "http":
             return None
         if url.host == "localhost":
-            heard = (host for host in LOCALHOST if peers.listener_uids(host, port))
-            return next(heard, LOCALHOST[0]), port
+            listening = (host for host in LOCALHOST if peers.listener_uids(host, port))
+            return next(listening, LOCALHOST[0]), port
         return (url.host, port) if ipaddress.ip_address(url.host).is_loopback else None
     except (ValueError, httpx.InvalidURL):
         return None  # a name of another machine, or no address: httpx says so
 
 
 def local_uid(path: Path) -> int | None:
-    """The user whose process listens on this Unix socket; None: no process does, or it is not for us."""
+    """The user whose process listens on this Unix socket; None: no process does, or it may not be entered."""
     try:
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -294,7 +295,7 @@ def data_dir_of(tree: dict[str, Any]) -> Path:
 
 
 def _api_table(tree: dict[str, Any]) -> dict[str, Any]:
-    """``[api]`` of a configuration; what is wrong with it the server says."""
+    """``[api]`` of a configuration; the server reports what is wrong with it."""
     table = tree.get("api")
     return table if isinstance(table, dict) else {}
 

@@ -2,10 +2,10 @@
 
 SlaError (pmdaemon.errors)
 └── CliError              1
-    ├── ServerDown       69  nobody answers at the address
+    ├── ServerDown       69  no process answers at the address
     ├── NotAnAnswer      76  something answers that is not this server
     ├── NoToken          77  a change needs the token, and there is none, or it is wrong
-    ├── Refused           1  the server refused; carries its problem document
+    ├── RequestRefused    1  the server refused; carries its problem document
     ├── Pending          75  the server took the change but has not answered yet
     ├── JobFailed         1  the policy job ended with an error
     └── BadUsage          2  the command line itself
@@ -23,7 +23,7 @@ class CliError(SlaError):
 
 
 class ServerDown(CliError):
-    """Nobody answers."""
+    """No process answers."""
 
     exit_status = 69  # EX_UNAVAILABLE
     retryable = True
@@ -56,7 +56,7 @@ class NoToken(CliError):
 
 
 class RequestRefused(CliError):
-    """The server refused; its words, and one line for each error of a document."""
+    """The server refused; carries its problem document, one line for each error of a document."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         self.status = status
@@ -82,7 +82,7 @@ class Pending(CliError):
 
 
 class JobFailed(CliError):
-    """The policy job ended with an error; it has said why."""
+    """The policy job ended with an error, which it has printed."""
 
     def __init__(self, status: int) -> None:
         self.exit_status = status if 0 < status < 126 else 1

@@ -1,10 +1,54 @@
-"""Numbers, times and states as text for tables; a dash where there is no value, never a 0."""
+"""Shared by the commands: options, durations, values as text, tables, printing.
+
+A value that is missing is a dash, never a 0. A table is rows in (as the API gives them) and a rich table out:
+a column is a heading, a function of the row, and how it may shrink. Numbers are never shortened; names fold
+over lines. Every table fits 80 columns; in a wider terminal it takes the room. Without a terminal it is 80
+wide.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import click
+import structlog
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.cli.errors import BadUsage
+
+Row = dict[str, Any]
+CONFIG = click.option(
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    envvar="SLA_CONFIG",
+    help="The server's configuration (also SLA_CONFIG).",
+)
+OUTPUT = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer.",
+)
+UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+DURATION_MAX_S: Final = 100 * 366 * 86_400.0
+WIDTH: Final = 80
+pass_client = click.pass_obj
 DASH: Final = "-"
 GOOD, WARN, BAD = "green", "yellow", "bold red"
 STATES: Final = {
@@ -61,11 +105,11 @@ def percent(ratio: Any, digits: int = 1) -> str:
 
 def span(seconds: float) -> str:
     """A duration, in one unit."""
-    whole = max(0, round(seconds))
+    seconds_rounded = max(0, round(seconds))
     for limit, unit, name in ((90, 1, "s"), (5400, 60, "m"), (172_800, 3600, "h")):
-        if whole < limit:
-            return f"{round(whole / unit)}{name}"
-    return f"{round(whole / 86_400)}d"
+        if seconds_rounded < limit:
+            return f"{round(seconds_rounded / unit)}{name}"
+    return f"{round(seconds_rounded / 86_400)}d"
 
 
 def ago(at_us: Any, now_us: int) -> str:
@@ -96,5 +140,78 @@ def cap(row: dict[str, Any]) -> str:
 
 def sentence(text: Any) -> str:
     """An error's text as a sentence; "" for none."""
-    told = str(text or "").strip().rstrip(".")
-    return f"{told[0].upper()}{told[1:]}." if told else ""
+    words = str(text or "").strip().rstrip(".")
+    return f"{words[0].upper()}{words[1:]}." if words else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column."""
+
+    title: str
+    value: Callable[[Row, int], str | Text]
+    """(row, now in us) -> cell."""
+    number: bool = False
+
+
+def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
+    """The table; fits whatever width it is printed at by folding names and texts."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.number else "left",
+            min_width=len(column.title),  # a folded heading is unreadable
+            no_wrap=column.number,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(_cell(column.value(row, now_us)) for column in columns))
+    return table
+
+
+def _cell(value: str | Text) -> str | Text:
+    """A cell without control characters: gateways and people wrote the text, and a terminal shows it."""
+    text = printable_lines(value if isinstance(value, str) else value.plain)
+    return text if isinstance(value, str) else Text(text, value.style)
+
+
+def keep_logs_apart() -> None:
+    """Send log lines of code that runs inside a command to stderr, warnings and worse only.
+
+    structlog would print all of them to stdout, where they break ``-o json``.
+    """
+    processors = structlog.get_config()["processors"]
+    if _drop_info not in processors:
+        processors = [_drop_info, *processors]
+    structlog.configure(processors=processors, logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+
+def _drop_info(_logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    if method in ("debug", "info"):  # the command reports itself what it did
+        raise structlog.DropEvent
+    return event
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, 80 columns without one."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    return Console(width=max(WIDTH, width), highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON for programs."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def duration_s(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
+
+    Raises:
+        BadUsage: anything else, or nothing at all.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
+    if not 0 < seconds <= DURATION_MAX_S:
+        raise BadUsage(f"{text[:40]!r} is not a duration; write for example 90s, 10m, 2h or 1d")
+    return seconds

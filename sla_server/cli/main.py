@@ -1,19 +1,21 @@
-"""``sla``: the command line of those who make agreements and keep an eye on them.
+"""``sla``: the command line of people who make agreements and watch them.
 
 A command's module is imported when the command is run, not before: ``sla get`` needs neither the database nor
 cryptography, and completion and ``--help`` need no command at all. Hence the table with one line for each.
+``sla-server`` shares ``CommandGroup``, so nothing here imports client or tables before a command runs.
 """
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from sla_server.cli import group
+from pmdaemon.runtime.excerpt import printable_lines
+from pmdaemon.runtime.failures import outermost
 
 COMMANDS: Final = {
     "apply": ("change", "Put agreements in force, or new versions of them."),
@@ -21,11 +23,11 @@ COMMANDS: Final = {
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
-    "gateways": ("gateways", "Gateways that the server dials, because their hosts may not dial out."),
+    "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),
     "policy": ("policy", "Compute policies from what was stored, and list them."),
-    "queue": ("queue", "Look into a disk queue: its figures, its records, what recovery would do."),
+    "queue": ("inspect", "Look into a disk queue: its figures, its records, what recovery would do."),
     "storage": ("storage", "Look after the Parquet files: what there is, merge now, is all of it there."),
-    "mailbox": ("mailbox", "Look into the mailboxes between the server's processes."),
+    "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "top": ("top", "Watch agreements, volumes and throttles live; q ends it."),
     "login": ("change", "Print an address that signs one browser in; good once, for 15 minutes."),
@@ -33,7 +35,25 @@ COMMANDS: Final = {
 """Command -> (module in this package, its line in the help)."""
 
 
-class SlaCommands(group.CommandGroup):
+class CommandGroup(click.Group):
+    """Reports errors in one line on stderr, after the program's name, and ends with their exit status."""
+
+    program: ClassVar[str] = "sla"
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See ``click.Group``."""
+        with outermost(self.program, self._report):
+            try:
+                return super().invoke(ctx)
+            except BrokenPipeError as exc:  # the reader of the output has seen enough
+                ended = exc
+        raise ended  # click handles it
+
+    def _report(self, text: str) -> None:
+        click.echo(printable_lines(f"{self.program}: {text}"), err=True)
+
+
+class SlaCommands(CommandGroup):
     """Imports commands when they are run, and closes the client whatever happens."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -89,13 +109,7 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
     First steps: sla top (watch), sla apply -f agreement.yaml (promise), sla mode enforce (keep it).
     """
     from sla_server.cli.client import Client
-    from sla_server.cli.shared import keep_logs_apart
+    from sla_server.cli.formatting import keep_logs_apart
 
     keep_logs_apart()
     context.obj = context.obj or Client.find(server, token_file, config)
-
-
-if __name__ == "__main__":
-    from pmdaemon.runtime import entry
-
-    entry.run("sla_server.cli.main", "sla")

@@ -1,7 +1,7 @@
 """``sla policy``: run the Spark job here and now, and list what was published.
 
-The job is a command of its own, as under a timer; this one starts it, shows its output as it comes, and tells
-the server afterwards to look for the new version at once (it would by itself within ten seconds).
+The job is a command of its own, as under a timer; this one starts it, shows its output as it comes, and asks
+the server afterwards to load the new version at once (it does so by itself within ten seconds).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import click
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, JobFailed
+from sla_server.cli.formatting import CONFIG, OUTPUT, pass_client
 from sla_server.cli.get import get
-from sla_server.cli.shared import CONFIG, OUTPUT, pass_client
 
 
 @click.group()
@@ -50,14 +50,14 @@ def run(client: Client, config: Path | None) -> None:
     if status:
         raise JobFailed(status)
     try:
-        told = client.change("POST", "/policies/announce")
+        answer = client.change("POST", "/policies/announce")
     except CliError as exc:
-        # The job has done its part: the version is stored, and the server looks for it by itself.
+        # The job has ended well: the version is stored, and the server finds it by itself.
         click.echo(
             f"the policy is stored; the server will look for it within 10 s by itself ({exc})", err=True
         )
         return
-    version = (told or {}).get("version")
+    version = (answer or {}).get("version")
     click.echo(f"policy version {version} announced" if version else "no new policy version to put in force")
 
 

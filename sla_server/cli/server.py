@@ -1,4 +1,10 @@
-"""``sla-server start | status | stop``: the server as an operator handles it."""
+"""``sla-server start | status | stop``: the server as an operator handles it.
+
+``ServerStatus`` is what ``status`` prints and what a start in the background waits for. The word of the API
+alone is not enough: rows of a run that has ended call processes running that are dead, and a page may be
+served while the database manager cannot start. So each process named must be a living child of the supervisor
+that holds the data directory.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +14,34 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pmdaemon.errors import ConfigError
+from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.excerpt import printable_lines
+from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import data_dir
 from sla_server.api.config import split_address
-from sla_server.cli import group
-from sla_server.cli.status import another_at, connected, look, page_of
+from sla_server.cli import formatting
+from sla_server.cli.client import SOCKET_NAME, Client, local_uid
+from sla_server.cli.errors import RequestRefused
+from sla_server.cli.main import CommandGroup
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
-from sla_server.supervisor import Supervisor
+from sla_server.supervisor import PARTS, Supervisor
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 CONFIG = click.option(
@@ -40,13 +52,15 @@ CONFIG = click.option(
     help="The server's TOML file (default: built-in values, data in ./sla-data).",
 )
 READY_LIMIT_S = 60.0
-LOOK_S = 0.5  # each look makes a client of its own, which costs more than the question
+STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs more than the question
 EX_TEMPFAIL = 75
+NO_ANSWER = "the application server does not answer"
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
+GENERATIONS = 4  # supervisor, pmdaemon, pair; one to spare
 
 
-class ServerCommands(group.CommandGroup):
-    """Tells errors as this program's."""
+class ServerCommands(CommandGroup):
+    """Reports errors under this program's name."""
 
     program = "sla-server"
 
@@ -134,7 +148,7 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
 
 
 def _check_room(config: configuration.ResolvedConfig) -> None:
-    from sla_server.db.ingest.queue import check_room  # numpy and the queue, for this one look
+    from sla_server.db.ingest.queue import check_room  # numpy and the queue, for this check only
 
     check_room(config.database.resolved_queue_dir(config.data_dir), config.database.queue_bytes)
 
@@ -153,7 +167,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
     deadline = Deadline(READY_LIMIT_S)
     while True:
         with connected(config, path) as client:
-            found = look(config, client, process.pid)
+            found = ask_status(config, client, process.pid)
             page = page_of(client) if found.is_ready else ""
         if found.is_ready:
             break
@@ -170,7 +184,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             said = printable_lines(f"{reasons}the end of {log_path}:\n{tail}")
             click.echo(f"sla-server: {what}\n{said}", err=True)
             raise SystemExit(EX_TEMPFAIL if ended is None else max(ended, 1))
-        time.sleep(LOOK_S)
+        time.sleep(STATUS_INTERVAL_S)
     click.echo(f"server started (pid {process.pid}), page: {page}")
 
 
@@ -189,7 +203,7 @@ def status(path: Path | None, output: str) -> None:
     if pid is None:
         raise ServerNotRunning(config.data_dir, another_at(config.api.listen))
     with connected(config, path) as client:
-        found, page = look(config, client, pid), page_of(client)
+        found, page = ask_status(config, client, pid), page_of(client)
     if output == "json":
         click.echo(json.dumps({"pid": pid, "page": page, "is_well": found.is_well, **asdict(found)}))
     else:
@@ -220,3 +234,148 @@ def stop(path: Path | None, limit_s: float) -> None:
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """The state of a running server.
+
+    Attributes:
+        processes: rows of the API; ``state`` is ``dead`` where the process is none of this server's.
+        trouble: why the states of the processes are unknown; "" if they are known.
+        health: ``ok``, ``degraded`` or ``down``; "" without an answer.
+        problems: what the parts report (``/api/v1/health``).
+        failures: part -> why it ended at its last start.
+    """
+
+    processes: list[dict[str, Any]] = field(default_factory=list)
+    trouble: str = ""
+    health: str = ""
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[str]:
+        """Parts that do not run."""
+        running = {row["name"] for row in self.processes if row["state"] == "running"}
+        return [name for name in PARTS if name not in running]
+
+    @property
+    def is_ready(self) -> bool:
+        """Every part runs, and live data come; there may be problems."""
+        return self.health in ("ok", "degraded") and not self.missing and not self.failures
+
+    @property
+    def is_well(self) -> bool:
+        """Ready, and nothing is in trouble."""
+        return self.is_ready and not self.problems
+
+    def lines(self) -> list[str]:
+        """For people: states, then troubles."""
+        lines = [f"  states of the processes are unknown: {self.trouble}"] if self.trouble else []
+        for row in self.processes:
+            line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8}"
+            line += f" restarts {row['restarts']}"
+            lines.append(line + (f"  ({row['reason']})" if row["reason"] else ""))
+        return lines + self.troubles()
+
+    def troubles(self) -> list[str]:
+        """Only what is wrong, or not there yet."""
+        lines = [f"  {name} failed at its last start: {reason}" for name, reason in self.failures.items()]
+        lines += [
+            f"  {name} does not run"
+            for name in self.missing
+            if not self.trouble and name not in self.failures
+        ]
+        for row in self.problems:
+            since = f", since {formatting.when(row['since_us'])}" if row["since_us"] else ""
+            lines.append(f"  in trouble: {row['process']}{since}: {formatting.sentence(row['reason'])}")
+        return lines
+
+
+@contextmanager
+def connected(config: configuration.ResolvedConfig, path: Path | None) -> Iterator[Client | None]:
+    """A client of this server; None while it does not listen."""
+    local = config.data_dir / SOCKET_NAME
+    try:
+        port = (config.runtime_dir / "api.port").read_text().strip()
+    except OSError:
+        yield None
+        return
+    token = config.api.token_path(config.data_dir)
+    is_there = local_uid(local) is not None
+    with closing(
+        Client(f"http://127.0.0.1:{port}", token, path, local=local if is_there else None)
+    ) as client:
+        yield client
+
+
+def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid: int) -> ServerStatus:
+    """Ask the server whose supervisor has this pid."""
+    failed = failures(config.runtime_dir)
+    if client is None:
+        return ServerStatus(trouble=NO_ANSWER, failures=failed)
+    health: dict[str, Any] = {}
+    try:
+        health = client.get("/health")
+    except RequestRefused as exc:  # 503: down, and its body says why
+        health = exc.problem
+    except SlaError as exc:
+        return ServerStatus(trouble=str(exc).splitlines()[0], failures=failed)
+    rows: list[dict[str, Any]] = []
+    trouble = ""
+    try:
+        rows = [_checked(row, pid) for row in client.get("/processes")["items"]]
+    except SlaError as exc:
+        trouble = str(exc).splitlines()[0]
+    return ServerStatus(
+        rows, trouble, str(health.get("status", "")), list(health.get("problems", [])), failed
+    )
+
+
+def another_at(listen: str) -> str:
+    """The address of an SLA server that answers where this one would; "" if none does."""
+    if listen.endswith(":0"):
+        return ""
+    with closing(Client(f"http://{listen}")) as client:
+        try:
+            client.get("/health")
+        except RequestRefused:  # 503: it is one, and not well
+            return client.server
+        except SlaError:
+            return ""
+        return client.server
+
+
+def page_of(client: Client | None) -> str:
+    """A new one-time sign-in address; the plain address of the page where none can be had."""
+    if client is None:
+        return "(not listening yet)"
+    try:
+        return str(client.change("POST", "/logins")["address"])
+    except (SlaError, OSError):
+        return f"{client.server}/"
+
+
+def _checked(row: dict[str, Any], supervisor: int) -> dict[str, Any]:
+    if row["state"] == "running" and not is_below(row["pid"], supervisor):
+        return {**row, "state": "dead", "reason": "of a run that has ended"}
+    return row
+
+
+def is_below(pid: int | None, ancestor: int) -> bool:
+    """Whether the process lives and was started by ``ancestor``, or by one that was."""
+    for _ in range(GENERATIONS):
+        if not pid or pid == ancestor:
+            break
+        pid = _parent_of(pid)
+    return bool(pid) and pid == ancestor
+
+
+def _parent_of(pid: int) -> int:
+    """0 if there is no such process, or only its exit status is left."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(parent)

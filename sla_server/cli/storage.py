@@ -1,4 +1,4 @@
-"""``sla storage``: the Parquet files, seen and looked after on the server's own machine.
+"""``sla storage``: the Parquet files, listed and maintained on the server's own machine.
 
 These commands read the server's configuration and work on database and files directly, beside a living
 server or without one; they do not use the REST API and need no token. ``compact``, ``backup`` and ``restore``
@@ -21,8 +21,7 @@ from pmdaemon.runtime.clock import SystemClock
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.shared import CONFIG, OUTPUT, console, pass_client, print_json
-from sla_server.cli.tables import Column, build
+from sla_server.cli.formatting import CONFIG, OUTPUT, Column, build, console, pass_client, print_json
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -41,7 +40,7 @@ KIND_COLUMNS: Final = (
 
 
 class Stores(NamedTuple):
-    """What the commands work on."""
+    """Configuration, database and files that a command works on."""
 
     config: configuration.ResolvedConfig
     engine: Engine
@@ -94,16 +93,16 @@ def status(client: Client, config: Path | None, output: str) -> None:
     from sla_server.db.archive.verify import overview
 
     with _opened(client, config) as stores:
-        told = overview(stores.engine, stores.files)
+        summary = overview(stores.engine, stores.files)
     if output == "json":
-        print_json(told)
+        print_json(summary)
         return
-    click.echo(f"files at {told['files_at']}, manifest in {told['database']}")
-    console().print(build(KIND_COLUMNS, told["kinds"], time.time_ns() // 1000))
-    replaced = told["replaced"]
+    click.echo(f"files at {summary['files_at']}, manifest in {summary['database']}")
+    console().print(build(KIND_COLUMNS, summary["kinds"], time.time_ns() // 1000))
+    replaced = summary["replaced"]
     click.echo(f"{replaced['files']} replaced files ({size(replaced['bytes'])}) wait for their grace time")
     for word in ("missing", "orphans"):
-        for name in told[word]:
+        for name in summary[word]:
             click.echo(f"{word}: {name}")
 
 
@@ -152,10 +151,10 @@ def compact(client: Client, config: Path | None, output: str) -> None:
 @pass_client
 def verify(client: Client, config: Path | None, output: str) -> None:
     """Read every file: checksums, manifest against files against SQL. Exit status 1 if something is wrong."""
-    from sla_server.db.archive.verify import verify as look
+    from sla_server.db.archive.verify import verify as verify_files
 
     with _opened(client, config) as stores:
-        report = look(stores.engine, stores.files)
+        report = verify_files(stores.engine, stores.files)
     if output == "json":
         print_json(asdict(report))
     else:

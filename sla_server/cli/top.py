@@ -1,7 +1,7 @@
 """``sla top``: the live view in a terminal, refreshed each second; q or Ctrl-C ends it.
 
 ``frame`` is pure (snapshot in, renderable out); the rest is a loop around it: read /api/v1/live, draw, wait
-for a key. A server that does not answer is said in the frame and asked again; the last values stay.
+for a key. A server that does not answer is reported in the frame and asked again; the last values stay.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
-from sla_server.cli.shared import console, pass_client
-from sla_server.cli.tables import Column, Row, build, objective_of, promise, state_of, what_of
+from sla_server.cli.formatting import Column, Row, build, console, pass_client
+from sla_server.cli.get import objective_of, promise, state_of, what_of
 
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
@@ -66,7 +66,7 @@ _QUIT: Final = frozenset(b"qQ\x04")
 
 
 def frame(snapshot: Row, trouble: str = "") -> RenderableType:
-    """One picture of the live view; ``trouble`` is said above it."""
+    """One picture of the live view; ``trouble`` is shown above it."""
     now_us = int(snapshot.get("at_us") or 0)
     parts: list[RenderableType] = [_headline(snapshot, trouble)]
     if trouble:
@@ -133,16 +133,16 @@ def trouble_of(snapshot: Row) -> str:
     server = snapshot.get("server") or {}
     database = formatting.sentence(server.get("database"))
     if not server.get("stale"):
-        told = (
+        troubles = (
             [f"{database} Live values go on; compliance and events are those last read."] if database else []
         )
-        told += [
+        troubles += [
             f"{row['process']}, since {formatting.when(row['since_us'])}: "
             f"{formatting.sentence(row['reason'])}"
             for row in snapshot.get("problems", [])
             if not (database and row["what"] == "database")
         ]
-        return "\n".join(told)
+        return "\n".join(troubles)
     if database:
         return f"{database} The services part waits for it; agreements come back with it."
     if server.get("age_s") is None:
@@ -153,7 +153,7 @@ def trouble_of(snapshot: Row) -> str:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
-    """Keys are read one by one, and the terminal is as before afterwards."""
+    """Read keys one by one; restore the terminal afterwards."""
     if not sys.stdin.isatty():
         yield
         return
@@ -166,7 +166,7 @@ def _keys() -> Iterator[None]:
 
 
 def _quit_pressed(wait_s: float) -> bool:
-    """Wait, and say whether q was pressed meanwhile."""
+    """Wait; whether q was pressed meanwhile."""
     end_s = time.monotonic() + wait_s
     while (left_s := end_s - time.monotonic()) > 0:
         if not sys.stdin.isatty():

@@ -12,19 +12,28 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from pmdaemon.poller.config import ListedGateway
 from pmdaemon.runtime.config import describe
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
+from sla_server.requests import (
+    AgreementDelete,
+    AgreementsApply,
+    GatewayListing,
+    ModeSet,
+    ThrottleRelease,
+    ThrottleSet,
+)
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.throttle import LEAST
+from sla_server.services.catalog import Catalog, Change
+from sla_server.services.changes import AgreementChange, AgreementChanges
 from sla_server.services.documents import DocumentParser
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row
@@ -60,53 +69,6 @@ class RequestTarget(Protocol):
 
     def carried(self) -> Mapping[str, Collection[str]]:
         """Gateways announced, and the volumes of each."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class _Apply(_Strict):
-    documents: str
-    dry_run: bool = False
-
-
-class _Delete(_Strict):
-    name: str
-
-
-class _ThrottleSet(_Strict):
-    volume: str
-    iops: float | None = Field(default=None, ge=LEAST.ops, lt=1e12)
-    bytes_per_s: float | None = Field(default=None, ge=LEAST.size, lt=1e15)
-    cost_per_s: float | None = Field(default=None, ge=LEAST.cost, lt=1e12)
-    duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
-    reason: str = Field(default="", max_length=500)
-
-    @model_validator(mode="after")
-    def _one_limit(self) -> _ThrottleSet:
-        if all(value is None for value in (self.iops, self.bytes_per_s, self.cost_per_s)):
-            raise ValueError("give at least one of iops, bytes_per_s and cost_per_s")
-        return self
-
-
-class _ThrottleRelease(_Strict):
-    volume: str | None = None
-    throttle_id: str | None = None
-
-    @model_validator(mode="after")
-    def _named(self) -> _ThrottleRelease:
-        if (self.volume is None) == (self.throttle_id is None):
-            raise ValueError("give either volume or throttle_id")
-        return self
-
-
-class _Mode(_Strict):
-    mode: Literal["observe", "enforce"]
-
-
-class _Listed(ListedGateway):
-    is_listed: bool
 
 
 class Requests:
@@ -202,7 +164,7 @@ class Requests:
             self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
 
     def _apply(self, request: str, who: str, raw: Body, now_us: int) -> None:
-        body = _Apply.model_validate(raw)
+        body = AgreementsApply.model_validate(raw)
 
         def read(documents: list[Loaded], problems: list[DocumentProblem]) -> None:
             if problems:
@@ -233,7 +195,7 @@ class Requests:
             self._finish(request, 200, _applied(change))
 
     def _delete(self, request: str, who: str, raw: Body, _now_us: int) -> None:
-        name = _Delete.model_validate(raw).name
+        name = AgreementDelete.model_validate(raw).name
 
         def make(catalog: Catalog, now_us: int) -> Change | None:
             change = catalogs.delete(catalog, name, who, now_us)
@@ -244,7 +206,7 @@ class Requests:
         self._submit(request, make, lambda _change: {})
 
     def _throttle_set(self, request: str, who: str, raw: Body, now_us: int) -> None:
-        body = _ThrottleSet.model_validate(raw)
+        body = ThrottleSet.model_validate(raw)
         if body.volume not in self._desk.changes.catalog.volumes:
             self._refuse(request, 404, f"no volume {body.volume!r} is known", "See 'sla get volumes'")
             return
@@ -269,7 +231,7 @@ class Requests:
         self._when_durable(request, rows, {"throttle_id": throttle_id})
 
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
-        body = _ThrottleRelease.model_validate(raw)
+        body = ThrottleRelease.model_validate(raw)
         released = self._desk.brain.manual_release(volume=body.volume, throttle_id=body.throttle_id, who=who)
         subject = body.volume or body.throttle_id or ""
         if not released:
@@ -282,7 +244,7 @@ class Requests:
         self._when_durable(request, rows, {"released": released})
 
     def _mode(self, request: str, who: str, raw: Body, now_us: int) -> None:
-        mode, before = _Mode.model_validate(raw).mode, self._desk.mode
+        mode, before = ModeSet.model_validate(raw).mode, self._desk.mode
         self._desk.set_mode(mode)
         rows: Rows = [audit_row(who, "mode", "server", now_us, before={"mode": before}, after={"mode": mode})]
         if mode != before:
@@ -291,7 +253,7 @@ class Requests:
         self._when_durable(request, rows, {"mode": mode})
 
     def _gateway_list(self, request: str, who: str, raw: Body, now_us: int) -> None:
-        body = _Listed.model_validate(raw)
+        body = GatewayListing.model_validate(raw)
         action = "gateway-listed" if body.is_listed else "gateway-unlisted"
         row = {"address": body.address, "name": body.name, "is_enabled": body.is_listed}
         rows: Rows = [

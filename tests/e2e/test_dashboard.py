@@ -29,9 +29,8 @@ from pmdaemon.mailbox import attach, create_segment
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from sla_server.api import process
 from sla_server.api.config import WORKER_THREADS, ApiConfig
-from sla_server.api.server import WebServer, open_listener
+from sla_server.api.server import WebServer, open_listener, run
 from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
@@ -60,7 +59,7 @@ class Site:
         self.folder = folder
         self.config = config
         self.stop = Stop()
-        self.box = api.FakeBox(answer=lambda _header: (True, 200, {}))
+        self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
         self.source = api.FakeSource()
         self.snapshot = snapshot
         self.start("127.0.0.1:0")
@@ -68,7 +67,7 @@ class Site:
     def start(self, listen: str) -> None:
         settings = ApiConfig(listen=listen, **self.config)
         listener = open_listener(listen)
-        self.server = WebServer(settings, self.folder, self.source, self.box, listener, self.stop)
+        self.server = WebServer(settings, self.folder, self.source, self.mailbox, listener, self.stop)
         self.threads = [
             threading.Thread(target=target, daemon=True) for target in (self.server.serve, self._feed)
         ]
@@ -82,7 +81,7 @@ class Site:
     def _feed(self) -> None:
         while True:
             if self.snapshot is not None:
-                self.server.parts.live.put(self.snapshot(time.time_ns() // 1000))
+                self.server.context.live.put(self.snapshot(time.time_ns() // 1000))
             if self.stop.wait(0.5):
                 return
 
@@ -99,7 +98,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(api.data_dir(tmp_path))
     yield made
     made.close()
-    made.box.close()
+    made.mailbox.close()
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def text(driver: Chrome, css: str) -> str:
 
 
 def sign_in(driver: Chrome, site: Site) -> None:
-    driver.get(f"{site.url}login?code={site.server.parts.logins.issue()}")
+    driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
     driver.find_element(By.ID, "sign-in").click()
     wait_for(driver, "[data-throttle]")
 
@@ -149,7 +148,7 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
         idle = [{**api.snapshot()["slas"][0], "latency_us": None}]
         for ago_s in range(600, 0, -1):  # ten minutes without an agreement, then with one, but no I/O
             slas = [] if ago_s > 300 else idle
-            site.server.parts.live.put(api.snapshot(round((began_s - ago_s) * 1e6), slas=slas))
+            site.server.context.live.put(api.snapshot(round((began_s - ago_s) * 1e6), slas=slas))
         site.snapshot = api.snapshot
         with page(WIDE_PX, 900) as driver:
             driver.get(site.url)
@@ -162,7 +161,7 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             assert "of the last 15 min" not in text(driver, "#chart-title")
     finally:
         site.close()
-        site.box.close()
+        site.mailbox.close()
 
 
 def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
@@ -180,7 +179,7 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
         assert answer.readline().startswith(b"retry:")
         answer.close()
     end_s = time.monotonic() + 60
-    while site.server.parts.live.streams:
+    while site.server.context.live.streams:
         assert time.monotonic() < end_s, "places are given back when the pages are gone"
         time.sleep(0.05)
     again = ask(site, "/api/v1/live/stream")
@@ -242,15 +241,15 @@ def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
         driver.find_element(By.NAME, "rate").send_keys("2.5")
         Select(driver.find_element(By.NAME, "unit")).select_by_value("bytes_per_s")
         driver.find_element(By.NAME, "reason").send_keys("backup window", Keys.ENTER)
-        until(driver, lambda: len(site.box.posted) == 2, "both changes were asked for")
+        until(driver, lambda: len(site.mailbox.posted) == 2, "both changes were asked for")
         until(
             driver,
             lambda: not driver.find_elements(By.CSS_SELECTOR, "#throttle-dialog[open]"),
             "dialog closed",
         )
         driver.find_elements(By.CSS_SELECTOR, "[data-volume=batch] button")[1].send_keys(Keys.ENTER)
-        until(driver, lambda: len(site.box.posted) == 3, "the release was asked for")
-    asked = [(header["op"], header["body"]) for header in site.box.posted]
+        until(driver, lambda: len(site.mailbox.posted) == 3, "the release was asked for")
+    asked = [(header["op"], header["body"]) for header in site.mailbox.posted]
     assert asked[0] == ("mode", {"mode": "observe"})
     expected = {"volume": "batch", "bytes_per_s": 2.5e6, "duration_s": 600.0, "reason": "backup window"}
     assert asked[1] == ("throttle_set", expected)
@@ -258,7 +257,7 @@ def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
 
 
 def test_a_refused_throttle_says_why_in_the_dialog(site: Site, page: Page) -> None:
-    site.box.answer = lambda _header: (
+    site.mailbox.answer = lambda _header: (
         False,
         409,
         {"errors": [{"line": 0, "problem": "below the floor of 500 IOPS", "fix": "Give more"}]},
@@ -278,8 +277,8 @@ def test_focus_stays_where_it_is_while_data_come_in(site: Site, page: Page) -> N
         driver.get(site.url)
         wait_for(driver, "[data-sla='reports/latency'] button")
         driver.execute_script("document.querySelector(\"[data-sla='reports/latency'] button\").focus()")
-        at_us = site.server.parts.live.newest().number
-        until(driver, lambda: site.server.parts.live.newest().number > at_us + 3, "three more snapshots")
+        at_us = site.server.context.live.newest().number
+        until(driver, lambda: site.server.context.live.newest().number > at_us + 3, "three more snapshots")
         assert driver.switch_to.active_element.text == "reports"
 
 
@@ -345,7 +344,7 @@ def test_a_page_without_a_place_polls(tmp_path: Path, page: Page) -> None:
     finally:
         held.close()
         site.close()
-        site.box.close()
+        site.mailbox.close()
 
 
 def test_helpers_of_other_tests(site: Site, tmp_path: Path) -> None:
@@ -370,7 +369,7 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
     config, stop, status = Config(tmp_path), Stop(), []
     create_segment(config.runtime_dir / "app.mbx", app_layout())
     services = attach(config.runtime_dir / "app.mbx", "services")
-    thread = threading.Thread(target=lambda: status.append(process.run(config, stop)), daemon=True)
+    thread = threading.Thread(target=lambda: status.append(run(config, stop)), daemon=True)
     thread.start()
     port_file, local = config.runtime_dir / "api.port", config.data_dir / "api.sock"
     end_s = time.monotonic() + 60

@@ -44,11 +44,11 @@ class Target:
     """The application over fakes; services answer, refuse or stay silent."""
 
     def __init__(self) -> None:
-        self.box = api.FakeBox()
-        parts = api.make_parts(self.box, request_wait_s=0.001, max_body_bytes=20_000)
-        self.box.bridge = MailboxThread(self.box, parts.live, parts.calls, Stop())
-        parts.live.put(api.snapshot())
-        self.web: FlaskClient = dashboard.create_app(parts).test_client()
+        self.mailbox = api.AnsweringMailbox()
+        context = api.make_context(self.mailbox, request_wait_s=0.001, max_body_bytes=20_000)
+        self.mailbox.thread = MailboxThread(self.mailbox, context.live, context.operations, Stop())
+        context.live.put(api.snapshot())
+        self.web: FlaskClient = dashboard.create_app(context).test_client()
         paths: dict[str, Any] = document()["paths"]
         self.operations = [
             (path, method.upper(), told) for path, item in paths.items() for method, told in item.items()
@@ -65,9 +65,9 @@ class Target:
         query = _query(random, told)
         headers = _headers(random)
         body = _body(random, told)
-        self.box.posted.clear()
-        self.box.awake()
-        self.box.answer = _services(random)
+        self.mailbox.posted.clear()
+        self.mailbox.awake()
+        self.mailbox.answer = _services(random)
         url = f"{where}?{query}" if query else where
         sent = f"{asked} {url[:200]!r} {headers} {body[:200]!r}"
         answer = self.web.open(
@@ -76,7 +76,7 @@ class Target:
         try:
             self._check(sent, told if asked == method else None, answer)
             if headers.get("Authorization") != f"Bearer {api.TOKEN}":
-                assert not self.box.posted, f"{sent}: a change without token was passed on"
+                assert not self.mailbox.posted, f"{sent}: a change without token was passed on"
         finally:
             answer.close()
         return bool(answer.status_code >= 400)
@@ -120,7 +120,7 @@ def cases(seed: int, *, end_s: float = 0.0, count: int | None = None) -> Counts:
                 raise AssertionError(f"seed {seed} case {made}: {type(exc).__name__}: {exc}") from exc
             made += 1
     finally:
-        target.box.close()
+        target.mailbox.close()
     return Counts(made, refused)
 
 

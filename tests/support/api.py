@@ -1,4 +1,4 @@
-"""What the API tests stand on: a mailbox in memory, a source of fixed rows, a snapshot like the real ones."""
+"""Rig of the API tests: a mailbox in memory, a source of fixed rows, a snapshot like the real ones."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ NOW_US = 1_800_000_000_000_000
 
 
 @dataclass
-class Letter:
+class FakeMessage:
     payload: bytes
     sender: str = "services"
 
 
 @dataclass
-class FakeBox:
+class AnsweringMailbox:
     """A mailbox whose other side is a function: request header -> (ok, code, body), or None: silence."""
 
     answer: Callable[[dict[str, Any]], tuple[bool, int, dict[str, Any]] | None] | None = None
     posted: list[dict[str, Any]] = field(default_factory=list)
-    waiting: list[Letter] = field(default_factory=list)
+    waiting: list[FakeMessage] = field(default_factory=list)
     full: bool = False
-    bridge: MailboxThread | None = None
+    thread: MailboxThread | None = None
     name: str = "appserver"
 
     def __post_init__(self) -> None:
@@ -60,16 +60,16 @@ class FakeBox:
             self.arrive(Kind.RESPONSE, header)
 
     def arrive(self, kind: Kind, header: dict[str, Any]) -> None:
-        """A message comes in; with a bridge set it is taken at once, in this thread."""
-        self.waiting.append(Letter(frame.encode(kind, header)))
+        """A message comes in; with a thread set it is taken at once, in the caller's thread."""
+        self.waiting.append(FakeMessage(frame.encode(kind, header)))
         os.write(self._write_fd, b"\0")
-        if self.bridge is not None:
-            self.bridge.step()
+        if self.thread is not None:
+            self.thread.step()
 
     def stats(self) -> dict[str, Any]:
         return dict.fromkeys(METRICS, 0)
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[FakeMessage]:
         taken, self.waiting = self.waiting, []
         return taken
 
@@ -356,25 +356,27 @@ def _sla(name: str, priority: str, state: str, **changed: Any) -> dict[str, Any]
     return {**row, **changed}
 
 
-def make_parts(box: FakeBox, clock: FakeClock | None = None, source: Any = None, **config: Any) -> AppContext:
-    """Parts over the fakes; the wait for answers is short because nobody answers later."""
+def make_context(
+    mailbox: AnsweringMailbox, clock: FakeClock | None = None, source: Any = None, **config: Any
+) -> AppContext:
+    """A context over the fakes; the wait for answers is short because none comes later."""
     settings = ApiConfig(**{"request_wait_s": 0.01, **config})
     used = clock or FakeClock()
     live = LiveView(used, streams_max=settings.live_streams_max, stale_after_s=settings.stale_after_s)
 
     def post(message: bytes) -> None:
-        box.post("services", message)
+        mailbox.post("services", message)
 
-    calls = Operations(post, used, wait_s=settings.request_wait_s)
+    operations = Operations(post, used, wait_s=settings.request_wait_s)
     return AppContext(
         config=settings,
         token=TOKEN,
         source=source or FakeSource(),
         live=live,
-        calls=calls,
+        operations=operations,
         guard=Guard(TOKEN, settings.allowed_hosts),
         logins=Logins(used),
-        meters=Metrics(live, calls, MailboxCollector(box.name, box.stats)),
+        metrics=Metrics(live, operations, MailboxCollector(mailbox.name, mailbox.stats)),
         clock=used,
         address="http://127.0.0.1:8411/",
     )

@@ -25,8 +25,8 @@ SERVER = "http://127.0.0.1:8411"
 class Terminal:
     """Runs ``sla`` against the application."""
 
-    parts: AppContext
-    box: api.FakeBox
+    context: AppContext
+    mailbox: api.AnsweringMailbox
     source: api.FakeSource
     transport: httpx.BaseTransport
 
@@ -36,7 +36,7 @@ class Terminal:
 
     @property
     def asked(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(header["op"], header["body"]) for header in self.box.posted]
+        return [(header["op"], header["body"]) for header in self.mailbox.posted]
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def sla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     for name in ("SLA_SERVER", "SLA_CONFIG", "SLA__DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLA_TOKEN", api.TOKEN)
-    box, source = api.FakeBox(answer=lambda _header: (True, 200, {})), api.FakeSource()
-    parts = api.make_parts(box, source=source)
-    box.bridge = MailboxThread(box, parts.live, parts.calls, Stop())
-    parts.live.put(api.snapshot())
-    yield Terminal(parts, box, source, httpx.WSGITransport(app=dashboard.create_app(parts)))
-    box.close()
+    mailbox, source = api.AnsweringMailbox(answer=lambda _header: (True, 200, {})), api.FakeSource()
+    context = api.make_context(mailbox, source=source)
+    mailbox.thread = MailboxThread(mailbox, context.live, context.operations, Stop())
+    context.live.put(api.snapshot())
+    yield Terminal(context, mailbox, source, httpx.WSGITransport(app=dashboard.create_app(context)))
+    mailbox.close()

@@ -332,7 +332,7 @@ class Stage:
             "SLA_SERVER": f"http://127.0.0.1:{self.api_port}",
             "SLA_CONFIG": str(self.config_path),
         }
-        command = [sys.executable, "-m", "sla_server.cli.main", *arguments]
+        command = [sys.executable, "-m", "sla_server.cli", *arguments]
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False

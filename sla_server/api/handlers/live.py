@@ -1,4 +1,4 @@
-"""Handlers of the live view, of operations and of this part itself.
+"""Handlers of the live view, of operations and of the application server itself.
 
 A live stream occupies one waitress thread for as long as the page is open, so there are places for
 ``live_streams_max`` of them and threads for all places and 16 more: however many pages are open, the API
@@ -28,32 +28,32 @@ HEARTBEAT_S: Final = 5.0
 SILENT: Final = "no live snapshot lately"
 
 
-def live(parts: AppContext, request: Request) -> Response:
+def live(context: AppContext, request: Request) -> Response:
     """The newest snapshot, or 204 when the caller has it."""
-    newest = parts.live.newest()
+    newest = context.live.newest()
     since_us = responses.number(request, "since", -1, least=-1)
     if newest.number and newest.snapshot["at_us"] == since_us:
         return Response(status=204)
-    stale = parts.live.is_stale()
-    # While services are silent (they wait for the database at their start) nobody else would say so.
-    database = _database(parts) or _keepers_database(parts) if stale else newest.snapshot["database"]
-    server = {"age_s": parts.live.age_s(), "stale": stale, "database": database}
+    stale = context.live.is_stale()
+    # While services are silent (they wait for the database at their start) no other process reports this.
+    database = _read_problem(context) or _write_problem(context) if stale else newest.snapshot["database"]
+    server = {"age_s": context.live.age_s(), "stale": stale, "database": database}
     return responses.as_json({**newest.snapshot, "server": server})
 
 
-def trend(parts: AppContext, _request: Request) -> Response:
+def trend(context: AppContext, _request: Request) -> Response:
     """Columns of the last 15 minutes."""
-    return responses.as_json(parts.live.trend())
+    return responses.as_json(context.live.trend())
 
 
-def stream(parts: AppContext, _request: Request) -> Response:
+def stream(context: AppContext, _request: Request) -> Response:
     """Server-sent events."""
     try:
-        place = parts.live.take_place()
+        place = context.live.take_place()
     except TooManyStreams:
-        parts.meters.streams_refused.inc()
+        context.metrics.streams_refused.inc()
         raise
-    events = EventStream(parts.live, place)
+    events = EventStream(context.live, place)
     response = Response(events, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
     response.call_on_close(place.release)  # also when the browser left before the first event
     return response
@@ -94,72 +94,74 @@ class EventStream:
         self._place.release()
 
 
-def mode(parts: AppContext, _request: Request) -> Response:
-    """From the newest snapshot; null while ``services`` has not spoken."""
-    return responses.as_json({"mode": parts.live.newest().snapshot["mode"], "stale": parts.live.is_stale()})
+def mode(context: AppContext, _request: Request) -> Response:
+    """From the newest snapshot; null before the first."""
+    return responses.as_json(
+        {"mode": context.live.newest().snapshot["mode"], "stale": context.live.is_stale()}
+    )
 
 
-def operation(parts: AppContext, _request: Request, operation_id: str) -> Response:
-    """How a change went."""
-    return responses.as_json(parts.calls.find(operation_id).describe())
+def operation(context: AppContext, _request: Request, operation_id: str) -> Response:
+    """State and outcome of a change."""
+    return responses.as_json(context.operations.find(operation_id).describe())
 
 
-def health(parts: AppContext, _request: Request) -> Response:
-    """How the whole server is.
+def health(context: AppContext, _request: Request) -> Response:
+    """The state of the whole server.
 
     200 ``ok``; 200 ``degraded``: something is in trouble, but nothing is lost and everything is answered; 503
     ``down``: the database cannot be read or is damaged, or ``services``, and with it control, is silent.
     """
-    database = _database(parts)
-    stale = parts.live.is_stale()
-    problems = problems_now(parts, database)
+    database = _read_problem(context)
+    stale = context.live.is_stale()
+    problems = problems_now(context, database)
     is_damaged = any(row["what"] == DAMAGED for row in problems)
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "status": "down" if database or stale or is_damaged else "degraded" if problems else "ok",
         "database": database or "ok",
         "services": SILENT if stale else "ok",
         "problems": problems,
-        "snapshot_age_s": parts.live.age_s(),
-        "fullness": _fullness(parts),
+        "snapshot_age_s": context.live.age_s(),
+        "fullness": _fullness(context),
         "version": version("storage-sla-server"),
     }
-    return responses.as_json(told, 503 if told["status"] == "down" else 200)
+    return responses.as_json(answer, 503 if answer["status"] == "down" else 200)
 
 
-def problems_now(parts: AppContext, database: str) -> list[dict[str, Any]]:
-    """What this part sees itself, and what ``services`` was told by the others, while its word is fresh."""
-    mine = []
+def problems_now(context: AppContext, database: str) -> list[dict[str, Any]]:
+    """Problems seen by this process, and those reported to ``services`` while its snapshot is fresh."""
+    seen_here = []
     if database:
-        mine.append({"process": "appserver", "what": "database", "since_us": None, "reason": database})
-    if not parts.live.is_stale():
-        return [*mine, *parts.live.newest().snapshot["problems"]]
-    age_s = parts.live.age_s()
-    since_us = None if age_s is None else parts.clock.unix_us() - round(age_s * 1e6)
+        seen_here.append({"process": "appserver", "what": "database", "since_us": None, "reason": database})
+    if not context.live.is_stale():
+        return [*seen_here, *context.live.newest().snapshot["problems"]]
+    age_s = context.live.age_s()
+    since_us = None if age_s is None else context.clock.unix_us() - round(age_s * 1e6)
     silent = {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}
-    return [*mine, silent, *parts.live.reported_problems()]
+    return [*seen_here, silent, *context.live.reported_problems()]
 
 
-def _database(parts: AppContext) -> str:
+def _read_problem(context: AppContext) -> str:
     """Why the database cannot be read; "" if it can."""
     try:
-        parts.source.processes()
+        context.source.processes()
     except SlaError as exc:
         return str(exc)
     return ""
 
 
-def _keepers_database(parts: AppContext) -> str:
+def _write_problem(context: AppContext) -> str:
     """Why dbmanager cannot write to the database; "" if it can, or says nothing."""
-    rows = parts.live.reported_problems()
+    rows = context.live.reported_problems()
     return next((str(row["reason"]) for row in rows if row["what"] in ("database", DAMAGED)), "")
 
 
-def _fullness(parts: AppContext) -> dict[str, float]:
-    """``process/way`` to the share in use, of all queues and mailboxes on the way of the data."""
+def _fullness(context: AppContext) -> dict[str, float]:
+    """``process/queue`` -> the share in use, for all queues and mailboxes that the data pass."""
     found: dict[str, float] = {}
-    for process in parts.live.newest().snapshot.get("processes", []):
-        for way, ratio in ((process.get("pressure") or {}).get("fullness") or {}).items():
-            found[f"{process['name']}/{way}"] = ratio
+    for process in context.live.newest().snapshot.get("processes", []):
+        for queue, ratio in ((process.get("pressure") or {}).get("fullness") or {}).items():
+            found[f"{process['name']}/{queue}"] = ratio
     return found
 
 
@@ -168,9 +170,9 @@ def session_state(_parts: AppContext, _request: Request) -> Response:
     return responses.as_json({"signed_in": session_name() is not None})
 
 
-def metrics(parts: AppContext, _request: Request) -> Response:
+def metrics(context: AppContext, _request: Request) -> Response:
     """Prometheus text."""
-    return Response(parts.meters.text(), mimetype="text/plain")
+    return Response(context.metrics.text(), mimetype="text/plain")
 
 
 def openapi(_parts: AppContext, _request: Request) -> Response:

@@ -7,26 +7,30 @@ author.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final
-
 from flask import Request, Response, g
+from pydantic import BaseModel
 
-from pmdaemon.runtime.excerpt import excerpt, printable
+from pmdaemon.runtime.excerpt import printable
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, TooLarge
-from sla_server.api.handlers.gateways import CONFIGURATION, listed
+from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
+from sla_server.requests import (
+    GATEWAY_NAME_MAX,
+    AgreementDelete,
+    AgreementsApply,
+    GatewayListing,
+    GatewayName,
+    ModeSet,
+    ThrottleRelease,
+    ThrottleSet,
+)
 
-RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
-REASON_MAX: Final = 200
-NAME_MAX: Final = 200
 
-
-def apply_slas(parts: AppContext, request: Request) -> Response:
+def apply_slas(context: AppContext, request: Request) -> Response:
     """Apply YAML documents."""
     try:
         documents = request.get_data().decode()
@@ -37,89 +41,76 @@ def apply_slas(parts: AppContext, request: Request) -> Response:
     if (size := len(documents.encode())) > CALL_BYTES:
         raise TooLarge(
             f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
-            f"Cut it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
+            f"Split it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
         )
-    return _ask(parts, "apply", {"documents": documents, "dry_run": responses.flag(request, "dry_run")})
+    body = AgreementsApply(documents=documents, dry_run=responses.flag(request, "dry_run"))
+    return _ask(context, "apply", body)
 
 
-def delete_sla(parts: AppContext, _request: Request, name: str) -> Response:
+def delete_sla(context: AppContext, _request: Request, name: str) -> Response:
     """End an agreement."""
-    return _ask(parts, "delete", {"name": name})
+    return _ask(context, "delete", AgreementDelete(name=name))
 
 
-def set_throttle(parts: AppContext, request: Request) -> Response:
+def set_throttle(context: AppContext, request: Request) -> Response:
     """Set a manual throttle."""
-    body = responses.json_body(request)
-    rates = {name: _positive(body, name) for name in RATES if body.get(name) is not None}
-    if len(rates) != 1:
-        raise BadInput("body", f"needs exactly one of {', '.join(RATES)}")
-    volume, reason = body.get("volume"), body.get("reason")
-    if not isinstance(volume, str) or not volume:
-        raise BadInput("volume", "is required")
-    if not isinstance(reason, str) or not reason.strip() or len(reason) > REASON_MAX:
-        raise BadInput(
-            "reason", f"is required, {REASON_MAX} characters at most", "Say why: others will read it"
-        )
-    duration_s = None if body.get("duration_s") is None else _positive(body, "duration_s")
-    asked = {"volume": volume, **rates, "duration_s": duration_s, "reason": reason.strip()}
-    return _ask(parts, "throttle_set", asked)
+    members = {"duration_s": None, **responses.json_body(request)}
+    return _ask(context, "throttle_set", responses.parse_body(ThrottleSet, members))
 
 
-def release_volume(parts: AppContext, request: Request) -> Response:
+def release_volume(context: AppContext, request: Request) -> Response:
     """Release a volume's throttles."""
     volume = request.args.get("volume", "")
     if not volume:
         raise BadInput("volume", "is required")
-    return _ask(parts, "throttle_release", {"volume": volume, "throttle_id": None})
+    return _ask(context, "throttle_release", ThrottleRelease(volume=volume, throttle_id=None))
 
 
-def release_throttle(parts: AppContext, _request: Request, throttle_id: str) -> Response:
+def release_throttle(context: AppContext, _request: Request, throttle_id: str) -> Response:
     """Release one throttle."""
-    return _ask(parts, "throttle_release", {"volume": None, "throttle_id": throttle_id})
+    return _ask(context, "throttle_release", ThrottleRelease(volume=None, throttle_id=throttle_id))
 
 
-def set_mode(parts: AppContext, request: Request) -> Response:
+def set_mode(context: AppContext, request: Request) -> Response:
     """Switch between observe and enforce."""
-    mode = responses.json_body(request).get("mode")
-    if mode not in ("observe", "enforce"):
-        raise BadInput("mode", f"{mode!r} is neither 'observe' nor 'enforce'")
-    return _ask(parts, "mode", {"mode": mode})
+    return _ask(context, "mode", responses.parse_body(ModeSet, responses.json_body(request)))
 
 
-def announce_policies(parts: AppContext, _request: Request) -> Response:
-    """Tell ``services`` to look for a new policy version now."""
-    return _ask(parts, "policies_changed", {})
+def announce_policies(context: AppContext, _request: Request) -> Response:
+    """Ask ``services`` to load a new policy version now."""
+    return _ask(context, "policies_changed")
 
 
-def list_gateway(parts: AppContext, request: Request, address: str) -> Response:
-    """Put a gateway on the list of those to dial; ``services`` checks the address."""
-    name = responses.json_body(request).get("name")
-    if not isinstance(name, str) or not name.strip() or len(name) > NAME_MAX:
-        raise BadInput("name", f"is required, {NAME_MAX} characters at most")
-    name = name.strip()
-    if not name.isprintable():
-        raise BadInput("name", f"{excerpt(name)} has control characters; remove them")
-    return _ask(parts, "gateway_list", {"address": address, "name": name, "is_listed": True})
+def list_gateway(context: AppContext, request: Request, address: str) -> Response:
+    """Put a gateway on the list of those to dial."""
+    name = responses.parse_body(GatewayName, responses.json_body(request)).name
+    return _list_gateway(context, address, name, is_listed=True)
 
 
-def unlist_gateway(parts: AppContext, _request: Request, address: str) -> Response:
+def unlist_gateway(context: AppContext, _request: Request, address: str) -> Response:
     """Take a gateway off the list."""
-    found = [row for row in listed(parts) if row["address"] == address]
+    found = [row for row in listed_gateways(context) if row["address"] == address]
     if not found:
         raise NotFound(f"no gateway is listed at {address!r}", "'sla gateways list' shows those that are")
     if found[0]["source"] == CONFIGURATION:
         raise BadInput(
             "address", f"{address} is listed in the server's file", "Remove its [[pmdaemon.gateway]] there"
         )
-    name = printable(found[0]["name"], NAME_MAX)  # a name of an older release may have other characters
-    return _ask(parts, "gateway_list", {"address": address, "name": name, "is_listed": False})
+    # A name of an older release may have other characters.
+    name = printable(found[0]["name"], GATEWAY_NAME_MAX)
+    return _list_gateway(context, address, name, is_listed=False)
 
 
-def new_login(parts: AppContext, request: Request) -> Response:
+def _list_gateway(context: AppContext, address: str, name: str, *, is_listed: bool) -> Response:
+    members = {"address": address, "name": name, "is_listed": is_listed}
+    return _ask(context, "gateway_list", responses.parse_body(GatewayListing, members))
+
+
+def new_login(context: AppContext, request: Request) -> Response:
     """Make a one-time address."""
     # Behind a tunnel the browser needs the address the caller used; the Unix socket has no such address.
     is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
-    address = f"{request.host_url if is_tcp else parts.address}login?code={parts.logins.issue()}"
+    address = f"{request.host_url if is_tcp else context.address}login?code={context.logins.issue()}"
     return responses.as_json({"address": address}, headers={"Cache-Control": "no-store"})
 
 
@@ -129,25 +120,15 @@ def sign_out(_parts: AppContext, _request: Request) -> Response:
     return responses.as_json({"signed_in": False})
 
 
-def _ask(parts: AppContext, op: str, body: dict[str, Any]) -> Response:
-    operation = parts.calls.ask(op, g.who, body)
+def _ask(context: AppContext, op: str, body: BaseModel | None = None) -> Response:
+    members = {} if body is None else body.model_dump(exclude_unset=True)
+    operation = context.operations.ask(op, g.who, members)
     if operation.done.is_set():
         return responses.as_json(operation.result())
     address = f"{PREFIX}/operations/{operation.req}"
-    told = {
+    answer = {
         **operation.describe(),
         "detail": "The services part has not answered yet; the request is kept and will be carried out.",
         "operation": address,
     }
-    return responses.as_json(told, 202, {"Location": address, "Retry-After": "1"})
-
-
-def _positive(body: dict[str, Any], name: str) -> float:
-    value = body[name]
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise BadInput(name, f"{str(value)[:40]!r} is not a number above 0")
-    return number
+    return responses.as_json(answer, 202, {"Location": address, "Retry-After": "1"})

@@ -129,7 +129,7 @@ def test_a_database_that_is_away(sla: Terminal) -> None:
 
 def test_the_author_is_told(sla: Terminal) -> None:
     sla("mode", "enforce")
-    assert sla.box.posted[0]["who"].startswith("token (")
+    assert sla.mailbox.posted[0]["who"].startswith("token (")
 
 
 @pytest.mark.parametrize("command", [[], ["get"], ["throttle", "set"], ["policy"], ["top"], ["apply"]])

@@ -25,7 +25,7 @@ class Job:
 
 def test_run_starts_the_job_and_announces_its_result(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, 0)
-    sla.box.answer = lambda _header: (True, 200, {"version": 4})
+    sla.mailbox.answer = lambda _header: (True, 200, {"version": 4})
     done = sla("policy", "run", "--config", "sla.toml")
     assert done.exit_code == 0
     assert job.commands == [[sys.executable, "-m", "sla_server.policy_jobs.job", "--config", "sla.toml"]]
@@ -54,7 +54,7 @@ def test_a_server_that_does_not_hear_of_it_is_no_failure(
     sla: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Job(monkeypatch, 0)
-    sla.box.full = True
+    sla.mailbox.full = True
     done = sla("policy", "run")
     assert done.exit_code == 0
     assert "will look for it" in done.stderr

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from pmdaemon.errors import ConfigError, SlaError
 from sla_server.cli.client import Client
 from sla_server.cli.errors import RequestRefused, ServerDown
-from sla_server.cli.server import cli
-from sla_server.cli.status import is_below
+from sla_server.cli.server import cli, is_below
 from sla_server.data_dir import lock_data_dir, prepare_data_dir
 
 ROWS = [

@@ -27,9 +27,9 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def box() -> Iterator[api.FakeBox]:
+def mailbox() -> Iterator[api.AnsweringMailbox]:
     """Says yes to everything."""
-    made = api.FakeBox(answer=lambda header: (True, 200, {"op": header["op"]}))
+    made = api.AnsweringMailbox(answer=lambda header: (True, 200, {"op": header["op"]}))
     yield made
     made.close()
 
@@ -40,15 +40,15 @@ def source() -> api.FakeSource:
 
 
 @pytest.fixture
-def parts(box: api.FakeBox, clock: FakeClock, source: api.FakeSource) -> AppContext:
-    made = api.make_parts(box, clock, source, max_body_bytes=100_000)
-    box.bridge = MailboxThread(box, made.live, made.calls, Stop())
+def context(mailbox: api.AnsweringMailbox, clock: FakeClock, source: api.FakeSource) -> AppContext:
+    made = api.make_context(mailbox, clock, source, max_body_bytes=100_000)
+    mailbox.thread = MailboxThread(mailbox, made.live, made.operations, Stop())
     return made
 
 
 @pytest.fixture
-def web(parts: AppContext) -> FlaskClient:
-    app = dashboard.create_app(parts)
+def web(context: AppContext) -> FlaskClient:
+    app = dashboard.create_app(context)
     app.test_client_class = Browser
     return app.test_client()
 

@@ -20,11 +20,11 @@ from sla_server.api.operations import Operations
 def test_the_mailbox_of_this_part_is_told_with_names_labels_and_sentences(tmp_path: Path) -> None:
     create_segment(tmp_path / "app.mbx", Layout(("a", "b"), (Route("a", "b", 1024),), 8))
     clock = FakeClock()
-    calls = Operations(lambda _message: None, clock, wait_s=1.0)
+    operations = Operations(lambda _message: None, clock, wait_s=1.0)
     live = LiveView(clock, streams_max=1, stale_after_s=1.0)
-    with attach(tmp_path / "app.mbx", "a") as box:
-        box.post("b", bytes(512))
-        text = Metrics(live, calls, MailboxCollector(box.name, box.stats)).text()
+    with attach(tmp_path / "app.mbx", "a") as mailbox:
+        mailbox.post("b", bytes(512))
+        text = Metrics(live, operations, MailboxCollector(mailbox.name, mailbox.stats)).text()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for name, sentence in (*METRICS.values(), FILL_METRIC):
         family = families[name.removesuffix("_total")]
@@ -42,10 +42,10 @@ def test_metrics_of_the_api_have_those_of_its_mailbox(web: FlaskClient) -> None:
 
 
 def test_fresh_files_are_added_and_old_ones_only_dated(
-    web: FlaskClient, parts: AppContext, tmp_path: Path
+    web: FlaskClient, context: AppContext, tmp_path: Path
 ) -> None:
     assert "sla_metrics_age_seconds" not in web.get("/api/v1/metrics").text
-    parts.meters.folder = tmp_path
+    context.metrics.folder = tmp_path
     path = tmp_path / "pmdaemon.prom"
     path.write_text("sla_pmdaemon_pairs 2\n")
     (tmp_path / ".pmdaemon.prom.77").write_text("half a fi")
@@ -60,6 +60,8 @@ def test_fresh_files_are_added_and_old_ones_only_dated(
     assert 'sla_metrics_age_seconds{part="pmdaemon"} 2' in text
 
 
-def test_a_folder_that_is_not_there_is_no_error(web: FlaskClient, parts: AppContext, tmp_path: Path) -> None:
-    parts.meters.folder = tmp_path / "none"
+def test_a_folder_that_is_not_there_is_no_error(
+    web: FlaskClient, context: AppContext, tmp_path: Path
+) -> None:
+    context.metrics.folder = tmp_path / "none"
     assert web.get("/api/v1/metrics").status_code == 200

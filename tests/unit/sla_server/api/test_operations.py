@@ -16,7 +16,7 @@ from sla_server.api.errors import NotFound, ServiceRefused, TooLarge, Unavailabl
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
 from sla_server.api.operations import KEPT_OPERATIONS, WAITING_MAX, Operations
-from tests.support.api import FakeBox, Letter, snapshot
+from tests.support.api import AnsweringMailbox, FakeMessage, snapshot
 
 
 class Asked:
@@ -25,34 +25,34 @@ class Asked:
     def __init__(self, wait_s: float = 0.0) -> None:
         self.headers: list[dict[str, Any]] = []
         self.reply: dict[str, Any] | None = None
-        self.calls = Operations(self.post, FakeClock(), wait_s=wait_s)
+        self.operations = Operations(self.post, FakeClock(), wait_s=wait_s)
 
     def post(self, message: bytes) -> None:
         self.headers.append(frame.decode(message).header)
         if self.reply is not None:
-            self.calls.answer({"req": self.headers[-1]["req"], **self.reply})
+            self.operations.answer({"req": self.headers[-1]["req"], **self.reply})
 
 
 def test_an_answer_within_the_wait() -> None:
     asked = Asked()
     asked.reply = {"ok": True, "code": 200, "body": {"mode": "enforce"}}
-    operation = asked.calls.ask("mode", "token", {"mode": "enforce"})
+    operation = asked.operations.ask("mode", "token", {"mode": "enforce"})
     assert operation.done.is_set()
     assert operation.result() == {"mode": "enforce"}
     assert asked.headers[0]["op"] == "mode"
     assert asked.headers[0]["who"] == "token"
-    assert asked.calls.pending == 0
+    assert asked.operations.pending == 0
 
 
 def test_no_answer_leaves_an_operation_that_ends_later() -> None:
     asked = Asked()
-    operation = asked.calls.ask("delete", "token", {"name": "x"})
+    operation = asked.operations.ask("delete", "token", {"name": "x"})
     assert not operation.done.is_set()
-    assert asked.calls.find(operation.req).describe()["state"] == "pending"
-    assert asked.calls.answer({"req": operation.req, "ok": False, "code": 404, "body": {}})
-    assert asked.calls.find(operation.req).describe()["state"] == "failed"
-    assert not asked.calls.answer({"req": operation.req, "ok": True}), "an operation ends once"
-    assert not asked.calls.answer({"req": "never-asked", "ok": True})
+    assert asked.operations.find(operation.req).describe()["state"] == "pending"
+    assert asked.operations.answer({"req": operation.req, "ok": False, "code": 404, "body": {}})
+    assert asked.operations.find(operation.req).describe()["state"] == "failed"
+    assert not asked.operations.answer({"req": operation.req, "ok": True}), "an operation ends once"
+    assert not asked.operations.answer({"req": "never-asked", "ok": True})
 
 
 def test_a_refusal_keeps_code_words_and_errors() -> None:
@@ -60,7 +60,7 @@ def test_a_refusal_keeps_code_words_and_errors() -> None:
     errors = [{"line": 3, "field": "spec.objectives", "problem": "is empty"}]
     asked.reply = {"ok": False, "code": 422, "body": {"errors": errors}}
     with pytest.raises(ServiceRefused) as caught:
-        asked.calls.ask("apply", "token", {"documents": ""}).result()
+        asked.operations.ask("apply", "token", {"documents": ""}).result()
     assert caught.value.status == 422
     assert caught.value.problem()["errors"] == errors
 
@@ -77,15 +77,17 @@ def test_a_refusal_keeps_code_words_and_errors() -> None:
 def test_a_strange_answer_still_ends_the_operation(reply: dict[str, Any], code: int) -> None:
     asked = Asked()
     asked.reply = reply
-    assert asked.calls.ask("mode", "token", {}).code == code
+    assert asked.operations.ask("mode", "token", {}).code == code
 
 
 def test_services_own_not_yet_is_no_answer() -> None:
     asked = Asked()
-    operation = asked.calls.ask("apply", "token", {})
-    assert asked.calls.answer({"req": operation.req, "ok": True, "code": 202, "body": {"state": "accepted"}})
+    operation = asked.operations.ask("apply", "token", {})
+    assert asked.operations.answer(
+        {"req": operation.req, "ok": True, "code": 202, "body": {"state": "accepted"}}
+    )
     assert operation.describe()["state"] == "pending"
-    assert asked.calls.answer({"req": operation.req, "ok": True, "code": 200, "body": {"applied": []}})
+    assert asked.operations.answer({"req": operation.req, "ok": True, "code": 200, "body": {"applied": []}})
     assert operation.result() == {"applied": []}
 
 
@@ -93,87 +95,91 @@ def test_a_full_mailbox_means_nothing_was_asked() -> None:
     def full(_message: bytes) -> None:
         raise MailboxError("no room for services")
 
-    calls = Operations(full, FakeClock(), wait_s=0.0)
+    operations = Operations(full, FakeClock(), wait_s=0.0)
     with pytest.raises(Unavailable, match="no room"):
-        calls.ask("mode", "token", {})
-    assert calls.pending == 0
+        operations.ask("mode", "token", {})
+    assert operations.pending == 0
 
 
 def test_a_body_that_fits_no_message() -> None:
     with pytest.raises(TooLarge, match="Split"):
-        Asked().calls.ask("apply", "token", {"documents": "x" * 70_000})
+        Asked().operations.ask("apply", "token", {"documents": "x" * 70_000})
 
 
 def test_old_operations_are_forgotten() -> None:
     asked = Asked()
-    first = asked.calls.ask("mode", "token", {})
+    first = asked.operations.ask("mode", "token", {})
     for _ in range(KEPT_OPERATIONS):
-        asked.calls.ask("mode", "token", {})
+        asked.operations.ask("mode", "token", {})
     with pytest.raises(NotFound):
-        asked.calls.find(first.req)
+        asked.operations.find(first.req)
 
 
 def test_at_most_eight_threads_wait() -> None:
     """With all places of waiting taken, a further change is not waited for, however long the wait is."""
     asked = Asked(wait_s=3600.0)
-    asked.calls._waiting = WAITING_MAX
-    assert not asked.calls.ask("mode", "token", {}).done.is_set()
-    assert asked.calls._waiting == WAITING_MAX
+    asked.operations._waiting = WAITING_MAX
+    assert not asked.operations.ask("mode", "token", {}).done.is_set()
+    assert asked.operations._waiting == WAITING_MAX
 
 
-def test_the_bridge_hands_on_and_survives_rubbish(box: FakeBox, clock: FakeClock) -> None:
+def test_the_mailbox_thread_dispatches_and_survives_rubbish(
+    mailbox: AnsweringMailbox, clock: FakeClock
+) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    calls = Operations(RequestPoster(box), clock, wait_s=0.0)
-    bridge = MailboxThread(box, live, calls, Stop())
-    box.answer = None
-    operation = calls.ask("mode", "token", {"mode": "observe"})
-    box.arrive(Kind.SNAPSHOT, snapshot(5))
-    box.waiting.append(type(box.waiting[0])(b"rubbish"))
-    box.arrive(Kind.SNAPSHOT, {"at_us": "not a time"})
-    box.arrive(Kind.LEASE, {})
+    operations = Operations(RequestPoster(mailbox), clock, wait_s=0.0)
+    thread = MailboxThread(mailbox, live, operations, Stop())
+    mailbox.answer = None
+    operation = operations.ask("mode", "token", {"mode": "observe"})
+    mailbox.arrive(Kind.SNAPSHOT, snapshot(5))
+    mailbox.waiting.append(type(mailbox.waiting[0])(b"rubbish"))
+    mailbox.arrive(Kind.SNAPSHOT, {"at_us": "not a time"})
+    mailbox.arrive(Kind.LEASE, {})
     report = {"name": "dbmanager", "at_us": clock.unix_us(), "fullness": {}, "refused": {}}
-    box.arrive(Kind.PRESSURE, {**report, "problems": [{"what": "parquet", "since_us": 1, "reason": "full"}]})
-    box.arrive(Kind.PRESSURE, {"name": "dbmanager"})
-    box.arrive(Kind.RESPONSE, {"req": operation.req, "ok": True, "code": 200, "body": {}})
-    assert bridge.step() == 7
+    mailbox.arrive(
+        Kind.PRESSURE, {**report, "problems": [{"what": "parquet", "since_us": 1, "reason": "full"}]}
+    )
+    mailbox.arrive(Kind.PRESSURE, {"name": "dbmanager"})
+    mailbox.arrive(Kind.RESPONSE, {"req": operation.req, "ok": True, "code": 200, "body": {}})
+    assert thread.step() == 7
     assert [row["what"] for row in live.reported_problems()] == ["parquet"]
     assert live.newest().snapshot["at_us"] == 5
     assert operation.done.is_set()
-    assert bridge.step() == 0
+    assert thread.step() == 0
 
 
-def test_a_damaged_message_does_not_end_the_bridge(
-    box: FakeBox, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_message_does_not_end_the_thread(
+    mailbox: AnsweringMailbox, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    bridge = MailboxThread(box, live, Operations(RequestPoster(box), clock, wait_s=0.0), Stop())
+    thread = MailboxThread(mailbox, live, Operations(RequestPoster(mailbox), clock, wait_s=0.0), Stop())
 
-    def torn() -> list[Letter]:
+    def torn() -> list[FakeMessage]:
         raise MessageDamaged("lane of services", 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(box, "take", torn)
-        assert bridge.step() == 1  # it does not go to sleep on what stands behind
-    assert bridge.step() == 0
+        patch.setattr(mailbox, "take", torn)
+        assert thread.step() == 1  # it does not go to sleep on what stands behind
+    assert thread.step() == 0
 
 
-def test_a_snapshot_too_large_for_a_header_comes_as_json(box: FakeBox, clock: FakeClock) -> None:
+def test_a_snapshot_too_large_for_a_header_comes_as_json(mailbox: AnsweringMailbox, clock: FakeClock) -> None:
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    bridge = MailboxThread(box, live, Operations(RequestPoster(box), clock, wait_s=0.0), Stop())
+    thread = MailboxThread(mailbox, live, Operations(RequestPoster(mailbox), clock, wait_s=0.0), Stop())
     text = json.dumps(snapshot(7)).encode()
     for header in ({"at_us": 7, "json": True, "bytes": len(text)}, {"at_us": 8, "json": True}):
-        box.waiting.append(Letter(frame.encode(Kind.SNAPSHOT, header, text)))
-    assert bridge.step() == 2
+        mailbox.waiting.append(FakeMessage(frame.encode(Kind.SNAPSHOT, header, text)))
+    assert thread.step() == 2
     assert live.newest().snapshot["slas"][0]["name"] == "erp-gold"
     assert live.newest().number == 1, "one without its length is dropped"
 
 
-def test_the_bridge_ends_with_the_stop(box: FakeBox, clock: FakeClock) -> None:
+def test_the_mailbox_thread_ends_with_the_stop(mailbox: AnsweringMailbox, clock: FakeClock) -> None:
     stop = Stop()
     live = LiveView(clock, streams_max=1, stale_after_s=5.0)
-    bridge = MailboxThread(box, live, Operations(RequestPoster(box), clock, wait_s=0.0), stop)
+    body = MailboxThread(mailbox, live, Operations(RequestPoster(mailbox), clock, wait_s=0.0), stop)
     stop.set()
-    thread = threading.Thread(target=bridge.run, daemon=True)
+    thread = threading.Thread(target=body.run, daemon=True)
     thread.start()
     thread.join(60)
     assert not thread.is_alive()

@@ -57,8 +57,8 @@ def test_every_route_is_whole() -> None:
 
 
 @pytest.mark.parametrize("route", READS, ids=lambda route: route.operation)
-def test_reads_carry_an_etag_and_answer_304(web: FlaskClient, parts: AppContext, route: Any) -> None:
-    parts.live.put(snapshot())
+def test_reads_carry_an_etag_and_answer_304(web: FlaskClient, context: AppContext, route: Any) -> None:
+    context.live.put(snapshot())
     first = web.get(route.rule)
     assert first.status_code == 200
     assert first.mimetype == "application/json"
@@ -80,10 +80,10 @@ def test_a_database_that_is_away_is_said(web: FlaskClient, source: api.FakeSourc
 
 
 def test_the_live_view_says_that_the_database_is_away(
-    web: FlaskClient, source: api.FakeSource, parts: AppContext, clock: FakeClock
+    web: FlaskClient, source: api.FakeSource, context: AppContext, clock: FakeClock
 ) -> None:
     source.away = True
-    parts.live.put(snapshot(NOW_US, database="as services found it"))
+    context.live.put(snapshot(NOW_US, database="as services found it"))
     fresh = web.get("/api/v1/live").json
     assert (fresh["server"]["database"], fresh["slas"]) == ("as services found it", snapshot()["slas"])
     clock.advance(60)  # services are silent: they wait for the database themselves
@@ -93,9 +93,9 @@ def test_the_live_view_says_that_the_database_is_away(
     assert silent["slas"] == snapshot()["slas"], "what was last known is kept"
 
 
-def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, parts: AppContext) -> None:
+def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, context: AppContext) -> None:
     fresh = {**snapshot()["volumes"][0], "volume": "new-one"}
-    parts.live.put(snapshot(volumes=[*snapshot()["volumes"], fresh]))
+    context.live.put(snapshot(volumes=[*snapshot()["volumes"], fresh]))
     rows = {row["volume"]: row for row in items(web, "volumes")}
     assert rows["erp-db"]["reads"] == 48_211
     assert rows["erp-db"]["live"]["iops"] == 80.4
@@ -111,8 +111,8 @@ def test_one_volume_and_its_streams(web: FlaskClient) -> None:
     assert web.get("/api/v1/volumes/none").status_code == 404
 
 
-def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, parts: AppContext) -> None:
-    parts.live.put(snapshot(volumes=[{**snapshot()["volumes"][0], "volume": "new-one"}]))
+def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot(volumes=[{**snapshot()["volumes"][0], "volume": "new-one"}]))
     assert web.get("/api/v1/volumes/new-one").json["reads"] == 0
 
 
@@ -133,8 +133,8 @@ def test_spans_that_make_no_sense(web: FlaskClient, query: str) -> None:
     assert "_us" in answer.json["detail"]
 
 
-def test_agreements(web: FlaskClient, parts: AppContext) -> None:
-    parts.live.put(snapshot())
+def test_agreements(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
     row = items(web, "slas")[0]
     assert "document" not in row
     assert row["live"][0]["state"] == "ok"
@@ -218,11 +218,11 @@ def test_policy_caps(web: FlaskClient, source: api.FakeSource) -> None:
     assert web.get("/api/v1/policies/3/caps?hour=168").status_code == 400
 
 
-def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: AppContext, clock: FakeClock) -> None:
+def test_live_says_whether_it_is_fresh(web: FlaskClient, context: AppContext, clock: FakeClock) -> None:
     empty = web.get("/api/v1/live?since=-1").json
     assert empty["at_us"] == 0
     assert empty["server"] == {"age_s": None, "stale": True, "database": ""}
-    parts.live.put(snapshot())
+    context.live.put(snapshot())
     assert web.get("/api/v1/live").json["server"] == {"age_s": 0.0, "stale": False, "database": ""}
     assert web.get(f"/api/v1/live?since={NOW_US}").status_code == 204
     assert web.get(f"/api/v1/live?since={NOW_US - 1}").status_code == 200
@@ -233,21 +233,21 @@ def test_live_says_whether_it_is_fresh(web: FlaskClient, parts: AppContext, cloc
     assert web.get("/api/v1/live").json["server"]["stale"]
 
 
-def test_a_stream_takes_a_place_and_gives_it_back(web: FlaskClient, parts: AppContext) -> None:
-    parts.live.put(snapshot())
+def test_a_stream_takes_a_place_and_gives_it_back(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
     answer = web.get("/api/v1/live/stream", buffered=False)
     assert answer.mimetype == "text/event-stream"
     assert answer.headers["Cache-Control"] == "no-store"
-    assert parts.live.streams == 1
+    assert context.live.streams == 1
     event = next(iter(answer.response))
     payload = event.decode() if isinstance(event, bytes) else event
     assert json.loads(payload.partition("data: ")[2])["mode"] == "enforce"
     answer.close()
-    assert parts.live.streams == 0
+    assert context.live.streams == 0
 
 
-def test_a_stream_beyond_the_limit(web: FlaskClient, parts: AppContext) -> None:
-    places = [parts.live.take_place() for _ in range(parts.live.streams_max)]
+def test_a_stream_beyond_the_limit(web: FlaskClient, context: AppContext) -> None:
+    places = [context.live.take_place() for _ in range(context.live.streams_max)]
     answer = web.get("/api/v1/live/stream")
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) > 0
@@ -256,13 +256,13 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, parts: AppContext) -> None:
     places[0].release()
 
 
-def test_mode_fullness_and_processes(web: FlaskClient, parts: AppContext) -> None:
+def test_mode_fullness_and_processes(web: FlaskClient, context: AppContext) -> None:
     assert web.get("/api/v1/mode").json == {"mode": None, "stale": True}
-    parts.live.put(snapshot())
+    context.live.put(snapshot())
     assert web.get("/api/v1/mode").json == {"mode": "enforce", "stale": False}
     assert web.get("/api/v1/health").json["fullness"] == {}
     pressed = {"name": "dbmanager", "pressure": {"fullness": {"ingest-queue": 0.5}, "refused": {}}}
-    parts.live.put({**snapshot(), "processes": [{"name": "services", "pressure": None}, pressed]})
+    context.live.put({**snapshot(), "processes": [{"name": "services", "pressure": None}, pressed]})
     assert web.get("/api/v1/health").json["fullness"] == {"dbmanager/ingest-queue": 0.5}
     assert items(web, "processes")[0]["name"] == "services"
 
@@ -274,13 +274,13 @@ def health(web: FlaskClient) -> tuple[int, str, list[tuple[str, str]]]:
 
 
 def test_health_is_ok_degraded_or_down(
-    web: FlaskClient, parts: AppContext, source: api.FakeSource, clock: FakeClock
+    web: FlaskClient, context: AppContext, source: api.FakeSource, clock: FakeClock
 ) -> None:
     assert health(web) == (503, "down", [("services", "services")]), "they have not spoken yet"
-    parts.live.put(snapshot())
+    context.live.put(snapshot())
     assert health(web) == (200, "ok", [])
     full = {"process": "dbmanager", "what": "database", "since_us": 7, "reason": "No space left on device"}
-    parts.live.put({**snapshot(), "problems": [full]})
+    context.live.put({**snapshot(), "problems": [full]})
     assert health(web) == (200, "degraded", [("dbmanager", "database")])
     assert web.get("/api/v1/health").json["problems"] == [full]
     assert web.get("/api/v1/live").json["problems"] == [full]
@@ -290,14 +290,14 @@ def test_health_is_ok_degraded_or_down(
     assert health(web) == (503, "down", [("appserver", "database"), ("dbmanager", "database")])
     assert "connection refused" in web.get("/api/v1/health").json["database"]
     source.away = False
-    clock.advance(parts.config.stale_after_s + 1)
+    clock.advance(context.config.stale_after_s + 1)
     assert health(web) == (503, "down", [("services", "services")]), "old words of services say nothing"
     [silent] = web.get("/api/v1/health").json["problems"]
     assert silent["since_us"] == clock.unix_us() - 6_000_000
     assert metric not in web.get("/api/v1/metrics").text
 
 
-def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: AppContext) -> None:
+def test_health_is_documented_as_it_is_answered(web: FlaskClient, context: AppContext) -> None:
     told = openapi.document()
     answers = told["paths"]["/api/v1/health"]["get"]["responses"]
     schema = {"schema": {"$ref": "#/components/schemas/Health"}}
@@ -310,21 +310,21 @@ def test_health_is_documented_as_it_is_answered(web: FlaskClient, parts: AppCont
         assert answer.json["status"] in wanted["properties"]["status"]["enum"]
         for row in answer.json["problems"]:
             assert set(row) == set(wanted["properties"]["problems"]["items"]["required"])
-        parts.live.put(snapshot())
+        context.live.put(snapshot())
 
 
-def test_a_damaged_database_is_down_because_it_does_not_heal(web: FlaskClient, parts: AppContext) -> None:
+def test_a_damaged_database_is_down_because_it_does_not_heal(web: FlaskClient, context: AppContext) -> None:
     damaged = {"process": "dbmanager", "what": "database-damaged", "since_us": 7, "reason": "restore it"}
-    parts.live.put({**snapshot(), "problems": [damaged]})
+    context.live.put({**snapshot(), "problems": [damaged]})
     assert health(web) == (503, "down", [("dbmanager", "database-damaged")])
 
 
 def test_what_the_supervisor_says_is_shown_while_services_are_silent(
-    web: FlaskClient, parts: AppContext, clock: FakeClock
+    web: FlaskClient, context: AppContext, clock: FakeClock
 ) -> None:
     hangs = Problem("services", 7, "services has made no progress for 12 s")
-    parts.live.put_report(Pressure("supervisor", clock.unix_us(), {}, {}, (hangs,)))
-    parts.live.put_report(Pressure("dbmanager", clock.unix_us(), {}, {}))
+    context.live.put_report(Pressure("supervisor", clock.unix_us(), {}, {}, (hangs,)))
+    context.live.put_report(Pressure("dbmanager", clock.unix_us(), {}, {}))
     answer = web.get("/api/v1/health").json
     assert ("services", hangs.reason) in [(row["process"], row["reason"]) for row in answer["problems"]]
 
@@ -341,10 +341,10 @@ def test_a_server_short_of_descriptors_asks_to_come_again(
 
 
 def test_while_services_wait_dbmanager_says_itself_what_for(
-    web: FlaskClient, parts: AppContext, clock: FakeClock
+    web: FlaskClient, context: AppContext, clock: FakeClock
 ) -> None:
     told = Pressure("dbmanager", clock.unix_us(), {}, {}, (Problem("database", 7, "waits: disk full"),))
-    parts.live.put_report(told)
+    context.live.put_report(told)
     assert health(web) == (503, "down", [("services", "services"), ("dbmanager", "database")])
     assert web.get("/api/v1/live").json["server"]["database"] == "waits: disk full"
     metric = 'sla_problem{process="dbmanager",what="database"} 1.0'
@@ -352,8 +352,8 @@ def test_while_services_wait_dbmanager_says_itself_what_for(
     clock.advance(11)
     assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
     assert metric not in web.get("/api/v1/metrics").text
-    parts.live.put_report(told._replace(at_us=clock.unix_us()))
-    parts.live.put(snapshot())
+    context.live.put_report(told._replace(at_us=clock.unix_us()))
+    context.live.put(snapshot())
     assert health(web) == (200, "ok", []), "services know better"
 
 

@@ -28,13 +28,15 @@ def path_of(rule: str) -> str:
     return rule.replace("<", "").replace(">", "")
 
 
-def sign_in(web: FlaskClient, parts: AppContext) -> None:
-    answer = web.post("/login", data={"code": parts.logins.issue()})
+def sign_in(web: FlaskClient, context: AppContext) -> None:
+    answer = web.post("/login", data={"code": context.logins.issue()})
     assert answer.status_code == 303
 
 
 @pytest.mark.parametrize("route", CHANGES, ids=lambda route: route.operation)
-def test_every_change_needs_token_or_session(web: FlaskClient, box: api.FakeBox, route: object) -> None:
+def test_every_change_needs_token_or_session(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, route: object
+) -> None:
     path = path_of(route.rule)  # type: ignore[attr-defined]
     method = route.method  # type: ignore[attr-defined]
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}, PAGE):
@@ -43,24 +45,28 @@ def test_every_change_needs_token_or_session(web: FlaskClient, box: api.FakeBox,
         assert answer.mimetype == "application/problem+json"
         assert "sla login" in answer.json["fix"] or "token" in answer.json["fix"]
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-    assert box.posted == []
+    assert mailbox.posted == []
 
 
-def test_a_change_with_the_token_says_who(web: FlaskClient, box: api.FakeBox, bearer: dict[str, str]) -> None:
+def test_a_change_with_the_token_says_who(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
     web.put("/api/v1/mode", json={"mode": "enforce"}, headers={**bearer, "Sla-User": "ann<script>"})
-    assert box.posted[0]["who"] == "token (annscript)"
+    assert mailbox.posted[0]["who"] == "token (annscript)"
 
 
 def test_a_token_does_not_help_another_site(
-    web: FlaskClient, box: api.FakeBox, bearer: dict[str, str]
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
 ) -> None:
     headers = {**bearer, "Origin": "http://evil.example"}
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=headers).status_code == 403
-    assert box.posted == []
+    assert mailbox.posted == []
 
 
-def test_a_login_code_signs_in_once(web: FlaskClient, parts: AppContext, box: api.FakeBox) -> None:
-    code = parts.logins.issue()
+def test_a_login_code_signs_in_once(
+    web: FlaskClient, context: AppContext, mailbox: api.AnsweringMailbox
+) -> None:
+    code = context.logins.issue()
     for _look in range(3):  # of a person, a link preview, a scanner
         page = web.get(f"/login?code={code}")
         assert (page.status_code, page.headers["Cache-Control"]) == (200, "no-store")
@@ -75,7 +81,7 @@ def test_a_login_code_signs_in_once(web: FlaskClient, parts: AppContext, box: ap
     assert answer.headers["Location"] == "/"
     assert web.get("/api/v1/session").json == {"signed_in": True}
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 200
-    assert box.posted[0]["who"].startswith("session ")
+    assert mailbox.posted[0]["who"].startswith("session ")
     fresh = web.application.test_client()
     again = fresh.post("http://127.0.0.1:8411/login", data={"code": code})
     assert again.status_code == 403
@@ -83,38 +89,40 @@ def test_a_login_code_signs_in_once(web: FlaskClient, parts: AppContext, box: ap
     assert "Set-Cookie" not in again.headers
 
 
-def test_the_page_that_signs_in_holds_no_text_of_others(web: FlaskClient, parts: AppContext) -> None:
+def test_the_page_that_signs_in_holds_no_text_of_others(web: FlaskClient, context: AppContext) -> None:
     page = web.get('/login?code="><script>alert(1)</script>')
     assert "<script" not in page.text
     headers = {"Origin": "http://evil.example"}
-    code = parts.logins.issue()
+    code = context.logins.issue()
     assert web.post("/login", data={"code": code}, headers=headers).status_code == 403
     assert web.post("/login", data={"code": code}).status_code == 303, "the code was not spent"
 
 
 @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999"])
 def test_a_session_needs_our_own_origin(
-    web: FlaskClient, parts: AppContext, box: api.FakeBox, origin: str | None
+    web: FlaskClient, context: AppContext, mailbox: api.AnsweringMailbox, origin: str | None
 ) -> None:
-    sign_in(web, parts)
+    sign_in(web, context)
     headers = {} if origin is None else {"Origin": origin}
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=headers).status_code == 403
-    assert box.posted == []
+    assert mailbox.posted == []
 
 
-def test_signing_out(web: FlaskClient, parts: AppContext) -> None:
-    sign_in(web, parts)
+def test_signing_out(web: FlaskClient, context: AppContext) -> None:
+    sign_in(web, context)
     assert web.delete("/api/v1/session", headers=PAGE).status_code == 200
     assert web.get("/api/v1/session").json == {"signed_in": False}
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 401
 
 
 def test_a_session_survives_a_restart_and_ends_with_the_token(
-    web: FlaskClient, parts: AppContext, clock: FakeClock
+    web: FlaskClient, context: AppContext, clock: FakeClock
 ) -> None:
-    answer = web.post("/login", data={"code": parts.logins.issue()})
+    answer = web.post("/login", data={"code": context.logins.issue()})
     cookie = answer.headers["Set-Cookie"].partition(";")[0]
-    restarted = dashboard.create_app(api.make_parts(api.FakeBox(), clock)).test_client(use_cookies=False)
+    restarted = dashboard.create_app(api.make_context(api.AnsweringMailbox(), clock)).test_client(
+        use_cookies=False
+    )
     headers = {"Host": "127.0.0.1:8411", "Cookie": cookie}
     assert restarted.get("/api/v1/session", headers=headers).json == {"signed_in": True}
     restarted.application.config["SECRET_KEY"] = session_key("another token")
@@ -134,8 +142,8 @@ def test_our_host_names(web: FlaskClient, host: str) -> None:
     assert web.get("/api/v1/mode", headers={"Host": host}).status_code == 200
 
 
-def test_allowed_hosts_are_added(box: api.FakeBox) -> None:
-    app = dashboard.create_app(api.make_parts(box, allowed_hosts=["sla.example"]))
+def test_allowed_hosts_are_added(mailbox: api.AnsweringMailbox) -> None:
+    app = dashboard.create_app(api.make_context(mailbox, allowed_hosts=["sla.example"]))
     assert app.test_client().get("/api/v1/mode", headers={"Host": "sla.example"}).status_code == 200
 
 
@@ -161,13 +169,13 @@ def test_codes_end_with_time_and_are_bounded(clock: FakeClock) -> None:
     logins = Logins(clock)
     code = logins.issue()
     clock.advance(CODE_LIFE_S)
-    assert not logins.burn(code)
-    assert not logins.burn("")
+    assert not logins.spend(code)
+    assert not logins.spend("")
     codes = [logins.issue() for _ in range(40)]
-    assert not logins.burn(codes[0])
-    assert not logins.burn(codes[-CODES_MAX - 1])
-    assert logins.burn(codes[-CODES_MAX]), "using a code, or a wrong one, makes no other one void"
-    assert logins.burn(codes[-1])
+    assert not logins.spend(codes[0])
+    assert not logins.spend(codes[-CODES_MAX - 1])
+    assert logins.spend(codes[-CODES_MAX]), "using a code, or a wrong one, makes no other one void"
+    assert logins.spend(codes[-1])
 
 
 def test_the_token_is_made_once_and_private(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ THROTTLE = {"volume": "batch", "iops": 100, "duration_s": 600, "reason": "backup
 )
 def test_each_change_is_one_request_to_services(
     web: FlaskClient,
-    box: api.FakeBox,
+    mailbox: api.AnsweringMailbox,
     bearer: dict[str, str],
     method: str,
     path: str,
@@ -69,7 +69,7 @@ def test_each_change_is_one_request_to_services(
     answer = web.open(f"/api/v1{path}", method=method, headers=bearer, **how)
     assert answer.status_code == 200, answer.text
     assert answer.json == {"op": op}
-    assert [(header["op"], header["body"]) for header in box.posted] == [(op, body)]
+    assert [(header["op"], header["body"]) for header in mailbox.posted] == [(op, body)]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,16 @@ def test_each_change_is_one_request_to_services(
     ],
 )
 def test_throttles_that_make_no_sense(
-    web: FlaskClient, box: api.FakeBox, bearer: dict[str, str], changed: dict[str, Any], named: str
+    web: FlaskClient,
+    mailbox: api.AnsweringMailbox,
+    bearer: dict[str, str],
+    changed: dict[str, Any],
+    named: str,
 ) -> None:
     answer = web.post("/api/v1/throttles", json={**THROTTLE, **changed}, headers=bearer)
     assert answer.status_code == 400
     assert named in answer.json["detail"]
-    assert box.posted == []
+    assert mailbox.posted == []
 
 
 @pytest.mark.parametrize(
@@ -114,18 +118,23 @@ def test_throttles_that_make_no_sense(
     ],
 )
 def test_bodies_that_make_no_sense(
-    web: FlaskClient, box: api.FakeBox, bearer: dict[str, str], method: str, path: str, data: bytes
+    web: FlaskClient,
+    mailbox: api.AnsweringMailbox,
+    bearer: dict[str, str],
+    method: str,
+    path: str,
+    data: bytes,
 ) -> None:
     answer = web.open(f"/api/v1{path}", method=method, data=data, headers=bearer)
     assert answer.status_code == 400
-    assert box.posted == []
+    assert mailbox.posted == []
 
 
 def test_a_refusal_is_told_with_its_errors(
-    web: FlaskClient, box: api.FakeBox, bearer: dict[str, str]
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
 ) -> None:
     errors = [{"line": 3, "field": "spec.priority", "problem": "unknown"}]
-    box.answer = lambda _header: (False, 422, {"errors": errors})
+    mailbox.answer = lambda _header: (False, 422, {"errors": errors})
     answer = web.post("/api/v1/slas", data="kind: SLA", headers=bearer)
     assert answer.status_code == 422
     assert answer.mimetype == "application/problem+json"
@@ -133,22 +142,24 @@ def test_a_refusal_is_told_with_its_errors(
 
 
 def test_no_answer_is_202_and_an_operation(
-    web: FlaskClient, box: api.FakeBox, parts: AppContext, bearer: dict[str, str]
+    web: FlaskClient, mailbox: api.AnsweringMailbox, context: AppContext, bearer: dict[str, str]
 ) -> None:
-    box.answer = None
+    mailbox.answer = None
     answer = web.delete("/api/v1/slas/erp-gold", headers=bearer)
     assert answer.status_code == 202
     where = answer.headers["Location"]
     assert web.get(where).json["state"] == "pending"
     assert "sla_api_operations_pending 1.0" in web.get("/api/v1/metrics").text
-    parts.calls.answer({"req": box.posted[0]["req"], "ok": True, "code": 200, "body": {}})
+    context.operations.answer({"req": mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {}})
     told = web.get(where).json
     assert (told["state"], told["code"]) == ("done", 200)
     assert web.get("/api/v1/operations/never").status_code == 404
 
 
-def test_a_full_mailbox_is_503(web: FlaskClient, box: api.FakeBox, bearer: dict[str, str]) -> None:
-    box.full = True
+def test_a_full_mailbox_is_503(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    mailbox.full = True
     answer = web.put("/api/v1/mode", json={"mode": "observe"}, headers=bearer)
     assert answer.status_code == 503
     assert answer.headers["Retry-After"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.cli import client as client_module
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.shared import duration_s
+from sla_server.cli.formatting import duration_s
 from tests.support.cli import Terminal
 
 APPLIED = {
@@ -22,7 +23,7 @@ APPLIED = {
 
 
 def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
-    sla.box.answer = lambda _header: (True, 200, APPLIED)
+    sla.mailbox.answer = lambda _header: (True, 200, APPLIED)
     path = tmp_path / "agreement.yaml"
     path.write_text("kind: SLA\n")
     done = sla("apply", "-f", str(path))
@@ -31,7 +32,7 @@ def test_apply_a_file(sla: Terminal, tmp_path: Path) -> None:
 
 
 def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
-    sla.box.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
+    sla.mailbox.answer = lambda _header: (True, 200, {**APPLIED, "warnings": ["iops is stored, not judged"]})
     done = sla("apply", "-f", "-", "--dry-run", text="kind: SLA\n")
     assert done.stdout.splitlines() == [
         "erp-gold: would be in force as version 3",
@@ -44,7 +45,7 @@ def test_apply_from_standard_input_without_changing(sla: Terminal) -> None:
 
 def test_errors_of_a_document_are_listed_with_their_lines(sla: Terminal) -> None:
     errors = [{"line": 7, "field": "spec.priority", "problem": "'golden' is unknown", "fix": "use gold"}]
-    sla.box.answer = lambda _header: (False, 422, {"errors": errors})
+    sla.mailbox.answer = lambda _header: (False, 422, {"errors": errors})
     done = sla("apply", "-f", "-", text="kind: SLA")
     assert done.exit_code == 1
     assert "line 7: spec.priority: 'golden' is unknown (use gold)" in done.stderr
@@ -94,7 +95,7 @@ def test_delete(sla: Terminal) -> None:
     ],
 )
 def test_throttle_set(sla: Terminal, options: list[str], rate: dict[str, float]) -> None:
-    sla.box.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     done = sla("throttle", "set", "batch", *options, "--for", "10m", "--reason", "backup")
     assert done.output == "batch: throttled for 10m (throttle t-9)\n"
     assert sla.asked == [
@@ -118,10 +119,10 @@ def test_throttles_that_make_no_sense(sla: Terminal, options: list[str]) -> None
 
 
 def test_throttle_release(sla: Terminal) -> None:
-    sla.box.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
     assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"
     assert sla.asked == [("throttle_release", {"volume": "batch", "throttle_id": None})]
-    sla.box.answer = lambda _header: (
+    sla.mailbox.answer = lambda _header: (
         False,
         404,
         {"errors": [{"line": 0, "field": "", "problem": "batch has no throttle", "fix": "See x"}]},
@@ -133,7 +134,7 @@ def test_throttle_release(sla: Terminal) -> None:
 
 def test_mode(sla: Terminal) -> None:
     assert sla("mode").output == "enforce\n"
-    sla.box.answer = lambda header: (True, 200, header["body"])
+    sla.mailbox.answer = lambda header: (True, 200, header["body"])
     assert sla("mode", "observe").output == "observe\n"
     assert sla("mode", "off").exit_code == 2
 
@@ -143,18 +144,18 @@ def test_login_prints_an_address(sla: Terminal) -> None:
 
 
 def test_a_change_that_is_answered_late(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    sla.box.answer = None
+    sla.mailbox.answer = None
 
     def services_comes_back(_seconds: float) -> None:
-        header = {"req": sla.box.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
-        sla.parts.calls.answer(header)
+        header = {"req": sla.mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
+        sla.context.operations.answer(header)
 
     monkeypatch.setattr(client_module.time, "sleep", services_comes_back)
     assert sla("mode", "observe").output == "observe\n"
 
 
 def test_a_change_that_is_never_answered(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    sla.box.answer = None
+    sla.mailbox.answer = None
     monkeypatch.setattr(client_module, "PENDING_LIMIT_S", 0.0)
     done = sla("mode", "observe")
     assert done.exit_code == 75
@@ -205,7 +206,7 @@ class Documents:
 def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Terminal) -> None:
     names = [f"erp-{number}" for number in range(4000)]
     text = "---\n".join(document(name) for name in names)
-    services = sla.box.answer = Documents()
+    services = sla.mailbox.answer = Documents()
     done = sla("apply", "-f", "-", text=text)
     assert done.exit_code == 0, done.output
     assert services.applied == names
@@ -224,7 +225,7 @@ def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Ter
 def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry: bool) -> None:
     names = [f"erp-{number}" for number in range(500)]
     text = "---\n".join(document(name) for name in names)
-    services = sla.box.answer = Documents("erp-450", dry=dry)
+    services = sla.mailbox.answer = Documents("erp-450", dry=dry)
     done = sla("apply", "-f", "-", text=text)
     assert done.exit_code == 1
     line = text.splitlines().index("metadata: {name: erp-450}") + 1
@@ -235,7 +236,7 @@ def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry
 
 def test_a_name_that_stands_twice_in_a_long_file_is_refused_before_anything_is_applied(sla: Terminal) -> None:
     names = [f"erp-{number}" for number in range(300)] + ["erp-7"]
-    services = sla.box.answer = Documents()
+    services = sla.mailbox.answer = Documents()
     done = sla("apply", "-f", "-", text="---\n".join(document(name) for name in names))
     assert done.exit_code == 2
     assert "erp-7 stands in the file 2 times" in done.stderr
@@ -258,3 +259,74 @@ def test_a_binary_file_is_called_no_text(sla: Terminal, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert f"{path} is no text" in done.stderr
     assert sla.asked == []
+
+
+def test_gateways_are_added_and_removed(sla: Terminal) -> None:
+    done = sla("gateways", "add", "10.0.0.9:7412", "--name", "host-9")
+    assert done.exit_code == 0
+    assert "sla gateways list" in done.output
+    assert "only if the server has enabled = true in [pmdaemon.tls]" in done.stderr
+    assert sla("gateways", "add", "127.0.0.1:7412", "--name", "own").stderr == ""
+    del sla.mailbox.posted[-1]
+    done = sla("gateways", "remove", "10.0.0.5:7412")
+    assert done.output == "10.0.0.5:7412: not dialled any more\n"
+    assert sla.asked == [
+        ("gateway_list", {"address": "10.0.0.9:7412", "name": "host-9", "is_listed": True}),
+        ("gateway_list", {"address": "10.0.0.5:7412", "name": "host-5", "is_listed": False}),
+    ]
+
+
+def test_a_gateways_address_in_brackets(sla: Terminal) -> None:
+    sla("gateways", "add", "[fd00::5]:7412", "--name", "host-9")
+    assert sla.asked[0][1]["address"] == "[fd00::5]:7412"
+
+
+def test_a_wrong_gateway_address_is_told_in_the_words_of_the_server(sla: Terminal) -> None:
+    errors = [
+        {"line": 0, "field": "", "problem": "address: 'host' is not an IP address", "fix": "Correct it"}
+    ]
+    sla.mailbox.answer = lambda _header: (False, 422, {"errors": errors})
+    done = sla("gateways", "add", "host:1", "--name", "x")
+    assert done.exit_code == 1
+    assert "not an IP address" in done.stderr
+
+
+def test_remove_what_is_not_listed(sla: Terminal) -> None:
+    done = sla("gateways", "remove", "10.1.1.1:1")
+    assert done.exit_code == 1
+    assert "no gateway is listed" in done.stderr
+    assert sla.asked == []
+
+
+def test_list_says_what_is_wrong(sla: Terminal, tmp_path: Path) -> None:
+    told = [
+        {
+            "address": "10.0.0.4:1",
+            "name": "own",
+            "source": "configuration",
+            "state": "connected",
+            "reason": "",
+        },
+        {"address": "10.0.0.5:7412", "name": "host-5", "source": "list", "state": "connected", "reason": ""},
+        {
+            "address": "10.0.0.6:7412",
+            "name": "host-6",
+            "source": "list",
+            "state": "waiting",
+            "reason": "revoked: ...",
+        },
+    ]
+    (tmp_path / "dialled.json").write_text(json.dumps(told))
+    sla.context.metrics.folder = tmp_path
+    lines = sla("gateways", "list").output.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[2] for line in lines if line.strip().startswith("10.")] == [
+        "connected",
+        "connected",
+        "waiting",
+    ]
+    text = " ".join(" ".join(lines).split())
+    assert "listed in the server's file" in text
+    assert "revoked" in text
+    assert "calls itself gateway-a" in text
+    assert len(json.loads(sla("gateways", "list", "-o", "json").output)) == 3

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sla_server.cli import formatting, tables
-from sla_server.cli.tables import KINDS, build, by_objective, what_of
+from sla_server.cli import formatting
+from sla_server.cli.formatting import build
+from sla_server.cli.get import KINDS, by_objective, clock_of, late_ios_of, what_of
 from tests.support.api import NOW_US, FakeSource
 from tests.support.cli import Terminal
 
@@ -34,7 +35,7 @@ def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     name = {"slas": "agreements"}.get(kind, kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
-    sla.parts.live.put({"at_us": NOW_US})
+    sla.context.live.put({"at_us": NOW_US})
     assert sla("get", kind).output.strip() == KINDS[kind].empty
 
 
@@ -163,19 +164,16 @@ def test_times_of_today_have_no_date() -> None:
 )
 def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
     assert formatting.skew(offset_us) == shown
-    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
-    assert tables.clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
+    assert clock_of({"clock_offset_us": offset_us, "last_cut_us": 1}) == shown
+    assert clock_of({"clock_offset_us": offset_us, "last_cut_us": None}) == "-", "nothing is known yet"
 
 
 def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
-    assert tables.held_late({"live": None}).plain == formatting.DASH
-    assert tables.held_late({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == formatting.DASH
-    assert (
-        tables.held_late({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain
-        == "12 (\u2264 33.4s)"
-    )
-    snapshot = sla.parts.live.newest().snapshot
-    sla.parts.live.put(
+    assert late_ios_of({"live": None}).plain == formatting.DASH
+    assert late_ios_of({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == formatting.DASH
+    assert late_ios_of({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain == "12 (\u2264 33.4s)"
+    snapshot = sla.context.live.newest().snapshot
+    sla.context.live.put(
         {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
     )
     assert "7 (\u2264 6.0s)" in sla("get", "throttles").output

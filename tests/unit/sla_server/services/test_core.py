@@ -301,7 +301,7 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("apply", {"documents": 5}, 422),
         ("apply", {"documents": "a: ["}, 422),
         ("delete", {"name": "nobody"}, 404),
-        ("throttle_set", {"volume": "nowhere", "iops": 5}, 404),
+        ("throttle_set", {"volume": "nowhere", "iops": 5, "reason": "noisy"}, 404),
         ("throttle_set", {"volume": "nowhere"}, 422),
         ("throttle_set", {"volume": "nowhere", "iops": -5}, 422),
         ("gateway_list", {"address": "host:7412", "name": "h", "is_listed": True}, 422),
@@ -347,7 +347,7 @@ def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_
     bench.tick()
     bench.confirm()
     bench.brain.only_seen.add("vol-1")
-    bench.request("throttle_set", {"volume": "vol-1", "iops": 100})
+    bench.request("throttle_set", {"volume": "vol-1", "iops": 100, "reason": "noisy"})
     (answer,) = bench.answers()
     assert answer["code"] == 422
     assert "beside the I/O path" in answer["body"]["errors"][0]["problem"]

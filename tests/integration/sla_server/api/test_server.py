@@ -11,10 +11,17 @@ import httpx
 import pytest
 
 from pmdaemon.runtime.stop import Stop
-from sla_server.api import doors, server
+from sla_server.api import server
 from sla_server.api.config import ApiConfig
-from sla_server.api.doors import LIMITS_S, HttpListener, giving_way, open_local, phase_of
-from sla_server.api.server import WebServer, open_listener
+from sla_server.api.server import (
+    LIMITS_S,
+    HttpListener,
+    WebServer,
+    connections_to_close,
+    open_listener,
+    open_local,
+    phase_of,
+)
 from tests.support import api
 
 HALF = b"GET /api/v1/mode HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
@@ -25,7 +32,7 @@ class Running:
 
     def __init__(self, folder: Path) -> None:
         self.stop = Stop()
-        self.box = api.FakeBox(answer=lambda _header: (True, 200, {"mode": "observe"}))
+        self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {"mode": "observe"}))
         self.path = folder / "api.sock"
         local = open_local(self.path)
         assert local is not None
@@ -34,7 +41,7 @@ class Running:
             ApiConfig(listen="127.0.0.1:0", live_streams_max=1),
             api.data_dir(folder),
             api.FakeSource(),
-            self.box,
+            self.mailbox,
             listener,
             self.stop,
             local=local,
@@ -52,7 +59,7 @@ class Running:
         self.server.listener.close()
         assert self.server.local is not None
         self.server.local.close()
-        self.box.close()
+        self.mailbox.close()
 
 
 @pytest.fixture
@@ -154,22 +161,22 @@ def test_the_local_socket_is_for_its_owner_and_its_path_may_be_long(tmp_path: Pa
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HttpListener, list[float]]]:
+def idle_listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HttpListener, list[float]]]:
     now_s = [0.0]
     listener = open_listener("127.0.0.1:0")
-    door = HttpListener(
+    served = HttpListener(
         lambda *_: [], listener, threads=1, places=3, max_body_bytes=1000, now_s=lambda: now_s[0]
     )
-    yield door, now_s
+    yield served, now_s
     stop = Stop()
     stop.set()
-    door.serve(stop, lambda: None)
+    served.serve(stop, lambda: None)
 
 
 class Channel:
-    """What the door sees of a connection."""
+    """What the listener sees of a connection."""
 
-    def __init__(self, door: HttpListener, user: int = 7, **state: Any) -> None:
+    def __init__(self, listener: HttpListener, user: int = 7, **state: Any) -> None:
         self.total_outbufs_len = self.sent_bytes = 0
         self.requests: list[object] = []
         self.request: object = None
@@ -177,7 +184,7 @@ class Channel:
         self.addr = ("127.0.0.1", id(self) % 65_536)
         self.user = user
         self.__dict__.update(state)
-        self._open = door._server.active_channels
+        self._open = listener._server.active_channels
         self._open[id(self)] = self
 
     def handle_close(self) -> None:
@@ -199,81 +206,83 @@ class Channel:
     ],
 )
 def test_each_phase_has_its_limit(
-    held: tuple[HttpListener, list[float]], state: dict[str, Any], phase: doors.Phase
+    idle_listener: tuple[HttpListener, list[float]], state: dict[str, Any], phase: server.Phase
 ) -> None:
-    door, now_s = held
-    channel = Channel(door, **state)
+    listener, now_s = idle_listener
+    channel = Channel(listener, **state)
     assert phase_of(channel) == phase
-    door.make_room()
+    listener.make_room()
     now_s[0] = LIMITS_S.get(phase, 1e6) - 1
-    door.make_room()
+    listener.make_room()
     assert channel.is_open
     now_s[0] += 1
-    door.make_room()
+    listener.make_room()
     assert channel.is_open == (phase == "working")
 
 
-def test_bytes_that_trickle_do_not_prolong_a_request(held: tuple[HttpListener, list[float]]) -> None:
-    door, now_s = held
-    channel = Channel(door, request=object())
-    for second in range(int(doors.REQUEST_LIMIT_S) + 1):
+def test_bytes_that_trickle_do_not_prolong_a_request(idle_listener: tuple[HttpListener, list[float]]) -> None:
+    listener, now_s = idle_listener
+    channel = Channel(listener, request=object())
+    for second in range(int(server.REQUEST_LIMIT_S) + 1):
         now_s[0] = float(second)
         channel.last_activity += 1
-        door.make_room()
+        listener.make_room()
     assert not channel.is_open
 
 
 def test_when_all_places_are_taken_who_only_waits_gives_way(
-    held: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
+    idle_listener: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door, now_s = held
-    working = Channel(door, requests=[1])
-    first = Channel(door, request=object())
-    door.make_room()
+    listener, now_s = idle_listener
+    working = Channel(listener, requests=[1])
+    first = Channel(listener, request=object())
+    listener.make_room()
     now_s[0] = 1.0
-    second = Channel(door)
-    other = Channel(door, user=8)
+    second = Channel(listener)
+    other = Channel(listener, user=8)
     users = {channel.addr: channel.user for channel in (working, first, second, other)}
-    monkeypatch.setattr(doors.peers, "client_uids", lambda _port: users)
-    door.make_room()
+    monkeypatch.setattr(server.peers, "client_uids", lambda _port: users)
+    listener.make_room()
     assert [item.is_open for item in (working, first, second, other)] == [True, False, False, True]
 
 
 def test_who_does_not_read_gives_way_before_who_reads(
-    held: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
+    idle_listener: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door, now_s = held
-    reads = Channel(door, total_outbufs_len=9)
-    unread = Channel(door, total_outbufs_len=9)
-    door.make_room()
+    listener, now_s = idle_listener
+    reads = Channel(listener, total_outbufs_len=9)
+    unread = Channel(listener, total_outbufs_len=9)
+    listener.make_room()
     now_s[0], reads.sent_bytes = 5.0, 1
-    other = Channel(door, user=8, total_outbufs_len=9)
+    other = Channel(listener, user=8, total_outbufs_len=9)
     users = {channel.addr: channel.user for channel in (reads, unread, other)}
-    monkeypatch.setattr(doors.peers, "client_uids", lambda _port: users)
-    door.make_room()
+    monkeypatch.setattr(server.peers, "client_uids", lambda _port: users)
+    listener.make_room()
     assert [item.is_open for item in (reads, unread, other)] == [True, False, True]
-    late = Channel(door, user=8, request=object())
+    late = Channel(listener, user=8, request=object())
     users[late.addr] = 8
     reads.user = users[reads.addr] = 8
     other.user = users[other.addr] = 7
     now_s[0], other.sent_bytes = 6.0, 1
-    door.make_room()
+    listener.make_room()
     assert [item.is_open for item in (reads, other, late)] == [False, True, True]
 
 
 def test_the_user_with_the_most_connections_gives_way_first() -> None:
     waiting = {"a1": 1.0, "b1": 2.0, "b2": 3.0, "b3": 4.0, "x": 0.0}
     users = {"a1": 1, "b1": 2, "b2": 2, "b3": 2, "x": None}
-    assert giving_way(waiting, users, 2) == ["b1", "b2"]
-    assert sorted(giving_way(waiting, users, 9)) == ["a1", "b1", "b2", "b3", "x"]
-    assert giving_way({}, {}, 3) == []
-    assert giving_way({"a1": 1.0, "b1": 2.0}, users, 1) == ["b1"], "those that work count too"
+    assert connections_to_close(waiting, users, 2) == ["b1", "b2"]
+    assert sorted(connections_to_close(waiting, users, 9)) == ["a1", "b1", "b2", "b3", "x"]
+    assert connections_to_close({}, {}, 3) == []
+    assert connections_to_close({"a1": 1.0, "b1": 2.0}, users, 1) == ["b1"], "those that work count too"
 
 
-def test_a_stalled_reader_loses_its_place_and_its_thread_ends(held: tuple[HttpListener, list[float]]) -> None:
-    door, now_s = held
-    channel = Channel(door, total_outbufs_len=1 << 20)
-    door.make_room()
-    now_s[0] = doors.ANSWER_LIMIT_S
-    door.make_room()
+def test_a_stalled_reader_loses_its_place_and_its_thread_ends(
+    idle_listener: tuple[HttpListener, list[float]],
+) -> None:
+    listener, now_s = idle_listener
+    channel = Channel(listener, total_outbufs_len=1 << 20)
+    listener.make_room()
+    now_s[0] = server.ANSWER_LIMIT_S
+    listener.make_room()
     assert not channel.is_open

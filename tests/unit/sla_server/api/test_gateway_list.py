@@ -30,8 +30,8 @@ CONNECTED = {
 REMOVED = {**CONNECTED, "address": "10.0.0.7:7412"}
 
 
-def tell(parts: AppContext, folder: Path, rows: Any) -> Path:
-    parts.meters.folder = folder
+def tell(context: AppContext, folder: Path, rows: Any) -> Path:
+    context.metrics.folder = folder
     path = folder / "dialled.json"
     path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
     return path
@@ -43,8 +43,8 @@ def states(web: FlaskClient) -> dict[str, tuple[str, str, str | None]]:
     return {row["address"]: (row["source"], row["state"], row["answers_as"]) for row in answer["items"]}
 
 
-def test_stored_told_and_seen_are_one_list(web: FlaskClient, parts: AppContext, tmp_path: Path) -> None:
-    tell(parts, tmp_path, [CONFIGURED, CONNECTED, REMOVED])
+def test_stored_told_and_seen_are_one_list(web: FlaskClient, context: AppContext, tmp_path: Path) -> None:
+    tell(context, tmp_path, [CONFIGURED, CONNECTED, REMOVED])
     assert states(web) == {
         "10.0.0.4:7412": ("configuration", "waiting", None),
         "10.0.0.5:7412": ("list", "connected", "gateway-a"),
@@ -54,10 +54,10 @@ def test_stored_told_and_seen_are_one_list(web: FlaskClient, parts: AppContext, 
 
 @pytest.mark.parametrize("how", ["never", "old", "junk", "deep"])
 def test_a_daemon_that_does_not_say_is_unknown(
-    web: FlaskClient, parts: AppContext, tmp_path: Path, how: str
+    web: FlaskClient, context: AppContext, tmp_path: Path, how: str
 ) -> None:
     if how != "never":
-        path = tell(parts, tmp_path, "junk" if how == "junk" else [CONNECTED])
+        path = tell(context, tmp_path, "junk" if how == "junk" else [CONNECTED])
         if how == "deep":
             path.write_text("[" * 50_000)
         if how == "old":
@@ -66,9 +66,9 @@ def test_a_daemon_that_does_not_say_is_unknown(
 
 
 def test_what_is_not_listed_or_not_here_cannot_be_removed(
-    web: FlaskClient, parts: AppContext, tmp_path: Path, bearer: dict[str, str]
+    web: FlaskClient, context: AppContext, tmp_path: Path, bearer: dict[str, str]
 ) -> None:
-    tell(parts, tmp_path, [CONFIGURED])
+    tell(context, tmp_path, [CONFIGURED])
     answer = web.delete("/api/v1/gateway-list/10.9.9.9:1", headers=bearer)
     assert answer.status_code == 404
     assert "sla gateways list" in answer.text
@@ -79,16 +79,16 @@ def test_what_is_not_listed_or_not_here_cannot_be_removed(
 
 def test_a_listed_name_with_control_characters_can_be_removed(
     web: FlaskClient,
-    parts: AppContext,
-    box: api.FakeBox,
+    context: AppContext,
+    mailbox: api.AnsweringMailbox,
     bearer: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [{**row, "name": "x\x1b[2J"} for row in parts.source.gateway_list()]
-    monkeypatch.setattr(parts.source, "gateway_list", lambda: rows)
+    rows = [{**row, "name": "x\x1b[2J"} for row in context.source.gateway_list()]
+    monkeypatch.setattr(context.source, "gateway_list", lambda: rows)
     answer = web.delete(f"/api/v1/gateway-list/{rows[0]['address']}", headers=bearer)
     assert answer.status_code == 200, answer.text
-    assert box.posted[0]["body"]["name"] == "x\ufffd[2J"
+    assert mailbox.posted[0]["body"]["name"] == "x\ufffd[2J"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from sla_server.cli.shared import keep_logs_apart
+from sla_server.cli.formatting import keep_logs_apart
 
 
 def test_log_lines_never_reach_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,7 +15,7 @@ def test_log_lines_never_reach_the_answer(capsys: pytest.CaptureFixture[str]) ->
         keep_logs_apart()
     structlog.get_logger("x").info("files-merged", files=2)
     structlog.get_logger("x").warning("file-damaged", path="p")
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("file-damaged") == 1
-    assert "files-merged" not in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("file-damaged") == 1
+    assert "files-merged" not in printed.err

@@ -1,0 +1,101 @@
+"""Requests of the application server to ``services``: one model for each operation that has a body.
+
+A rule is written once: the API validates with these models, the OpenAPI document shows them, and
+``services.requests`` parses with them (docs/formats/messages.md, "Requests to services").
+
+Unknown members are ignored, types are strict: "5" is no number.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from pmdaemon.poller.config import ListedGateway
+from sla_server.services.control.throttle import LEAST
+
+RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
+GATEWAY_NAME_MAX: Final = 200
+
+
+def _without_control_characters(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a name holds no control characters; remove them")
+    return name
+
+
+class RequestBody(BaseModel):
+    """Base of the models."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
+
+
+class AgreementsApply(RequestBody):
+    """Agreement documents to put in force, or to check only."""
+
+    documents: str
+    """YAML, one document or several."""
+    dry_run: bool = False
+
+
+class AgreementDelete(RequestBody):
+    """The agreement to end."""
+
+    name: str
+
+
+class ThrottleSet(RequestBody):
+    """Exactly one of iops, bytes_per_s and cost_per_s."""
+
+    volume: str = Field(min_length=1)
+    iops: float | None = Field(default=None, ge=LEAST.ops, lt=1e12)
+    bytes_per_s: float | None = Field(default=None, ge=LEAST.size, lt=1e15)
+    cost_per_s: float | None = Field(default=None, ge=LEAST.cost, lt=1e12)
+    duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
+    """Without it the throttle holds until it is released."""
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+    """Others will read it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_rate(cls, members: Any) -> Any:
+        """Before the rates themselves are checked: which of two is out of range does not matter."""
+        if isinstance(members, dict) and sum(members.get(rate) is not None for rate in RATES) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(RATES)}")
+        return members
+
+
+class ThrottleRelease(RequestBody):
+    """Either the throttles of a volume or one throttle."""
+
+    volume: str | None = None
+    throttle_id: str | None = None
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> Self:
+        if (self.volume is None) == (self.throttle_id is None):
+            raise ValueError("give either volume or throttle_id")
+        return self
+
+
+class ModeSet(RequestBody):
+    """Whether decisions are enforced or only observed."""
+
+    mode: Literal["observe", "enforce"]
+
+
+class GatewayName(RequestBody):
+    """The REST body that puts a gateway on the list; its address is part of the path."""
+
+    name: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, min_length=1, max_length=GATEWAY_NAME_MAX),
+        AfterValidator(_without_control_characters),
+    ]
+
+
+class GatewayListing(ListedGateway):
+    """A gateway to dial, or to dial no more."""
+
+    is_listed: bool
