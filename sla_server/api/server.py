@@ -61,8 +61,8 @@ from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins, load_or_make_token
-from sla_server.db.queries.reader import SqlReader, open_reader
 from sla_server.config import ResolvedConfig
+from sla_server.db.queries.reader import SqlReader, open_reader
 
 log = structlog.get_logger("appserver")
 Phase = Literal["asking", "answering", "idle", "working"]

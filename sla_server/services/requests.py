@@ -31,9 +31,6 @@ from sla_server.requests import (
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
 from sla_server.services.control.controller import Controller
-from sla_server.services.control.throttle import LEAST
-from sla_server.services.catalog import Catalog, Change
-from sla_server.services.changes import AgreementChange, AgreementChanges
 from sla_server.services.documents import DocumentParser
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row

@@ -17,10 +17,8 @@ from flask import Request, Response
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
-from sla_server.api.handlers import gateways as dialled
-from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.api.metrics import FRESH_S
-from sla_server.db.schema import STREAM_SUMS
+from sla_server.db.queries.reader import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
 SPAN_MAX_US: Final = 31 * 24 * HOUR_US

@@ -9,8 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sla_server.agreements.promise import classes, promises
-from sla_server.db.policies import Statistics
-from sla_server.agreements.compile import classes, promises
 from sla_server.db.policies import StoredStatistics
 from sla_server.policy_jobs.errors import UnreadableAgreement
 from sla_server.policy_jobs.inputs import JobInputs, on_one_backend, read
