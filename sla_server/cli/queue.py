@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import click
 
 from pmdaemon.diskqueue.errors import QueueUnreadable
+from pmdaemon.diskqueue.format import DATA_START, FileHeader, check, content
 from pmdaemon.diskqueue.opening import identify
-from pmdaemon.diskqueue.record import DATA_START, FileHeader, check, content
 from pmdaemon.diskqueue.recovery import Recovered, recover
 from pmdaemon.diskqueue.settings import QueueSettings
-from pmdaemon.diskqueue.span import open_data
-from pmdaemon.diskqueue.storage import FileStorage
+from pmdaemon.diskqueue.storage import FileStorage, open_data
 from sla_server.cli.errors import BadUsage
 
 
