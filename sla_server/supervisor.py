@@ -13,8 +13,8 @@ mailboxes drain, then the queue is synced and the writer flushed. A dead part is
 progress is reported, then killed. A part whose first start ends with EX_CONFIG (a schema of a newer release,
 a setting that cannot be) ends the server with the same status: trying again would change nothing. Children
 are exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
-directory forbids a second server (``data_dir``). When a part has met damage in a mailbox segment, the parts
-that use it are ended, the segment is made anew (``segments``), and they start again as after a death.
+directory forbids a second server (``directories``). When a part has met damage in a mailbox segment, the
+parts that use it are ended, the segment is made again, and they start again as after a death.
 """
 
 from __future__ import annotations
@@ -42,9 +42,15 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.pressure import Problem
 from sla_server.config import ResolvedConfig
-from sla_server.data_dir import lock_data_dir
-from sla_server.runtime_dir import prepare_runtime_dir, remove_runtime_dir
-from sla_server.segments import APP, MAIN, USERS, Segments
+from sla_server.directories import (
+    APP,
+    MAIN,
+    USERS,
+    Segments,
+    lock_data_dir,
+    prepare_runtime_dir,
+    remove_runtime_dir,
+)
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")

@@ -38,8 +38,8 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
-from pmdaemon.runtime.limited_log import LimitedLog
-from pmdaemon.runtime.listening import open_listener
+from pmdaemon.runtime.logs import LimitedLog
+from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 
 LOOK_NS: Final = 10**9

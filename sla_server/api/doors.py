@@ -35,7 +35,7 @@ from waitress import wasyncore
 from waitress.buffers import ReadOnlyFileBasedBuffer
 from waitress.channel import ClientDisconnected, HTTPChannel
 
-from pmdaemon.runtime import peers, watchdog
+from pmdaemon.runtime import sockets, watchdog
 from pmdaemon.runtime.stop import Stop
 
 log = structlog.get_logger("appserver")
@@ -181,7 +181,7 @@ class HttpListener:
             else:
                 waits[channel] = wait
         if len(waits) >= self._places:
-            uids = {} if self._port is None else peers.client_uids(self._port)
+            uids = {} if self._port is None else sockets.client_uids(self._port)
             users = {channel: uids.get(channel.addr[:2]) for channel in waits}
             waiting = {channel: wait.moved_s for channel, wait in waits.items() if wait.phase != "working"}
             for channel in giving_way(waiting, users, len(waits) - self._places + 1):

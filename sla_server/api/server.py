@@ -19,7 +19,7 @@ import structlog
 from flask import Flask
 
 import dashboard
-from pmdaemon.runtime import listening
+from pmdaemon.runtime import sockets
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import Stop
@@ -47,7 +47,7 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ConfigError: the address is in use or not this machine's.
     """
-    return listening.open_listener("api.listen", *split_address(address))
+    return sockets.open_listener("api.listen", *split_address(address))
 
 
 @dataclass

@@ -24,7 +24,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.pressure import Problem
 from sla_server import config as configuration
-from sla_server.segments import APP, MAIN
+from sla_server.directories import APP, MAIN
 from sla_server.supervisor import PARTS, PROCESSES, Supervisor
 
 
