@@ -27,8 +27,8 @@ import structlog
 from pmdaemon.errors import PeerRefused
 from pmdaemon.pki import contexts
 from pmdaemon.pki.authority import Authority
+from pmdaemon.pki.certificates import Credential, credential_of_der
 from pmdaemon.pki.errors import CredentialRefused, PkiError
-from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.credentials import Enrolment
