@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.harness import Sample, main
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
-from pmdaemon.diskqueue.record import DATA_START, read_file_header, scan
+from pmdaemon.diskqueue.format import DATA_START, read_file_header, scan
 from pmdaemon.diskqueue.storage import FileStorage
 
 RECORD = b"x" * 200

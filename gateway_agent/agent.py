@@ -18,21 +18,26 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
 
-from gateway_agent.children import Children, ChildSpec
 from gateway_agent.config import AgentConfig
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
+from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
-from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.watchdog import LOOK_S, EachSecond
 
 log = structlog.get_logger("agent")
 
-LINK = "link"
+LINK: Final = "link"
+CHILDREN: Final = ChildKind("child", stop_s=12.0)
+"""A plane drains for 2 s and waits 5 s for its writes; systemd kills after 30 s."""
 
 
 def run(config: AgentConfig) -> None:
@@ -53,28 +58,26 @@ def run(config: AgentConfig) -> None:
         for directory in sorted({config.state_dir.resolve(), config.runtime_dir.resolve()}):
             locks.callback(os.close, state_files.lock_directory(directory))
         gateway_id = state_files.gateway_id(config.state_dir)
-        specs = write_child_configs(config, gateway_id)
+        commands = write_child_configs(config, gateway_id)
         log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
-        children = Children(specs, stop, SystemClock(), lambda: publish(config, gateway_id, children))
-        children.run()
+        Agent(config, gateway_id, commands, stop, SystemClock()).run()
 
 
-def write_child_configs(config: AgentConfig, gateway_id: str) -> list[ChildSpec]:
-    """Write every child's file and return what to run: planes first, so that the link finds them.
+def write_child_configs(config: AgentConfig, gateway_id: str) -> dict[str, Sequence[str]]:
+    """Write every child's file and return the command of each: planes first, so that the link finds them.
 
     Raises:
         ConfigError: runtime_dir is not writable.
     """
-    specs = []
+    commands: dict[str, Sequence[str]] = {}
     for plane in config.plane_configs():
         path = _write(config.runtime_dir / f"{plane.plane}.config.json", plane.model_dump_json(indent=1))
         argv = ("-m", "gateway_agent.nbd.plane", "--config", str(path), "--plane", plane.plane)
-        specs.append(ChildSpec(plane.plane, (sys.executable, *argv)))
+        commands[plane.plane] = (sys.executable, *argv)
     link = config.link_config(gateway_id)
     path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
-    of_link = (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))
-    specs.append(ChildSpec(LINK, of_link, has_pulse=True, stops_last=True))
-    return specs
+    commands[LINK] = (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))
+    return commands
 
 
 def _write(path: Path, text: str) -> Path:
@@ -87,15 +90,69 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def publish(config: AgentConfig, gateway_id: str, children: Children) -> None:
-    """Write ``runtime_dir/agent.json``."""
-    value = {
-        "gateway_id": gateway_id,
-        "pid": os.getpid(),
-        "children": {child.spec.name: child.pid for child in children.all},
-        "restarts": {child.spec.name: max(child.policy.restarts, 0) for child in children.all},
-    }
-    try:
-        state_files.write_json(config.runtime_dir / "agent.json", value, synced=False)
-    except OSError as exc:
-        log.warning("cannot-publish", reason=str(exc))
+class Agent:
+    """The loop that keeps the children running. Thread: the process's only one."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        gateway_id: str,
+        commands: Mapping[str, Sequence[str]],
+        stop: Stop,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._gateway_id = gateway_id
+        self._stop = stop
+        self._clock = clock
+        self._pipe = ParentPipe()
+        self._second = EachSecond()
+        # A plane carries application I/O and is never killed: the link reports one that does not answer.
+        self.children = [
+            Child(CHILDREN, name, command, self._pipe, clock, has_pulse=name == LINK)
+            for name, command in commands.items()
+        ]
+
+    def run(self) -> None:
+        """Keep the children running until the stop, then stop the planes and after them the link."""
+        while not self._stop.is_set():
+            self._step()
+            wait_for_any(self._stop, self.children, LOOK_S)
+        log.info("stopping", reason=self._stop.reason)
+        stop_together([child for child in self.children if child.name != LINK], self._clock)
+        stop_together(self.children, self._clock)
+        self._pipe.close()
+        self.publish()
+
+    def _step(self) -> None:
+        """Notice children that have ended, start those that are due, look for one that hangs."""
+        has_changed = False
+        for child in self.children:
+            if child.is_running and (status := child.wait(0)) is not None:
+                child.died(f"it {child.hung} and was killed" if child.hung else how_it_ended(status), status)
+                has_changed = True
+            if child.is_due and child.start():
+                has_changed = True
+        if has_changed:
+            self.publish()
+        if self._second.is_due():
+            for child in self.children:
+                child.check_progress()
+
+    def publish(self) -> None:
+        """Write ``runtime_dir/agent.json``."""
+        value = {
+            "gateway_id": self._gateway_id,
+            "pid": os.getpid(),
+            "children": {child.name: child.pid for child in self.children},
+            "restarts": {child.name: child.restarts for child in self.children},
+        }
+        try:
+            state_files.write_json(self._config.runtime_dir / "agent.json", value, synced=False)
+        except OSError as exc:
+            log.warning("cannot-publish", reason=str(exc))
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status as ``subprocess`` gives it (negative: a signal) in words."""
+    return f"it ended with status {status}" if status >= 0 else f"it was {describe_status(status)}"

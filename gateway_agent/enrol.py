@@ -27,9 +27,9 @@ from gateway_agent.link import state_files
 from gateway_agent.link.errors import EnrolmentFailed
 from gateway_agent.link.identity import CA, DIRECTORY, write_own
 from pmdaemon.errors import WireError
-from pmdaemon.pki import certificates, contexts, identity
+from pmdaemon.pki import certificates, contexts
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.pki.errors import PkiError
-from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.files import write_whole
@@ -82,7 +82,7 @@ def enrol(
     try:
         if not isinstance(made, bytes):
             raise ValueError("it sent no certificate")
-        held = identity.credential(certificates.issued(made, key, ca_pem))
+        held = certificates.credential(certificates.issued(made, key, ca_pem))
         if held.gateway_id != gateway_id:
             raise ValueError(f"the certificate is for gateway {held.gateway_id}")
         (directory / _NEW_CA).replace(directory / CA)
@@ -135,7 +135,7 @@ class _Talk:
             plain.close()
             raise EnrolmentFailed(self._where, f"no TLS: {exc.strerror or exc}") from exc
         names: Any = (self._socket.getpeercert() or {}).get("subjectAltName", ())
-        if context.verify_mode is ssl.CERT_REQUIRED and ("URI", identity.SERVER_URI) not in names:
+        if context.verify_mode is ssl.CERT_REQUIRED and ("URI", certificates.SERVER_URI) not in names:
             self._socket.close()
             raise EnrolmentFailed(self._where, "its certificate is not a server's")
 

@@ -13,6 +13,7 @@ from pmdaemon.poller import config as configuration
 from pmdaemon.poller import pair as pair_process
 from pmdaemon.poller.parent import Daemon, raise_open_files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import note, noted, outermost
 from pmdaemon.runtime.stop import Stop
@@ -64,9 +65,7 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
 @_config_option
 @click.option("--index", type=click.IntRange(0, 255), required=True, help="Number of the pair.")
 @click.option("--control-fd", type=int, required=True, help="Inherited end of the control socket.")
-@click.option("--restarts", type=int, default=0, help="How often this pair was started again.")
-@click.option("--reason", default="", help="How the one before it ended.")
-def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: str) -> None:
+def pair(path: Path | None, index: int, control_fd: int) -> None:
     """Run one pair; started by ``pmdaemon run``."""
     with outermost(f"pmdaemon pair {index}"):
         config = configuration.load(path)
@@ -76,5 +75,5 @@ def pair(path: Path | None, index: int, control_fd: int, restarts: int, reason: 
         stop.install_signals()
         stop.watch_parent()
         watch(stop)
-        status = pair_process.run(config, index, control_fd, stop, restarts, reason)
+        status = pair_process.run(config, index, control_fd, stop, *restarts_of_this_process())
     sys.exit(status)

@@ -13,15 +13,13 @@ mailboxes drain, then the queue is synced and the writer flushed. A dead part is
 progress is reported, then killed. A part whose first start ends with EX_CONFIG (a schema of a newer release,
 a setting that cannot be) ends the server with the same status: trying again would change nothing. Children
 are exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
-directory forbids a second server (``data_dir``). When a part has met damage in a mailbox segment, the parts
-that use it are ended, the segment is made anew (``segments``), and they start again as after a death.
+directory forbids a second server (``directories``). When a part has met damage in a mailbox segment, the
+parts that use it are ended, the segment is made again, and they start again as after a death.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -35,6 +33,7 @@ import structlog
 from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
 from pmdaemon.mailbox import Mailbox, Message, attach
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
+from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
 from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, SteadyClock, StepState
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import ParentPipe, Stop
@@ -43,46 +42,27 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.pressure import Problem
 from sla_server.config import ResolvedConfig
-from sla_server.data_dir import lock_data_dir
-from sla_server.runtime_dir import prepare_runtime_dir, remove_runtime_dir
-from sla_server.segments import APP, MAIN, USERS, Segments
-from sla_server.vitals import (
-    REPORTED_BACKOFF_S,
-    Reports,
-    Vitals,
-    stalled,
-    stalled_event_text,
+from sla_server.directories import (
+    APP,
+    MAIN,
+    USERS,
+    Segments,
+    lock_data_dir,
+    prepare_runtime_dir,
+    remove_runtime_dir,
 )
+from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")
 PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
-BACKOFF_FIRST_S: Final = 0.2
-BACKOFF_MOST_S: Final = 10.0
-STABLE_S: Final = 60.0
-STOP_LIMIT_S: Final = 10.0  # dbmanager's flush is the longest; systemd's own limit is 90 s
+PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
+"""To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 LOOK_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 RESEND_S: Final = 5.0  # durability takes milliseconds
 MOST_PENDING: Final = 100  # rows a message, if the 64 KiB of a frame header hold them
 MOST_REASON: Final = 1000  # characters of why a part has ended
 _NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
-
-
-@dataclass
-class ServerChild:
-    """One supervised process."""
-
-    name: str
-    command: list[str]
-    process: subprocess.Popen[bytes] | None = None
-    restarts: int = 0
-    started_s: float = 0.0
-    backoff_s: float = BACKOFF_FIRST_S
-    start_at_s: float = 0.0
-    since_unix_us: int = 0
-    state: str = "stopped"
-    reason: str = ""
-    vitals: Vitals = field(default_factory=Vitals)
 
 
 @dataclass
@@ -96,7 +76,7 @@ class Supervisor:
     config: ResolvedConfig
     config_path: Path | None
     stop: Stop
-    parts: dict[str, ServerChild] = field(default_factory=dict)
+    parts: dict[str, Child] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
     _mailbox: Mailbox | None = None
     _app: Mailbox | None = None
@@ -111,6 +91,7 @@ class Supervisor:
     _reports: Reports | None = None
     _second: EachSecond = field(default_factory=EachSecond)
     _has_recorded: bool = False  # a dbmanager has worked since this server's start
+    _is_drained: bool = False  # dbmanager has ended in order, and with everything that was posted to it
     _status: int = 0
 
     def __post_init__(self) -> None:
@@ -127,12 +108,11 @@ class Supervisor:
             self._clock_file = ClockFile(self.config.runtime_dir / "clock", self.clock.ahead_us)
             self._attach()
             for name in PARTS:
-                self.parts[name] = ServerChild(name, self._command(name))
-                self._start(self.parts[name])
+                self._start(self.add(name, self._command(name)))
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
-            while not self.stop.wait(LOOK_S):
+            while not wait_for_any(self.stop, self.parts.values(), LOOK_S):
                 self._look()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
@@ -141,7 +121,7 @@ class Supervisor:
         finally:
             self._pipe.close()
             self._detach()
-            if is_stopped and self._is_drained():
+            if is_stopped and self._is_drained:
                 self._segments.remove()
                 remove_runtime_dir(self.config.runtime_dir)
             self._segments.close()
@@ -158,57 +138,38 @@ class Supervisor:
                 box.close()
         self._mailbox = self._app = self._reports = None
 
-    def _is_drained(self) -> bool:
-        """Whether dbmanager has ended in order, and with everything that was posted to it."""
-        keeper = self.parts["dbmanager"].process
-        return keeper is not None and keeper.returncode == 0
-
     def _command(self, name: str) -> list[str]:
         config = ["--config", str(self.config_path)] if self.config_path else []
         if name == "pmdaemon":
             return [sys.executable, "-m", "pmdaemon", "run", *config]
         return [sys.executable, "-m", "sla_server.process", name, *config]
 
-    def _start(self, part: ServerChild) -> None:
+    def add(self, name: str, command: Sequence[str]) -> Child:
+        """Keep a process running from now on; ``_start`` starts it the first time."""
         environment = {
-            **os.environ,
-            **self._pipe.child_env(),
             "SLA__DATA_DIR": str(self.config.data_dir),
             "SLA__RUNTIME_DIR": str(self.config.runtime_dir),
             CLOCK_FILE: str(self.config.runtime_dir / "clock"),
         }
-        part.started_s = time.monotonic()
-        part.since_unix_us = self.clock.unix_us()
-        try:
-            pulse = part.vitals.begin()
-            part.process = subprocess.Popen(
-                part.command,
-                env={**environment, **pulse.env()},
-                pass_fds=(self._pipe.child_fd, pulse.fd),
-                stdin=subprocess.DEVNULL,
-                # A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which stops in order.
-                start_new_session=True,
-            )
-        except OSError as exc:  # no memory or process to spare just now: the other parts must go on
-            self._down(part, f"it could not be started: {exc.strerror}")
-            return
-        part.state, part.reason = "running", ""
-        log.info("part-started", part=part.name, pid=part.process.pid, restarts=part.restarts)
+        part = Child(PROCESSES, name, command, self._pipe, self.clock, env=environment, has_pulse=True)
+        self.parts[name] = part
+        return part
+
+    def _start(self, part: Child) -> None:
+        part.start()
         self._record(part)
 
     def _look(self) -> None:
         """One pass: the clock; notice deaths, start what is due, hand in records that found no room."""
         self._look_at_clock()
-        now_s = time.monotonic()
         for part in self.parts.values():
-            if part.process is not None and part.process.poll() is not None:
-                self._ended(part, part.process.returncode)
-            elif part.process is None and now_s >= part.start_at_s:
-                part.restarts += 1
-                why = part.reason  # starting clears it
+            if part.is_running:
+                if (status := part.wait(0)) is not None:
+                    self._ended(part, status)
+            elif part.is_due:
                 self._start(part)
-                if part.process is not None:
-                    text = f"{part.name} was restarted: {why or 'it ended'}; restart {part.restarts}"
+                if part.is_running:
+                    text = f"{part.name} was restarted: {part.reason or 'it ended'}; restart {part.restarts}"
                     self._event(part, "process-restarted", text)
         if damaged := self._segments.damaged():
             self._renew(damaged)
@@ -216,13 +177,13 @@ class Supervisor:
         if self._second.is_due():
             self._listen()
 
-    def _ended(self, part: ServerChild, status: int) -> None:
+    def _ended(self, part: Child, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""
-        if part.vitals.pulse is not None and part.vitals.pulse.is_hung:
-            self._down(part, f"it made no progress for {part.vitals.stalled_s} s and was killed")
+        if part.hung:
+            self._down(part, f"it made no progress for {part.stalled_s} s and was killed", status)
             return
         said = failures(self.config.runtime_dir).get(part.name, "") if status > 0 else ""
-        self._down(part, describe_status(status) + (f": {said}" if said else ""))
+        self._down(part, describe_status(status) + (f": {said}" if said else ""), status)
         is_first = part.restarts == 0 or (part.name == "dbmanager" and not self._has_recorded)
         if status == EX_CONFIG and is_first:
             self._give_up(part.name, status)
@@ -231,20 +192,15 @@ class Supervisor:
         """Once a second: which parts make progress; kill what hangs, report the rest."""
         problems, now_us = [], self.clock.unix_us()
         for part in self.parts.values():
-            if part.process is None:
-                if part.backoff_s >= REPORTED_BACKOFF_S:
-                    text = f"{part.name} has ended ({part.reason}); next try within {part.backoff_s:.0f} s"
+            if not part.is_running:
+                if part.wait_s >= REPORTED_BACKOFF_S:
+                    text = f"{part.name} has ended ({part.reason}); next try within {part.wait_s:.0f} s"
                     problems.append(Problem(part.name, part.since_unix_us, text))
                 continue
-            if part.vitals.pulse is None:
-                continue
-            if stalled_s := part.vitals.look(part.name):
+            if stalled_s := part.check_progress():
                 self._event(part, "process-stalled", stalled_event_text(part.name, stalled_s))
-            if part.vitals.stalled_s:
-                problems.append(stalled(part.name, part.vitals, now_us))
-            if part.vitals.pulse.is_hung:
-                log.error("part-killed", part=part.name, problem=part.vitals.pulse.problem)
-                part.process.kill()
+            if part.stalled_s:
+                problems.append(stalled(part, now_us))
         if self._reports is not None:
             self._reports.tick(problems)
 
@@ -260,9 +216,9 @@ class Supervisor:
             path = str(self._segments.path(name))
             log.error("segment-damaged", path=path, met_by=finder, parts=list(USERS[name]))
             for part in [self.parts[user] for user in USERS[name]]:
-                if part.process is not None:
-                    self._end(part)
-                    self._down(part, f"its mailbox segment {name} was damaged and is made anew")
+                if part.is_running:
+                    status = stop_together([part], self.clock)[part.name]
+                    self._down(part, f"its mailbox segment {name} was damaged and is made anew", status)
             self._segments.renew(name)
         self._attach()
         for name, finder in damaged.items():
@@ -283,16 +239,9 @@ class Supervisor:
         }
         self._pending.append(["events", row])
 
-    def _down(self, part: ServerChild, reason: str) -> None:
+    def _down(self, part: Child, reason: str, status: int) -> None:
         """A part does not run: plan its next start."""
-        now_s = time.monotonic()
-        part.reason = reason[:MOST_REASON]
-        part.backoff_s = next_backoff(part.backoff_s, now_s - part.started_s)
-        part.process, part.state = None, "restarting"
-        part.vitals.end()
-        part.start_at_s = now_s + part.backoff_s
-        part.since_unix_us = self.clock.unix_us()
-        log.warning("part-died", part=part.name, reason=part.reason, restart_in_s=part.backoff_s)
+        part.died(reason[:MOST_REASON], status)
         self._record(part)
 
     def _give_up(self, name: str, status: int) -> None:
@@ -301,14 +250,14 @@ class Supervisor:
         reason = failures(self.config.runtime_dir).get(name, "its log lines say why")
         self.stop.set(f"{name} cannot start: {reason}")
 
-    def _record(self, part: ServerChild) -> None:
+    def _record(self, part: Child) -> None:
         row = {
             "name": part.name,
-            "state": part.state,
-            "pid": part.process.pid if part.process else None,
+            "state": "running" if part.is_running else "restarting",
+            "pid": part.pid,
             "restarts": part.restarts,
             "since_us": part.since_unix_us,
-            "reason": part.reason,
+            "reason": "" if part.is_running else part.reason,
         }
         self._pending.append(["processes", row])
         self._drain()
@@ -325,7 +274,7 @@ class Supervisor:
             details = {"state": step.state.value, "by_us": step.by_us}
             self._note("clock-stepped", severity, "server", text, details)
 
-    def _event(self, part: ServerChild, kind: str, text: str) -> None:
+    def _event(self, part: Child, kind: str, text: str) -> None:
         self._note(kind, "warning", part.name, text, {"restarts": part.restarts})
 
     def _note(self, kind: str, severity: str, subject: str, text: str, details: dict[str, Any]) -> None:
@@ -408,30 +357,11 @@ class Supervisor:
 
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last."""
-        order = ("appserver", "pmdaemon", "services", "dbmanager")
-        for name in order:
-            part = self.parts.get(name)
-            if part is None or part.process is None:
-                continue
-            self._end(part)
-            part.state = "stopped"
-            log.info("part-stopped", part=name, reason=describe_status(part.process.returncode))
-
-    @staticmethod
-    def _end(part: ServerChild) -> None:
-        assert part.process is not None, "callers look first"
-        part.process.terminate()
-        try:
-            part.process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            log.error("part-killed", part=part.name, limit_s=STOP_LIMIT_S)
-            part.process.kill()
-            part.process.wait()
-
-
-def next_backoff(backoff_s: float, lived_s: float) -> float:
-    """Pause before the next start: doubling, from the first value again after a stable life."""
-    return BACKOFF_FIRST_S if lived_s >= STABLE_S else min(backoff_s * 2, BACKOFF_MOST_S)
+        statuses: dict[str, int] = {}
+        for name in ("appserver", "pmdaemon", "services", "dbmanager"):
+            if name in self.parts:
+                statuses |= stop_together([self.parts[name]], self.clock)
+        self._is_drained = statuses.get("dbmanager") == 0
 
 
 def describe_step(step: ClockStep) -> str:
@@ -451,13 +381,3 @@ def describe_step(step: ClockStep) -> str:
         f"the step of the server's own clock by {seconds} has lasted {HOLD_S / 60:.0f} minutes: server time "
         "follows it from now on. Slices around the step are no_data or inexact"
     )
-
-
-def describe_status(status: int) -> str:
-    """An exit status in words."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:  # most real-time signals have no name
-        return f"killed by signal {-status}"

@@ -24,7 +24,7 @@ from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.poller.watermarks import Notice
 from pmdaemon.runtime.clock import SystemClock
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 

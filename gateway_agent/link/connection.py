@@ -24,9 +24,9 @@ from typing import Final, Protocol
 
 import structlog
 
-from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.errors import LinkError, PeerLost
-from pmdaemon.pki.identity import SERVER_URI
+from pmdaemon.pki.certificates import SERVER_URI
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport
 

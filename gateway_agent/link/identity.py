@@ -22,9 +22,9 @@ from typing import Final
 import structlog
 
 from gateway_agent.link.errors import NotEnrolled, StateFileBroken
-from pmdaemon.pki import certificates, contexts, identity
+from pmdaemon.pki import certificates, contexts
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.pki.errors import PkiError
-from pmdaemon.pki.identity import Credential
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import write_whole
 
@@ -74,7 +74,7 @@ class Identity:
         except OSError as exc:
             raise _broken(path, f"cannot be read ({exc.strerror})") from exc
         try:
-            held = identity.credential(certificates.certificate_in(data))
+            held = certificates.credential(certificates.certificate_in(data))
         except (ValueError, PkiError) as exc:
             raise _broken(path, f"holds no certificate of a gateway ({exc})") from exc
         if (held.gateway_id, held.name) != (self._gateway_id, self._name):
@@ -120,7 +120,7 @@ class Identity:
             return "it was not asked for"
         try:
             made = certificates.issued(der, key, (self._directory / CA).read_bytes())
-            held = identity.credential(made)
+            held = certificates.credential(made)
         except (ValueError, PkiError) as exc:
             return str(exc)
         if (held.gateway_id, held.name) != (self._gateway_id, self._name):

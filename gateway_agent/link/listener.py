@@ -24,7 +24,7 @@ import structlog
 from gateway_agent.link.connection import ServerConnection
 from gateway_agent.link.errors import LinkError
 from pmdaemon.errors import ConfigError
-from pmdaemon.pki.identity import SERVER_URI
+from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, prepare
 

@@ -16,13 +16,13 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.connection import ServerConnection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.errors import ServerLost
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.listener import LinkListener
 from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import sni

@@ -16,10 +16,8 @@ from pathlib import Path
 import click
 import structlog
 
-from gateway_agent.children import restarts_of_this_process
 from gateway_agent.clock import agent_clock
 from gateway_agent.link import state_files
-from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.config import LinkConfig, load_link, resolve_server
 from gateway_agent.link.core import Facts, LinkCore
 from gateway_agent.link.identity import Identity
@@ -31,6 +29,8 @@ from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.host import HostSource
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.backoff import Backoff
+from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address, show
 from pmdaemon.runtime.failures import outermost

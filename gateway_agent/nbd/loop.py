@@ -19,7 +19,7 @@ import structlog
 
 from gateway_agent.errors import GatewayError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.stop import Stop
 
 IN: Final = select.EPOLLIN

@@ -20,7 +20,7 @@ from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire.rates import Caps, RateSet
 
 

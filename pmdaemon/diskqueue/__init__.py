@@ -1,15 +1,16 @@
 """Durable queue on disk: sequential records, batched syncs, deletion by touching a small index.
 
-``DiskQueue`` (queue.py) over ``Core`` (core.py: files, threads) over ``State`` (state.py: the records in
-memory): ``ring`` says where records go, ``commit`` makes them durable in groups, ``index`` keeps what is
-live, ``opening`` and ``recovery`` bring it back after a crash.
-``storage`` is the file system in five operations.
-Formats: ``record``, ``entry``. Design: docs/design/3-disk-queue.md; formats: docs/formats/diskqueue.md.
+``queue.DiskQueue`` has a ``state`` (the records in memory), a ``commit`` (makes them durable in groups) and
+two files. ``ring`` says where records go, ``index`` keeps what is live, ``consumer`` who may take what next;
+``opening``, ``recovery`` and ``resize`` bring a queue back. ``storage`` is the file system in five
+operations, ``format`` what is in the files.
+
+Design: docs/design/3-disk-queue.md; formats: docs/formats/diskqueue.md.
 """
 
 from pmdaemon.diskqueue.commit import Request
-from pmdaemon.diskqueue.owner import LockOwner, myself
-from pmdaemon.diskqueue.queue import DiskQueue, QueueMessage
+from pmdaemon.diskqueue.consumer import LockOwner, QueueMessage, myself
+from pmdaemon.diskqueue.queue import DiskQueue
 from pmdaemon.diskqueue.settings import QueueSettings
 
 __all__ = ["DiskQueue", "LockOwner", "QueueMessage", "QueueSettings", "Request", "myself"]

@@ -30,9 +30,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from pmdaemon.diskqueue.entry import IndexEntry
 from pmdaemon.diskqueue.errors import DiskQueueError, QueuePoisoned
-from pmdaemon.diskqueue.record import DATA_START
+from pmdaemon.diskqueue.format import DATA_START, IndexEntry
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.clock import Clock, Deadline

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from pmdaemon.diskqueue.entry import (
+from pmdaemon.diskqueue.format import (
     ENTRY_BYTES,
     INDEX_START,
     NONE,

@@ -29,30 +29,28 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.diskqueue.collector import collector_rests
-from pmdaemon.diskqueue.entry import (
+from pmdaemon.diskqueue.errors import QueueUnreadable
+from pmdaemon.diskqueue.format import (
+    COPY_STEP,
+    DATA_START,
     ENTRY_BYTES,
     INDEX_START,
     NONE,
+    SIGNATURE,
+    UNIT_BYTES,
+    FileHeader,
     IndexHeader,
     entry_fields,
     free_fields,
     pack_entry,
     pack_free,
-    read_index_header,
-)
-from pmdaemon.diskqueue.errors import QueueUnreadable
-from pmdaemon.diskqueue.record import (
-    COPY_STEP,
-    DATA_START,
-    SIGNATURE,
-    UNIT_BYTES,
-    FileHeader,
     read_file_header,
+    read_index_header,
 )
 from pmdaemon.diskqueue.recovery import Recovered, recover
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
+from pmdaemon.runtime.gc_tuning import collector_rests
 
 log = structlog.get_logger("diskqueue")
 CHUNK_BYTES: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""DiskQueue: add, take, delete.
+"""DiskQueue: add, take, delete; its files, commits and index syncs.
 
     add        put (blocks until durable), put_many (a batch, one sync),
                submit (returns at once with a handle)
@@ -6,49 +6,104 @@
                unlock (as if nothing was), or move_aside (to the secondary queue)
     look       read, peek, stat
 
-Locks belong to a process (number and start time): ``release_dead`` frees those whose process is gone;
-threads of one process share its locks and must agree among themselves. All state and its guard are described
-in ``state.py``. A delivery is at least once: after a crash, what was deleted within the last index sync
-period may come back. Source: Q3, Q8, Q9.
+A queue has a state (``state.QueueState``: the records in memory, and their lock), a commit
+(``commit.Commit``: what makes added records durable in groups) and two files. Nothing is written to a file
+while the lock is held. A failed write or sync poisons the queue: it refuses everything until it is opened
+again.
+
+Locks of records belong to a process (number and start time): ``release_dead`` frees those whose process is
+gone; threads of one process share its locks and must agree among themselves. A delivery is at least once:
+after a crash, what was deleted within the last index sync period may come back.
+
+Threads: any may add, read, delete. ``dq-sync`` (optional) leads the rounds that no thread waits for and syncs
+the index periodically; without it, ``flush`` and ``sync_index`` do so. If it dies, the queue is poisoned.
+Source: Q1-Q9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import functools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
-from pmdaemon.diskqueue.commit import Request
-from pmdaemon.diskqueue.core import MOST_DESTINATION_BYTES, OnDurable
-from pmdaemon.diskqueue.entry import IndexEntry
-from pmdaemon.diskqueue.errors import DiskQueueError, NotHeld, RecordDamaged, RecordTooLarge
-from pmdaemon.diskqueue.gauges import QueueGauges
-from pmdaemon.diskqueue.owner import LockOwner, is_alive, myself
-from pmdaemon.diskqueue.record import DATA_START, check, content
-from pmdaemon.runtime.clock import Deadline
+import structlog
+
+from pmdaemon.diskqueue.commit import Commit, Request, Run
+from pmdaemon.diskqueue.consumer import LockOwner, QueueMessage, is_alive, myself
+from pmdaemon.diskqueue.errors import (
+    DiskQueueError,
+    QueueClosed,
+    QueuePoisoned,
+    RecordDamaged,
+    RecordTooLarge,
+)
+from pmdaemon.diskqueue.format import DATA_START, HEADER_BYTES, UNIT_BYTES, IndexEntry, check, content
+from pmdaemon.diskqueue.recovery import RecoveryReport
+from pmdaemon.diskqueue.resize import open_resized
+from pmdaemon.diskqueue.settings import QueueSettings
+from pmdaemon.diskqueue.state import QueueState
+from pmdaemon.diskqueue.storage import FileStorage, Storage, open_data
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.clock import Clock, Deadline, SystemClock
+from pmdaemon.runtime.threads import ThreadGroup
+
+log = structlog.get_logger("diskqueue")
+STOP_S: Final = 10.0
+MOST_DESTINATION_BYTES: Final = 1024
+OnDurable = Callable[[Request], None]
 
 
-class QueueMessage(NamedTuple):
-    """One record as a consumer sees it.
+class DiskQueue:
+    """A durable queue owned by this process; see the module's text.
 
-    Attributes:
-        kind: the user's type, 0 to 65535.
-        date_us: when it was added, UTC.
-        retries: how often it was retried.
+    Args:
+        settings: paths and limits.
+        data, index: the two files; opened from the paths when not given.
+        helper: whether to run ``dq-sync``.
+
+    Raises:
+        QueueBusy, QueueNoSpace, QueueUnreadable: it cannot be opened; nothing was changed.
+        OSError: the disk fails.
     """
-
-    seq: int
-    kind: int
-    destination: bytes
-    date_us: int
-    retries: int
-    data: bytes
-
-
-class DiskQueue(QueueGauges):
-    """A durable queue owned by this process; see the module's text and ``Core`` for arguments and errors."""
 
     secondary: DiskQueue | None = None
     """Where records go that leave this queue without having been processed."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        *,
+        data: Storage | None = None,
+        index: Storage | None = None,
+        helper: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self._clock = clock = clock or SystemClock()
+        self._data: Storage = data or open_data(settings)
+        self._index_storage: Storage | None = index
+        try:
+            self._index_storage = index or FileStorage(settings.resolved_index_path)
+            self._data, self._index_storage, opened = open_resized(
+                self._data, self._index_storage, settings, clock.unix_us()
+            )
+        except BaseException:
+            self._close_files()
+            raise
+        self._state = state = QueueState(settings, opened, self._index_storage, clock)
+        self.report: RecoveryReport = opened.recovered.report
+        self._group = ThreadGroup(self._helper_died)
+        self._work = threading.Event()
+        self._stopping = False
+        self._commit = Commit(
+            self._data, settings, state.lock, clock, state.now_durable, state.one_durable,
+            self._poisoned, self._work.set if helper else None,
+        )  # fmt: skip
+        if helper:
+            self._group.start("dq-sync", self._help)
+
+    # adding
 
     def put(self, data: bytes, *, kind: int = 0, destination: bytes = b"", reserved: bool = False) -> int:
         """Add one record; returns its sequence number.
@@ -111,10 +166,11 @@ class DiskQueue(QueueGauges):
         *,
         waits: bool,
     ) -> Request:
+        state = self._state
         self._check(payloads, kind, destination)
-        with self._lock:
-            self._refuse()
-            entries, runs = self._reserve(payloads, kind, destination, reserved)
+        with state.lock:
+            state.refuse()
+            entries, runs = state.reserve(payloads, kind, destination, reserved)
             request = Request(self._commit, entries[0].seq, entries, runs)
             request.on_done = on_durable
             self._commit.add(request, waits=waits)
@@ -128,19 +184,61 @@ class DiskQueue(QueueGauges):
         if not 0 <= kind <= 0xFFFF:
             raise ValueError(f"kind = {kind} is outside of 0 to 65535")
         if len(destination) > MOST_DESTINATION_BYTES:
-            raise RecordTooLarge(self.name, len(destination), MOST_DESTINATION_BYTES)
+            raise RecordTooLarge(self._state.name, len(destination), MOST_DESTINATION_BYTES)
+
+    def _put_one(self, data: bytes, kind: int, destination: bytes, reserved: bool) -> int:
+        """Add one record and wait until it is durable: inline if nothing else is going on, else with others.
+
+        Raises:
+            QueueFull, RecordTooLarge: it was not added. QueuePoisoned, QueueClosed.
+        """
+        state = self._state
+        size = HEADER_BYTES + len(destination) + len(data)
+        span = size + -size % UNIT_BYTES
+        entries: list[IndexEntry] = []
+        run: Run | None = None
+        request: Request | None = None
+        try:
+            with state.lock:
+                state.refuse()
+                limit = state.index.capacity - (0 if reserved else self.settings.reserve_entries)
+                is_alone, mark = self._commit.lead_alone(), state.mark()
+                try:
+                    offset = state.place_one(span, limit, reserved)
+                    run = state.fill(offset, (data,), (span,), kind, destination, entries)
+                    if not is_alone:
+                        request = Request(self._commit, entries[0].seq, entries, [run])
+                        self._commit.add(request, waits=True)
+                        self._commit.queue_up(request)
+                except BaseException:
+                    if run is None or not (is_alone or self._commit.holds(request)):
+                        run = None
+                        state.undo(mark, entries)
+                    raise
+            if request is None:
+                self._commit.solo(run, entries[0])
+            else:
+                self._commit.wait_in_queue(request)
+        except BaseException:
+            if request is not None:
+                self._commit.let_go(request)
+            else:
+                self._commit.let_go_alone(entries, run)
+            raise
+        return entries[0].seq
 
     def leave_unused(self, through: int) -> int:
         """Give no number up to ``through`` any more; returns how many stay unused. Nothing may be pending.
 
         Durability: with the next record; until then the caller asks again after each opening.
         """
-        with self._lock:
-            self._refuse()
-            assert self._durable_seq == self._next_seq - 1, "records are under way"
-            unused = max(0, through - self._durable_seq)
-            self._next_seq += unused
-            self._durable_seq += unused
+        state = self._state
+        with state.lock:
+            state.refuse()
+            assert state.durable_seq == state.next_seq - 1, "records are under way"
+            unused = max(0, through - state.durable_seq)
+            state.next_seq += unused
+            state.durable_seq += unused
             return unused
 
     # consuming
@@ -175,25 +273,26 @@ class DiskQueue(QueueGauges):
         owner: LockOwner,
     ) -> None:
         """Lock ready records and append them, up to ``limit`` in all; raises only when there is none."""
-        with self._lock:
-            self._refuse()
-            self._ready.wake(self._clock.monotonic_ns())
+        state = self._state
+        with state.lock:
+            state.refuse()
+            state.ready.wake(self._clock.monotonic_ns())
             while len(messages) < limit and (most_bytes > 0 or not messages):
-                seq = self._ready.next(destination, self._is_ready)
+                seq = state.ready.next(destination, state.is_ready)
                 if seq is None:
                     break
-                entry = self._live[seq]
+                entry = state.live[seq]
                 if messages and entry.length > most_bytes:
-                    self._ready.add_again(seq, entry.destination)
+                    state.ready.add_again(seq, entry.destination)
                     break
                 entry.working().owner = owner
-                self._index.dirty.append(entry.slot)
+                state.index.dirty.append(entry.slot)
                 try:
                     messages.append(self._message(entry))
                 except RecordDamaged:
                     if not messages:
                         raise
-                    self._unlock(entry, 0.0)
+                    state.unlock(entry, 0.0)
                     break
                 most_bytes -= entry.length
 
@@ -210,20 +309,22 @@ class DiskQueue(QueueGauges):
         Raises:
             NotHeld: one of them is not locked by this owner; those before it are deleted.
         """
+        state = self._state
         owner = owner or myself()
-        with self._lock:
-            self._refuse()
+        with state.lock:
+            state.refuse()
             for seq in seqs:
-                self._remove(self._held(seq, owner))
-            self._ready.trim()
+                state.remove(state.held(seq, owner))
+            state.ready.trim()
 
     def unlock(self, seqs: Iterable[int], *, owner: LockOwner | None = None) -> None:
         """Give the locks back; the records are ready again as if nothing had been."""
+        state = self._state
         owner = owner or myself()
-        with self._lock:
-            self._refuse()
+        with state.lock:
+            state.refuse()
             for seq in seqs:
-                self._unlock(self._held(seq, owner), 0.0)
+                state.unlock(state.held(seq, owner), 0.0)
 
     def retry(self, seq: int, *, delay_s: float = 0.0, owner: LockOwner | None = None) -> bool:
         """Not processed: retry count raised, ready again after ``delay_s``; False if it left the queue.
@@ -234,31 +335,33 @@ class DiskQueue(QueueGauges):
             NotHeld: not locked by this owner. QueueFull, RecordTooLarge and other errors of the secondary:
             it did not take the record, which stays, ready after the delay.
         """
+        state = self._state
         owner = owner or myself()
-        with self._lock:
-            self._refuse()
-            entry = self._held(seq, owner)
+        with state.lock:
+            state.refuse()
+            entry = state.held(seq, owner)
             work = entry.working()
             work.retries += 1
             work.last_retry_us = self._clock.unix_us()
             if work.retries <= self.settings.retry_limit:
-                self._unlock(entry, delay_s)
+                state.unlock(entry, delay_s)
                 return True
         try:
             self.move_aside(seq, owner=owner)
         except DiskQueueError:
-            with self._lock:
-                if seq in self._live:  # else the secondary has it, and only the deletion here was refused
-                    self._unlock(self._held(seq, owner), delay_s)
+            with state.lock:
+                if seq in state.live:  # else the secondary has it, and only the deletion here was refused
+                    state.unlock(state.held(seq, owner), delay_s)
             raise
         return False
 
     def move_aside(self, seq: int, *, owner: LockOwner | None = None) -> None:
         """Move a locked record to the secondary queue (durable there first); without one, discard it."""
+        state = self._state
         owner = owner or myself()
-        with self._lock:
-            self._refuse()
-            message = self._message(self._held(seq, owner)) if self.secondary else None
+        with state.lock:
+            state.refuse()
+            message = self._message(state.held(seq, owner)) if self.secondary else None
         if self.secondary is not None and message is not None:
             self.secondary.put(
                 message.data, kind=message.kind, destination=message.destination, reserved=True
@@ -267,59 +370,63 @@ class DiskQueue(QueueGauges):
 
     def delete_through(self, seq: int) -> int:
         """Delete every durable record up to ``seq``, locked or not: for a single reader with a cursor."""
-        with self._lock:
-            self._refuse()
-            seq = min(seq, self._durable_seq)
-            first = self._lower_bound()
-            doomed = [self._live[number] for number in range(first, seq + 1) if number in self._live]
+        state = self._state
+        with state.lock:
+            state.refuse()
+            seq = min(seq, state.durable_seq)
+            first = state.lower_bound()
+            doomed = [state.live[number] for number in range(first, seq + 1) if number in state.live]
             for entry in doomed:
-                self._remove(entry)
-            self._ready.trim()
+                state.remove(entry)
+            state.ready.trim()
             return len(doomed)
 
     def discard(self, seqs: Iterable[int]) -> int:
         """Delete these durable records, locked or not; returns how many there were."""
-        with self._lock:
-            self._refuse()
-            found = [entry for seq in seqs if (entry := self._live.get(seq)) is not None and entry.durable]
+        state = self._state
+        with state.lock:
+            state.refuse()
+            found = [entry for seq in seqs if (entry := state.live.get(seq)) is not None and entry.durable]
             for entry in found:
-                self._remove(entry)
-            self._ready.trim()
+                state.remove(entry)
+            state.ready.trim()
             return len(found)
 
     def release_dead(self) -> int:
         """Unlock what processes hold that are gone, retry count raised; returns how many."""
-        with self._lock:
-            locked = [entry for entry in self._live.values() if entry.work and entry.work.owner]
+        state = self._state
+        with state.lock:
+            locked = [entry for entry in state.live.values() if entry.work and entry.work.owner]
         owners = {entry.work.owner for entry in locked if entry.work and entry.work.owner}
         gone = {owner for owner in owners if not is_alive(owner)}
         released = 0
-        with self._lock:
+        with state.lock:
             for entry in locked:
-                if entry.work and entry.work.owner in gone and self._live.get(entry.seq) is entry:
+                if entry.work and entry.work.owner in gone and state.live.get(entry.seq) is entry:
                     entry.work.retries += 1
-                    self._unlock(entry, 0.0)
+                    state.unlock(entry, 0.0)
                     released += 1
         return released
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a record is ready or the time is over; returns whether one is ready now."""
+        state = self._state
         deadline = Deadline(timeout_s)
-        with self._lock:
-            self._consumers_waiting += 1
+        with state.lock:
+            state.consumers_waiting += 1
             try:
                 while True:
-                    self._refuse()
-                    self._ready.wake(self._clock.monotonic_ns())
-                    seq = self._ready.next(None, self._is_ready)
+                    state.refuse()
+                    state.ready.wake(self._clock.monotonic_ns())
+                    seq = state.ready.next(None, state.is_ready)
                     if seq is not None:
-                        self._ready.add_again(seq, b"")
+                        state.ready.add_again(seq, b"")
                         return True
                     if deadline.passed:
                         return False
-                    self._durable.wait(deadline.left_s())
+                    state.durable.wait(deadline.left_s())
             finally:
-                self._consumers_waiting -= 1
+                state.consumers_waiting -= 1
 
     # looking
 
@@ -329,18 +436,20 @@ class DiskQueue(QueueGauges):
         Raises:
             RecordDamaged: it fails its checksum.
         """
-        with self._lock:
-            self._refuse()
-            entry = self._live.get(seq)
+        state = self._state
+        with state.lock:
+            state.refuse()
+            entry = state.live.get(seq)
             return self._message(entry) if entry is not None and entry.durable else None
 
     def peek(self, after_seq: int, most_bytes: int) -> list[QueueMessage]:
         """Durable records behind ``after_seq`` in order, locked or not, at least one if there is any."""
+        state = self._state
         messages = []
-        with self._lock:
-            self._refuse()
-            for seq in range(max(after_seq + 1, self._lower_bound()), self._durable_seq + 1):
-                entry = self._live.get(seq)
+        with state.lock:
+            state.refuse()
+            for seq in range(max(after_seq + 1, state.lower_bound()), state.durable_seq + 1):
+                entry = state.live.get(seq)
                 if entry is not None:
                     messages.append(self._message(entry))
                     most_bytes -= entry.length
@@ -348,37 +457,146 @@ class DiskQueue(QueueGauges):
                         break
         return messages
 
-    # inside, lock held
+    # gauges
 
-    def _is_ready(self, seq: int) -> bool:
-        entry = self._live.get(seq)
-        if entry is None or not entry.durable:
-            return False
-        work = entry.work
-        return work is None or (work.owner is None and work.not_before_ns <= self._clock.monotonic_ns())
+    @property
+    def name(self) -> str:
+        """The path of its data file."""
+        return self._state.name
 
-    def _held(self, seq: int, owner: LockOwner) -> IndexEntry:
-        entry = self._live.get(seq)
-        if entry is None or entry.work is None or entry.work.owner != owner:
-            raise NotHeld(self.name, seq)
-        return entry
+    @property
+    def queue_id(self) -> str:
+        """16 hex digits, drawn when the queue was made."""
+        return self._state.file.queue_id.hex()
 
-    def _unlock(self, entry: IndexEntry, delay_s: float) -> None:
-        work = entry.working()
-        work.owner = None
-        self._index.dirty.append(entry.slot)
-        if delay_s > 0:
-            work.not_before_ns = self._clock.monotonic_ns() + round(delay_s * 1e9)
-            self._ready.delay(entry.seq, entry.destination, work.not_before_ns)
-        else:
-            work.not_before_ns = 0
-            self._ready.add_again(entry.seq, entry.destination)
+    @property
+    def durable_seq(self) -> int:
+        """The newest durable record's number; none beyond it can be read."""
+        return self._state.durable_seq
+
+    @property
+    def oldest_seq(self) -> int:
+        """The oldest record held; one more than the newest given when there is none."""
+        with self._state.lock:
+            return self._state.lower_bound()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes from the oldest record to the newest, holes included."""
+        with self._state.lock:
+            return self._state.ring.ring_bytes - self._state.ring.free_bytes()
+
+    @property
+    def ring_bytes(self) -> int:
+        """Size of the ring: what was asked for when the queue was made."""
+        return self._state.ring.ring_bytes
+
+    @property
+    def fullness_ratio(self) -> float:
+        """Share of the ring, or of the entries if that is more, in use: 0 to 1."""
+        with self._state.lock:
+            return self._state.fullness_ratio()
+
+    def has_room(self, size_bytes: int, records: int) -> bool:
+        """Whether so many bytes (overhead included) and entries are free beside the reserves.
+
+        Free bytes may lie in two pieces; who needs one piece of n bytes for certain asks for 2 n.
+        """
+        with self._state.lock:
+            return self._state.has_room(size_bytes, records)
+
+    def stat(self) -> dict[str, Any]:
+        """Figures for metrics and tools."""
+        with self._state.lock:
+            return {**self._state.stat(), "rounds": self._commit.rounds}
+
+    # index file, helper, end
+
+    def sync_index(self) -> int:
+        """Write the index's changes now; returns the entries written.
+
+        Raises:
+            QueuePoisoned: the write or sync failed, now or earlier.
+        """
+        state = self._state
+        state.refuse()
+        try:
+            return state.index.sync(
+                functools.partial(state.fields_before, is_closing=self._stopping), state.fields_after
+            )
+        except OSError as exc:
+            raise self._fail(f"index sync: {exc}") from exc
+
+    def flush(self) -> None:
+        """Make everything submitted so far durable, without the helper. Raises QueuePoisoned."""
+        while self._commit.lead_pending():
+            pass
+        self._state.refuse()
+
+    def close(self) -> None:
+        """Commit what was submitted, sync the index, stop the helper, let go of the files."""
+        state = self._state
+        with state.lock:
+            if isinstance(state.poison, QueueClosed):
+                return
+        self._stopping = True
+        self._work.set()
+        try:
+            self._group.join(STOP_S)
+            if state.poison is None:
+                self.flush()
+                self.sync_index()
+        finally:
+            with state.lock:
+                state.poison = QueueClosed(state.name)
+                state.durable.notify_all()
+            self._commit.fail_pending(state.poison)
+            self._close_files()
+
+    def _close_files(self) -> None:
+        self._data.close()
+        if self._index_storage is not None:
+            self._index_storage.close()
+
+    def _help(self) -> None:
+        """Thread dq-sync."""
+        due_ns = self._clock.monotonic_ns() + round(self.settings.index_sync_s * 1e9)
+        while not self._stopping and self._state.poison is None:
+            watchdog.rest()
+            self._work.wait(max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
+            watchdog.beat()
+            self._work.clear()
+            while self._commit.lead_pending():
+                pass
+            if self._clock.monotonic_ns() >= due_ns and self._state.poison is None:
+                self.sync_index()
+                due_ns = self._clock.monotonic_ns() + round(self.settings.index_sync_s * 1e9)
+
+    def _helper_died(self, name: str, exc: BaseException) -> None:
+        self._fail(f"thread {name} died: {exc}")
+
+    def _poisoned(self, reason: str) -> QueuePoisoned:
+        """Refuse everything from now on."""
+        state = self._state
+        error = QueuePoisoned(state.name, reason)
+        with state.lock:
+            if state.poison is None:
+                state.poison = error
+                log.error("queue-poisoned", queue=state.name, reason=reason)
+            state.durable.notify_all()
+        return error
+
+    def _fail(self, reason: str) -> QueuePoisoned:
+        error = self._poisoned(reason)
+        self._commit.fail_pending(error)
+        return error
 
     def _message(self, entry: IndexEntry) -> QueueMessage:
-        ring = self._data.view()[DATA_START : DATA_START + self._ring.ring_bytes]
-        found = check(ring, self._seed, entry.offset)
+        state = self._state
+        ring = self._data.view()[DATA_START : DATA_START + state.ring.ring_bytes]
+        found = check(ring, state.seed, entry.offset)
         if found is None or found[2] != entry.seq:
-            raise RecordDamaged(self.name, entry.seq, DATA_START + entry.offset, entry.end - entry.offset)
+            raise RecordDamaged(state.name, entry.seq, DATA_START + entry.offset, entry.end - entry.offset)
         destination, data = content(ring, found)
         return QueueMessage(
             entry.seq, found[8], destination, found[5], entry.work.retries if entry.work else 0, data

@@ -25,26 +25,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pmdaemon.diskqueue.entry import (
+from pmdaemon.diskqueue.format import (
+    DATA_START,
     ENTRY_BYTES,
     FREE,
+    HEADER_BYTES,
     IN_USE,
     INDEX_START,
     NONE,
     UNUSED,
-    IndexEntry,
-    IndexHeader,
-    Slot,
-    read_index_header,
-    read_slots,
-)
-from pmdaemon.diskqueue.record import (
-    DATA_START,
-    HEADER_BYTES,
     WHOLE,
     FileHeader,
     Found,
+    IndexEntry,
+    IndexHeader,
     Scan,
+    Slot,
+    read_index_header,
+    read_slots,
     scan,
     span_bytes,
 )

@@ -31,20 +31,24 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START, NONE, IndexEntry, pack_entry
 from pmdaemon.diskqueue.errors import QueueNoSpace, QueueUnreadable, RecordDamaged
-from pmdaemon.diskqueue.opening import Opened, open_files
-from pmdaemon.diskqueue.record import (
+from pmdaemon.diskqueue.format import (
     BODY,
     COPY_STEP,
     DATA_START,
+    ENTRY_BYTES,
     FRONT,
+    INDEX_START,
+    NONE,
     PADDING,
     SIGNATURE,
     FileHeader,
+    IndexEntry,
     check,
     content,
+    pack_entry,
 )
+from pmdaemon.diskqueue.opening import Opened, open_files
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Replaceable, Storage
 

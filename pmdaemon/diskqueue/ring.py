@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pmdaemon.diskqueue.entry import IndexEntry
+from pmdaemon.diskqueue.format import IndexEntry
 
 MOST_SKIPS: Final = 16
 

@@ -1,14 +1,15 @@
 """The queue in memory: which records there are, where they lie, what may be read. Pure: no file is touched.
 
-State, all guarded by ``_lock``: the ring with its in-use list, the index with its slots, ``_live`` (sequence
-number -> entry), ``_ready``, ``_next_seq``, ``_floor`` (below it everything was deleted), ``_durable_seq``.
-Every method is called with the lock held, except at the start.
+State, all guarded by ``lock``: the ring with its in-use list, the index with its slots, ``live`` (sequence
+number -> entry), ``ready``, ``next_seq``, ``floor`` (below it everything was deleted), ``durable_seq``, and
+``poison``: why the queue refuses everything (also when it is closed). Every method is called with the lock
+held, except at the start; only ``refuse`` may be called without it.
 
 Life of a record: reserved (entry and space taken, not durable, nobody sees it) -> durable (readable) ->
 deleted (entry and space free at once; the index file learns of it at its next sync, so a crash may bring it
 back).
 
-Invariants: an entry stands in the ring's list, the index and ``_live``, or in none of them; what does not fit
+Invariants: an entry is in the ring's list, the index and ``live``, or in none of them; what does not fit
 leaves nothing behind. Source: Q3, Q4, Q6.
 """
 
@@ -18,24 +19,33 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import Any
 
-from pmdaemon.diskqueue.collector import collector_rests
 from pmdaemon.diskqueue.commit import Request, Run
-from pmdaemon.diskqueue.entry import IndexEntry
-from pmdaemon.diskqueue.errors import QueueFull, RecordTooLarge
+from pmdaemon.diskqueue.consumer import LockOwner, Ready
+from pmdaemon.diskqueue.errors import DiskQueueError, NotHeld, QueueFull, RecordTooLarge
+from pmdaemon.diskqueue.format import (
+    BODY,
+    FRONT,
+    HEADER_BYTES,
+    NONE,
+    PADDING,
+    SIGNATURE,
+    UNIT_BYTES,
+    IndexEntry,
+)
 from pmdaemon.diskqueue.index import Index
 from pmdaemon.diskqueue.opening import Opened
-from pmdaemon.diskqueue.ready import Ready
-from pmdaemon.diskqueue.record import BODY, FRONT, HEADER_BYTES, PADDING, SIGNATURE, UNIT_BYTES
 from pmdaemon.diskqueue.recovery import Recovered
 from pmdaemon.diskqueue.ring import Ring
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.gc_tuning import collector_rests
 
 
 class QueueState:
-    """See the module's text.
+    """The records of one queue; see the module's text.
 
     Args:
         settings: limits.
@@ -47,43 +57,49 @@ class QueueState:
     def __init__(self, settings: QueueSettings, opened: Opened, index: Storage, clock: Clock) -> None:
         self.settings = settings
         self.name = str(settings.data_path)
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._durable = threading.Condition(self._lock)
-        self._consumers_waiting = 0
-        self._file = opened.file
-        self._seed = opened.file.seed
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.durable = threading.Condition(self.lock)
+        self.consumers_waiting = 0
+        self.poison: DiskQueueError | None = None
+        self.file = opened.file
+        self.seed = opened.file.seed
         # A ring that kept its former size may be too small for the configured reserve.
         reserve_bytes = min(settings.reserve_bytes, opened.file.ring_bytes // 2)
-        self._ring = Ring(opened.file.ring_bytes, reserve_bytes)
-        self._index = Index(index, opened.header, self._seed, self._lock)
-        self._live: dict[int, IndexEntry] = {}
-        self._ready = Ready(self._live)
+        self.ring = Ring(opened.file.ring_bytes, reserve_bytes)
+        self.index = Index(index, opened.header, self.seed, self.lock)
+        self.live: dict[int, IndexEntry] = {}
+        self.ready = Ready(self.live)
         self._adopt(opened.recovered)
 
     @collector_rests()
     def _adopt(self, recovered: Recovered) -> None:
         """Take over what recovery found."""
-        header = self._index.header
-        self._ring.write, self._ring.lap = recovered.write, recovered.lap
+        header = self.index.header
+        self.ring.write, self.ring.lap = recovered.write, recovered.lap
         entries = recovered.entries  # linked, in ring order
         if entries:
-            self._ring.head, self._ring.tail = entries[0], entries[-1]
+            self.ring.head, self.ring.tail = entries[0], entries[-1]
         for entry in sorted(entries, key=attrgetter("seq")):
-            self._index.slots[entry.slot] = self._live[entry.seq] = entry
-            self._ready.add_new(entry.seq, 1, entry.destination)
+            self.index.slots[entry.slot] = self.live[entry.seq] = entry
+            self.ready.add_new(entry.seq, 1, entry.destination)
         taken = {entry.slot for entry in entries}
-        self._index.used, self._index.in_use = header.used, len(taken)
+        self.index.used, self.index.in_use = header.used, len(taken)
         for slot in reversed([number for number in range(header.used) if number not in taken]):
-            self._index.slots[slot] = self._index.free_head
-            self._index.free_head = slot
-        self._next_seq = recovered.next_seq
-        self._floor = recovered.floor
-        self._durable_seq = recovered.next_seq - 1
+            self.index.slots[slot] = self.index.free_head
+            self.index.free_head = slot
+        self.next_seq = recovered.next_seq
+        self.floor = recovered.floor
+        self.durable_seq = recovered.next_seq - 1
+
+    def refuse(self) -> None:
+        """Raise if the queue is poisoned or closed."""
+        if self.poison is not None:
+            raise self.poison
 
     # adding
 
-    def _reserve(
+    def reserve(
         self, payloads: Sequence[bytes], kind: int, destination: bytes, reserved: bool
     ) -> tuple[list[IndexEntry], list[Run]]:
         """Entries, space and packed bytes for all payloads, or nothing. Lock held.
@@ -93,45 +109,45 @@ class QueueState:
         """
         fixed = HEADER_BYTES + len(destination)
         spans = [fixed + len(data) + -(fixed + len(data)) % UNIT_BYTES for data in payloads]
-        mark = self._mark()
+        mark = self.mark()
         entries: list[IndexEntry] = []
         runs: list[Run] = []
         try:
             for first, last, offset in self._places(spans, reserved):
                 some = payloads[first:last]
-                runs.append(self._fill(offset, some, spans[first:last], kind, destination, entries))
+                runs.append(self.fill(offset, some, spans[first:last], kind, destination, entries))
         except BaseException:  # no room, or a signal's
-            self._undo(mark, entries)
+            self.undo(mark, entries)
             raise
         return entries, runs
 
-    def _mark(self) -> tuple[int, tuple[int, int, int]]:
+    def mark(self) -> tuple[int, tuple[int, int, int]]:
         """What ``_undo`` needs. Lock held."""
-        return self._next_seq, self._ring.mark()
+        return self.next_seq, self.ring.mark()
 
-    def _undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[IndexEntry]) -> None:
+    def undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[IndexEntry]) -> None:
         """Back to ``mark``; nobody has seen these entries. Lock held."""
-        self._next_seq = mark[0]
-        self._ring.undo(mark[1], entries)
+        self.next_seq = mark[0]
+        self.ring.undo(mark[1], entries)
         for entry in entries:
-            self._index.release(entry.slot)
-            self._live.pop(entry.seq, None)
+            self.index.release(entry.slot)
+            self.live.pop(entry.seq, None)
 
     def _places(self, spans: list[int], reserved: bool) -> Iterator[tuple[int, int, int]]:
         """(first, last, offset) of the pieces: all in one if that fits, else record by record."""
-        index, size = self._index, sum(spans)
+        index, size = self.index, sum(spans)
         keep = 0 if reserved else self.settings.reserve_entries
-        if size <= self._ring.largest_bytes() and index.in_use + len(spans) <= index.capacity - keep:
-            offset = self._ring.place(size, reserved=reserved)
+        if size <= self.ring.largest_bytes() and index.in_use + len(spans) <= index.capacity - keep:
+            offset = self.ring.place(size, reserved=reserved)
             if offset >= 0:
                 yield 0, len(spans), offset
                 return
         for number, span in enumerate(spans):
-            yield number, number + 1, self._place_one(span, index.capacity - keep, reserved)
+            yield number, number + 1, self.place_one(span, index.capacity - keep, reserved)
 
-    def _place_one(self, size: int, limit: int, reserved: bool) -> int:
+    def place_one(self, size: int, limit: int, reserved: bool) -> int:
         """The offset for one record."""
-        index, ring = self._index, self._ring
+        index, ring = self.index, self.ring
         if size > ring.largest_bytes():
             raise RecordTooLarge(self.name, size, ring.largest_bytes())
         if index.in_use >= limit:
@@ -141,7 +157,7 @@ class QueueState:
             raise QueueFull(self.name, "bytes in one piece", size, ring.free_bytes())
         return offset
 
-    def _fill(
+    def fill(
         self, begin: int, payloads: Sequence[bytes], spans: Sequence[int], kind: int, destination: bytes,
         entries: list[IndexEntry],
     ) -> Run:  # fmt: skip
@@ -149,12 +165,12 @@ class QueueState:
 
         The hot loop: one crc, one concatenation and no call of ours a record.
         """
-        index, live, seed = self._index, self._live, self._seed
+        index, live, seed = self.index, self.live, self.seed
         pack, seal, crc32 = BODY.pack, FRONT.pack, zlib.crc32
-        slots, dirty, tail = index.slots, index.dirty, self._ring.tail
-        now_us, floor = self._clock.unix_us(), self._lower_bound()
-        seq, named = self._next_seq, len(destination)
-        lap = self._ring.advance(begin, begin + sum(spans))
+        slots, dirty, tail = index.slots, index.dirty, self.ring.tail
+        now_us, floor = self.clock.unix_us(), self.lower_bound()
+        seq, named = self.next_seq, len(destination)
+        lap = self.ring.advance(begin, begin + sum(spans))
         if tail is not None:
             dirty.append(tail.slot)
         buffers: list[bytes] = []
@@ -170,53 +186,129 @@ class QueueState:
             slots[slot] = live[seq] = entry
             dirty.append(slot)
             if tail is None:
-                self._ring.head = entry
+                self.ring.head = entry
             else:
                 tail.next = entry
             tail = entry
             offset = end
             seq += 1
-        self._ring.tail = tail
-        self._next_seq = seq
+        self.ring.tail = tail
+        self.next_seq = seq
         return begin, offset, buffers
 
-    def _now_durable(self, batch: list[Request]) -> None:
+    def now_durable(self, batch: list[Request]) -> None:
         """The batch is on disk: its records may be read. Lock held."""
         for request in batch:
             for entry in request.entries:
                 entry.durable = True
-            self._ready.add_new(request.first_seq, request.count, request.entries[0].destination)
-        self._durable_seq = batch[-1].last_seq
-        if self._consumers_waiting:
-            self._durable.notify_all()
+            self.ready.add_new(request.first_seq, request.count, request.entries[0].destination)
+        self.durable_seq = batch[-1].last_seq
+        if self.consumers_waiting:
+            self.durable.notify_all()
 
-    def _one_durable(self, entry: IndexEntry) -> None:
+    def one_durable(self, entry: IndexEntry) -> None:
         """The same for the record of a single waiter. Lock held."""
         entry.durable = True
-        self._ready.add_new(entry.seq, 1, entry.destination)
-        self._durable_seq = entry.seq
-        if self._consumers_waiting:
-            self._durable.notify_all()
+        self.ready.add_new(entry.seq, 1, entry.destination)
+        self.durable_seq = entry.seq
+        if self.consumers_waiting:
+            self.durable.notify_all()
 
     # deleting
 
-    def _remove(self, entry: IndexEntry) -> None:
+    def remove(self, entry: IndexEntry) -> None:
         """Free its entry and space. Lock held."""
-        dirty = self._index.dirty
+        dirty = self.index.dirty
         if entry.prev is not None:
             dirty.append(entry.prev.slot)
         if entry.next is not None:
             dirty.append(entry.next.slot)
-        self._ring.unlink(entry)
-        self._index.release(entry.slot)
-        del self._live[entry.seq]
+        self.ring.unlink(entry)
+        self.index.release(entry.slot)
+        del self.live[entry.seq]
 
-    def _lower_bound(self) -> int:
+    def lower_bound(self) -> int:
         """The smallest live sequence number, or the next one to be given. Lock held."""
-        floor, live, limit = self._floor, self._live, self._next_seq
+        floor, live, limit = self.floor, self.live, self.next_seq
         if not live:
             floor = limit
         while floor < limit and floor not in live:
             floor += 1
-        self._floor = floor
+        self.floor = floor
         return floor
+
+    # consuming
+
+    def is_ready(self, seq: int) -> bool:
+        """Whether a consumer may lock it now. Lock held."""
+        entry = self.live.get(seq)
+        if entry is None or not entry.durable:
+            return False
+        work = entry.work
+        return work is None or (work.owner is None and work.not_before_ns <= self.clock.monotonic_ns())
+
+    def held(self, seq: int, owner: LockOwner) -> IndexEntry:
+        """The record, if this owner has locked it; raises NotHeld. Lock held."""
+        entry = self.live.get(seq)
+        if entry is None or entry.work is None or entry.work.owner != owner:
+            raise NotHeld(self.name, seq)
+        return entry
+
+    def unlock(self, entry: IndexEntry, delay_s: float) -> None:
+        """Let a locked record be taken again, now or later. Lock held."""
+        work = entry.working()
+        work.owner = None
+        self.index.dirty.append(entry.slot)
+        if delay_s > 0:
+            work.not_before_ns = self.clock.monotonic_ns() + round(delay_s * 1e9)
+            self.ready.delay(entry.seq, entry.destination, work.not_before_ns)
+        else:
+            work.not_before_ns = 0
+            self.ready.add_again(entry.seq, entry.destination)
+
+    # the index file
+
+    def fields_before(self, *, is_closing: bool) -> dict[str, int]:
+        """Fields of the index header that must be read before slots are packed. Lock held."""
+        everything = self.durable_seq >= self.next_seq - 1
+        return {
+            "synced_us": self.clock.unix_us(),
+            "synced_seq": self.durable_seq,
+            # One more than needed while open, so that only a closed queue counts as cleanly closed.
+            "next_seq": self.next_seq + (0 if everything and is_closing else 1),
+            "floor": self.lower_bound(),
+        }
+
+    def fields_after(self) -> dict[str, int]:
+        """Header fields that are read when all slots are written; recovery does not trust them. Lock held."""
+        head, tail = self.ring.head, self.ring.tail
+        return {"head": head.slot if head else NONE, "tail": tail.slot if tail else NONE}
+
+    # gauges
+
+    def fullness_ratio(self) -> float:
+        """Share of the ring, or of the entries if that is more, in use: 0 to 1. Lock held."""
+        ring, index = self.ring, self.index
+        return max(1 - ring.free_bytes() / ring.ring_bytes, index.in_use / index.capacity)
+
+    def has_room(self, size_bytes: int, records: int) -> bool:
+        """See ``DiskQueue.has_room``. Lock held."""
+        return (
+            self.ring.free_bytes() > size_bytes + self.ring.reserve_bytes
+            and self.index.in_use + records <= self.index.capacity - self.settings.reserve_entries
+        )
+
+    def stat(self) -> dict[str, Any]:
+        """Figures for metrics and tools. Lock held."""
+        return {
+            "queue_id": self.file.queue_id.hex(),
+            "records": len(self.live),
+            "capacity": self.index.capacity,
+            "ring_bytes": self.ring.ring_bytes,
+            "free_bytes": self.ring.free_bytes(),
+            "oldest_seq": self.lower_bound(),
+            "durable_seq": self.durable_seq,
+            "next_seq": self.next_seq,
+            "skips": self.ring.skips,
+            "poisoned": str(self.poison) if self.poison else "",
+        }

@@ -33,7 +33,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pmdaemon.pki import certificates, identity, tokens
+from pmdaemon.pki import certificates, tokens
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.pki.errors import (
     AuthorityExists,
     CredentialRefused,
@@ -41,7 +42,6 @@ from pmdaemon.pki.errors import (
     NothingToRevoke,
     StateUnusable,
 )
-from pmdaemon.pki.identity import Credential
 from pmdaemon.pki.store import CA_CERTIFICATE, CA_KEY, ISSUED, REVOKED, SERVER, CaStore
 from pmdaemon.runtime.clock import Clock, SystemClock
 
@@ -145,8 +145,8 @@ class Authority:
                 str(self.store.path(SERVER)), f"is not the server's certificate ({exc})"
             ) from exc
         begin_us, end_us = (
-            identity.unix_us(made.not_valid_before_utc),
-            identity.unix_us(made.not_valid_after_utc),
+            certificates.unix_us(made.not_valid_before_utc),
+            certificates.unix_us(made.not_valid_after_utc),
         )
         return begin_us + (end_us - begin_us) * 2 // 3
 
@@ -184,7 +184,7 @@ class Authority:
                     )
             tokens.burn(self.store, found)
             made = self._issue(key, gateway_id, found.name, "token")
-            self._supersede(identity.credential_of_der(made))
+            self._supersede(certificates.credential_of_der(made))
             return made
 
     def renew(self, held: Credential, request: bytes) -> bytes:
@@ -236,7 +236,7 @@ class Authority:
     def _issue(self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, how: str) -> bytes:
         now_us = self._clock.unix_us()
         made = self._signer().gateway(key, gateway_id, name, now_us, self._lifetime_s)
-        held = identity.credential(made)
+        held = certificates.credential(made)
         entry = {
             "name": held.name,
             "issued_us": now_us,

@@ -1,7 +1,15 @@
-"""Makes keys, requests and certificates. Pure: the time is given, nothing is written.
+"""Makes keys, requests and certificates, and says whose a certificate is. Pure: the time is given.
 
 Keys are P-256: fast to sign and verify, and every TLS library has it. Certificates begin a little before they
 are made (at most an hour), because a gateway's clock may be behind.
+
+The identity is in the subject alternative names, as URIs, because a common name holds 64 characters and a
+gateway's name up to 128:
+
+    gateway   urn:uuid:GATEWAY_ID   urn:storage-sla:name:NAME
+    server    urn:storage-sla:server
+
+Source: DESIGN.md 4 "Names", 5.
 """
 
 from __future__ import annotations
@@ -9,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -17,13 +25,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pmdaemon.pki import identity
 from pmdaemon.pki.errors import CredentialRefused
 
 Key = ec.EllipticCurvePrivateKey
 BACKDATE_S: Final = 3600.0
 MAX_CSR_BYTES: Final = 2048
 CURVES: Final = (ec.SECP256R1, ec.SECP384R1)  # and no other of the same size: secp256k1, brainpool
+ID_PREFIX: Final = "urn:uuid:"
+NAME_PREFIX: Final = "urn:storage-sla:name:"
+SERVER_URI: Final = "urn:storage-sla:server"
 _COMMON_NAME_LIMIT: Final = 64
 _UNREADABLE: Final = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
 
@@ -109,7 +119,7 @@ class Signer:
 
     def server(self, key: Key, now_us: int, lifetime_s: float) -> x509.Certificate:
         """A certificate for the server itself."""
-        uris = [identity.SERVER_URI]
+        uris = [SERVER_URI]
         usage = ExtendedKeyUsageOID.SERVER_AUTH
         return self._sign(key.public_key(), "storage-sla server", uris, usage, now_us, lifetime_s)
 
@@ -117,7 +127,7 @@ class Signer:
         self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, now_us: int, lifetime_s: float
     ) -> x509.Certificate:
         """A certificate for a gateway; it can speak for this gateway_id only, and never as a server."""
-        uris = [f"{identity.ID_PREFIX}{uuid.UUID(gateway_id)}", f"{identity.NAME_PREFIX}{name}"]
+        uris = [f"{ID_PREFIX}{uuid.UUID(gateway_id)}", f"{NAME_PREFIX}{name}"]
         return self._sign(key, name, uris, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
 
     def _sign(
@@ -132,7 +142,7 @@ class Signer:
         authority = self.certificate
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(item) for item in uris])
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        end_us = identity.unix_us(authority.not_valid_after_utc)
+        end_us = unix_us(authority.not_valid_after_utc)
         lifetime_s = min(lifetime_s, (end_us - now_us) / 1e6)
         if lifetime_s <= 0:
             raise CredentialRefused("authority-expired", "the certificate authority itself has expired")
@@ -214,3 +224,70 @@ def issued(data: bytes, key: Key, authority_pem: bytes) -> x509.Certificate:
     except _UNREADABLE as exc:
         raise ValueError("the certificate is not from the pinned authority") from exc
     return made
+
+
+class Credential(NamedTuple):
+    """A gateway's certificate, as far as we care. ``serial``: lower-case hexadecimal."""
+
+    gateway_id: str
+    name: str
+    serial: str
+    not_before_us: int
+    not_after_us: int
+
+    @property
+    def renew_at_us(self) -> int:
+        """When two thirds of its life are over (wall clock)."""
+        return self.not_before_us + (self.not_after_us - self.not_before_us) * 2 // 3
+
+
+def unix_us(moment: datetime) -> int:
+    """A certificate's date as microseconds since 1970."""
+    return round(moment.timestamp()) * 1_000_000
+
+
+def uris(certificate: x509.Certificate) -> list[str]:
+    """The URIs among its alternative names."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def credential(certificate: x509.Certificate) -> Credential:
+    """The gateway a certificate belongs to.
+
+    Raises:
+        CredentialRefused: it names no gateway (``no-identity``); a server's certificate, for example.
+    """
+    found = uris(certificate)
+    ids = [item.removeprefix(ID_PREFIX) for item in found if item.startswith(ID_PREFIX)]
+    names = [item.removeprefix(NAME_PREFIX) for item in found if item.startswith(NAME_PREFIX)]
+    try:
+        gateway_id = str(uuid.UUID(ids[0]))
+        name = names[0]
+    except (IndexError, ValueError):
+        raise CredentialRefused(
+            "no-identity", f"the certificate names no gateway (its names: {', '.join(found) or 'none'})"
+        ) from None
+    return Credential(
+        gateway_id,
+        name,
+        f"{certificate.serial_number:x}",
+        unix_us(certificate.not_valid_before_utc),
+        unix_us(certificate.not_valid_after_utc),
+    )
+
+
+def credential_of_der(der: bytes) -> Credential:
+    """The same from the bytes that TLS gives.
+
+    Raises:
+        CredentialRefused: not a certificate, or none of a gateway.
+    """
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        return credential(certificate)
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm) as exc:
+        raise CredentialRefused("no-identity", "the certificate cannot be read") from exc

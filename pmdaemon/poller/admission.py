@@ -18,7 +18,7 @@ from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.unregistered import HANDSHAKES_A_ROUND, UnregisteredConnections, limit_for
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.transport import TlsTransport
 
 log = structlog.get_logger("inbound")

@@ -27,8 +27,8 @@ import structlog
 from pmdaemon.errors import PeerRefused
 from pmdaemon.pki import contexts
 from pmdaemon.pki.authority import Authority
+from pmdaemon.pki.certificates import Credential, credential_of_der
 from pmdaemon.pki.errors import CredentialRefused, PkiError
-from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.credentials import Enrolment
@@ -36,7 +36,7 @@ from pmdaemon.poller.inbound_messages import Answered, CertificateRefused, Hint,
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 

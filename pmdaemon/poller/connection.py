@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from pmdaemon.errors import ProtocolViolation
-from pmdaemon.pki.identity import Credential, credential_of_der
+from pmdaemon.pki.certificates import Credential, credential_of_der
 from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.peer import Sent
 from pmdaemon.poller.registration import Hello

@@ -15,7 +15,7 @@ from collections.abc import Container
 from typing import Any, Final, NamedTuple, Protocol
 
 from pmdaemon.errors import MalformedFrame, PeerRefused, not_enrolled
-from pmdaemon.pki.identity import Credential
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.poller.registration import Hello
 from pmdaemon.runtime.excerpt import excerpt
 

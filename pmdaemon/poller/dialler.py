@@ -33,11 +33,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
 
 FIRST_S: Final = 0.5
 MAX_S: Final = 30.0
+JITTER_RATIO: Final = 0.9  # many that hang up at once are not dialled at once
 CONNECT_NS: Final = 5 * 10**9
 HEALTHY_NS: Final = 10 * 10**9
 log = structlog.get_logger("dialler")
@@ -57,13 +59,13 @@ class Target(NamedTuple):
 class _Line:
     """One target and where it stands: ``sock`` is the dialled socket, later the duplicate."""
 
-    def __init__(self, target: Target, due_ns: int) -> None:
+    def __init__(self, target: Target, due_ns: int, backoff: Backoff) -> None:
         self.target = target
+        self.backoff = backoff
         self.sock: socket.socket | None = None
         self.pair: object | None = None
         self.due_ns = due_ns
         self.since_ns = 0
-        self.wait_s = FIRST_S
         self.last_failure = ""
         self.refusal = ""  # why a pair ended it; until one has lived HEALTHY_NS, or nobody answers
         self.last_refusal = ""
@@ -136,7 +138,8 @@ class Dialler:
                 self._lines[address].target = target
             else:  # a long list must not be dialled in one instant
                 spread_ns = round(self._chance.random() * min(1.0, len(wanted) / 500) * 1e9)
-                self._lines[address] = _Line(target, now_ns + spread_ns)
+                backoff = Backoff(FIRST_S, MAX_S, JITTER_RATIO, self._chance)
+                self._lines[address] = _Line(target, now_ns + spread_ns, backoff)
 
     def due_ns(self) -> int | None:
         """When ``step`` is next due by the clock; None if never."""
@@ -194,7 +197,7 @@ class Dialler:
 
     def _ended(self, line: _Line, reason: str) -> None:
         if self._clock.monotonic_ns() - line.since_ns >= HEALTHY_NS:
-            line.wait_s = FIRST_S
+            line.backoff.succeeded()
         self._failed(line, reason)
 
     def _failed(self, line: _Line, reason: str) -> None:
@@ -202,9 +205,7 @@ class Dialler:
         if line.pair is None:
             line.refusal = ""  # nobody was there to be refused
         self._hang_up(line)
-        wait_s = line.wait_s * (1 - 0.9 * self._chance.random())
-        line.wait_s = min(MAX_S, 2 * line.wait_s)
-        line.due_ns = self._clock.monotonic_ns() + round(wait_s * 1e9)
+        line.due_ns = self._clock.monotonic_ns() + round(line.backoff.failed() * 1e9)
         if reason != line.last_failure:  # said once, not at every try
             log.warning("not-connected", gateway=line.target.name, address=line.target.address, reason=reason)
             line.last_failure = reason

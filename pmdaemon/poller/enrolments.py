@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from pmdaemon.errors import WireError
-from pmdaemon.pki.identity import Credential
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.poller import announcements
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, CutPublisher

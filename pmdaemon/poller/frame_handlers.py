@@ -46,7 +46,7 @@ from pmdaemon.poller.registration import (
 from pmdaemon.poller.registry import Registry
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import excerpt, printable
-from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import negotiate

@@ -51,7 +51,7 @@ from pmdaemon.poller.sizing import DecayingMax
 from pmdaemon.poller.timeouts import SWEEP_NS, SessionTimeouts, TimeoutPolicy
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind

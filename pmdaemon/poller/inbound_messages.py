@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pmdaemon.errors import WireError
-from pmdaemon.pki.identity import Credential
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.migration import Forward
 

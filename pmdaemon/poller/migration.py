@@ -42,7 +42,7 @@ from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.packing import pack_gateway, unpack_gateway
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.standing_caps import StandingCaps
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame, parcel
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import SessionState

@@ -40,7 +40,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps, thresholds_order
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 

@@ -49,8 +49,7 @@ from pmdaemon.poller.unified import UnifiedCore
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.thread_inbox import ThreadInbox
-from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 

@@ -38,8 +38,8 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
-from pmdaemon.runtime.limited_log import LimitedLog
-from pmdaemon.runtime.listening import open_listener
+from pmdaemon.runtime.logs import LimitedLog
+from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 
 LOOK_NS: Final = 10**9
@@ -158,7 +158,7 @@ class Daemon:
                 path.unlink()
 
     def _timeout_s(self) -> float:
-        waiting = [child.start_at_ns for child in self.traffic.children if not child.is_running]
+        waiting = [child.due_ns for child in self.traffic.children if not child.is_running]
         if (due_ns := self._dialler.due_ns()) is not None:
             waiting.append(due_ns)
         if self._accept_at_ns is not None:
@@ -206,7 +206,7 @@ class Daemon:
         parcels = child.take()
         if parcels is None:
             self._selector.unregister(channel)
-            child.bury()
+            child.reap()
             self.traffic.died(child)
             self._dialler.forget_pair(child)
         else:
@@ -249,12 +249,12 @@ class Daemon:
     def _start_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
         for child in self.traffic.children:
-            if not child.is_running and now_ns >= child.start_at_ns:
+            if child.is_due:
                 if not self._has_room(child.index):  # the segment may have been made anew since
-                    child.start_at_ns = now_ns + NO_ROOM_NS
-                    continue
-                self._selector.register(child.start(), selectors.EVENT_READ, child)
-                self.traffic.started(child)
+                    child.due_ns = now_ns + NO_ROOM_NS
+                elif child.start() and child.control is not None:
+                    self._selector.register(child.control, selectors.EVENT_READ, child)
+                    self.traffic.started(child)
 
     def _ask_for_room(self) -> None:
         """Write readiness of the channels on which something waits."""

@@ -12,7 +12,7 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import Session
 
 if TYPE_CHECKING:
-    from pmdaemon.pki.identity import Credential
+    from pmdaemon.pki.certificates import Credential
     from pmdaemon.poller.gateway import Gateway
     from pmdaemon.poller.registration import Hello
 

@@ -1,4 +1,4 @@
-"""The only place that starts and joins threads.
+"""Threads: the only place that starts and joins them, and the inbox that one of them has for others.
 
 A thread has a name of at most 15 characters (so that ``top -H`` shows it), an owner (its ``ThreadGroup``)
 and a stop path with a deadline. A thread whose target raises is logged and reported through ``failed``;
@@ -15,7 +15,9 @@ import ctypes
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -27,6 +29,7 @@ from pmdaemon.runtime.stop import Stop
 log = structlog.get_logger("threads")
 _LAST_WORDS_S = 5  # for the log line and the note of a process that hangs
 _PR_SET_NAME = 15
+Item = TypeVar("Item")
 
 
 class ThreadDidNotStop(SlaError):
@@ -114,6 +117,44 @@ class ThreadGroup:
             with self._lock:
                 self._threads += late
             raise ThreadDidNotStop([thread.name for thread in late], limit_s)
+
+
+class ThreadInbox(Generic[Item]):
+    """Items between two threads that sleep on descriptors: put here, drained there.
+
+    Appending to and popping from a ``deque`` are atomic, so no lock is needed; the eventfd is written *after*
+    the item is in the deque and read *before* the deque is emptied, so an item is never left behind a
+    sleeping owner: either the drain sees it, or the descriptor is readable again.
+
+    Thread: ``put`` from any thread; ``drain`` by the owner only.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Readable while items may be waiting."""
+        return self._fd
+
+    def put(self, item: Item) -> None:
+        """Leave an item and wake the owner."""
+        self._items.append(item)
+        with contextlib.suppress(BlockingIOError, OSError):  # counter full, or already closed: awake anyway
+            os.eventfd_write(self._fd, 1)
+
+    def drain(self) -> list[Item]:
+        """Everything put so far, oldest first."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+        items = []
+        while self._items:
+            items.append(self._items.popleft())
+        return items
+
+    def close(self) -> None:
+        """Give the descriptor back; call when both threads are joined."""
+        os.close(self._fd)
 
 
 def watch(stop: Stop, note: Callable[[str], None] = lambda _text: None) -> None:

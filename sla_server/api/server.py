@@ -50,6 +50,7 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 import dashboard
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.runtime import listening, peers, watchdog
+from pmdaemon.runtime import sockets
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
@@ -89,7 +90,7 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ConfigError: the address is in use or not this machine's.
     """
-    return listening.open_listener("api.listen", *split_address(address))
+    return sockets.open_listener("api.listen", *split_address(address))
 
 
 def open_local(path: Path) -> socket.socket | None:

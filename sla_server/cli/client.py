@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import httpx
 
-from pmdaemon.runtime import peers
+from pmdaemon.runtime import sockets
 from pmdaemon.runtime.config import read_toml
 from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
 
@@ -138,7 +138,7 @@ class Client:
             found = local_uid(self.local)
             uids = set() if found is None else {found}
         elif (address := self._loopback()) is not None:
-            uids = peers.listener_uids(*address)
+            uids = sockets.listener_uids(*address)
         else:
             return  # https to another machine: its certificate is checked
         if not uids:
@@ -256,7 +256,7 @@ def _loopback(server: str) -> tuple[str, int] | None:
         if url.scheme != "http":
             return None
         if url.host == "localhost":
-            listening = (host for host in LOCALHOST if peers.listener_uids(host, port))
+            listening = (host for host in LOCALHOST if sockets.listener_uids(host, port))
             return next(listening, LOCALHOST[0]), port
         return (url.host, port) if ipaddress.ip_address(url.host).is_loopback else None
     except (ValueError, httpx.InvalidURL):
@@ -273,7 +273,7 @@ def local_uid(path: Path) -> int | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(TIMEOUT_S)
             connection.connect(f"/proc/self/fd/{folder}/{path.name}")
-            return peers.unix_peer_uid(connection)
+            return sockets.unix_peer_uid(connection)
     except OSError:
         return None
     finally:

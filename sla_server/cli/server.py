@@ -31,9 +31,10 @@ from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.listening import open_listener
+from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
-from sla_server import data_dir
+from sla_server import directories
 from sla_server.api.config import split_address
 from sla_server.cli import formatting
 from sla_server.cli.client import SOCKET_NAME, Client, local_uid
@@ -42,6 +43,11 @@ from sla_server.cli.main import CommandGroup
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
 from sla_server.supervisor import PARTS, Supervisor
+from sla_server.cli import group
+from sla_server.cli.status import another_at, connected, look, page_of
+from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
+from sla_server.errors import ServerNotRunning, ServerRunning
+from sla_server.supervisor import Supervisor
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 CONFIG = click.option(
@@ -90,13 +96,13 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         click.echo(files.show(config), nl=False)
         click.echo(mailbox_sizes(config))
         return
-    if (pid := data_dir.running_pid(config.data_dir)) is not None:
+    if (pid := directories.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
     prepare_runtime_dir(config.runtime_dir)
     try:
         check_addresses(config)
         _check_room(config)
-        data_dir.prepare_data_dir(config.data_dir)
+        directories.prepare_data_dir(config.data_dir)
         for note in config.runtime_dir.glob("*.failed"):  # of a former run
             note.unlink()
         if background:
@@ -199,7 +205,7 @@ def status(path: Path | None, output: str) -> None:
     Ends with status 0 if all is well, 1 if something is in trouble, 69 if no server runs.
     """
     config = configuration.load(path)
-    pid = data_dir.running_pid(config.data_dir)
+    pid = directories.running_pid(config.data_dir)
     if pid is None:
         raise ServerNotRunning(config.data_dir, another_at(config.api.listen))
     with connected(config, path) as client:
@@ -219,7 +225,7 @@ def status(path: Path | None, output: str) -> None:
 def stop(path: Path | None, limit_s: float) -> None:
     """Stop the server in order and wait until it is gone."""
     config = configuration.load(path)
-    pid = data_dir.running_pid(config.data_dir)
+    pid = directories.running_pid(config.data_dir)
     if not pid:
         raise ServerNotRunning(config.data_dir)
     try:
@@ -230,7 +236,7 @@ def stop(path: Path | None, limit_s: float) -> None:
         raise ConfigError(
             "data_dir", f"its server, process {pid}, belongs to another user", "Run this as that user"
         ) from exc
-    if not data_dir.wait_stopped(config.data_dir, limit_s):
+    if not directories.wait_stopped(config.data_dir, limit_s):
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")

@@ -24,10 +24,10 @@ from pmdaemon.mailbox import BACKSTOP_S, Mailbox, attach
 from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
+from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
-from sla_server.services.collector import GcTuning
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.core import Services

@@ -14,7 +14,7 @@ from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import Context, Volume
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.limited_log import LimitedLog
+from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire.rates import Caps, RateSet
 
 HOLD_NS = 5 * 10**9

@@ -26,9 +26,10 @@ import structlog
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue import errors as disk
-from pmdaemon.diskqueue.entry import ENTRY_BYTES, INDEX_START
-from pmdaemon.diskqueue.record import (
+from pmdaemon.diskqueue.format import (
     DATA_START,
+    ENTRY_BYTES,
+    INDEX_START,
     RECORD_OVERHEAD_BYTES,
     content,
     read_file_header,

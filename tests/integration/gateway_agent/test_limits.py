@@ -1,23 +1,12 @@
-"""What one agent can hold: exports, names, and a host that has no process to spare."""
-
-import errno
-import os
-import select
-import signal
-import subprocess
-import sys
+"""What one agent can hold: exports and names."""
 
 import pytest
 
-from gateway_agent.children import FIRST_WAIT_S, AgentChild, ChildSpec
 from gateway_agent.config import EXPORT_OVERHEAD_BYTES, MAX_EXPORT_BYTES, AgentConfig
 from gateway_agent.nbd.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.plane import Plane
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime.clock import FakeClock, SystemClock
 from pmdaemon.runtime.config import load
-from pmdaemon.runtime.stop import ParentPipe
-from pmdaemon.runtime.watchdog import KILLED_S
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -66,45 +55,3 @@ def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
     assert 512 * (EXPORT_OVERHEAD_BYTES + 47) <= MAX_EXPORT_BYTES, "the configuration allows this"
     assert frame.encode(Kind.DP_HELLO, plane.hello())
     plane.close()
-
-
-def test_a_child_that_cannot_be_started_is_tried_again_and_ends_nobody(monkeypatch):
-    clock, pipe = FakeClock(), ParentPipe()
-    child = AgentChild(ChildSpec("nbd-0", (sys.executable, "-c", "")), pipe, clock)
-    real, refusals = subprocess.Popen, [OSError(errno.EAGAIN, "busy"), OSError(errno.ENOMEM, "full")]
-
-    def popen(*args, **how):
-        if refusals:
-            raise refusals.pop()
-        return real(*args, **how)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    assert [child.start_if_due() for _ in range(3)] == [False] * 3
-    assert len(refusals) == 1, "not before its wait is over"
-    clock.advance(FIRST_WAIT_S)
-    assert not child.start_if_due()
-    clock.advance(2 * FIRST_WAIT_S)
-    assert child.start_if_due()
-    assert child.reap() == 0
-    pipe.close()
-
-
-@pytest.mark.parametrize("has_pulse", [True, False])
-def test_a_link_that_makes_no_progress_is_killed_and_a_plane_is_not(has_pulse):
-    pipe = ParentPipe()
-    argv = (sys.executable, "-c", "import time; time.sleep(600)")
-    child = AgentChild(ChildSpec("link", argv, has_pulse), pipe, SystemClock())
-    assert child.start_if_due()
-    if has_pulse:
-        os.eventfd_write(child._pulse.fd, 1)  # as its watchdog does each second
-    for _ in range(1 + KILLED_S):
-        child.look()
-    if has_pulse:
-        assert child.reap() == -signal.SIGKILL
-        child.died(-signal.SIGKILL)
-        assert child._ended == "it has made no progress for 60 s and was killed"
-    else:
-        assert not select.select([child], [], [], 0)[0], "it runs"
-        child.signal(signal.SIGKILL)
-        child.reap()
-    pipe.close()

@@ -1,22 +1,13 @@
-"""The operator's file, the children's files, the restart policy."""
+"""The operator's file, the children's files, what the agent says of its children."""
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from gateway_agent import agent
-from gateway_agent.children import (
-    FIRST_WAIT_S,
-    HEALTHY_S,
-    MAX_WAIT_S,
-    REASON_ENV,
-    RESTARTS_ENV,
-    RestartPolicy,
-    how_it_ended,
-    restarts_of_this_process,
-)
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig
 from gateway_agent.link import state_files
@@ -25,7 +16,9 @@ from gateway_agent.link.errors import AlreadyRunning
 from gateway_agent.link.main import main as link_main
 from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
+from pmdaemon.runtime.stop import Stop
 
 GOOD = """
 name = "gw-a"
@@ -60,15 +53,15 @@ def write(tmp_path):
 def test_children_get_what_concerns_them(write, tmp_path):
     config = load(AgentConfig, write(), environment={})
     (tmp_path / "run").mkdir()
-    specs = agent.write_child_configs(config, "id")
-    assert [spec.name for spec in specs] == ["nbd-0", "link"]
+    commands = agent.write_child_configs(config, "id")
+    assert list(commands) == ["nbd-0", "link"]
     plane = load_plane(tmp_path / "run" / "nbd-0.config.json", "nbd-0")
     link = load_link(tmp_path / "run" / "link.config.json")
     assert plane.control_socket == link.planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
     assert plane.exports[0].cost_write == 2.0
     assert plane.static_caps["vol-1"].ops_per_s == 100
     assert (link.gateway_id, link.host.backends) == ("id", {"sda": "array-1"})
-    assert specs[0].argv[1:3] == ("-m", "gateway_agent.nbd.plane")
+    assert commands["nbd-0"][1:3] == ("-m", "gateway_agent.nbd.plane")
 
 
 @pytest.mark.parametrize(
@@ -152,32 +145,12 @@ def test_check_config_and_its_failure(write):
     assert "gateway-agent:" in result.output
 
 
-def test_restart_waits_double_until_a_child_proved_healthy():
-    policy, now = RestartPolicy(0), 0
-    waits = []
-    for _ in range(7):
-        policy.started(now)
-        waits.append(policy.died(now))
-        assert policy.due_ns == now + round(waits[-1] * 1e9)
-    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, MAX_WAIT_S, MAX_WAIT_S]
-    policy.started(now)
-    assert policy.died(now + round(HEALTHY_S * 1e9)) == FIRST_WAIT_S
-    assert policy.restarts == 7
-
-
 @pytest.mark.parametrize(
     ("status", "words"),
     [(-9, "it was killed by SIGKILL"), (3, "it ended with status 3"), (-99, "it was killed by signal 99")],
 )
 def test_how_a_child_ended_in_words(status, words):
-    assert how_it_ended(status) == words
-
-
-def test_a_child_learns_of_its_restarts(monkeypatch):
-    assert restarts_of_this_process() == (0, "")
-    monkeypatch.setenv(RESTARTS_ENV, "2")
-    monkeypatch.setenv(REASON_ENV, "it was killed by SIGKILL")
-    assert restarts_of_this_process() == (2, "it was killed by SIGKILL")
+    assert agent.how_it_ended(status) == words
 
 
 def test_the_link_shows_and_checks_its_configuration(tmp_path):
@@ -203,15 +176,11 @@ def test_the_link_shows_and_checks_its_configuration(tmp_path):
 
 
 def test_published_facts_name_the_children(write, tmp_path):
-    class Child:
-        spec, pid, policy = agent.ChildSpec("link", ("x",)), 5, RestartPolicy(0)
-
-    class All:
-        all = (Child,)
-
     config = load(AgentConfig, write(), environment={})
     (tmp_path / "run").mkdir()
-    agent.publish(config, "id", All)
+    made = agent.Agent(config, "id", {"link": ("x",)}, Stop(), FakeClock())
+    made.children[0].process = SimpleNamespace(pid=5)
+    made.publish()
     value = json.loads((tmp_path / "run" / "agent.json").read_text())
     assert (value["children"], value["restarts"], value["gateway_id"]) == ({"link": 5}, {"link": 0}, "id")
 

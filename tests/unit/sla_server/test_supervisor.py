@@ -15,6 +15,7 @@ import pytest
 
 from pmdaemon.mailbox import attach, describe
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
+from pmdaemon.runtime.children import Child
 from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
 from pmdaemon.runtime.failures import note
 from pmdaemon.runtime.stop import Stop
@@ -23,45 +24,20 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.pressure import Problem
 from sla_server import config as configuration
-from sla_server.segments import APP, MAIN
-from sla_server.supervisor import (
-    BACKOFF_FIRST_S,
-    BACKOFF_MOST_S,
-    PARTS,
-    STABLE_S,
-    ServerChild,
-    Supervisor,
-    describe_status,
-    next_backoff,
-)
-
-
-def test_backoff_doubles_up_to_its_limit_and_starts_again_after_a_stable_life() -> None:
-    seen = [BACKOFF_FIRST_S]
-    while seen[-1] < BACKOFF_MOST_S:
-        seen.append(next_backoff(seen[-1], lived_s=1.0))
-    assert seen[1] == 2 * BACKOFF_FIRST_S
-    assert next_backoff(BACKOFF_MOST_S, 1.0) == BACKOFF_MOST_S
-    assert next_backoff(BACKOFF_MOST_S, STABLE_S) == BACKOFF_FIRST_S
-
-
-def test_a_status_in_words() -> None:
-    assert describe_status(0) == "exit status 0"
-    assert describe_status(-9) == "killed by SIGKILL"
-    assert describe_status(-40) == "killed by signal 40"
+from sla_server.directories import APP, MAIN
+from sla_server.supervisor import PARTS, PROCESSES, Supervisor
 
 
 def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
-    part = ServerChild("services", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    supervisor.parts["services"] = part
+    part = supervisor.add("services", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     supervisor._start(part)
     assert part.process is not None
     part.process.wait(60)
     supervisor._look()
     assert part.reason == "killed by SIGKILL"
-    part.start_at_s = 0.0
+    part.due_ns = 0
     part.command = [sys.executable, "-c", ""]
     supervisor._look()
     assert part.process is not None
@@ -74,12 +50,12 @@ def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
 def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
-    part = supervisor.parts["services"] = ServerChild("services", [str(tmp_path / "nobody")])
+    part = supervisor.add("services", [str(tmp_path / "nobody")])
     supervisor._start(part)
-    assert (part.process, part.state) == (None, "restarting")
+    assert not part.is_running
     assert "could not be started: No such file" in part.reason
-    assert part.start_at_s > part.started_s
-    part.start_at_s, part.command = 0.0, [sys.executable, "-c", ""]
+    assert not part.is_due
+    part.due_ns, part.command = 0, [sys.executable, "-c", ""]
     supervisor._look()
     assert part.process is not None
     part.process.wait(60)
@@ -102,7 +78,7 @@ def test_a_message_that_is_no_frame_does_not_end_the_server(tmp_path: Path) -> N
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor, box = Supervisor(config, None, Stop()), Box()
     supervisor._mailbox = cast(Any, box)
-    supervisor._record(ServerChild("services", []))
+    supervisor._record(Child(PROCESSES, "services", [], supervisor._pipe, supervisor.clock))
     assert len(box.posted) == 1
     supervisor._pipe.close()
 
@@ -126,10 +102,10 @@ def test_reasons_of_any_length_do_not_end_the_server(tmp_path: Path, length: int
 
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor, box = Supervisor(config, None, Stop()), Box()
-    part = ServerChild("services", [])
+    part = supervisor.add("services", [])
     for number in range(40):
-        part.restarts = number
-        supervisor._down(part, "x" * length)
+        part.starts = number + 1
+        supervisor._down(part, "x" * length, 1)
         supervisor._event(part, "process-restarted", f"services was restarted: {'x' * length}")
     supervisor._pending.append(["events", {"text": "x" * 70_000}])
     supervisor._mailbox = cast(Any, box)
@@ -158,7 +134,7 @@ def test_damage_in_its_own_mailbox_does_not_end_the_server(tmp_path: Path, error
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor, box = Supervisor(config, None, Stop()), Box()
     supervisor._mailbox = cast(Any, box)
-    supervisor._record(ServerChild("services", []))
+    supervisor._record(Child(PROCESSES, "services", [], supervisor._pipe, supervisor.clock))
     supervisor._look()
     assert box.posted == 1
     assert supervisor.discarded == (2 if isinstance(error, MessageDamaged) else 0)
@@ -177,8 +153,7 @@ def served(tmp_path: Path) -> Iterator[Supervisor]:
     supervisor._segments.prepare()
     supervisor._attach()
     for name in PARTS:
-        supervisor.parts[name] = part = ServerChild(name, [sys.executable, "-c", SLEEPER])
-        supervisor._start(part)
+        supervisor._start(supervisor.add(name, [sys.executable, "-c", SLEEPER]))
     yield supervisor
     supervisor._stop_parts()
     supervisor._pipe.close()
@@ -255,7 +230,7 @@ def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(
         supervisor._look = look  # type: ignore[method-assign]
         start = supervisor._start
 
-        def started(part: ServerChild, start: Any = start) -> None:
+        def started(part: Child, start: Any = start) -> None:
             start(part)
             wait_until_handled(part)  # else SIGTERM ends it, which is no orderly end either
 
@@ -266,7 +241,7 @@ def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(
         assert left == (set() if drained else left | {MAIN, APP})
 
 
-def wait_until_handled(part: ServerChild) -> None:
+def wait_until_handled(part: Child) -> None:
     """Until the process has a handler for SIGTERM (bit 14 of SigCgt, proc(5))."""
     assert part.process is not None
     deadline = time.monotonic() + 60
@@ -279,16 +254,16 @@ def wait_until_handled(part: ServerChild) -> None:
     raise AssertionError("no handler")
 
 
-def running(tmp_path: Path, script: str) -> tuple[Supervisor, ServerChild]:
+def running(tmp_path: Path, script: str) -> tuple[Supervisor, Child]:
     """A supervisor with one part, which has just been started."""
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
-    part = supervisor.parts["dbmanager"] = ServerChild("dbmanager", [sys.executable, "-c", script])
+    part = supervisor.add("dbmanager", [sys.executable, "-c", script])
     supervisor._start(part)
     return supervisor, part
 
 
-def ended(supervisor: Supervisor, part: ServerChild) -> None:
+def ended(supervisor: Supervisor, part: Child) -> None:
     """Let the supervisor see that its part has ended."""
     assert part.process is not None
     part.process.wait(60)
@@ -302,8 +277,8 @@ def events(supervisor: Supervisor) -> list[tuple[str, str]]:
 def test_a_part_that_makes_no_progress_is_reported_then_killed_and_started_again(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "import time\ntime.sleep(600)")
     assert part.process is not None
-    assert part.vitals.pulse is not None
-    os.eventfd_write(part.vitals.pulse.fd, 1)
+    assert part.pulse is not None
+    os.eventfd_write(part.pulse.fd, 1)
     reports: list[list[Problem]] = []
     supervisor._reports = cast(Any, SimpleNamespace(tick=reports.append))
     for _ in range(1 + SAID_S):
@@ -317,7 +292,7 @@ def test_a_part_that_makes_no_progress_is_reported_then_killed_and_started_again
         supervisor._listen()
     ended(supervisor, part)
     assert part.reason == "it made no progress for 60 s and was killed"
-    part.start_at_s = 0.0
+    part.due_ns = 0
     supervisor._look()
     text = "dbmanager was restarted: it made no progress for 60 s and was killed; restart 1"
     assert events(supervisor) == [("process-restarted", text)]
@@ -329,11 +304,11 @@ def test_a_part_that_makes_no_progress_is_reported_then_killed_and_started_again
 def test_a_part_that_goes_on_by_itself_is_worth_an_event(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "import time\ntime.sleep(600)")
     assert part.process is not None
-    assert part.vitals.pulse is not None
+    assert part.pulse is not None
     for silent in (0, 40):
         for _ in range(silent):
             supervisor._listen()
-        os.eventfd_write(part.vitals.pulse.fd, 1)
+        os.eventfd_write(part.pulse.fd, 1)
         supervisor._listen()
     assert events(supervisor) == [("process-stalled", "dbmanager made no progress for 40 s, and goes on")]
     supervisor._listen()
@@ -346,10 +321,10 @@ def test_a_part_that_goes_on_by_itself_is_worth_an_event(tmp_path: Path) -> None
 def test_a_part_that_is_slow_to_start_has_more_time(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "import time\ntime.sleep(600)")
     assert part.process is not None
-    assert part.vitals.pulse is not None
+    assert part.pulse is not None
     for _ in range(FIRST_BEAT_S - 1):
         supervisor._listen()
-    assert not part.vitals.pulse.is_hung
+    assert not part.pulse.is_hung
     supervisor._listen()
     ended(supervisor, part)
     assert "made no progress" in part.reason
@@ -376,10 +351,10 @@ def test_data_that_do_not_fit_this_release_end_the_start(tmp_path: Path) -> None
 
 def test_the_same_status_of_a_server_that_has_worked_is_tried_again(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "raise SystemExit(78)")
-    supervisor._has_recorded, part.restarts = True, 1
+    supervisor._has_recorded, part.starts = True, 2
     ended(supervisor, part)
     assert not supervisor.stop.is_set()
-    assert part.state == "restarting"
+    assert supervisor._pending[-1][1]["state"] == "restarting"
     supervisor._pipe.close()
 
 

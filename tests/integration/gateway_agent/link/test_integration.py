@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from gateway_agent.children import REASON_ENV, RESTARTS_ENV
 from gateway_agent.link.config import LinkConfig, PlaneSocket, ReconnectConfig
+from pmdaemon.runtime.children import REASON_ENV, RESTARTS_ENV
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire.kinds import Kind
 from tests.support.link import GATEWAY, FakePlane, FakeServer, caps

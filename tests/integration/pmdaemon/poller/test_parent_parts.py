@@ -17,7 +17,6 @@ from pmdaemon.errors import ConfigError, FrameTooLarge, MalformedFrame, WireErro
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller import parent as daemon
 from pmdaemon.poller import registration
-from pmdaemon.poller.children import BACKOFF_MAX_S, BACKOFF_S, HEALTHY_S, next_backoff_s
 from pmdaemon.poller.parent import Daemon
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
@@ -28,16 +27,6 @@ from tests.support.gateways import GATEWAY
 
 def header_of(data: bytes) -> dict[str, Any]:
     return frame.decode(data).header
-
-
-def test_backoff_doubles_to_its_limit_and_begins_anew_after_health() -> None:
-    waits, backoff_s = [], 0.0
-    for _ in range(8):
-        backoff_s = next_backoff_s(backoff_s, lived_s=0.1)
-        waits.append(backoff_s)
-    assert waits[:3] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S]
-    assert waits[-1] == BACKOFF_MAX_S
-    assert next_backoff_s(BACKOFF_MAX_S, lived_s=HEALTHY_S) == BACKOFF_S
 
 
 def test_port_file_is_whole(tmp_path: Path) -> None:

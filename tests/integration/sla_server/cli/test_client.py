@@ -13,7 +13,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from pmdaemon.runtime import peers
+from pmdaemon.runtime import sockets
 from sla_server.cli.client import DEFAULT_SERVER, Client
 from sla_server.cli.errors import NoToken, ServerDown
 from sla_server.cli.main import COMMANDS, cli
@@ -182,8 +182,8 @@ class Listener:
 @pytest.fixture
 def squatter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     """It belongs to a user that is neither we, root nor the token's owner."""
-    monkeypatch.setattr(peers, "listener_uids", lambda *_: {4242})
-    monkeypatch.setattr(peers, "unix_peer_uid", lambda _connection: 4242)
+    monkeypatch.setattr(sockets, "listener_uids", lambda *_: {4242})
+    monkeypatch.setattr(sockets, "unix_peer_uid", lambda _connection: 4242)
     made = Listener(tmp_path)
     yield made
     made.close()
@@ -213,9 +213,9 @@ def test_the_owner_of_the_tokens_file_may_have_it(
     monkeypatch.delenv("SLA_TOKEN", raising=False)
     token = tmp_path / "api.token"
     token.write_text("secret")
-    monkeypatch.setattr(peers, "listener_uids", lambda *_: {token.stat().st_uid})
+    monkeypatch.setattr(sockets, "listener_uids", lambda *_: {token.stat().st_uid})
     Client(squatter.server, token_file=token)._check_peer()
-    monkeypatch.setattr(peers, "listener_uids", lambda *_: set())
+    monkeypatch.setattr(sockets, "listener_uids", lambda *_: set())
     with pytest.raises(ServerDown, match="no process listens"):
         Client(squatter.server, token_file=token)._check_peer()
 
@@ -244,8 +244,8 @@ def test_the_token_goes_to_the_address_whose_listener_was_seen(
 ) -> None:
     monkeypatch.setenv("SLA_TOKEN", "secret")
     seen = []
-    look = peers.listener_uids
-    monkeypatch.setattr(peers, "listener_uids", lambda *at: seen.append(at) or look(*at))
+    look = sockets.listener_uids
+    monkeypatch.setattr(sockets, "listener_uids", lambda *at: seen.append(at) or look(*at))
     # A resolver may give either address first; here it is the other one.
     resolve = socket.getaddrinfo
     monkeypatch.setattr(

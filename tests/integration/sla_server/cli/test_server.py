@@ -19,6 +19,9 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import RequestRefused, ServerDown
 from sla_server.cli.server import cli, is_below
 from sla_server.data_dir import lock_data_dir, prepare_data_dir
+from sla_server.cli.server import cli
+from sla_server.cli.status import is_below
+from sla_server.directories import lock_data_dir, prepare_data_dir
 
 ROWS = [
     {"name": name, "state": "running", "pid": os.getpid(), "restarts": 0, "reason": ""}

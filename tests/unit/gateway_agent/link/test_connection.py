@@ -6,8 +6,8 @@ import random
 import selectors
 import socket
 
-from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.connection import ServerConnection
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import FakeClock
 
 

@@ -1,4 +1,4 @@
-"""Small files: identity, lock, book of streams, thresholds; and the backoff."""
+"""Small files: identity, lock, book of streams, thresholds; and how a fleet comes back."""
 
 import heapq
 import random
@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from gateway_agent.link import state_files, streams
-from gateway_agent.link.backoff import Backoff
 from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.config import ReconnectConfig
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
 from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.sample import StreamKey
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.wire.names import stream_id
 from tests.support.link import GATEWAY
 
@@ -112,19 +112,6 @@ def test_thresholds_survive_and_a_broken_file_is_begun_anew(tmp_path):
     assert ThresholdStore(path).current is None
     (tmp_path / "streams.json").write_text("[")
     assert announced(StreamNames(GATEWAY, tmp_path / "streams.json")) == []
-
-
-def test_waits_double_to_their_limit_and_begin_again():
-    backoff = Backoff(0.2, 1.0, 0.0, random.Random(1))
-    assert [backoff.failed() for _ in range(4)] == [0.2, 0.4, 0.8, 1.0]
-    backoff.succeeded()
-    assert backoff.failed() == 0.2
-
-
-def test_jitter_only_shortens():
-    backoff = Backoff(1.0, 1.0, 0.3, random.Random(1))
-    waits = [backoff.failed() for _ in range(50)]
-    assert 0.7 <= min(waits) < max(waits) <= 1.0
 
 
 def test_a_fleet_that_lost_its_server_at_once_returns_spread():

@@ -6,7 +6,7 @@ from gateway_agent.link.errors import NotEnrolled, StateFileBroken
 from gateway_agent.link.identity import CA, OWN, RETRY_S, Identity, write_own
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import DAY_S, Authority
-from pmdaemon.pki.identity import credential_of_der
+from pmdaemon.pki.certificates import credential_of_der
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind

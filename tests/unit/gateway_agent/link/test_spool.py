@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link.spool import INDEX_SYNC_NS, MAX_EPOCHS, Spool, queue_settings
 from pmdaemon.diskqueue import DiskQueue
-from pmdaemon.diskqueue.record import DATA_START
+from pmdaemon.diskqueue.format import DATA_START
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut
 from tests.support.faulty_disk import Crashed, FaultDisk

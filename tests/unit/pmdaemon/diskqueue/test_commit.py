@@ -12,7 +12,8 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 
-from pmdaemon.diskqueue import DiskQueue, commit, core
+from pmdaemon.diskqueue import DiskQueue, commit
+from pmdaemon.diskqueue import queue as queue_module
 from pmdaemon.diskqueue.errors import QueuePoisoned
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.diskqueue import contents, open_queue, settings
@@ -82,7 +83,7 @@ def join(threads: list[threading.Thread]) -> None:
 def until_pending(queue: DiskQueue, count: int) -> None:
     tick = threading.Event()
     for _ in range(20_000):
-        with queue._lock:
+        with queue._state.lock:
             if sum(1 for request in queue._commit._pending if request.gate is not None) >= count:
                 return
         tick.wait(0.001)  # a poll for another thread's progress; no assertion depends on its length
@@ -337,11 +338,12 @@ def interrupted_at(number: int, queue: DiskQueue, action: Callable[[], object]) 
     signals there, but behind the call that unlocks.
     """
     seen, before = [0], sys.gettrace()
-    ours = (core.__file__, commit.__file__)
+    ours = (queue_module.__file__, commit.__file__)
 
     def at_line(frame: FrameType, event: str, _arg: object) -> object:
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        is_fixed = line == "self._pass_on()" or (line.startswith(("with ", "try:")) and queue._lock.locked())
+        is_inside = line.startswith(("with ", "try:")) and queue._state.lock.locked()
+        is_fixed = line == "self._pass_on()" or is_inside
         if event == "line" and not is_fixed:
             seen[0] += 1
             if seen[0] == number:
@@ -382,7 +384,7 @@ def test_a_leader_interrupted_at_any_line_does_not_block_the_next(gather_s: floa
                 [b"before", b"after"],
                 [b"before", b"interrupted", b"after"],
             )
-            assert len(queue._ring.all()) == len(queue._live) == queue._index.in_use
+            assert len(queue._state.ring.all()) == len(queue._state.live) == queue._state.index.in_use
         assert "no confirmation" not in queue.stat()["poisoned"], f"line {number}: nobody led"
         assert {b"before"} <= set(contents(open_queue(disk.after_kill())).values())
         if not ended:
@@ -422,4 +424,4 @@ def test_what_is_no_bytes_is_refused_and_leaves_nothing(payloads: list[bytes]) -
         queue.put(b"x", kind=70_000)
     assert queue.stat() == before
     assert queue.put(b"x") == 1
-    assert (queue._index.in_use, queue._ring.write) == (1, 256)
+    assert (queue._state.index.in_use, queue._state.ring.write) == (1, 256)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueUnreadable, RecordDamaged
-from pmdaemon.diskqueue.record import DATA_START, HEADER_BYTES
+from pmdaemon.diskqueue.format import DATA_START, HEADER_BYTES
 from tests.support.diskqueue import RING_BYTES, contents, open_queue
 from tests.support.faulty_disk import FaultDisk
 

@@ -6,8 +6,8 @@ import random
 import struct
 import zlib
 
-from pmdaemon.diskqueue import entry
-from pmdaemon.diskqueue.entry import (
+from pmdaemon.diskqueue import format as layout
+from pmdaemon.diskqueue.format import (
     ENTRY_BYTES,
     FREE,
     IN_USE,
@@ -17,10 +17,12 @@ from pmdaemon.diskqueue.entry import (
     IndexHeader,
     Slot,
     pack_free,
+    read_file_header,
     read_index_header,
     read_slots,
+    scan,
+    span_bytes,
 )
-from pmdaemon.diskqueue.record import read_file_header, scan, span_bytes
 from pmdaemon.diskqueue.recovery import count_list_faults
 from tests.support.diskqueue import contents, drain, open_queue
 from tests.support.faulty_disk import FaultDisk
@@ -150,7 +152,7 @@ def test_scan_skips_by_length_and_ignores_noise() -> None:
     queue.put(b"y")
     ring = bytearray(disk.open("data").cached[8192:])
     ring[2048:2052] = b"\xfc\x58\x84\x85"
-    found = scan(memoryview(bytes(ring)), queue._seed)
+    found = scan(memoryview(bytes(ring)), queue._state.seed)
     assert [record[3] for record in found.intact] == [0, span_bytes(700)]
     assert found.broken == [2048]
 
@@ -184,14 +186,14 @@ def test_numbers_are_never_given_twice() -> None:
 def test_the_lap_begins_anew_when_its_32_bits_are_full() -> None:
     disk = FaultDisk()
     queue = open_queue(disk)
-    queue._ring.lap = 2**32 - 2
+    queue._state.ring.lap = 2**32 - 2
     for _ in range(12):
         newest = queue.put(b"x" * 900)
         queue.delete_through(newest - 1)
-    assert queue._ring.lap < 10
+    assert queue._state.ring.lap < 10
     again = open_queue(disk.after_kill())
     assert max(contents(again)) == newest
-    assert again._ring.lap == queue._ring.lap
+    assert again._state.ring.lap == queue._state.ring.lap
     again.put(b"goes on")
 
 
@@ -203,8 +205,8 @@ def test_the_spare_fields_of_the_header_may_hold_what_an_earlier_release_counted
     header = read_index_header(disk.open("index").view())
     assert header is not None
     packed = bytearray(header.following().pack())
-    body = bytes(packed[: entry._HEADER.size - 16]) + struct.pack("<QQ", 7, 700)
-    packed[: entry._HEADER.size + 4] = body + struct.pack("<I", zlib.crc32(body))
+    body = bytes(packed[: layout._HEADER.size - 16]) + struct.pack("<QQ", 7, 700)
+    packed[: layout._HEADER.size + 4] = body + struct.pack("<I", zlib.crc32(body))
     disk.open("index").write(header.following().place, [bytes(packed)])
     again = open_queue(disk)
     assert again.report.clean

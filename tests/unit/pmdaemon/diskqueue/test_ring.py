@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.diskqueue.entry import IndexEntry
+from pmdaemon.diskqueue.format import IndexEntry
 from pmdaemon.diskqueue.ring import MOST_SKIPS, Ring, fit
 
 Q = 4096

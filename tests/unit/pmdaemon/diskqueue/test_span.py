@@ -14,9 +14,8 @@ import pytest
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueBusy, QueueFull, QueueNoSpace, QueuePoisoned, QueueUnreadable
-from pmdaemon.diskqueue.record import DATA_START
-from pmdaemon.diskqueue.span import PART_START, SpannedStorage
-from pmdaemon.diskqueue.storage import FileStorage
+from pmdaemon.diskqueue.format import DATA_START
+from pmdaemon.diskqueue.storage import PART_START, FileStorage, SpannedStorage
 from tests.support.diskqueue import contents, drain
 
 PART_BYTES = 16 << 10  # of 48 KiB in all, header included
@@ -63,7 +62,7 @@ def test_records_across_borders_and_round_the_ring_come_back(tmp_path: Path, end
             ending(queue)
             queue = opened(files)
             assert {seq: data for seq, data in contents(queue).items() if seq in model} == model
-    assert queue._ring.lap > 5
+    assert queue._state.ring.lap > 5
     queue.close()
 
 

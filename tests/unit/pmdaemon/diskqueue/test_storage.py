@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
-from pmdaemon.diskqueue.span import SpannedStorage
-from pmdaemon.diskqueue.storage import IOV_MAX, FileStorage
+from pmdaemon.diskqueue.storage import IOV_MAX, FileStorage, SpannedStorage
 from tests.support.faulty_disk import Crashed, FaultDisk
 
 

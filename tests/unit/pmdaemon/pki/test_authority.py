@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pmdaemon.pki import certificates, identity
+from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import DAY_S, Authority
 from pmdaemon.pki.errors import (
     AuthorityExists,
@@ -47,9 +47,9 @@ def request(name: str = "gw-a") -> bytes:
     return certificates.make_request(certificates.make_key(), name)
 
 
-def enrol(authority: Authority, name: str = "gw-a", gateway_id: str = GATEWAY) -> identity.Credential:
+def enrol(authority: Authority, name: str = "gw-a", gateway_id: str = GATEWAY) -> certificates.Credential:
     token = authority.token(name, 60.0)[0]
-    return identity.credential_of_der(authority.enrol(token, request(), gateway_id))
+    return certificates.credential_of_der(authority.enrol(token, request(), gateway_id))
 
 
 def refused(code: str) -> pytest.RaisesExc[CredentialRefused]:
@@ -196,7 +196,7 @@ def test_an_identity_belongs_to_one_name_while_valid(authority: Authority, clock
 def test_renewal(authority: Authority, clock: FakeClock) -> None:
     held = enrol(authority)
     clock.advance(60 * DAY_S)
-    new = identity.credential_of_der(authority.renew(held, request("anything")))
+    new = certificates.credential_of_der(authority.renew(held, request("anything")))
     assert (new.gateway_id, new.name) == (held.gateway_id, held.name)
     assert new.serial != held.serial
     assert new.not_after_us > held.not_after_us
@@ -209,7 +209,7 @@ def test_renewal(authority: Authority, clock: FakeClock) -> None:
 
 def test_revoking_by_name_ends_all_and_forbids_renewal(authority: Authority, clock: FakeClock) -> None:
     held = enrol(authority)
-    new = identity.credential_of_der(authority.renew(held, request()))
+    new = certificates.credential_of_der(authority.renew(held, request()))
     other = enrol(authority, "gw-b", OTHER)
     assert {entry.serial for entry in authority.revoke("gw-a", "stolen")[0]} == {held.serial, new.serial}
     assert authority.revoked() == {held.serial, new.serial}
@@ -233,7 +233,7 @@ def valid(authority: Authority, clock: FakeClock) -> set[str]:
 
 def test_enrolling_again_ends_the_older_certificates(authority: Authority, clock: FakeClock) -> None:
     held = enrol(authority)
-    renewed = identity.credential_of_der(authority.renew(held, request()))
+    renewed = certificates.credential_of_der(authority.renew(held, request()))
     other = enrol(authority, "gw-b", OTHER)
     again = enrol(authority)
     assert valid(authority, clock) == {again.serial, other.serial}
@@ -252,8 +252,8 @@ def test_a_renewed_certificate_ends_the_older_one_when_it_is_used(
     """Whatever the server's clock did between the two."""
     held = enrol(authority)
     clock.step_wall(step_s)
-    lost = identity.credential_of_der(authority.renew(held, request()))  # its answer never arrived
-    new = identity.credential_of_der(authority.renew(held, request()))
+    lost = certificates.credential_of_der(authority.renew(held, request()))  # its answer never arrived
+    new = certificates.credential_of_der(authority.renew(held, request()))
     assert authority.supersede(held) == []
     assert valid(authority, clock) == {held.serial, lost.serial, new.serial}
     assert {entry.serial for entry in authority.supersede(new)} == {held.serial, lost.serial}
@@ -341,7 +341,7 @@ def test_any_damaged_certificate_is_refused_or_read(data: st.DataObject) -> None
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CredentialRefused):
-        identity.credential_of_der(bytes(damaged))
+        certificates.credential_of_der(bytes(damaged))
     with contextlib.suppress(ValueError):
         certificates.issued(bytes(damaged), KEY, certificates.pem(ROOT))
 
@@ -367,10 +367,10 @@ def test_the_servers_certificate_is_renewed_after_two_thirds(authority: Authorit
     second = authority.ensure_server().read_bytes()
     assert second != first
     made = certificates.certificate_in(second)
-    assert identity.uris(made) == [identity.SERVER_URI]
-    assert identity.unix_us(made.not_valid_after_utc) > clock.unix_us()
+    assert certificates.uris(made) == [certificates.SERVER_URI]
+    assert certificates.unix_us(made.not_valid_after_utc) > clock.unix_us()
     with refused("no-identity"):
-        identity.credential(made)
+        certificates.credential(made)
 
 
 def test_nothing_outlives_the_authority(tmp_path: Path, clock: FakeClock) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pmdaemon.errors import PeerGone
 from pmdaemon.poller import channel
 from pmdaemon.poller.channel import Channel
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 
 
 def ends() -> tuple[Channel, Channel]:

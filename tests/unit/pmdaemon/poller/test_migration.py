@@ -23,7 +23,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import (

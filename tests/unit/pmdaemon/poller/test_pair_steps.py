@@ -27,7 +27,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
 from pmdaemon.poller.unregistered import UnregisteredConnections
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.frame import FLAG_LIVE, Frame
 from pmdaemon.wire.kinds import Kind

@@ -22,7 +22,7 @@ from pmdaemon.poller.quotas import LIMITS
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import TlsTransport, WantRead
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import Frame, FrameReader

@@ -28,11 +28,11 @@ from pmdaemon.pki.store import CaStore
 from pmdaemon.runtime import files
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
 from sla_server.api.security import load_or_make_token
-from sla_server.data_dir import prepare_data_dir
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.ingest.batch import put_aside
 from sla_server.db.ingest.queue import IngestQueue, IngestRecord
 from sla_server.db.process import directory_lock
+from sla_server.directories import prepare_data_dir
 
 KEY = certificates.make_key()
 CERTIFICATE = certificates.der(certificates.make_authority(KEY, 1_800_000_000_000_000, 86_400.0))

@@ -15,7 +15,7 @@ import structlog
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
-from pmdaemon.runtime.logs import LineSink
+from pmdaemon.runtime.logs import LINES_A_SECOND, LimitedLog, LineSink
 
 LIMIT_S = 60
 
@@ -252,3 +252,13 @@ def test_a_process_without_stderr_writes_its_lines_nowhere() -> None:
     script = f'exec "{sys.executable}" -c "$0" 3 2>&-'
     done = subprocess.run(["sh", "-c", script, WRITER], stdout=subprocess.PIPE, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout) == (3, b"went on")
+
+
+def test_ten_thousand_refusals_are_a_few_lines_and_none_is_uncounted() -> None:
+    limited = LimitedLog("test")
+    with structlog.testing.capture_logs() as lines:
+        for index in range(10_000):
+            limited.warning(5 * 10**9 + index, "refused", n=index)
+        limited.warning(6 * 10**9, "refused", n=10_000)
+    assert len(lines) == LINES_A_SECOND + 2
+    assert [line["left_out"] for line in lines if "left_out" in line] == [10_000 - LINES_A_SECOND]

@@ -11,7 +11,7 @@ import pytest
 
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
-from pmdaemon.pki.identity import SERVER_URI
+from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, WantRead, WantWrite
 
 GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"

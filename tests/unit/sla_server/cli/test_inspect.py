@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
-from pmdaemon.diskqueue.record import DATA_START
+from pmdaemon.diskqueue.format import DATA_START
 from sla_server.cli.main import cli
 
 

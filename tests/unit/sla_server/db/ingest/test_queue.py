@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pmdaemon.diskqueue.record import DATA_START
+from pmdaemon.diskqueue.format import DATA_START
 from sla_server.db.errors import IngestQueuePoisoned, NoRoomForQueue, OldQueueFiles, QueueCorrupt
 from sla_server.db.ingest.queue import IngestQueue, IngestRecord, check_room
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pmdaemon.runtime import peers
+from pmdaemon.runtime import sockets
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_the_users_of_both_ends(family: int, host: str) -> None:
     with socket.create_server((host, 0), family=family) as listener:
         port = listener.getsockname()[1]
-        assert peers.listener_uids(host, port) == {os.geteuid()}
+        assert sockets.listener_uids(host, port) == {os.geteuid()}
         with socket.create_connection((host, port), timeout=30) as client:
-            assert peers.client_uids(port)[client.getsockname()[:2]] == os.geteuid()
-    assert peers.listener_uids(host, port) == set()
+            assert sockets.client_uids(port)[client.getsockname()[:2]] == os.geteuid()
+    assert sockets.listener_uids(host, port) == set()
 
 
 ANY4, OWN4, ANY6, OWN6 = "00000000", "0100007F", "0" * 32, "0" * 24 + "01000000"
@@ -51,9 +51,9 @@ def test_the_listener_that_gets_the_connection_counts(
     for table, length in zip(tables, (8, 32), strict=False):
         rows = [row.format(own, "0" * length, uid) for own, uid in listening.items() if len(own) == length]
         table.write_text(head + "".join(rows))
-    monkeypatch.setattr(peers, "TABLES", tables)
-    assert peers.listener_uids(host, 8411) == users
-    assert peers.listener_uids(host, 8412) == set()
+    monkeypatch.setattr(sockets, "TABLES", tables)
+    assert sockets.listener_uids(host, 8411) == users
+    assert sockets.listener_uids(host, 8412) == set()
 
 
 def test_the_user_behind_a_unix_socket(tmp_path: Path) -> None:
@@ -62,4 +62,4 @@ def test_the_user_behind_a_unix_socket(tmp_path: Path) -> None:
         listener.bind(path)
         listener.listen()
         client.connect(path)
-        assert peers.unix_peer_uid(client) == os.geteuid()
+        assert sockets.unix_peer_uid(client) == os.geteuid()

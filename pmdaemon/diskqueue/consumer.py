@@ -1,19 +1,73 @@
-"""Which records a consumer may take next: smallest sequence number first, of all or of one destination.
+"""Consumers: who holds a record, and which record may be taken next.
 
-Heaps of sequence numbers, cleaned when read: a number whose record is gone or locked is thrown away by the
-``is_ready`` that the reader brings. New records have the largest numbers of all, so they are appended, which
-keeps a heap a heap. Numbers stay behind in a heap when their records are deleted, or locked by way of another
-heap: so once more numbers were filed than four times the live records, all heaps are made anew. Pure; guarded
-by the queue's lock. Source: Q8.
+A lock is held by a process, known by its number *and* start time, because numbers are used again. A zombie
+executes nothing any more and counts as gone. All processes live in one PID namespace.
+
+The next record is the one with the smallest sequence number, of all or of one destination. Heaps of sequence
+numbers are cleaned when read: a number whose record is gone or locked is thrown away by the ``is_ready`` that
+the reader brings. New records have the largest numbers of all, so they are appended, which keeps a heap a
+heap. Numbers stay behind in a heap when their records are deleted, or locked by way of another heap: so once
+more numbers were filed than four times the live records, all heaps are made again. The heaps are pure, and
+guarded by the queue's lock.
+
+Source: Q7, Q8; proc(5), /proc/PID/stat, fields 3 (state) and 22 (starttime).
 """
 
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 SLACK: Final = 2048  # numbers filed before a small queue is worth looking through
+
+
+class QueueMessage(NamedTuple):
+    """One record as a consumer sees it.
+
+    Attributes:
+        kind: the user's type, 0 to 65535.
+        date_us: when it was added, UTC.
+        retries: how often it was retried.
+    """
+
+    seq: int
+    kind: int
+    destination: bytes
+    date_us: int
+    retries: int
+    data: bytes
+
+
+class LockOwner(NamedTuple):
+    """A process: number, and start in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+def owner_of(pid: int) -> LockOwner | None:
+    """The living process of that number, or None."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()  # the command name before may hold blanks and brackets
+    return None if fields[0] in "ZXx" else LockOwner(pid, int(fields[19]))
+
+
+def myself() -> LockOwner:
+    """This process."""
+    owner = owner_of(os.getpid())
+    assert owner is not None  # we are running
+    return owner
+
+
+def is_alive(owner: LockOwner) -> bool:
+    """Whether that very process still runs."""
+    return owner_of(owner.pid) == owner
 
 
 class Ready:

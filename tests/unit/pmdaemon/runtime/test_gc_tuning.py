@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from sla_server.services.collector import EVERY_NS, FIRST_NS, YOUNG, GcTuning
+from pmdaemon.runtime.gc_tuning import EVERY_NS, FIRST_NS, YOUNG, GcTuning
 
 
 def test_survivors_are_frozen_after_a_last_look_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""The user behind a local TCP connection or listener, from ``/proc/net/tcp`` and ``/proc/net/tcp6``.
+"""Sockets of this machine: opening a listener, and the user behind a local connection or listener.
 
-TCP on the loopback interface says nothing about its other end; the kernel's tables do: each socket of this
-machine is listed with its two addresses, its state and the number of the user that made it. Linux only.
+TCP on the loopback interface says nothing about its other end; the kernel's tables ``/proc/net/tcp`` and
+``/proc/net/tcp6`` do: each socket of this machine is listed with its two addresses, its state and the number
+of the user that made it. Linux only.
 """
 
 from __future__ import annotations
@@ -13,9 +14,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pmdaemon.errors import ConfigError
+
+BACKLOG: Final = 1024
+"""Connections between the start and the first accept wait here; a fleet dials in at once."""
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTEN: Final = "0A"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def open_listener(setting: str, host: str, port: int) -> socket.socket:
+    """Bind and listen; blocking.
+
+    Args:
+        setting: the key the address comes from, for the error.
+        host: an IP address.
+        port: 0 takes any free one.
+
+    Raises:
+        ConfigError: the address is in use, or not this machine's.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(
+            setting,
+            f"cannot listen on {host}:{port}: {exc.strerror}",
+            f"Stop what uses the port ('ss -ltnp sport = :{port}' names it; it may be the SLA server of "
+            f"another data directory), or choose another port for {setting}; 0 takes a free one",
+        ) from exc
+    return listener
 
 
 class Socket(NamedTuple):

@@ -1,4 +1,4 @@
-"""The server's mailbox segments: kept, made anew when damaged, removed at the end, those of others swept."""
+"""The lock of the data directory; the privacy of the runtime directory; the mailbox segments in it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,118 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from pmdaemon.mailbox import attach, describe
 from pmdaemon.mailbox import segment as segment_module
-from pmdaemon.mailbox.errors import MailboxCorrupt, RoomMissing
+from pmdaemon.mailbox.errors import MailboxCorrupt, RoomMissing, SegmentUnsafe
 from sla_server import config as configuration
-from sla_server import segments as module
-from sla_server.cli.server import mailbox_sizes
-from sla_server.segments import APP, MAIN, Segments
+from sla_server import directories
+from sla_server.cli.server import cli, mailbox_sizes
+from sla_server.directories import (
+    APP,
+    MAIN,
+    Segments,
+    close_home,
+    lock_data_dir,
+    prepare_runtime_dir,
+    running_pid,
+    wait_stopped,
+)
+from sla_server.errors import ServerRunning
 from sla_server.topology import SLOTS_A_ROUTE, app_layout, later_pairs, main_layout
 
 MIB = 1 << 20
 NOBODY = (1 << 22) + 1  # above the largest process number of Linux
+
+
+def test_a_second_server_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
+    held = lock_data_dir(tmp_path)
+    assert running_pid(tmp_path) == os.getpid()
+    with pytest.raises(ServerRunning, match=f"process {os.getpid()}"):
+        lock_data_dir(tmp_path)
+    os.close(held)
+    assert running_pid(tmp_path) is None
+
+
+def test_no_directory_no_server(tmp_path: Path) -> None:
+    assert running_pid(tmp_path / "never") is None
+
+
+def test_a_lock_without_a_readable_pid(tmp_path: Path) -> None:
+    held = lock_data_dir(tmp_path)
+    (tmp_path / "lock").write_text("\u00b2\n")
+    assert running_pid(tmp_path) == 0
+    assert not wait_stopped(tmp_path, 0.0)
+    with pytest.raises(ServerRunning, match="another process"):
+        lock_data_dir(tmp_path)
+    os.close(held)
+
+
+def test_a_server_of_another_user_is_not_stopped_but_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    held = lock_data_dir(tmp_path / "data")
+    monkeypatch.setattr(os, "kill", refuse)
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
+    told = CliRunner().invoke(cli, ["stop", "--config", str(path)])
+    os.close(held)
+    assert told.exit_code == 78
+    assert f"process {os.getpid()}, belongs to another user" in told.output
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setattr(directories, "default_runtime_dir", lambda: tmp_path / "sla-7")
+    return tmp_path / "sla-7"
+
+
+def test_both_directories_are_private(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        prepare_runtime_dir(home / "server-1")
+    finally:
+        os.umask(before)
+    assert (_mode(home), _mode(home / "server-1")) == (0o700, 0o700)
+
+
+def test_one_that_an_earlier_release_left_open_is_closed(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    prepare_runtime_dir(home / "server-1")
+    assert _mode(home) == 0o700
+
+
+def test_one_of_another_user_is_refused_with_the_way_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
+    with pytest.raises(SegmentUnsafe, match=r"not this user's.*root remove it.*runtime_dir") as caught:
+        prepare_runtime_dir(home / "server-1")
+    assert caught.value.exit_status == 77
+    assert not (home / "server-1").exists()
+
+
+def test_a_link_is_refused_and_what_it_names_left_alone(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    home.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SegmentUnsafe, match="no directory"):
+        close_home(home)
+    assert _mode(tmp_path / "elsewhere") == 0o755
+
+
+def test_the_parent_of_a_configured_one_is_not_ours_to_change(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o755)
+    prepare_runtime_dir(tmp_path / "mine" / "run")
+    assert _mode(tmp_path / "mine") == 0o755
+    assert not home.exists()
 
 
 @pytest.fixture
@@ -117,7 +217,7 @@ def test_what_a_killed_server_left_is_swept_and_a_living_ones_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(module, "default_runtime_dir", lambda: tmp_path)
+    monkeypatch.setattr(directories, "default_runtime_dir", lambda: tmp_path)
     folders = {name: tmp_path / f"server-{name}" for name in ("killed", "living", "own")}
     for name in ("killed", "living"):
         folders[name].mkdir(mode=0o700)

@@ -8,7 +8,9 @@ import random
 class Backoff:
     """Waits double from ``first_s`` to ``max_s``; a random share, at most ``jitter_ratio``, is taken off."""
 
-    def __init__(self, first_s: float, max_s: float, jitter_ratio: float, chance: random.Random) -> None:
+    def __init__(
+        self, first_s: float, max_s: float, jitter_ratio: float = 0.0, chance: random.Random | None = None
+    ) -> None:
         self._first_s = first_s
         self._max_s = max_s
         self._jitter_ratio = jitter_ratio
@@ -19,6 +21,8 @@ class Backoff:
         """Seconds to wait after one more failure."""
         wait_s = self._next_s
         self._next_s = min(self._max_s, 2 * wait_s)
+        if self._chance is None:
+            return wait_s
         return wait_s * (1 - self._jitter_ratio * self._chance.random())
 
     def succeeded(self) -> None:

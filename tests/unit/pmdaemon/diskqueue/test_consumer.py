@@ -7,9 +7,9 @@ import random
 import pytest
 
 from pmdaemon.diskqueue import DiskQueue, LockOwner
+from pmdaemon.diskqueue.consumer import SLACK
 from pmdaemon.diskqueue.errors import NotHeld, QueueClosed, QueueFull, RecordDamaged, RecordTooLarge
-from pmdaemon.diskqueue.ready import SLACK
-from pmdaemon.diskqueue.record import DATA_START
+from pmdaemon.diskqueue.format import DATA_START
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.diskqueue import contents, drain, open_queue
 from tests.support.faulty_disk import FaultDisk
@@ -194,8 +194,8 @@ def test_ready_list_does_not_grow_without_lockers(clock: FakeClock) -> None:
     queue = open_queue(FaultDisk(), clock)
     for _ in range(4000):
         queue.delete_through(queue.put(b"x", destination=b"d"))
-    assert len(queue._ready._all) < 1100
-    assert len(queue._ready._by_destination.get(b"d", [])) < 1100
+    assert len(queue._state.ready._all) < 1100
+    assert len(queue._state.ready._by_destination.get(b"d", [])) < 1100
 
 
 def test_a_closed_queue_says_so(queue: DiskQueue) -> None:
@@ -243,7 +243,7 @@ def test_what_the_secondary_can_never_take_is_not_locked_for_ever(clock: FakeClo
 
 
 def filed(queue: DiskQueue) -> int:
-    ready = queue._ready
+    ready = queue._state.ready
     return len(ready._all) + len(ready._delayed) + sum(map(len, ready._by_destination.values()))
 
 
