@@ -25,10 +25,6 @@ from pmdaemon.wire.histogram import BUCKETS, DELAY, SERVICE
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.promise import CurveStep, InForce, Priority, Promise, VolumeClass
-from sla_server.services.collector import GcTuning
-from sla_server.agreements.compile import InForce
-from sla_server.agreements.model import Agreement
-from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.judging.judge import Judge

@@ -49,8 +49,7 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 
 import dashboard
 from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.runtime import listening, peers, watchdog
-from pmdaemon.runtime import sockets
+from pmdaemon.runtime import sockets, watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
@@ -220,7 +219,7 @@ class HttpListener:
             else:
                 waits[channel] = wait
         if len(waits) >= self._places:
-            uids = {} if self._port is None else peers.client_uids(self._port)
+            uids = {} if self._port is None else sockets.client_uids(self._port)
             users = {channel: uids.get(channel.addr[:2]) for channel in waits}
             waiting = {channel: wait.moved_s for channel, wait in waits.items() if wait.phase != "working"}
             for channel in connections_to_close(waiting, users, len(waits) - self._places + 1):

@@ -24,12 +24,11 @@ from typing import Any, Final, NamedTuple
 import click
 
 from pmdaemon.diskqueue.errors import QueueUnreadable
+from pmdaemon.diskqueue.format import DATA_START, FileHeader, check, content
 from pmdaemon.diskqueue.opening import identify
-from pmdaemon.diskqueue.record import DATA_START, FileHeader, check, content
 from pmdaemon.diskqueue.recovery import Recovered, recover
 from pmdaemon.diskqueue.settings import QueueSettings
-from pmdaemon.diskqueue.span import open_data
-from pmdaemon.diskqueue.storage import FileStorage
+from pmdaemon.diskqueue.storage import FileStorage, open_data
 from pmdaemon.mailbox import default_runtime_dir, describe
 from sla_server import config as configuration
 from sla_server.cli import formatting

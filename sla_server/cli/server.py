@@ -30,7 +30,6 @@ from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import failures
-from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
@@ -40,14 +39,9 @@ from sla_server.cli import formatting
 from sla_server.cli.client import SOCKET_NAME, Client, local_uid
 from sla_server.cli.errors import RequestRefused
 from sla_server.cli.main import CommandGroup
-from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.runtime_dir import leave_runtime_dir, prepare_runtime_dir
-from sla_server.supervisor import PARTS, Supervisor
-from sla_server.cli import group
-from sla_server.cli.status import another_at, connected, look, page_of
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import Supervisor
+from sla_server.supervisor import PARTS, Supervisor
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 CONFIG = click.option(

@@ -18,9 +18,6 @@ from pmdaemon.errors import ConfigError, SlaError
 from sla_server.cli.client import Client
 from sla_server.cli.errors import RequestRefused, ServerDown
 from sla_server.cli.server import cli, is_below
-from sla_server.data_dir import lock_data_dir, prepare_data_dir
-from sla_server.cli.server import cli
-from sla_server.cli.status import is_below
 from sla_server.directories import lock_data_dir, prepare_data_dir
 
 ROWS = [
