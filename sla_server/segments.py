@@ -1,7 +1,7 @@
 """The two mailbox segments of a server: made, kept, made anew when damaged, removed at the end.
 
 The supervisor holds the lock of the data directory, so both are its own. At its start each is *probed*
-(``pmdaemon.mailbox.probe``): what is in order is kept, because its untaken messages are wanted, and what is
+(``pmdaemon.mailbox.inspect``): what is in order is kept, because its untaken messages are wanted, and what is
 damaged, or of another layout, is made anew. While parts run, whoever meets damage marks the segment; the
 supervisor sees the mark (``damaged``), ends the parts that use it, and makes it anew (``renew``). What an
 orderly stop leaves was taken and processed before, so it is removed (``remove``).
@@ -26,9 +26,9 @@ from pmdaemon.mailbox import (
     Segment,
     create_segment,
     default_runtime_dir,
-    own,
     probe,
     sweep_stale,
+    take_ownership,
 )
 from pmdaemon.mailbox.errors import MailboxCorrupt
 from sla_server.topology import app_layout, later_pairs, main_layout
@@ -129,7 +129,7 @@ def ensure_segment(path: Path, layout: Layout, later: tuple[str, ...] = ()) -> s
             segment.close()
             if segment.layout == layout:
                 probe(path)
-                own(path)
+                take_ownership(path)
                 return ""
     except MailboxCorrupt as exc:
         problem = str(exc)

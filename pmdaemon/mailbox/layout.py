@@ -47,7 +47,7 @@ Slot:
     7     DONE      of a bundle: bit i, message i was released; written by the recipient
 
 A slot carries one message, or, if the ``messages`` of its CHECK are not 0, a *bundle* of as many (module
-``bundle``). SEQUENCE is then that of the first.
+``ring``). SEQUENCE is then that of the first.
 
 A reference is generation << 32 | (index + 1); in the form `lanes` the index counts within the sender's lane,
 in the form `shared` over all slots. A generation (32 bits) grows by one each time the slot is

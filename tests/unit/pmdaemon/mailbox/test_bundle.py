@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, describe
 from pmdaemon.mailbox import layout as lay
-from pmdaemon.mailbox.bundle import (
+from pmdaemon.mailbox.errors import MailboxCorrupt
+from pmdaemon.mailbox.ring import (
     BUNDLE_MESSAGES,
+    END_BYTES,
     LENGTHS,
     LIMITS,
     directory_bytes,
@@ -20,8 +22,6 @@ from pmdaemon.mailbox.bundle import (
     plan,
     shrink,
 )
-from pmdaemon.mailbox.errors import MailboxCorrupt
-from pmdaemon.mailbox.ring import END_BYTES
 from tests.support import mailbox
 from tests.support.mailbox import abandon, audit, drain, make_mesh
 
