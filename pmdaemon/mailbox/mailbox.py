@@ -433,7 +433,7 @@ def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> P
     at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
     if all(segment.has_room(segment.layout.index(end)) for end in (sender, recipient)):
         segment.prefault(at_bytes, size_bytes, to_write=to_write)
-    return PayloadRing(segment.memory, segment.bytes, at_bytes, size_bytes, segment.layout.checksum)
+    return PayloadRing(segment.memory, segment.bytes, at_bytes, size_bytes)
 
 
 def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:

@@ -61,6 +61,7 @@ from pmdaemon.mailbox.ring import (
     IN_PLACE_BYTES,
     PayloadRing,
     all_done,
+    checksum,
     directory_bytes,
     messages_in,
     offsets,
@@ -300,9 +301,7 @@ class LaneReader:
         in_place = views or (messages > 0 and length > IN_PLACE_BYTES)
         data = ring.view(position, length) if in_place else ring.read(position, length)
         at = offsets(data, messages) if messages else [0, length]
-        if at is None or check & MASK32 != (
-            ring.checksum_of_bundle(data, at) if messages else ring.checksum(data)
-        ):
+        if at is None or check & MASK32 != checksum(data):
             if taken:
                 return -1  # hand out what is good first; the next take meets it again
             self._discard(found)
@@ -383,7 +382,7 @@ class LaneReader:
                     payload = ring.view(position, length) if views else ring.read(position, length)
                 else:
                     break
-                if (crc32(payload) if length <= CRC_BYTES else ring.checksum(payload)) != check & MASK32:
+                if (crc32(payload) if length <= CRC_BYTES else checksum(payload)) != check & MASK32:
                     break
                 taken.append(_new(kind, (sender, payload, sequence)))
                 left -= 1
@@ -415,7 +414,7 @@ class LaneReader:
         else:
             data = memory[start : start + length]
         at = offsets(data, check >> BUNDLE_SHIFT)
-        if at is None or ring.checksum_of_bundle(data, at) != check & MASK32:
+        if at is None or checksum(data) != check & MASK32:
             return []
         if views or length <= IN_PLACE_BYTES:
             return [data[one:two] for one, two in pairwise(at)]

@@ -194,7 +194,7 @@ def _write_static(fd: int, layout: Layout) -> None:
     header[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
     header[lay.H_CREATED_US] = time.time_ns() // 1000
     header[lay.H_FORM] = lay.FORMS.index(layout.form)
-    header[lay.H_CHECKSUM] = lay.CHECKSUMS.index(layout.checksum)
+    header[lay.H_CHECKSUM] = lay.CHECKSUM_FULL
     data = b"".join(word.to_bytes(8, "little") for word in header) + tables
     if os.pwrite(fd, data, 0) != len(data):
         raise OSError(errno.EIO, "short write")
@@ -260,6 +260,7 @@ class Segment:
             (lay.H_VERSION, "layout version", lay.LAYOUT_VERSION),
             (lay.H_MACHINE, "machine", lay.MACHINE_X86_64),
             (lay.H_TOTAL_BYTES, "size", len(self.memory)),
+            (lay.H_CHECKSUM, "kind of payload checksums", lay.CHECKSUM_FULL),
         ):
             if words[word] != expected:
                 raise LayoutMismatch(self.path, what, words[word], expected)
@@ -273,9 +274,7 @@ class Segment:
                 self.path, "checksum of the tables", zlib.crc32(tables), words[lay.H_TABLES_CRC]
             )
         try:
-            layout = lay.layout_from_tables(
-                tables, participants, words[lay.H_SLOTS], words[lay.H_FORM], words[lay.H_CHECKSUM]
-            )
+            layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS], words[lay.H_FORM])
         except LayoutInvalid as exc:
             raise LayoutMismatch(self.path, "table of routes", exc.problem, "a valid layout") from exc
         if layout.total_bytes != len(self.memory):

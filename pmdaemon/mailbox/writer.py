@@ -63,7 +63,7 @@ from pmdaemon.mailbox.layout import (
     TAKEN,
     Layout,
 )
-from pmdaemon.mailbox.ring import CRC_BYTES, LENGTHS, Outlet, Piece, plan, shrink
+from pmdaemon.mailbox.ring import CRC_BYTES, LENGTHS, Outlet, Piece, checksum, plan, shrink
 
 _NEXT_GENERATION: Final = 1 << 32
 
@@ -167,7 +167,7 @@ class LaneWriter:
             0,
             length << 32 | outlet.address,
             position,
-            crc32(payload) if length <= CRC_BYTES else outlet.ring.checksum(payload),
+            crc32(payload) if length <= CRC_BYTES else checksum(payload),
             sequence,
             0,
             0,
@@ -231,7 +231,7 @@ class LaneWriter:
         longest = max(lengths)
         if longest >= outlet.size:
             raise MessageTooLarge(self._sender, outlet.recipient, longest, outlet.size)
-        pieces = plan(lengths, outlet.bundles)
+        pieces = plan(lengths)
         copies = self._place(outlet, pieces, payloads, lengths, outlet.reclaim_at)
         posted = len(payloads)
         if len(copies) < len(pieces):
@@ -325,7 +325,7 @@ class LaneWriter:
                 check = len(data) - 1 << BUNDLE_SHIFT | ring.write_parts(position, data, length)
             else:
                 if data is not before:  # else it is a copy for another recipient
-                    before, check = data, ring.checksum(data)
+                    before, check = data, checksum(data)
                 start = ring.start + position % ring.size
                 if start + length <= ring.end:
                     memory[start : start + length] = data

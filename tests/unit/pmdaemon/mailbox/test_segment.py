@@ -144,7 +144,7 @@ def test_missing_and_unsafe_files_are_refused(path: Path) -> None:
         (lay.H_SLOTS, "size|table"),
         (lay.H_TABLES_CRC, "checksum"),
         (lay.H_FORM, "table"),
-        (lay.H_CHECKSUM, "table"),
+        (lay.H_CHECKSUM, "kind of payload checksums"),
         (lay.HEADER_BYTES // 8, "checksum"),
     ],
 )
