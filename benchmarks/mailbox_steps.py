@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
-from pmdaemon.mailbox.ring import checksum, checksum_of_ends
+from pmdaemon.mailbox.ring import checksum
 
 REPEATS = 200
 BATCH = 64
@@ -65,7 +65,6 @@ def primitives(size: int) -> dict[str, float]:
     idle = loop(lambda: None)
     return {
         "checksum": loop(lambda: checksum(payload)),
-        "checksum_of_ends": loop(lambda: checksum_of_ends(payload)),
         "payload_store": loop(store),
         "payload_load": loop(lambda: memory[4096 : 4096 + size]),
         "slot_fill": loop(slot),

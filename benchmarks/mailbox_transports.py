@@ -59,16 +59,14 @@ class Transport(ABC):
 class Box(Transport):
     """The mailbox: post one message, take up to 64."""
 
-    form, batch, views, checksum = "lanes", 1, False, "full"
+    form, batch, views = "lanes", 1, False
 
     def open(self) -> None:
         names = tuple(f"p{number}" for number in range(self.producers))
         ring_bytes = ROOM_BYTES // self.producers // RING_UNIT_BYTES * RING_UNIT_BYTES
         routes = tuple(Route(name, "consumer", ring_bytes) for name in names)
         self.nap_s = NAP_S if self.size < 100_000 else NAP_LARGE_S
-        create_segment(
-            self.folder / "segment", Layout(("consumer", *names), routes, 2048, self.form, self.checksum)
-        )
+        create_segment(self.folder / "segment", Layout(("consumer", *names), routes, 2048, self.form))
         self.box = attach(self.folder / "segment", "consumer")
         self.take: Callable[[], list[Any]] = self.box.take_views if self.views else self.box.take
 
@@ -121,10 +119,10 @@ class BoxViews(Box):
     batch, views = 16, True
 
 
-class BoxViewsEnds(BoxViews):
-    """The same, checksums of both ends only."""
+class BoxSingleViews(Box):
+    """Post one message; payloads are used where they lie."""
 
-    checksum = "ends"
+    views = True
 
 
 class Shared(Box):
@@ -274,7 +272,7 @@ VARIANTS: dict[str, type[Transport]] = {
     "fifo_many": FifoMany,
     "fifo": Fifo,
     "lanes_views": BoxViews,
-    "lanes_views_ends": BoxViewsEnds,
+    "lanes_single_views": BoxSingleViews,
     "shared_many": SharedMany,
     "simple_queue": SimpleQueue,
     "pipe": Pipe,

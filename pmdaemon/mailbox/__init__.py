@@ -1,27 +1,27 @@
 """Shared-memory mailboxes between the processes of one server (P8, M1-M9).
 
 Two steps, neither of which waits: a sender posts, a recipient takes later. Read in this order: ``layout``
-(the byte map), ``segment`` (the file), ``ring`` (payloads), ``lane`` (posting, and the list of one sender),
-``shared`` and ``mutex`` (the one list of all), ``lookahead`` (the recipient's search), ``doorbell`` (sleep),
-``mailbox`` (what others use; ``wiring`` is what it is made of), ``dump`` (an outsider's view), ``errors``.
+(the byte map), ``segment`` (the file, and which process has a name), ``ring`` (payloads and bundles),
+``writer`` (posting, and the list of one sender), ``shared_writer`` (the one list of all, and its mutex),
+``reader`` (the recipient's search and its batch), ``doorbell`` (sleep), ``mailbox`` (what others use),
+``inspect`` (figures and an outsider's view), ``errors``.
 
 Imports of ours: ``pmdaemon.errors`` and ``pmdaemon.runtime`` only. Payloads are opaque bytes here.
 """
 
 from pmdaemon.mailbox.doorbell import BACKSTOP_S
-from pmdaemon.mailbox.inspect import describe
+from pmdaemon.mailbox.inspect import describe, probe
 from pmdaemon.mailbox.layout import Layout, Route
 from pmdaemon.mailbox.mailbox import Mailbox, attach
 from pmdaemon.mailbox.message import LookAhead, Message, View
-from pmdaemon.mailbox.probe import probe
 from pmdaemon.mailbox.segment import (
     Segment,
     create_segment,
     default_runtime_dir,
     ensure_private_dir,
-    own,
     reserve_room,
     sweep_stale,
+    take_ownership,
 )
 
 __all__ = [
@@ -38,8 +38,8 @@ __all__ = [
     "default_runtime_dir",
     "describe",
     "ensure_private_dir",
-    "own",
     "probe",
     "reserve_room",
     "sweep_stale",
+    "take_ownership",
 ]

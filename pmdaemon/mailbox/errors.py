@@ -18,7 +18,7 @@ MailboxError
 ├── MailboxFull          some recipients had no room just now (retryable); the others have the message
 │   └── MailboxBusy      a stopped process holds the lock of the list (retryable); nothing was posted
 ├── PayloadInUse         a view of a taken payload is still in use where its batch would be released
-├── NotInHand            a message was given back that is not in hand
+├── MessageNotTaken      a message was given back that is not in hand
 ├── MailboxCorrupt       what stands in shared memory cannot be true
 │   └── MessageDamaged   one message, which was discarded; the list is in order
 └── MailboxClosed        used after ``close``
@@ -41,9 +41,9 @@ __all__ = [
     "MailboxError",
     "MailboxFull",
     "MessageDamaged",
+    "MessageNotTaken",
     "MessageTooLarge",
     "NoRoute",
-    "NotInHand",
     "ParticipantBusy",
     "PayloadInUse",
     "RoomMissing",
@@ -255,7 +255,7 @@ class PayloadInUse(MailboxError):
         )
 
 
-class NotInHand(MailboxError):
+class MessageNotTaken(MailboxError):
     """Only messages of the newest batch can be given back, once."""
 
     def __init__(self, sender: str, sequence: int) -> None:

@@ -1,25 +1,50 @@
-"""What stands in a segment, read by an outsider: for tools and for looking after a crash.
+"""What a segment holds and what its participants did: figures, metrics, a description, a probe.
 
-Maps read-only and changes nothing. ``describe`` is what ``sla mailbox dump`` shows, and a source of metrics:
-the figures of a participant are those it publishes itself. Lanes move while they are read: a lane that
-changed under the walk is tried again a few times, then reported as ``moving`` with what was seen of it.
+* *Figures.* Each participant stores its own in its control block when it falls asleep and now and then while
+  it does not (``publish``). ``METRICS`` names the same figures as Prometheus would, with a sentence each;
+  there is no registry here, a process that exposes metrics takes them from ``samples``.
+* *Description.* ``describe`` is what ``sla mailbox dump`` shows. It maps read-only and changes nothing. Lanes
+  move while they are read: a lane that changed under the walk is read again a few times, then reported as
+  ``moving`` with what was seen of it.
+* *Probe.* The server asks whether a segment is in order before it keeps that of an earlier run. Each
+  participant's side is adopted, as an attach would do it, in a private copy of everything in front of the
+  rings: what an interrupted post or reclaim has left is repaired there, and damage is what cannot be
+  repaired. The segment itself is only read. A damaged payload is no reason to refuse a segment: its message
+  is discarded when it is taken.
+
+Thread: any, with participants running; ``publish`` belongs to the taking thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, cast
 
-from pmdaemon.mailbox.bundle import BUNDLE_MESSAGES, all_done, messages_in
-from pmdaemon.mailbox.figures import PUBLISHED, metrics
+from pmdaemon.mailbox.doorbell import Ringer
+from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
 from pmdaemon.mailbox.layout import (
+    C_BUSY,
+    C_DISCARDED,
+    C_FULL,
     C_HEAD,
+    C_HELD,
     C_INCARNATION,
+    C_INSPECTED,
     C_PID,
+    C_POSTED_BYTES,
+    C_POSTS,
+    C_RECLAIMED,
+    C_RESETS,
+    C_RINGS,
     C_ROOM,
+    C_SCANS,
     C_SEQUENCE,
     C_SLEEP,
     C_START,
+    C_TAKEN_BYTES,
+    C_TAKES,
+    C_THRESHOLD,
     H_CREATED_US,
     H_DAMAGED,
     H_OWNER_PID,
@@ -33,11 +58,131 @@ from pmdaemon.mailbox.layout import (
     S_CHECK,
     S_DONE,
     S_NEXT,
+    SLOT_BYTES,
     SLOT_WORDS,
     Layout,
 )
-from pmdaemon.mailbox.liveness import is_alive
-from pmdaemon.mailbox.segment import Segment
+from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
+from pmdaemon.mailbox.ring import BUNDLE_MESSAGES, Outlet, PayloadRing, all_done, messages_in
+from pmdaemon.mailbox.segment import Segment, is_alive
+from pmdaemon.mailbox.shared_writer import SharedWriter
+from pmdaemon.mailbox.writer import LaneWriter
+
+RESET_CAUSES: Final = ("invalid", "scans", "idle", "urgent", "returned")
+
+METRICS: Final = {
+    "posts": ("sla_mailbox_posts_total", "Messages posted, a copy for each recipient."),
+    "bytes_posted": ("sla_mailbox_posted_bytes_total", "Payload of the messages posted."),
+    "full": ("sla_mailbox_full_total", "Copies refused because slots or ring of their route were full."),
+    "busy": ("sla_mailbox_busy_total", "Posts refused because a stopped process held the shared list."),
+    "reclaimed": ("sla_mailbox_reclaimed_slots_total", "Slots freed after their messages were taken."),
+    "rings": ("sla_mailbox_rings_total", "Doorbells rung for sleeping recipients."),
+    "takes": ("sla_mailbox_takes_total", "Messages taken."),
+    "bytes_taken": ("sla_mailbox_taken_bytes_total", "Payload of the messages taken."),
+    "discarded": ("sla_mailbox_discarded_total", "Slots discarded because their checksum was wrong."),
+    "scans": ("sla_mailbox_scans_total", "Searches for a message, empty ones included."),
+    "slots_inspected": ("sla_mailbox_slots_inspected_total", "Slots met in searches; by takes, near 1."),
+    "resets": ("sla_mailbox_resets_total", "Searches that began at the list's head again."),
+    "threshold": ("sla_mailbox_reset_threshold_scans", "Searches between two resets, as adapted."),
+    "in_hand": ("sla_mailbox_in_hand", "Messages taken and not released yet."),
+}
+"""Figure: its name as a metric, and what it means. Names that end in ``_total`` only rise."""
+FILL_METRIC: Final = ("sla_mailbox_ring_fill_ratio", "Share of a route's ring that is not taken yet, 0 to 1.")
+
+
+PUBLISHED: Final = {
+    "posts": C_POSTS,
+    "bytes_posted": C_POSTED_BYTES,
+    "full": C_FULL,
+    "reclaimed": C_RECLAIMED,
+    "rings": C_RINGS,
+    "busy": C_BUSY,
+    "takes": C_TAKES,
+    "bytes_taken": C_TAKEN_BYTES,
+    "scans": C_SCANS,
+    "slots_inspected": C_INSPECTED,
+    "resets": C_RESETS,
+    "discarded": C_DISCARDED,
+    "threshold": C_THRESHOLD,
+    "in_hand": C_HELD,
+}
+"""Figure: its word in the control block."""
+
+
+class Sources(NamedTuple):
+    """Where the figures of one mailbox come from."""
+
+    writer: LaneWriter
+    ringer: Ringer
+    readers: Sequence[LaneReader]
+    batch: UnackedBatch
+
+
+def publish(words: memoryview, control: int, sources: Sources) -> None:
+    """Store the figures into the control block that begins at word ``control``."""
+    figures = stats(sources)
+    figures["resets"] = sum(figures["resets"].values())
+    figures["threshold"] = min(figures["threshold"], default=0)
+    for figure, word in PUBLISHED.items():
+        words[control + word] = figures[figure]
+
+
+def stats(sources: Sources) -> dict[str, Any]:
+    """Counters since attach; lists have an entry for each list searched."""
+    writer, ringer, readers, batch = sources
+    return {
+        "posts": writer.posts,
+        "bytes_posted": writer.bytes_posted,
+        "full": writer.full,
+        "reclaimed": writer.reclaimed,
+        "busy": writer.busy,
+        "repairs": getattr(writer, "repairs", 0),
+        "rings": ringer.rings,
+        "rings_missed": ringer.missed,
+        "takes": sum(reader.takes for reader in readers),
+        "bytes_taken": sum(reader.bytes_taken for reader in readers),
+        "discarded": sum(reader.discarded for reader in readers),
+        "scans": sum(reader.scans for reader in readers),
+        "slots_inspected": sum(reader.inspected for reader in readers),
+        "resets": {cause: sum(reader.resets[cause] for reader in readers) for cause in RESET_CAUSES},
+        "threshold": [reader.threshold for reader in readers],
+        "scans_since_reset": [reader.scans_since_reset for reader in readers],
+        "scans_since_met": [reader.scans_since_met for reader in readers],
+        "in_hand": len(batch),
+        "ring_fill_ratio": writer.fill_ratios(),
+    }
+
+
+class MetricSample(NamedTuple):
+    """One value of a metric."""
+
+    metric: str
+    labels: dict[str, str]
+    value: float
+
+
+def samples(name: str, figures: Mapping[str, Any]) -> Iterator[MetricSample]:
+    """Figures of participant ``name`` (``stats``, or an entry of ``describe``) as metrics."""
+    for figure, (metric, _) in METRICS.items():
+        value = figures[figure]
+        if isinstance(value, Mapping):  # resets, by cause
+            for cause, count in value.items():
+                yield MetricSample(metric, {"participant": name, "cause": cause}, count)
+        else:
+            lowest = min(value, default=0) if isinstance(value, list) else value
+            yield MetricSample(metric, {"participant": name}, lowest)
+    for recipient, ratio in figures.get("ring_fill_ratio", {}).items():
+        yield MetricSample(FILL_METRIC[0], {"participant": name, "recipient": recipient}, ratio)
+
+
+def metrics(name: str, figures: Mapping[str, Any]) -> dict[str, float]:
+    """The same by metric name and labels, as Prometheus writes them."""
+    found = {}
+    for metric, labels, value in samples(name, figures):
+        text = ",".join([f'{label}="{value}"' for label, value in labels.items()])
+        found[f"{metric}{{{text}}}"] = value
+    return found
+
 
 _ATTEMPTS: Final = 5
 SLOT_STATES: Final = ("free", "ready", "taken", "damaged")  # FREE, READY, TAKEN, anything else
@@ -53,7 +198,7 @@ def describe(path: Path) -> dict[str, Any]:
     try:
         words, layout = segment.words, segment.layout
         lanes = _lanes(words, layout)
-        people = [_participant(words, layout, index) for index in range(len(layout.participants))]
+        participants = [_participant(words, layout, index) for index in range(len(layout.participants))]
         routes = [
             {
                 "sender": route.sender,
@@ -67,30 +212,32 @@ def describe(path: Path) -> dict[str, Any]:
             "path": str(path),
             "layout_version": LAYOUT_VERSION,
             "form": layout.form,
-            "checksum": layout.checksum,
+            "checksum": "full",  # of every payload; the only kind there is
             "repair_pending": bool(words[layout.list_word + L_DIRTY]),
             "damaged": bool(words[H_DAMAGED]),
             "total_bytes": layout.total_bytes,
             "slots_per_sender": layout.slots_per_sender,
             "created_unix_us": words[H_CREATED_US],
             "owner": {"pid": words[H_OWNER_PID], "alive": is_alive(words[H_OWNER_PID], words[H_OWNER_START])},
-            "participants": people,
+            "participants": participants,
             "lanes": lanes,
             "routes": routes,
-            "metrics": _metrics(people, routes),
+            "metrics": _metrics(participants, routes),
         }
     finally:
         segment.close()
 
 
-def _metrics(people: list[dict[str, Any]], routes: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures of all participants by metric name and labels, as ``figures.METRICS`` declares them."""
+def _metrics(participants: list[dict[str, Any]], routes: list[dict[str, Any]]) -> dict[str, float]:
+    """The figures of all participants by metric name and labels, as ``METRICS`` declares them."""
     found: dict[str, float] = {}
-    for person in people:
+    for participant in participants:
         ratios = {
-            route["recipient"]: route["fill_ratio"] for route in routes if route["sender"] == person["name"]
+            route["recipient"]: route["fill_ratio"]
+            for route in routes
+            if route["sender"] == participant["name"]
         }
-        found.update(metrics(person["name"], {**person, "ring_fill_ratio": ratios}))
+        found.update(metrics(participant["name"], {**participant, "ring_fill_ratio": ratios}))
     return found
 
 
@@ -130,14 +277,14 @@ def _slots(words: memoryview, layout: Layout, index: int) -> dict[str, int]:
 def _lanes(words: memoryview, layout: Layout) -> list[dict[str, Any]]:
     """For each sender: its slots linked, and its READY messages and bytes by recipient."""
     if layout.form == "shared":
-        return _settled(words, layout, layout.list_word + L_HEAD, range(len(layout.participants)))
+        return _walk_at_rest(words, layout, layout.list_word + L_HEAD, range(len(layout.participants)))
     lanes: list[dict[str, Any]] = []
     for index in range(len(layout.participants)):
-        lanes += _settled(words, layout, layout.control_word(index) + C_HEAD, range(index, index + 1))
+        lanes += _walk_at_rest(words, layout, layout.control_word(index) + C_HEAD, range(index, index + 1))
     return lanes
 
 
-def _settled(words: memoryview, layout: Layout, head_word: int, senders: range) -> list[dict[str, Any]]:
+def _walk_at_rest(words: memoryview, layout: Layout, head_word: int, senders: range) -> list[dict[str, Any]]:
     for _ in range(_ATTEMPTS):
         found = _walk(words, layout, head_word, senders)
         if not found[0]["moving"]:
@@ -185,3 +332,61 @@ def _messages(words: memoryview, word: int) -> int:
 def _waiting(lane: dict[str, Any], recipient: str, ring_bytes: int) -> dict[str, Any]:
     messages, size = lane["waiting"].get(recipient, (0, 0))
     return {"messages": messages, "bytes": size, "fill_ratio": min(1.0, size / ring_bytes)}
+
+
+def probe(path: Path) -> None:
+    """See that every participant of the segment could attach.
+
+    Raises:
+        MailboxCorrupt: one could not, or a participant has met damage before (the DAMAGED word).
+        SegmentError: the file is no usable segment.
+    """
+    segment = Segment(path, writable=False)
+    try:
+        if segment.is_damaged:
+            raise MailboxCorrupt(str(path), "a participant has found it so")
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                _adopt_all(segment)
+            except MailboxCorrupt:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
+    finally:
+        segment.close()
+
+
+def _adopt_all(segment: Segment) -> None:
+    layout = segment.layout
+    copy = _copy(segment)
+    words = memoryview(copy).cast("Q")
+    writer = SharedWriter if layout.form == "shared" else LaneWriter
+    for index, name in enumerate(layout.participants):
+        room = words[layout.control_word(index) + C_ROOM]
+        if room not in (0, 1):
+            raise MailboxCorrupt(str(segment.path), f"the word ROOM of {name} is {room:#x}")
+        if not room:
+            continue
+        outlets = []
+        for route in layout.routes_of(name):
+            recipient = layout.index(route.recipient)
+            ring = PayloadRing(segment.memory, segment.bytes, *layout.ring_at_bytes(name, route.recipient))
+            outlets.append(Outlet(route.recipient, index << 16 | recipient, ring, 0, layout.quota(name)))
+        where = f"{segment.path}, " + ("the shared list" if layout.form == "shared" else f"lane of {name}")
+        try:
+            # Only ``RobustMutex`` asks for more than a buffer, and a bytearray will do for it.
+            writer(cast(Any, copy), words, layout, index, outlets, Ringer(segment.path), where)
+        except MailboxBusy:
+            return  # a living process holds the list: it is in use
+
+
+def _copy(segment: Segment) -> bytearray:
+    """Header, control blocks and slots; zeroes for the slots without a room, which are not even looked at."""
+    layout, memory = segment.layout, segment.memory
+    copy = bytearray(memory[: layout.slots_at_bytes])
+    size = SLOT_BYTES * layout.slots_per_sender
+    for index in range(len(layout.participants)):
+        start = layout.slots_word(index) * 8
+        copy += memory[start : start + size] if segment.has_room(index) else bytes(size)
+    return copy

@@ -14,7 +14,7 @@ All words are 8 bytes, aligned, native order (x86-64: little-endian).
     RINGS          sum of ring_bytes                              one ring a route, in the table's order
 
 Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
-OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0 `full`, 1 `ends`), DAMAGED. They
+OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0: of whole payloads), DAMAGED. They
 are written before the file gets its name; later only OWNER, by the next server that keeps the segment, and
 DAMAGED, set by whoever meets damage.
 
@@ -47,7 +47,7 @@ Slot:
     7     DONE      of a bundle: bit i, message i was released; written by the recipient
 
 A slot carries one message, or, if the ``messages`` of its CHECK are not 0, a *bundle* of as many (module
-``bundle``). SEQUENCE is then that of the first.
+``ring``). SEQUENCE is then that of the first.
 
 A reference is generation << 32 | (index + 1); in the form `lanes` the index counts within the sender's lane,
 in the form `shared` over all slots. A generation (32 bits) grows by one each time the slot is
@@ -106,7 +106,7 @@ MAX_PARTICIPANTS: Final = 512  # far above any server of ours; a sane bound for 
 MAX_SLOTS: Final = 1 << 20
 MAX_RING_BYTES: Final = 1 << 31  # lengths are 32-bit
 FORMS: Final = ("lanes", "shared")  # the index is what the header holds
-CHECKSUMS: Final = ("full", "ends")  # likewise
+CHECKSUM_FULL: Final = 0  # the header's CHECKSUM; 1 was a kind that covered both ends of large payloads only
 _NAME_RE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -133,8 +133,6 @@ class Layout:
         slots_per_sender: messages one sender may have outstanding, divided equally among its routes, so that
             a recipient that takes nothing costs the others nothing. At least one a route, and one more.
         form: ``lanes``, a list for each sender, or ``shared``, one list for all in order of arrival.
-        checksum: ``full`` covers every byte of every payload; ``ends`` only both ends of those above 4 KiB,
-            for senders of large payloads who would rather have the time (module ``ring``).
 
     Raises:
         LayoutInvalid: names the entry and what it must be.
@@ -144,13 +142,10 @@ class Layout:
     routes: tuple[Route, ...]
     slots_per_sender: int = 1024
     form: str = "lanes"
-    checksum: str = "full"
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise LayoutInvalid(f"form is {self.form!r}, must be one of {', '.join(FORMS)}")
-        if self.checksum not in CHECKSUMS:
-            raise LayoutInvalid(f"checksum is {self.checksum!r}, must be one of {', '.join(CHECKSUMS)}")
         self._check_participants()
         pairs = set()
         for route in self.routes:
@@ -307,9 +302,7 @@ def tables_bytes(participants: int, routes: int) -> int:
     return NAME_BYTES * participants + ROUTE.size * routes
 
 
-def layout_from_tables(
-    tables: bytes, participants: int, slots_per_sender: int, form: int = 0, check: int = 0
-) -> Layout:
+def layout_from_tables(tables: bytes, participants: int, slots_per_sender: int, form: int = 0) -> Layout:
     """Inverse of ``Layout.tables``.
 
     Raises:
@@ -324,7 +317,7 @@ def layout_from_tables(
             Route(names[sender], names[recipient], size)
             for sender, recipient, size in ROUTE.iter_unpack(tables[split:])
         )
-        form_name, checksum = FORMS[form], CHECKSUMS[check]
+        form_name = FORMS[form]
     except (UnicodeDecodeError, IndexError, struct.error) as exc:
         raise LayoutInvalid(f"tables do not decode ({exc})") from exc
-    return Layout(names, routes, slots_per_sender, form_name, checksum)
+    return Layout(names, routes, slots_per_sender, form_name)

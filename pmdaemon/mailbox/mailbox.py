@@ -31,9 +31,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from pmdaemon.mailbox.claim import claim
 from pmdaemon.mailbox.doorbell import BACKSTOP_S, Bell, Ringer, bell_path
 from pmdaemon.mailbox.errors import (
     MailboxClosed,
@@ -45,15 +44,13 @@ from pmdaemon.mailbox.errors import (
     RoomMissing,
     UnknownParticipant,
 )
-from pmdaemon.mailbox.figures import Sources, metrics, publish, stats
-from pmdaemon.mailbox.hand import UnackedBatch
-from pmdaemon.mailbox.layout import C_INCARNATION, C_PID, C_SLEEP
-from pmdaemon.mailbox.message import LookAhead, Message, View
-from pmdaemon.mailbox.reader import LaneReader
-from pmdaemon.mailbox.ring import Outlet
-from pmdaemon.mailbox.segment import Segment
+from pmdaemon.mailbox.inspect import Sources, metrics, publish, stats
+from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_INCARNATION, C_PID, C_ROOM, C_SLEEP, L_FRONT, L_HEAD
+from pmdaemon.mailbox.message import ListPlace, LookAhead, Message, View
+from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
+from pmdaemon.mailbox.ring import Outlet, PayloadRing
+from pmdaemon.mailbox.segment import Segment, claim
 from pmdaemon.mailbox.shared_writer import SharedWriter
-from pmdaemon.mailbox.wiring import Buffer, flatten, keep_freed_memory, make_outlets, places
 from pmdaemon.mailbox.writer import LaneWriter
 from pmdaemon.runtime.clock import Deadline
 
@@ -83,7 +80,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
         index = segment.layout.index(name)
         if not segment.has_room(index):
             raise RoomMissing(name)
-        keep_freed_memory()
+        _keep_freed_memory()
         claim(segment, index, name)
         try:
             return Mailbox(segment, index, look_ahead or LookAhead())
@@ -116,21 +113,21 @@ class Mailbox:
         self._sleep_word = control + C_SLEEP
         self._closed = False
         self._ringer = Ringer(segment.path)
-        outlets = make_outlets(segment, self.name, index)
+        outlets = _make_outlets(segment, self.name, index)
         self._outlets: dict[str, tuple[Outlet, ...]] = {outlet.recipient: (outlet,) for outlet in outlets}
         shared = layout.form == "shared"
         where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
         writer = SharedWriter if shared else LaneWriter
         self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
         self._post_one = self._writer.post_one
-        self._hand = UnackedBatch(segment.words, layout, self.name)
-        self._held = self._hand.held
+        self._batch = UnackedBatch(segment.words, layout, self.name)
+        self._unacked = self._batch.unacked
         self._control = control
         self._readers = [
-            LaneReader(segment.memory, segment.words, place, self._held, look_ahead)
-            for place in places(segment, index)
+            LaneReader(segment.memory, segment.words, place, self._unacked, look_ahead)
+            for place in _list_places(segment, index)
         ]
-        self._sources = Sources(self._writer, self._ringer, self._readers, self._hand)
+        self._sources = Sources(self._writer, self._ringer, self._readers, self._batch)
         # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
         self._turn = 0
@@ -182,7 +179,7 @@ class Mailbox:
         if self._closed:
             raise MailboxClosed(self.name)
         if type(payload) is not bytes:
-            payload = flatten(payload)
+            payload = _flatten(payload)
         try:
             if isinstance(recipients, str):
                 outlets = self._outlets[recipients]
@@ -207,7 +204,7 @@ class Mailbox:
         outlet = self._outlets.get(recipient)
         if outlet is None:
             raise NoRoute(self.name, recipient, self.recipients)
-        flat = [payload if type(payload) is bytes else flatten(payload) for payload in payloads]
+        flat = [payload if type(payload) is bytes else _flatten(payload) for payload in payloads]
         try:
             posted = self._writer.post_many(outlet[0], flat, urgent)
         except MailboxCorrupt as exc:
@@ -243,7 +240,7 @@ class Mailbox:
         """
         taken: list[View] = []
         self._collect(taken, max_messages, max_bytes, True)
-        self._hand.views = [view.payload for view in taken]
+        self._batch.views = [view.payload for view in taken]
         return taken
 
     def _collect(
@@ -251,7 +248,7 @@ class Mailbox:
     ) -> None:
         if self._closed:
             raise MailboxClosed(self.name)
-        if self._held:
+        if self._unacked:
             self.release()
         order = self._orders[self._turn]
         self._turn = (self._turn + 1) % len(self._orders)
@@ -279,19 +276,19 @@ class Mailbox:
         """
         if self._closed:
             raise MailboxClosed(self.name)
-        self._hand.release()
+        self._batch.release()
 
     def give_back(self, messages: Sequence[Message | View]) -> None:
         """Put messages of the batch in hand back where they stood; the next takes bring them again, in order.
 
         Raises:
-            NotInHand: one is not in hand; none was given back.
+            MessageNotTaken: one is not in hand; none was given back.
         """
         if self._closed:
             raise MailboxClosed(self.name)
-        self._hand.give_back(messages)
+        self._batch.give_back(messages)
         for reader in self._readers:
-            reader.look_back()
+            reader.search_from_head()
 
     def _publish(self) -> None:
         """Show our figures to onlookers (``describe``)."""
@@ -312,7 +309,7 @@ class Mailbox:
         """
         if self._closed:
             raise MailboxClosed(self.name)
-        if self._held:
+        if self._unacked:
             self.release()
         self._publish()
         self._words[self._sleep_word] = 1
@@ -345,7 +342,7 @@ class Mailbox:
         Releases the batch in hand. At first it only gives others the processor and looks again, a few
         times: a busy sender is then not made to ring for every message.
         """
-        if self._held:
+        if self._unacked:
             self.release()
         for _ in range(_LOOKS_BEFORE_SLEEP if timeout_s else 0):
             if self._something_waits():
@@ -370,7 +367,7 @@ class Mailbox:
         return stats(self._sources)
 
     def metrics(self) -> dict[str, float]:
-        """The same for a collector: by name and labels, as ``figures.METRICS`` declares them."""
+        """The same for a collector: by name and labels, as ``inspect.METRICS`` declares them."""
         return metrics(self.name, self.stats())
 
     def close(self, *, release: bool = True) -> None:
@@ -400,3 +397,81 @@ class Mailbox:
         self, type_: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.close(release=type_ is None)
+
+
+Buffer = bytes | bytearray | memoryview
+
+
+_KEPT_BYTES: Final = 1 << 20
+"""Several times what a take copies unless told otherwise."""
+
+
+def _keep_freed_memory() -> None:
+    """Let the process keep the memory of one batch for the next, instead of faulting it in anew each time.
+
+    glibc gives the top of its heap back beyond twice the size of the largest block that was mapped and freed,
+    and maps blocks from that size on; at first that is 128 KiB. Source: mallopt(3), M_MMAP_THRESHOLD.
+    """
+    block = bytearray(_KEPT_BYTES)
+    del block
+
+
+def _flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
+    """The payload as one run of bytes; copies only what is not one already."""
+    if isinstance(payload, memoryview):
+        return (
+            payload
+            if payload.c_contiguous and payload.format == "B" and payload.ndim == 1
+            else payload.tobytes()
+        )
+    if isinstance(payload, bytes | bytearray):
+        return bytes(payload)
+    return b"".join(payload)
+
+
+def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> PayloadRing:
+    at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
+    if all(segment.has_room(segment.layout.index(end)) for end in (sender, recipient)):
+        segment.prefault(at_bytes, size_bytes, to_write=to_write)
+    return PayloadRing(segment.memory, segment.bytes, at_bytes, size_bytes)
+
+
+def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
+    """The sender's side of each route of participant ``name``, whose number is ``index``."""
+    layout = segment.layout
+    outlets = []
+    for route in layout.routes_of(name):
+        recipient = layout.index(route.recipient)
+        control = layout.control_word(recipient)
+        ring = _ring(segment, name, route.recipient, to_write=True)
+        address, quota = index << 16 | recipient, layout.quota(name)
+        outlet = Outlet(route.recipient, address, ring, control + C_SLEEP, quota)
+        if not segment.has_room(recipient):
+            outlet.room_word = control + C_ROOM
+        outlets.append(outlet)
+    return outlets
+
+
+def _list_places(segment: Segment, index: int) -> list[ListPlace]:
+    """Where messages to participant ``index`` may stand: a place for each lane, or the one shared list."""
+    layout = segment.layout
+    rings: dict[int, tuple[str, PayloadRing]] = {}
+    for route in layout.routes:
+        if route.recipient == layout.participants[index]:
+            ring = _ring(segment, route.sender, route.recipient, to_write=False)
+            rings[layout.index(route.sender) << 16 | index] = (route.sender, ring)
+    if layout.form == "shared":
+        base, where = layout.list_word, f"{segment.path}, the shared list"
+        return [
+            ListPlace(layout, 0, len(layout.participants), base + L_HEAD, base + L_FRONT, index, rings, where)
+        ]
+    found = []
+    for address, (name, ring) in rings.items():
+        sender = address >> 16
+        control, where = layout.control_word(sender), f"{segment.path}, lane of {name}"
+        found.append(
+            ListPlace(
+                layout, sender, 1, control + C_HEAD, control + C_FRONT, index, {address: (name, ring)}, where
+            )
+        )
+    return found

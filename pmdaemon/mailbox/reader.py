@@ -1,27 +1,45 @@
-"""Taking what a search has found: payloads checked, copied or shown in place, and put *in hand*.
+"""The taking side, for both forms: a search that goes on where the last one ended (M3), and its batch.
 
-**In hand.** A message taken stays READY, and in ``held``, until its batch is released; only then is it marked
-TAKEN, or, of a bundle not given out whole, its bit in DONE is set. Whoever dies before that is given it
-again. ``held`` maps the word to be stored to its value: a slot's STATE, or a bundle's DONE.
+**Look-ahead.** It is (slot, generation) of the last slot *inspected*, in this process's own memory. Following
+its NEXT finds what was appended since; an empty look costs three loads, whatever the list's length. Slots
+inspected per message are then near 1; from the head they would be as many as stand before it (M9).
 
-**Damage.** Nothing read here is trusted: a message that is longer than its ring, or on no route of ours, or
-a bundle that contradicts itself raises MailboxCorrupt; so does a wrong checksum, and the message is
-discarded. ``take`` checks the copy that it hands out (but of a bundle above 64 KiB, like ``take_views``, what
-lies in the segment).
+**Noticing change.** Every load of NEXT is followed by a check of that slot's generation, and a slot is used
+only if its generation is the one its reference names. A mismatch means that it was unlinked and freed
+meanwhile: reset to the head.
 
-Thread: one, the taking thread.
+**Resets** (M5): `invalid` as above; `scans`, more than `threshold` scans since the last reset; `idle`, more
+than a quarter of it since the last reset or message to this recipient; `urgent`, a sender linked something at
+the front; `returned`, a message was given back. An adaptive threshold is halved after a reset of kind `scans`
+or `idle` that found a message in front of the old look-ahead (something had been passed over), doubled
+after one that did not (``LookAhead``).
+
+**Unacknowledged batch.** A message taken stays READY until its batch is released; only then is it marked
+TAKEN, or, of a bundle not given out whole, its bit in DONE is set. ``unacked`` maps the word to be stored to
+its value: a slot's STATE, or a bundle's DONE. Readers put messages in, each release takes all of them out,
+and ``give_back`` some. A search passes by what is in it. A process that dies before the store is given the
+message again at its next attach.
+
+**Damage.** Nothing read here is trusted. A link outside the lane, a linked slot in an impossible state, a
+foreign sender, the same slot use met twice in one walk, or a stale link that its holder has not changed (a
+sender unlinks before it frees, and takers see stores in order) raise MailboxCorrupt; so do a message that is
+longer than its ring or on no known route, and a bundle that contradicts itself. A message with a wrong
+checksum is discarded (MessageDamaged). ``take`` checks the copy that it hands out (but of a bundle above
+64 KiB, like ``take_views``, what lies in the segment). Steps in one search are bounded.
+
+Thread: one, the taking thread, but for ``len(UnackedBatch)``, which any may ask.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import Any, Final, NoReturn
 from zlib import crc32
 
-from pmdaemon.mailbox.bundle import all_done, directory_bytes, messages_in, offsets
-from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
+from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged, MessageNotTaken, PayloadInUse
 from pmdaemon.mailbox.layout import (
     BUNDLE_SHIFT,
     MASK32,
@@ -32,12 +50,29 @@ from pmdaemon.mailbox.layout import (
     S_NEXT,
     S_POSITION,
     S_SEQUENCE,
+    S_STATE,
     SLOT_WORDS,
     TAKEN,
+    Layout,
 )
-from pmdaemon.mailbox.lookahead import Search
 from pmdaemon.mailbox.message import ListPlace, LookAhead, Message, View
-from pmdaemon.mailbox.ring import CRC_BYTES, IN_PLACE_BYTES, PayloadRing
+from pmdaemon.mailbox.ring import (
+    CRC_BYTES,
+    IN_PLACE_BYTES,
+    PayloadRing,
+    all_done,
+    checksum,
+    directory_bytes,
+    messages_in,
+    offsets,
+)
+
+THRESHOLD_MIN: Final = 64
+THRESHOLD_MAX: Final = 65_536
+_NEVER: Final = 1 << 62
+_HEAD: Final = -1
+_FIRST_LAP: Final = 16  # slots walked before the search for circles begins
+
 
 _unpack: Final = struct.Struct("=8x7Q").unpack_from  # a slot's words after STATE, one load each
 _new: Final[Any] = tuple.__new__  # half the time of calling the class of a NamedTuple
@@ -45,24 +80,190 @@ _BUNDLE: Final = 1 << BUNDLE_SHIFT
 Batch = list[Message] | list[View]
 
 
-class LaneReader(Search):
-    """Takes one recipient's messages from one list.
+class LaneReader:
+    """Finds and takes one recipient's messages in one list.
 
     Attributes:
+        scans, inspected: searches, and slots met in them.
+        resets: by cause.
+        threshold: scans between two resets, adaptive.
         takes, bytes_taken: messages taken and their payload.
         discarded: slots with a wrong checksum.
     """
 
     def __init__(
-        self, memory: mmap.mmap, words: memoryview, place: ListPlace, held: dict[int, int], look: LookAhead
+        self, memory: mmap.mmap, words: memoryview, place: ListPlace, unacked: dict[int, int], look: LookAhead
     ) -> None:
-        super().__init__(memory, words, place, held, look)
+        self._memory = memory
+        self._words = words
+        self._first_sender = place.first_sender
+        self._unacked = unacked
+        self._adaptive = look.adaptive
+        self._enabled = look.enabled
+        self._where = place.where
+        if place.senders == 1:  # every slot there has the same sender: compare it, too
+            self._mine, self._mask = place.first_sender << 16 | place.recipient, MASK32
+        else:
+            self._mine, self._mask = place.recipient, 0xFFFF
+        self._per_sender = place.layout.slots_per_sender
+        self._participants = len(place.layout.participants)
+        self._slots = self._per_sender * place.senders
+        self._step_limit = 4 * self._slots + 64  # enough for the mark below to close any circle
+        self._first_word = place.layout.slots_word(place.first_sender)
+        self._end_word = self._first_word + self._slots * SLOT_WORDS
+        self._rings = place.rings
+        self._head_word, self._front_word = place.head_word, place.front_word
+        self._front = words[self._front_word]
+        self._at = _HEAD  # look-ahead: word index of the slot, and its generation
+        self._generation = 0
+        self._seeking = 0  # reference of the look-ahead given up in the last reset, while not met again
+        self._reset_at = self._met_at = 0
+        self.threshold = _NEVER if look.threshold is None else look.threshold
+        self._due = _NEVER if look.threshold is None else 0
+        if not look.enabled:
+            self._due = -1
+        self.scans = self.inspected = 0
+        self.resets = {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0, "returned": 0}
         self.takes = self.bytes_taken = self.discarded = 0
+
+    @property
+    def scans_since_reset(self) -> int:
+        """Searches since the last reset (M6)."""
+        return self.scans - self._reset_at
+
+    @property
+    def scans_since_met(self) -> int:
+        """Searches since a message for us was found (M6)."""
+        return self.scans - self._met_at
+
+    def find(self) -> int:
+        """Word index of the next READY slot for us, or -1; the look-ahead moves up to its predecessor.
+
+        One long function, because each slot on the way would pay for every call.
+
+        Raises:
+            MailboxCorrupt: see the module.
+        """
+        words = self._words
+        self.scans += 1
+        if words[self._front_word] != self._front:
+            self._front = words[self._front_word]
+            self._reset("urgent")
+        elif self.scans > self._due:
+            self._reset_if_due()
+        at, generation, mine, mask = self._at, self._generation, self._mine, self._mask
+        mark = steps = 0
+        lap = _FIRST_LAP
+        while steps <= self._step_limit:  # a live list grows while we walk, but not faster than we walk
+            if at == _HEAD:
+                reference = words[self._head_word]
+                moved = False
+            else:
+                reference = words[at + S_NEXT]
+                moved = words[at] >> 8 != generation
+            if not moved:
+                if not reference:
+                    break
+                slot = (reference & MASK32) - 1
+                if not 0 <= slot < self._slots:
+                    raise MailboxCorrupt(self._where, f"link {reference:#x} leads outside the lane")
+                found = self._first_word + slot * SLOT_WORDS
+                # Race: ADDRESS before STATE. Were the slot freed and filled anew between the loads, the new
+                # address would come with the new generation, and the comparison fails.
+                address = words[found + S_ADDRESS]
+                state = words[found]
+                if state >> 8 != reference >> 32:
+                    self._check_stale(at, generation, reference)
+                    moved = True
+            if moved:  # unlinked under our feet: start again, and expect to meet the same slots again
+                self._reset("invalid")
+                at, mark, lap = _HEAD, 0, steps + _FIRST_LAP
+                steps += 1
+                continue
+            steps += 1
+            if address & mask == mine and state & 0xFF == READY and found not in self._unacked:
+                self._at, self._generation = at, generation
+                self.inspected += steps
+                self._met()
+                return found
+            if reference == mark:
+                raise MailboxCorrupt(self._where, f"the list leads back to slot {slot}")
+            if reference == self._seeking:
+                self._nothing_passed_over()
+            self._check_slot(slot, address, state)
+            if steps >= lap:  # Brent: compare with a mark that moves up at powers of two
+                mark, lap = reference, lap * 2
+            at, generation = found, state >> 8
+        if self._seeking:
+            self._nothing_passed_over()
+        self._at, self._generation = at, generation
+        self.inspected += steps
+        return -1
+
+    def _check_slot(self, slot: int, address: int, state: int) -> None:
+        """A slot that we pass by must at least be possible."""
+        sender = self._first_sender + slot // self._per_sender
+        if address >> 16 & 0xFFFF != sender or address & 0xFFFF >= self._participants:
+            raise MailboxCorrupt(self._where, f"slot {slot} is addressed {address:#x}")
+        if state & 0xFF not in (READY, TAKEN):
+            raise MailboxCorrupt(self._where, f"slot {slot} is linked in state {state:#x}")
+
+    def _check_stale(self, at: int, generation: int, reference: int) -> None:
+        """A reference led to a slot of another generation: fine if its holder has changed, else damage."""
+        words = self._words
+        if at == _HEAD:
+            unchanged = words[self._head_word] == reference
+        else:
+            unchanged = words[at + S_NEXT] == reference and words[at] >> 8 == generation
+        if unchanged:
+            raise MailboxCorrupt(self._where, f"link {reference:#x} leads to a slot that was freed")
+
+    def _reset_if_due(self) -> None:
+        """Reset when one of the two thresholds has passed (M5 b, c); else note when to ask again."""
+        if not self._enabled:
+            self._at = _HEAD
+            return
+        scans_due = self._reset_at + self.threshold
+        idle_due = max(self._met_at, self._reset_at) + self.threshold // 4
+        if self._at == _HEAD:
+            self._due = self.scans + self.threshold // 4  # there already
+        elif self.scans > min(scans_due, idle_due):
+            seeking = self._generation << 32 | (self._at - self._first_word) // SLOT_WORDS + 1
+            self._reset("scans" if self.scans > scans_due else "idle")
+            self._seeking = seeking
+        else:
+            self._due = min(scans_due, idle_due)
+
+    def _reset(self, cause: str) -> None:
+        """Start at the head."""
+        self.resets[cause] += 1
+        self._at = _HEAD
+        self._seeking = 0
+        self._reset_at = self.scans
+        if self._enabled:
+            self._due = self.scans + self.threshold // 4
+
+    def search_from_head(self) -> None:
+        """Search from the head next time: a message was given back."""
+        self._reset("returned")
+
+    def _met(self) -> None:
+        """A message of ours was found."""
+        self._met_at = self.scans
+        if self._seeking:  # in front of the old look-ahead: it had been passed over
+            self._seeking = 0
+            if self._adaptive:
+                self.threshold = max(THRESHOLD_MIN, self.threshold // 2)
+
+    def _nothing_passed_over(self) -> None:
+        self._seeking = 0
+        if self._adaptive:
+            self.threshold = min(THRESHOLD_MAX, self.threshold * 2)
 
     def collect(self, taken: Batch, max_messages: int, room_bytes: int, views: bool = False) -> int:
         """Append messages to ``taken`` until it has ``max_messages``; returns what is left of ``room_bytes``.
 
-        Each is in ``held`` from here on. A payload above ``room_bytes`` is taken only as the first of all;
+        Each is in ``unacked`` from here on. A payload above ``room_bytes`` is taken only as the first of all;
         otherwise it stays and -1 is returned.
 
         Raises:
@@ -70,7 +271,7 @@ class LaneReader(Search):
             MessageDamaged: the first message's checksum is wrong, and it was discarded.
         """
         while len(taken) < max_messages:
-            room_bytes = self._rush(taken, max_messages, room_bytes, views)
+            room_bytes = self._take_fast(taken, max_messages, room_bytes, views)
             if len(taken) >= max_messages:
                 break
             found = self.find()
@@ -100,9 +301,7 @@ class LaneReader(Search):
         in_place = views or (messages > 0 and length > IN_PLACE_BYTES)
         data = ring.view(position, length) if in_place else ring.read(position, length)
         at = offsets(data, messages) if messages else [0, length]
-        if at is None or check & MASK32 != (
-            ring.checksum_of_bundle(data, at) if messages else ring.checksum(data)
-        ):
+        if at is None or check & MASK32 != checksum(data):
             if taken:
                 return -1  # hand out what is good first; the next take meets it again
             self._discard(found)
@@ -122,14 +321,14 @@ class LaneReader(Search):
             room_bytes -= size
             done |= 1 << number
         if done != everything:  # the look-ahead stays in front of it
-            self._held[found + S_DONE] = done
+            self._unacked[found + S_DONE] = done
             return -1
         state = words[found]
-        self._held[found] = state - READY + TAKEN
+        self._unacked[found] = state - READY + TAKEN
         self._at, self._generation = found, state >> 8
         return max(0, room_bytes)
 
-    def _rush(self, taken: Batch, max_messages: int, room_bytes: int, views: bool) -> int:
+    def _take_fast(self, taken: Batch, max_messages: int, room_bytes: int, views: bool) -> int:
         """The usual case of ``find`` and ``_take``: slot after slot is ours. Stops at whatever is unusual.
 
         Laid out flat, with local names: this is where a busy recipient spends its time.
@@ -140,7 +339,7 @@ class LaneReader(Search):
         reference = words[at + S_NEXT]
         if words[at] >> 8 != self._generation:  # after NEXT, as in ``find``
             return room_bytes
-        memory, held, rings, kind = self._memory, self._held, self._rings, View if views else Message
+        memory, unacked, rings, kind = self._memory, self._unacked, self._rings, View if views else Message
         first, end = self._first_word, self._end_word
         count, before_bytes, route, slots = len(taken), room_bytes, -1, 0
         left, most = max_messages - count, self._due - self.scans
@@ -152,7 +351,7 @@ class LaneReader(Search):
             # STATE after ADDRESS, as in ``find``; compared as a whole: right generation, and READY.
             now = words[found]
             length = address >> 32
-            if now != reference >> 32 << 8 | READY or found in held:
+            if now != reference >> 32 << 8 | READY or found in unacked:
                 break
             if address & MASK32 != route:  # the one that ``sender`` and ``ring`` are of
                 route = address & MASK32
@@ -183,11 +382,11 @@ class LaneReader(Search):
                     payload = ring.view(position, length) if views else ring.read(position, length)
                 else:
                     break
-                if (crc32(payload) if length <= CRC_BYTES else ring.checksum(payload)) != check & MASK32:
+                if (crc32(payload) if length <= CRC_BYTES else checksum(payload)) != check & MASK32:
                     break
                 taken.append(_new(kind, (sender, payload, sequence)))
                 left -= 1
-            held[found] = now + 1  # TAKEN
+            unacked[found] = now + 1  # TAKEN
             # In our hand nobody can free it under our feet; a link changed since is met by ``find``.
             reference, at = behind, found
             room_bytes -= length
@@ -195,7 +394,7 @@ class LaneReader(Search):
             if not left:
                 break
         if slots:
-            self._at, self._generation = at, held[at] >> 8
+            self._at, self._generation = at, unacked[at] >> 8
             self.scans += slots
             self._met_at = self.scans
         self.inspected += slots
@@ -215,7 +414,7 @@ class LaneReader(Search):
         else:
             data = memory[start : start + length]
         at = offsets(data, check >> BUNDLE_SHIFT)
-        if at is None or ring.checksum_of_bundle(data, at) != check & MASK32:
+        if at is None or checksum(data) != check & MASK32:
             return []
         if views or length <= IN_PLACE_BYTES:
             return [data[one:two] for one, two in pairwise(at)]
@@ -232,3 +431,99 @@ class LaneReader(Search):
         self._at, self._generation = found, state >> 8
         self.discarded += 1
         raise MessageDamaged(self._where, self._words[found + S_SEQUENCE])
+
+
+class UnackedBatch:
+    """What one recipient has taken and not released yet.
+
+    Attributes:
+        unacked: see the module. views: those handed out of this batch.
+    """
+
+    def __init__(self, words: memoryview, layout: Layout, name: str) -> None:
+        self._words = words
+        self._names = layout.participants
+        self._name = name
+        self._interrupted = False  # a release has begun and not ended
+        self.unacked: dict[int, int] = {}
+        self.views: list[memoryview] = []
+
+    def release(self) -> None:
+        """Everything in hand is done with.
+
+        Raises:
+            PayloadInUse: a view is in use still; everything stays.
+        """
+        if self.views:
+            self._drop_views()
+        if self._interrupted:
+            self._forget_released()
+        words = self._words
+        self._interrupted = True
+        for word, value in self.unacked.items():
+            words[word] = value
+        self.unacked.clear()
+        self._interrupted = False
+
+    def _forget_released(self) -> None:
+        """An exception (of a signal handler) has ended a release: what it has stored is in hand no more.
+
+        Such a slot may have been used again since, and a second store would destroy that use.
+        """
+        words = self._words
+        for word, value in self.unacked.copy().items():
+            if word % SLOT_WORDS == S_STATE and words[word] != value - TAKEN + READY:
+                del self.unacked[word]
+
+    def _drop_views(self) -> None:
+        while self.views:
+            try:
+                self.views[-1].release()
+            except BufferError:
+                raise PayloadInUse(self._name) from None
+            self.views.pop()
+
+    def _slots(self) -> Iterator[tuple[int, int]]:
+        """(first word, messages of it in hand as bits) of each slot. Any thread."""
+        words = self._words
+        for word, value in self.unacked.copy().items():  # the taking thread changes it meanwhile
+            slot = word - word % SLOT_WORDS  # slots begin at multiples of their size
+            if word != slot:
+                yield slot, value & ~words[word]
+            else:
+                messages = messages_in(words[slot + S_CHECK])
+                yield slot, all_done(messages) & ~words[slot + S_DONE] if messages else 1
+
+    def __len__(self) -> int:
+        return sum(bits.bit_count() for _, bits in self._slots())
+
+    def give_back(self, messages: Sequence[Message | View]) -> None:
+        """Take these messages out of the hand; they stand where they stood.
+
+        Raises:
+            MessageNotTaken: one is not in hand; none was given back.
+        """
+        in_hand = {}
+        for slot, bits in self._slots():
+            sender = self._names[self._words[slot + S_ADDRESS] >> 16 & 0xFFFF]
+            first = self._words[slot + S_SEQUENCE]
+            for number in range(bits.bit_length()):
+                if bits >> number & 1:
+                    in_hand[sender, first + number] = slot, 1 << number
+        returned: dict[int, int] = {}
+        for message in messages:
+            place = in_hand.get((message.sender, message.sequence))
+            if place is None:
+                raise MessageNotTaken(message.sender, message.sequence)
+            slot, bit = place
+            returned[slot] = returned.get(slot, 0) | bit
+        kept = {slot: bits & ~returned[slot] for slot, bits in self._slots() if slot in returned}
+        for slot, bits in kept.items():
+            self._keep(slot, bits)
+
+    def _keep(self, slot: int, bits: int) -> None:
+        """Of the slot only the messages ``bits`` stay in hand."""
+        self.unacked.pop(slot, None)
+        self.unacked.pop(slot + S_DONE, None)
+        if bits:  # of a bundle: some were released before, some are returned, some stay
+            self.unacked[slot + S_DONE] = self._words[slot + S_DONE] | bits

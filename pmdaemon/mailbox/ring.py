@@ -1,15 +1,26 @@
-"""Payload ring of one route: where the bytes lie, who has room, and the checksum of what lies there.
+"""Payload ring of one route: where the bytes lie, what room is left, bundles, and the checksum.
 
 Positions count bytes since the segment was made and never wrap; the place in the ring is the position
 modulo its size, and a payload that meets the ring's end goes on at its beginning. The sender alone moves
-both ends: ``written`` when it posts, ``freed`` when it sees that a slot was TAKEN. Neither stands in shared
-memory: after a crash both follow from the slots still linked.
+both ends: ``written`` when it posts, ``freed`` when it sees that a slot was TAKEN. Neither is stored in
+shared memory: after a crash both follow from the slots still linked.
 
-Checksum: crc32 up to ``CRC_BYTES``; above it, where crc32 would cost more than both copies together, the
+**Checksum.** crc32 up to ``CRC_BYTES``; above it, where crc32 would cost more than both copies together, the
 exclusive or of all 8-byte words, folded to 32 bits, and the crc32 of the rest. Either notices any single
-overwritten word. In a segment made with ``checksum="ends"`` those above ``CRC_BYTES`` have the crc32 of their
-first and last ``END_BYTES`` instead, and bundles that of their directory and both ends of each payload. It
-guards against stray stores and stale positions, not against an attacker.
+overwritten word. It guards against stray stores and stale positions, not against an attacker.
+
+**Bundle.** A slot, its checksum, its place in the ring, its link and its release cost about a microsecond in
+Python, whatever it carries. A bundle pays that once for up to 64 messages of one ``post_many``:
+
+    directory  n lengths, u32 each, and 4 bytes more if n is odd
+    payloads   back to back, without gaps: aligned to 8 bytes as long as their lengths are multiples of 8
+
+n is in the slot's CHECK word, the checksum covers all of it, and the messages' sequence numbers are that of
+the slot and those that follow. The sender writes a bundle as one copy before any process can reach it, so a
+crash leaves all of it or nothing. The recipient takes, releases and returns single messages all the same: bit
+i of the slot's DONE word says that message i was released. When the last one is, the slot becomes TAKEN
+instead. DONE is one word, which is why 64 is the limit, and one store, which is why no crash leaves half of
+it.
 
 Invariant: 0 <= written - freed <= size; every payload of a READY slot lies within [freed, written).
 
@@ -19,24 +30,102 @@ Thread: ``PayloadRing`` is stateless; ``Outlet`` belongs to the posting thread.
 from __future__ import annotations
 
 import mmap
+import struct
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import Final
 from zlib import crc32
 
 import numpy as np
 
-from pmdaemon.mailbox.bundle import LIMITS
+from pmdaemon.mailbox.layout import BUNDLE_SHIFT
+
+BUNDLE_MESSAGES: Final = 64
+"""Bits of the DONE word; and what the slot costs is then 1 or 2 % of the whole."""
+BUNDLED_BYTES: Final = 16_384
+"""Longest payload in a bundle; longer ones get slots of their own."""
+BUNDLE_BYTES: Final = 262_144
+"""Payload bytes of one bundle: what a recipient takes at once unless it asks for another limit. A bundle
+taken in parts is checked again for each."""
+LENGTHS: Final = tuple(struct.Struct(f"={count}I{count % 2 * 4}x") for count in range(BUNDLE_MESSAGES + 1))
+
+
+Piece = tuple[int, int, int]
+"""(first, number, span): ``number`` payloads from ``first`` on, ``span`` bytes in one slot's ring space."""
+
+
+def plan(lengths: Sequence[int]) -> list[Piece]:
+    """Divide payloads of these lengths, in order, among slots: bundles where they are small."""
+    total, count = sum(lengths), len(lengths)
+    if max(lengths) <= BUNDLED_BYTES:
+        if 1 < count <= BUNDLE_MESSAGES and total <= BUNDLE_BYTES:
+            return [(0, count, directory_bytes(count) + total)]  # the usual case
+    elif min(lengths) > BUNDLED_BYTES:
+        return [(at, 1, length) for at, length in enumerate(lengths)]
+    return list(_plan(lengths))
+
+
+def _plan(lengths: Sequence[int]) -> Iterator[Piece]:
+    first = collected = 0
+    for at, length in enumerate(lengths):
+        alone = length > BUNDLED_BYTES
+        if at > first and (alone or collected + length > BUNDLE_BYTES or at - first == BUNDLE_MESSAGES):
+            yield _piece(first, at - first, collected)
+            first, collected = at, 0
+        if alone:
+            yield at, 1, length
+            first = at + 1
+        else:
+            collected += length
+    if first < len(lengths):
+        yield _piece(first, len(lengths) - first, collected)
+
+
+def _piece(first: int, number: int, total: int) -> Piece:
+    """``number`` payloads from ``first`` on, ``total`` bytes; a single one needs no directory."""
+    return first, number, total if number == 1 else total + directory_bytes(number)
+
+
+def directory_bytes(count: int) -> int:
+    """Size of the directory of a bundle of ``count`` messages."""
+    return 4 * count + 7 & -8
+
+
+def shrink(lengths: Sequence[int], piece: Piece, room_bytes: int) -> Piece | None:
+    """The longest beginning of a piece that fits; None if not even its first payload does."""
+    first, number, _ = piece
+    totals = list(accumulate(lengths[first : first + number - 1]))
+    shorter = [_piece(first, fewer, total) for fewer, total in enumerate(totals, 1)]
+    fitting = bisect_right(shorter, room_bytes, key=itemgetter(2))
+    return shorter[fitting - 1] if fitting else None
+
+
+def messages_in(check: int) -> int:
+    """Number of messages of a bundle by its CHECK word; 0 for a plain slot."""
+    return check >> BUNDLE_SHIFT
+
+
+def offsets(data: bytes | memoryview, count: int) -> list[int] | None:
+    """Where each payload of a bundle begins, and where the last one ends; None if it contradicts itself."""
+    if not 0 < count <= BUNDLE_MESSAGES or directory_bytes(count) > len(data):
+        return None
+    ends = list(accumulate(LENGTHS[count].unpack_from(data), initial=directory_bytes(count)))
+    return ends if ends[-1] == len(data) else None
+
+
+def all_done(count: int) -> int:
+    """DONE when every message of a bundle is released."""
+    return (1 << count) - 1
+
 
 IN_PLACE_BYTES: Final = 65_536
 """Larger bundles are written, checked and read payload by payload: a copy of the whole on the way would cost
 more than the slices that it saves."""
 CRC_BYTES: Final = 4096
 """Both ways cost 1.1 us here; at 100 KB it is 24 us against 2."""
-END_BYTES: Final = 256
-"""Enough to tell payloads apart: frames begin with their kind and end with their data."""
-_HEAD, _TAIL = slice(END_BYTES), slice(-END_BYTES, None)
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -48,37 +137,16 @@ def checksum(data: bytes | memoryview) -> int:
     return crc32(data[length & -8 :], (folded ^ folded >> 32) & 0xFFFFFFFF)
 
 
-def checksum_of_ends(data: bytes | memoryview) -> int:
-    """The cheaper checksum: the same up to ``CRC_BYTES``, above it of both ends only."""
-    return crc32(data) if len(data) <= CRC_BYTES else crc32(data[-END_BYTES:], crc32(data[:END_BYTES]))
-
-
-def checksum_of_parts(parts: Sequence[bytes | memoryview]) -> int:
-    """That of a bundle above ``CRC_BYTES``: its directory, and both ends of each payload."""
-    ends: list[bytes | memoryview] = []
-    for part in parts:
-        if len(part) <= 2 * END_BYTES:
-            ends.append(part)
-        else:
-            ends += part[_HEAD], part[_TAIL]
-    return crc32(b"".join(ends))
-
-
 class PayloadRing:
     """Copies payloads into and out of one ring. ``size`` in bytes, a multiple of 64.
 
     Attributes:
         start, end: offsets of the ring in the segment, in bytes.
-        checksum: of its payloads. ends: whether of large ones it covers the ends only.
     """
 
-    __slots__ = ("_map", "_view", "checksum", "end", "ends", "size", "start")
+    __slots__ = ("_map", "_view", "end", "size", "start")
 
-    def __init__(
-        self, memory: mmap.mmap, view: memoryview, at_bytes: int, size: int, kind: str = "full"
-    ) -> None:
-        self.ends = kind == "ends"
-        self.checksum = checksum_of_ends if self.ends else checksum
+    def __init__(self, memory: mmap.mmap, view: memoryview, at_bytes: int, size: int) -> None:
         self._map = memory
         self._view = view
         self.start = at_bytes
@@ -108,13 +176,7 @@ class PayloadRing:
                 end = start + len(part)
                 self._map[start:end] = part
                 start = end
-        return checksum_of_parts(parts) if self.ends and length > CRC_BYTES else self.checksum(data)
-
-    def checksum_of_bundle(self, data: bytes | memoryview, at: Sequence[int]) -> int:
-        """Checksum of a bundle (``data``), whose payloads begin and end at the offsets ``at``."""
-        if self.ends and len(data) > CRC_BYTES:
-            return checksum_of_parts([data[start:end] for start, end in pairwise((0, *at))])
-        return self.checksum(data)
+        return checksum(data)
 
     def read(self, position: int, length: int) -> bytes:
         """Copy out ``length`` bytes (at most ``size``, checked by the caller)."""
@@ -144,14 +206,12 @@ class Outlet:
         pending: slots of this route not freed yet, in the order of their payloads.
         size, start, end: of the ring, in bytes.
         reclaim_at: number of pending slots at which to look for taken ones.
-        bundles: longest payload of a bundle, and payload bytes of one (``bundle.LIMITS``).
         room_word: index of the recipient's ROOM word, or 0 once its room is known to be reserved. Until then
             ``limit`` and ``reclaim_at`` let nothing in.
     """
 
     __slots__ = (
         "address",
-        "bundles",
         "end",
         "limit",
         "pending",
@@ -179,14 +239,13 @@ class Outlet:
         self.limit = ring.size
         self.pending: deque[int] = deque()
         self.reclaim_at = 0
-        self.bundles = LIMITS["ends" if ring.ends else "full"]
         self.room_word = 0
 
-    def shut(self) -> None:
+    def block(self) -> None:
         """Let nothing in."""
         self.limit, self.reclaim_at = -1, 0
 
-    def settle(self, written: int, freed: int) -> None:
+    def set_ends(self, written: int, freed: int) -> None:
         """Set both ends, after a look at the slots."""
         self.written, self.limit = written, freed + self.size
 

@@ -13,12 +13,19 @@ segment when any attached process ends.
 Invariants: a file that carries the segment's name is complete; a name is never given to a second segment
 while the first exists; only ``sweep_stale`` and the owner remove one. ROOM is stored after its bytes are
 reserved, so a death in between leaves bytes that are reserved in vain until the next try, and nothing worse.
+
+A name in a segment belongs to one living process at a time: PID and START of the control block say which
+(``claim``). A process is named by its number *and* its start time (clock ticks since boot), because numbers
+are reused: a process of that PID that started at another time is a stranger, and the name is free again. A
+zombie executes nothing any more and counts as gone. Reads /proc; all processes of one server live in one PID
+namespace (a limit stated in docs/design/2-mailbox.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import platform
@@ -32,12 +39,12 @@ from pathlib import Path
 import structlog
 
 from pmdaemon.mailbox import layout as lay
-from pmdaemon.mailbox import mutex
 from pmdaemon.mailbox.errors import (
     LayoutInvalid,
     LayoutMismatch,
     MachineUnsupported,
     MailboxCorrupt,
+    ParticipantBusy,
     SegmentError,
     SegmentExists,
     SegmentMissing,
@@ -47,7 +54,7 @@ from pmdaemon.mailbox.errors import (
     UnknownParticipant,
 )
 from pmdaemon.mailbox.layout import Layout
-from pmdaemon.mailbox.liveness import is_alive, start_ticks
+from pmdaemon.mailbox.shared_writer import make_mutex
 
 log = structlog.get_logger("mailbox")
 _NEW_SUFFIX = ".new-"
@@ -160,7 +167,7 @@ def reserve_room(path: Path, name: str) -> None:
         segment.close()
 
 
-def own(path: Path) -> None:
+def take_ownership(path: Path) -> None:
     """Become the owner of a segment whose former owner has ended.
 
     Raises:
@@ -187,13 +194,13 @@ def _write_static(fd: int, layout: Layout) -> None:
     header[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
     header[lay.H_CREATED_US] = time.time_ns() // 1000
     header[lay.H_FORM] = lay.FORMS.index(layout.form)
-    header[lay.H_CHECKSUM] = lay.CHECKSUMS.index(layout.checksum)
+    header[lay.H_CHECKSUM] = lay.CHECKSUM_FULL
     data = b"".join(word.to_bytes(8, "little") for word in header) + tables
     if os.pwrite(fd, data, 0) != len(data):
         raise OSError(errno.EIO, "short write")
     if layout.form == "shared":
         with mmap.mmap(fd, layout.total_bytes) as memory:
-            mutex.make(memory, layout.list_at_bytes)
+            make_mutex(memory, layout.list_at_bytes)
 
 
 class Segment:
@@ -253,6 +260,7 @@ class Segment:
             (lay.H_VERSION, "layout version", lay.LAYOUT_VERSION),
             (lay.H_MACHINE, "machine", lay.MACHINE_X86_64),
             (lay.H_TOTAL_BYTES, "size", len(self.memory)),
+            (lay.H_CHECKSUM, "kind of payload checksums", lay.CHECKSUM_FULL),
         ):
             if words[word] != expected:
                 raise LayoutMismatch(self.path, what, words[word], expected)
@@ -266,9 +274,7 @@ class Segment:
                 self.path, "checksum of the tables", zlib.crc32(tables), words[lay.H_TABLES_CRC]
             )
         try:
-            layout = lay.layout_from_tables(
-                tables, participants, words[lay.H_SLOTS], words[lay.H_FORM], words[lay.H_CHECKSUM]
-            )
+            layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS], words[lay.H_FORM])
         except LayoutInvalid as exc:
             raise LayoutMismatch(self.path, "table of routes", exc.problem, "a valid layout") from exc
         if layout.total_bytes != len(self.memory):
@@ -384,3 +390,43 @@ def _is_stale(path: Path) -> bool:
         return not any(is_alive(words[word + lay.C_PID], words[word + lay.C_START]) for word in controls)
     finally:
         segment.close()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, or None if it is gone or a zombie.
+
+    Source: proc(5), /proc/PID/stat, fields 3 (state) and 22 (starttime). The command name before them may
+    hold blanks and brackets, so fields are counted behind its last bracket.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZXx" else int(fields[19])
+
+
+def is_alive(pid: int, started_ticks: int) -> bool:
+    """Whether the process that had this number and start time still runs."""
+    return pid > 0 and start_ticks(pid) == started_ticks
+
+
+def claim(segment: Segment, index: int, name: str) -> None:
+    """Write our process into the participant's control block, unless another living one stands there.
+
+    Raises:
+        ParticipantBusy: it does.
+    """
+    words, control = segment.words, segment.layout.control_word(index)
+    # Race: two processes of one name starting at once. The kernel drops this lock if we die here.
+    fcntl.flock(segment.fd, fcntl.LOCK_EX)
+    try:
+        pid = words[control + lay.C_PID]
+        if pid != os.getpid() and is_alive(pid, words[control + lay.C_START]):
+            raise ParticipantBusy(name, pid)
+        words[control + lay.C_START] = start_ticks(os.getpid()) or 0
+        words[control + lay.C_PID] = os.getpid()
+        words[control + lay.C_INCARNATION] = (words[control + lay.C_INCARNATION] + 1) % lay.COUNT_LIMIT
+        words[control + lay.C_SLEEP] = 0
+    finally:
+        fcntl.flock(segment.fd, fcntl.LOCK_UN)

@@ -1,12 +1,24 @@
 """The form `shared`: one list for all senders, in order of arrival, linked under a robust mutex (M1, M8).
 
-Slots, rings and quotas stay as in ``lane``: each sender fills and frees its own. Only linking and unlinking
+Slots, rings and quotas stay as in ``writer``: each sender fills and frees its own. Only linking and unlinking
 touch what others touch too, NEXT, PREVIOUS and the list block; they alone are locked, takers never are.
 
     link     DIRTY = all; PREVIOUS of the chain; *NEXT of the predecessor* (the commit); PREVIOUS of the
              successor, or TAIL; URGENT and FRONT if urgent; DIRTY = 0
     unlink   a run of neighbours: DIRTY = its first slot; *NEXT of the predecessor*; PREVIOUS of the
              successor; URGENT; STATE = free of each; the next run; at last DIRTY = 0
+
+**Mutex.** A robust, process-shared pthread mutex. When a holder dies the kernel marks it, and the next
+``acquire`` gets it together with that news (EOWNERDEAD), which the *first* ``trylock`` may already bring: the
+mutex then belongs to the caller. What the dead holder left half done follows from the list's DIRTY word, not
+from that news, so that a death during repair, and an exception within the locked part, need no case of their
+own. ``acquire`` never waits long: the locked part is a handful of stores. A holder that was stopped (SIGSTOP,
+a debugger) makes it return False after ``PATIENCE_S``.
+
+glibc follows no pointer of the mutex that it has not written itself under the lock, as long as its kind is
+the one made here; hence the kind is checked each time. Calls go through ``PyDLL`` (the interpreter's lock is
+kept): a trylock is shorter than giving that lock away. Source: pthread_mutexattr_setrobust(3); glibc,
+bits/struct_mutex.h for x86-64 (offsets of lock and kind).
 
 **Repair.** The forward chain is valid after every store, everything else follows from it. Whoever gets the
 lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the run that DIRTY names
@@ -15,15 +27,21 @@ death during repair leaves DIRTY, and the next one repeats it. What a dead proce
 before anything else is unlinked; takers rely on that.
 
 What a dead sender has filled but not linked is freed when its name is attached again; until then it costs
-nobody else anything. Messages it had linked are taken as usual.
+the others nothing. Messages it had linked are taken as usual.
 
 Thread: one, the posting thread; other processes exclude each other by the mutex.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import functools
 import mmap
-from collections.abc import Iterator, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -47,9 +65,122 @@ from pmdaemon.mailbox.layout import (
     TAKEN,
     Layout,
 )
-from pmdaemon.mailbox.mutex import RobustMutex
 from pmdaemon.mailbox.ring import Outlet
 from pmdaemon.mailbox.writer import Copy, LaneWriter
+from pmdaemon.runtime.clock import Deadline
+
+PATIENCE_S: Final = 0.1
+"""Time for a living holder to be given a processor; the locked part itself takes microseconds."""
+_SPINS: Final = 20  # longer than one locked part
+_YIELDS: Final = 200  # then let a holder run that shares our processor; then sleep in small pieces
+_NAP_S: Final = 0.0002
+_KIND_WORD: Final = 2  # low half: __kind, at byte 16
+_KIND: Final = 16 | 128  # PTHREAD_MUTEX_ROBUST_NORMAL_NP | PTHREAD_MUTEX_PSHARED_BIT
+_TID_MASK: Final = 0x3FFFFFFF
+_PROCESS_SHARED: Final = 1
+_ROBUST: Final = 1
+
+_libc: Final = ctypes.PyDLL(None)
+
+
+def make_mutex(memory: mmap.mmap, at_bytes: int) -> None:
+    """Initialise a mutex in a mapping that nobody else uses yet.
+
+    Raises:
+        OSError: the system knows no such mutexes.
+    """
+    attributes = ctypes.create_string_buffer(64)  # pthread_mutexattr_t: 4 bytes on glibc
+    here = ctypes.c_char.from_buffer(memory, at_bytes)
+    for code in (
+        _libc.pthread_mutexattr_init(attributes),
+        _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED),
+        _libc.pthread_mutexattr_setrobust(attributes, _ROBUST),
+        _libc.pthread_mutex_init(ctypes.byref(here), attributes),
+    ):
+        if code:
+            raise OSError(code, os.strerror(code))
+
+
+class RobustMutex:
+    """A mutex made by ``make_mutex``, as one process sees it. ``where`` names the segment in errors.
+
+    Attributes:
+        release: unlocks. waits: times that somebody else held it.
+
+    Guards: NEXT, PREVIOUS and the list block of the form `shared`.
+    Thread: one, the posting thread (attach excepted, which comes before).
+    """
+
+    def __init__(self, memory: mmap.mmap, words: memoryview, at_bytes: int, where: str) -> None:
+        self._words = words
+        self._word = at_bytes // 8
+        self._kind_word = self._word + _KIND_WORD
+        self._where = where
+        # The address outlives the ctypes object: the mapping does not move until it is closed.
+        self._address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory, at_bytes)))
+        self._trylock = _libc.pthread_mutex_trylock
+        unlock = _libc.pthread_mutex_unlock
+        self.release: Callable[[], int] = functools.partial(unlock, self._address)
+        self.waits = 0
+
+    def acquire(self) -> bool:
+        """Lock; False if a living process held it all the time.
+
+        Raises:
+            MailboxCorrupt: the mutex was overwritten, or a repair has failed before.
+        """
+        code = self.attempt()
+        return not code or self.finish(code)
+
+    def attempt(self) -> int:
+        """Try to lock; 0 if that was all, else ``finish`` must be asked.
+
+        Raises:
+            MailboxCorrupt: the mutex was overwritten.
+        """
+        if self._words[self._kind_word] & 0xFFFFFFFF != _KIND:
+            raise MailboxCorrupt(self._where, "the mutex was overwritten")
+        return self._trylock(self._address)  # type: ignore[no-any-return]
+
+    def finish(self, code: int) -> bool:
+        """What follows an ``attempt`` that was not 0: wait, or take over from the dead; see ``acquire``."""
+        if code == errno.EBUSY:
+            if self._words[self._word] & _TID_MASK == threading.get_native_id():
+                return True  # an exception of a signal handler came right behind our own trylock
+            code = self._wait()
+            if code == errno.EBUSY:
+                return False
+        if code == errno.EOWNERDEAD:
+            code = _libc.pthread_mutex_consistent(self._address)
+        if code:
+            raise MailboxCorrupt(self._where, f"the mutex cannot be locked ({os.strerror(code)})")
+        return True
+
+    def _wait(self) -> int:
+        self.waits += 1
+        deadline = Deadline(PATIENCE_S)
+        tries = 0
+        while True:
+            code: int = self._trylock(self._address)
+            if code != errno.EBUSY:
+                return code
+            tries += 1
+            if tries < _SPINS:
+                continue
+            if tries < _YIELDS:
+                os.sched_yield()
+                continue
+            if deadline.passed:
+                self._check_holder()
+                return code
+            time.sleep(_NAP_S)
+
+    def _check_holder(self) -> None:
+        """The kernel frees the mutex of a holder that dies: one that does not exist never held it."""
+        holder = self._words[self._word] & _TID_MASK
+        if not os.path.exists(f"/proc/{holder}") and self._words[self._word] & _TID_MASK == holder:
+            raise MailboxCorrupt(self._where, f"the mutex names a holder, {holder}, that does not exist")
+
 
 _ALL: Final = (1 << 64) - 1  # DIRTY while a chain is linked: no slot needs to be freed
 
@@ -96,7 +227,7 @@ class SharedWriter(LaneWriter):
 
     def _lock(self) -> None:
         code = self._attempt()
-        if code and not self._mutex.settle(code):
+        if code and not self._mutex.finish(code):
             self.busy += 1
             raise MailboxBusy(self._sender, tuple(outlet.recipient for outlet in self._outlets))
         if self._words[self._dirty_word]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from pmdaemon.mailbox.figures import FILL_METRIC, METRICS, samples
+from pmdaemon.mailbox.inspect import FILL_METRIC, METRICS, samples
 from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 

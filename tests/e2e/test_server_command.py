@@ -19,7 +19,7 @@ import pytest
 from pmdaemon.mailbox import Segment, describe
 from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.mailbox.layout import C_HEAD, H_CREATED_US
-from pmdaemon.mailbox.liveness import start_ticks
+from pmdaemon.mailbox.segment import start_ticks
 from pmdaemon.runtime.clock import Deadline
 from tests.support.stage import free_port
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pmdaemon.errors import MailboxError
-from pmdaemon.mailbox.figures import METRICS
+from pmdaemon.mailbox.inspect import METRICS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind

@@ -19,8 +19,8 @@ from typing import Any
 from pmdaemon.mailbox import mailbox as mailbox_module
 from pmdaemon.mailbox import reader as taking_module
 from pmdaemon.mailbox import shared_writer as shared_module
-from pmdaemon.mailbox.mutex import RobustMutex
 from pmdaemon.mailbox.segment import Segment
+from pmdaemon.mailbox.shared_writer import RobustMutex
 
 
 class Fate:

@@ -15,7 +15,7 @@ import pytest
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import reader as taking_module
 from pmdaemon.mailbox.errors import MailboxFull
-from pmdaemon.mailbox.slots import SlotKeeper
+from pmdaemon.mailbox.writer import LaneWriter
 from tests.support.mailbox import (
     Crash,
     FailingStores,
@@ -176,7 +176,7 @@ def test_a_look_ahead_within_a_run_that_is_being_freed_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands_at: int, downwards: bool
 ) -> None:
     """`d` looks for the first time after the k-th slot that the successor of a dead sender frees."""
-    real, slots = SlotKeeper._make_free, 16
+    real, slots = LaneWriter._make_free, 16
     for looks_at in range(1, slots):
         path = make_mesh(tmp_path / f"{looks_at}", "a", "b", "d", slots=slots)
         a, b, d = (attach(path, name) for name in ("a", "b", "d"))
@@ -195,7 +195,7 @@ def test_a_look_ahead_within_a_run_that_is_being_freed_is_no_damage(
         abandon(a)
         freed: list[int] = []
 
-        def die_later(keeper: SlotKeeper, slot: int, freed: list[int] = freed, k: int = looks_at) -> int:
+        def die_later(keeper: LaneWriter, slot: int, freed: list[int] = freed, k: int = looks_at) -> int:
             reference = real(keeper, slot)
             freed.append(slot)
             if len(freed) == k:
@@ -203,7 +203,7 @@ def test_a_look_ahead_within_a_run_that_is_being_freed_is_no_damage(
             return reference
 
         with monkeypatch.context() as patch:
-            patch.setattr(SlotKeeper, "_make_free", die_later)
+            patch.setattr(LaneWriter, "_make_free", die_later)
             with contextlib.suppress(Crash):  # fewer to free than that
                 attach(path, "a")
         assert d.take() == []

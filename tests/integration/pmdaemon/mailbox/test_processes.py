@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
@@ -121,3 +123,27 @@ def test_a_sleeping_process_is_woken_through_its_selector(path: Path) -> None:
             assert got == [b"pong"]
         assert exit_status(pid) == 0
         assert not deadline.passed
+
+
+ALLOCATING = """
+import ctypes, sys
+from pathlib import Path
+from pmdaemon.mailbox import attach
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")]
+    _fields_.append(("others", ctypes.c_size_t * 6))
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+box = attach(Path(sys.argv[1]), "a")
+before = libc.mallinfo2().hblks
+batch = bytes(300_000)
+print(libc.mallinfo2().hblks - before)
+"""
+
+
+def test_a_batch_is_not_mapped_and_unmapped_each_time(path: Path) -> None:
+    make_mesh(path, "a", "b")
+    command = [sys.executable, "-c", ALLOCATING, str(path)]
+    assert subprocess.run(command, check=True, capture_output=True).stdout.split() == [b"0"]

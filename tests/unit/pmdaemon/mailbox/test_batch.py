@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.mailbox import LookAhead, attach
-from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, NotInHand, PayloadInUse
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageNotTaken, PayloadInUse
 from tests.support.mailbox import Crash, FailingStores, abandon, audit, drain, make_mesh
 
 
@@ -57,10 +57,10 @@ def test_a_release_that_was_interrupted_may_be_repeated(path: Path, stored: int)
             a.post("b", b"%d" % number)
         assert len(b.take()) == 3
         counter = FailingStores(stored)
-        words, b._hand._words = b._hand._words, counter.wrap(b._hand._words)
+        words, b._batch._words = b._batch._words, counter.wrap(b._batch._words)
         with pytest.raises(Crash):
             b.release()
-        b._hand._words = words
+        b._batch._words = words
         for number in range(20):  # into the slots that were released
             with contextlib.suppress(MailboxFull):
                 a.post("b", b"new %d" % number)
@@ -142,11 +142,11 @@ def test_returned_messages_come_again_in_front_of_later_ones(path: Path) -> None
         batch = b.take(3)
         a.post("b", b"later")
         b.give_back([batch[2], batch[0]])
-        with pytest.raises(NotInHand, match="message 1 of 'a'"):
+        with pytest.raises(MessageNotTaken, match="message 1 of 'a'"):
             b.give_back([batch[0]])
         assert drain(b) == [b"0", b"2", b"3", b"later"]
         assert sum(reader.resets["returned"] for reader in b._readers) == 1
-        with pytest.raises(NotInHand):
+        with pytest.raises(MessageNotTaken):
             b.give_back(batch)
 
 

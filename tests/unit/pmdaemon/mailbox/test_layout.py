@@ -42,8 +42,6 @@ def test_tables_are_read_back() -> None:
     assert lay.layout_from_tables(tables, 3, 9) == layout
     shared = Layout(layout.participants, layout.routes, 9, "shared")
     assert lay.layout_from_tables(shared.tables(), 3, 9, 1) == shared
-    ends = Layout(layout.participants, layout.routes, 9, "lanes", "ends")
-    assert lay.layout_from_tables(ends.tables(), 3, 9, 0, 1) == ends
 
 
 def test_quotas_of_a_lane_leave_one_slot_spare() -> None:
@@ -84,8 +82,5 @@ def test_tables_that_name_a_stranger_are_refused() -> None:
 def test_a_form_that_does_not_exist_is_refused() -> None:
     with pytest.raises(LayoutInvalid, match="'queue', must be one of lanes, shared"):
         Layout(("a", "b"), (ROUTE,), 8, "queue")
-    with pytest.raises(LayoutInvalid, match="'md5', must be one of full, ends"):
-        Layout(("a", "b"), (ROUTE,), 8, "lanes", "md5")
-    for form, check in ((7, 0), (0, 7)):
-        with pytest.raises(LayoutInvalid):
-            lay.layout_from_tables(mesh("a", "b").tables(), 2, 8, form, check)
+    with pytest.raises(LayoutInvalid):
+        lay.layout_from_tables(mesh("a", "b").tables(), 2, 8, 7)

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.mailbox import Mailbox, Message, View, attach
-from pmdaemon.mailbox.bundle import directory_bytes
 from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.ring import directory_bytes
 from tests.support import mailbox
 from tests.support.mailbox import abandon, audit, make_mesh
 

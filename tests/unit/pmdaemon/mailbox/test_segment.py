@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pmdaemon.mailbox import attach, create_segment, default_runtime_dir, describe, own, sweep_stale
+from pmdaemon.mailbox import (
+    attach,
+    create_segment,
+    default_runtime_dir,
+    describe,
+    sweep_stale,
+    take_ownership,
+)
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox import segment as segment_module
 from pmdaemon.mailbox.errors import (
@@ -137,7 +144,7 @@ def test_missing_and_unsafe_files_are_refused(path: Path) -> None:
         (lay.H_SLOTS, "size|table"),
         (lay.H_TABLES_CRC, "checksum"),
         (lay.H_FORM, "table"),
-        (lay.H_CHECKSUM, "table"),
+        (lay.H_CHECKSUM, "kind of payload checksums"),
         (lay.HEADER_BYTES // 8, "checksum"),
     ],
 )
@@ -216,6 +223,6 @@ def test_a_segment_in_use_is_not_swept_though_its_owner_is_gone(path: Path) -> N
 def test_a_segment_that_a_new_server_keeps_is_its_own(path: Path) -> None:
     with forked(child_creates(path)) as pid:
         assert exit_status(pid) == 0
-    own(path)
+    take_ownership(path)
     assert sweep_stale(path.parent) == []
     assert describe(path)["owner"] == {"pid": os.getpid(), "alive": True}

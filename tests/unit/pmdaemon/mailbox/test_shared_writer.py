@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import layout as lay
-from pmdaemon.mailbox import mutex as mutex_module
+from pmdaemon.mailbox import shared_writer as shared_writer_module
 from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
 from tests.support import mailbox
 from tests.support.mailbox import audit, drain, fail_stores, make_mesh, revive, run_mortal
@@ -80,7 +80,7 @@ def holding(box: Mailbox) -> Iterator[None]:
 def test_a_living_holder_that_does_not_go_on_makes_posts_fail(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mutex_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(shared_writer_module, "PATIENCE_S", 0.0)
     make_mesh(path, "a", "b", "c")
     with attach(path, "a") as a, attach(path, "b") as b, attach(path, "c") as c, holding(a):
         with pytest.raises(MailboxBusy, match="stopped process") as caught:
@@ -117,7 +117,7 @@ def test_an_exception_right_behind_the_lock_does_not_keep_it_for_ever(path: Path
 def test_a_damaged_list_block_is_an_error(
     path: Path, monkeypatch: pytest.MonkeyPatch, word: int, value: int, problem: str
 ) -> None:
-    monkeypatch.setattr(mutex_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(shared_writer_module, "PATIENCE_S", 0.0)
     make_mesh(path, "a", "b")
     with attach(path, "a") as a:
         before = a._words[list_word(a, word)]

@@ -10,7 +10,7 @@ from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull
 from pmdaemon.mailbox.layout import Layout, Route
 from pmdaemon.mailbox.segment import create_segment
-from pmdaemon.mailbox.slots import RECLAIM_BATCH
+from pmdaemon.mailbox.writer import RECLAIM_BATCH
 from tests.support.mailbox import (
     abandon,
     audit,

@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from pmdaemon.mailbox import Layout, Route, attach, create_segment
-from pmdaemon.mailbox.figures import FILL_METRIC, METRICS
+from pmdaemon.mailbox.inspect import FILL_METRIC, METRICS
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView

@@ -11,9 +11,8 @@ from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.errors import MailboxCorrupt
-from pmdaemon.mailbox.lookahead import THRESHOLD_MAX
 from pmdaemon.mailbox.message import THRESHOLD_FIRST
-from pmdaemon.mailbox.reader import LaneReader
+from pmdaemon.mailbox.reader import THRESHOLD_MAX, LaneReader
 from tests.support.mailbox import drain, make_mesh
 
 

@@ -2,8 +2,6 @@
 
 import errno
 import mmap
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,27 +51,3 @@ def test_pages_are_mapped_from_the_one_in_which_a_ring_begins(path: Path) -> Non
     segment.prefault(mmap.PAGESIZE * 100 - 8, 16, to_write=True)
     assert mapped_bytes(path) - before == 2 * mmap.PAGESIZE
     segment.close()
-
-
-CHILD = """
-import ctypes, sys
-from pathlib import Path
-from pmdaemon.mailbox import attach
-
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")]
-    _fields_.append(("others", ctypes.c_size_t * 6))
-
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype = Info
-box = attach(Path(sys.argv[1]), "a")
-before = libc.mallinfo2().hblks
-batch = bytes(300_000)
-print(libc.mallinfo2().hblks - before)
-"""
-
-
-def test_a_batch_is_not_mapped_and_unmapped_each_time(path: Path) -> None:
-    make_mesh(path, "a", "b")
-    command = [sys.executable, "-c", CHILD, str(path)]
-    assert subprocess.run(command, check=True, capture_output=True).stdout.split() == [b"0"]

@@ -1,7 +1,7 @@
 import os
 import signal
 
-from pmdaemon.mailbox.liveness import is_alive, start_ticks
+from pmdaemon.mailbox.segment import is_alive, start_ticks
 from tests.support.mailbox import forked
 
 
