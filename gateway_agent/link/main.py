@@ -1,6 +1,6 @@
 """``python -m gateway_agent.link.main --config FILE``: the link process, started by the agent's parent.
 
-Everything it holds can be lost: what must survive stands in the spool, in small files of state_dir, in the
+Everything it holds can be lost: what must survive is stored in the spool, in small files of state_dir, in the
 planes and at the server. So it may be killed, reloaded or upgraded at any moment without touching application
 I/O.
 """
@@ -19,15 +19,15 @@ import structlog
 from gateway_agent.children import restarts_of_this_process
 from gateway_agent.clock import agent_clock
 from gateway_agent.link import state_files
-from gateway_agent.link.backoff import Backoff
+from gateway_agent.link.caps import ThresholdStore
+from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.config import LinkConfig, load_link, resolve_server
+from gateway_agent.link.connection import Backoff
 from gateway_agent.link.core import Facts, LinkCore
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamNames
-from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.host import HostSource
 from pmdaemon.runtime import logs
@@ -52,7 +52,7 @@ def build(config: LinkConfig, clock: Clock, identity: Identity | None = None) ->
         SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
     """
     spool = Spool(config.state_dir / "spool", config.spool_bytes)
-    book = StreamNames(config.gateway_id, config.state_dir / "streams.json")
+    stream_names = StreamNames(config.gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
     planes = [PlaneClient(plane.name, spool.marks.get(plane.name, 0)) for plane in config.planes]
     sources: list[StatisticsSource] = []
@@ -60,7 +60,7 @@ def build(config: LinkConfig, clock: Clock, identity: Identity | None = None) ->
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
     software = f"gateway-agent {version('storage-sla-server')}"
     facts = Facts(config.gateway_id, config.name, draw_epoch(), software)
-    return LinkCore(facts, spool, book, thresholds, clock, planes, sources, identity), spool
+    return LinkCore(facts, spool, stream_names, thresholds, clock, planes, sources, identity), spool
 
 
 def publish_planes(config: LinkConfig, core: LinkCore) -> None:
@@ -98,10 +98,10 @@ def run(config: LinkConfig, stop: Stop) -> None:
     sockets = {plane.name: plane.control_socket for plane in config.planes}
     listen = parse_address(config.listen) if config.listen else None
     server = None if listen else resolve_server(config.server)
-    shell = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen)
-    if shell.doorway is not None:
-        log.info("listening", port=shell.doorway.port)
-    shell.run()
+    loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen)
+    if loop.listener is not None:
+        log.info("listening", port=loop.listener.port)
+    loop.run()
     spool.close()
 
 
