@@ -20,20 +20,18 @@ import click
 import structlog
 
 from gateway_agent.errors import GatewayError
-from gateway_agent.nbd.buffers import Buffers
-from gateway_agent.nbd.caps import CapsInForce
+from gateway_agent.nbd.accounting import CutMaker, RunDelay, StreamTable
+from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.config import Address, PlaneConfig, load_plane, parse_listen
 from gateway_agent.nbd.control import ControlServer
-from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation
 from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.proxy_session import UpstreamOpening
 from gateway_agent.nbd.sockets import bound_address, listen_at, prepare, unlink_own
-from gateway_agent.nbd.starvation import RunDelay
 from gateway_agent.nbd.thresholds import parse_thresholds
-from gateway_agent.nbd.upstream import UpstreamOpening
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.volume import CapsInForce, PlaneContext, Volume
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.config import show
@@ -49,7 +47,7 @@ DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the paren
 
 
 class Plane:
-    """One data plane; also the ``Commands`` of its control socket.
+    """One data plane; also the ``LinkCommands`` of its control socket.
 
     Args:
         config: of this plane.
@@ -67,8 +65,9 @@ class Plane:
         cuts = CutMaker(
             StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us(), self._run_delay.total_us
         )
-        scratch, memory = memoryview(bytearray(SCRATCH_BYTES)), (Buffers(self._loop), Buffers(self._loop))
-        context = Context(self._loop, self._clock, cuts, scratch, *memory)
+        scratch = memoryview(bytearray(SCRATCH_BYTES))
+        memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
+        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory)
         self._cuts = cuts
         self._caps = CapsInForce({name: Caps(**cap.model_dump()) for name, cap in config.static_caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)
@@ -99,7 +98,7 @@ class Plane:
         now_ns = self._clock.monotonic_ns()
         self._is_stopping = True
         self._cuts.finish(now_ns, self._clock.unix_us())
-        self._control.say_hello()
+        self._control.send_hello()
         end_ns = now_ns + DRAIN_LIMIT_NS
         self._loop.at("drain", end_ns, lambda _now_ns: log.warning("link-does-not-collect"))
         while self._control.has_link and self._clock.monotonic_ns() < end_ns:
@@ -155,12 +154,12 @@ class Plane:
         UpstreamOpening(self._loop, uri, on_ready, on_failed, will_transmit=False, wants_block_size=True)
 
     def _on_learned(self) -> None:
-        self._control.say_hello()
+        self._control.send_hello()
 
     # -- the link's commands --------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         return {
             "plane": self._config.plane,
             "pid": os.getpid(),
@@ -170,24 +169,24 @@ class Plane:
         }
 
     def collect(self, got: int) -> bytes | None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
         return self._cuts.collect(got, now_ns, self._clock.unix_us())
 
     def caps(self, header: dict[str, Any]) -> None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._caps.apply(header, now_ns)
         log.info("caps-in-force", gen=self._caps.generation, caps=len(header["caps"]))
         self._enforce(now_ns)
 
     def thresholds(self, header: dict[str, Any]) -> None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         self._cuts.set_thresholds(parse_thresholds(header), self._clock.monotonic_ns(), self._clock.unix_us())
 
     def lease(self) -> None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)  # a renewal that comes too late renews nothing
         self._caps.renew(now_ns)

@@ -20,7 +20,7 @@ from gateway_agent.nbd import protocol as p
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
 from tests.e2e.test_nbd_fio import DEADLINE_S, Client, Processes, can_connect, wait_for
-from tests.unit.gateway_agent.nbd.test_cuts import as_cut
+from tests.support.nbd import as_cut
 
 pytestmark = pytest.mark.e2e
 MIB = 1 << 20

@@ -23,7 +23,7 @@ from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COLUMNS
 from pmdaemon.wire.kinds import Kind
-from tests.unit.gateway_agent.nbd.test_cuts import as_cut
+from tests.support.nbd import as_cut
 
 pytestmark = pytest.mark.e2e
 DEADLINE_S = 60.0

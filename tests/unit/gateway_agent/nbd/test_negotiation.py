@@ -1,7 +1,7 @@
 import pytest
 
 from gateway_agent.errors import UpstreamError
-from gateway_agent.nbd import negotiation, upstream
+from gateway_agent.nbd import negotiation, proxy_session
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.config import PlaneConfig
 from gateway_agent.nbd.exports import ExportTable
@@ -32,8 +32,8 @@ class Gateway:
         self.exports = ExportTable(
             PlaneConfig.model_validate(config | changes), self.rig.context, self._learn
         )
-        monkeypatch.setattr(upstream, "begin_connect", self._begin_connect)
-        monkeypatch.setattr(upstream, "connect_error", lambda _sock: self.connect_problem)
+        monkeypatch.setattr(proxy_session, "begin_connect", self._begin_connect)
+        monkeypatch.setattr(proxy_session, "connect_error", lambda _sock: self.connect_problem)
         self.near = FakeSocket()
         self.talk = Negotiation(self.rig.loop, self.near, self.exports, self.over.append)
         self.talk.start()
@@ -161,7 +161,7 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     gateway.say(FLAGS, go("up"))
     gateway.rig.loop.fire(0)
     if how == "silent":
-        gateway.rig.loop.fire(upstream.LIMIT_NS / 1e9)
+        gateway.rig.loop.fire(proxy_session.OPENING_LIMIT_NS / 1e9)
     elif how != "refused":
         gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
         gateway.far.is_ended = how == "ends"
