@@ -46,8 +46,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gateway_agent.config import ExportConfig
 from gateway_agent.errors import ExportRefused
-from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
 from pmdaemon.wire import frame, histogram

@@ -15,10 +15,10 @@ from typing import Final
 
 import structlog
 
+from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import StreamAccount
-from gateway_agent.nbd.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.file_session import FileSession, LoopRunner, WorkerPool
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
@@ -30,6 +30,8 @@ from pmdaemon.wire.rates import RateSet
 log = structlog.get_logger("exports")
 RETRY_FIRST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0
+BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through in that time
+MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
 
 
 def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
@@ -76,9 +78,8 @@ class ExportTable:
         self._storages: dict[str, VolumeStorage] = {}
         self._pools: dict[str, WorkerPool] = {}
         self._turns = LoopRunner(context.loop)
-        burst_ns, hold_ns = round(config.burst_s * 1e9), round(config.max_hold_s * 1e9)
         for export in config.exports:
-            volume = Volume(export, RateSet(burst_ns), context, hold_ns)
+            volume = Volume(export, RateSet(BURST_NS), context, MAX_HOLD_NS)
             self.volumes[export.volume] = volume
             if export.file is not None:
                 self._try(volume, RETRY_FIRST_S)

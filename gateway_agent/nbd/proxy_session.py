@@ -29,12 +29,11 @@ from gateway_agent.errors import GatewayError, NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
 from gateway_agent.nbd.buffers import Finished, InFlight
-from gateway_agent.nbd.config import parse_upstream
 from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
 from gateway_agent.nbd.loop import GONE, IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.session import NbdSession
-from gateway_agent.nbd.sockets import begin_connect, connect_error
+from gateway_agent.nbd.sockets import begin_connect, connect_error, parse_upstream
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 _NOTHING: Final = (0, 0, 0)

@@ -20,10 +20,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from gateway_agent.config import ExportConfig
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.accounting import CutMaker
 from gateway_agent.nbd.buffers import MemoryBudget
-from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock

@@ -7,10 +7,10 @@ import uuid
 from collections import deque
 from typing import Any
 
+from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import CutMaker, StreamAccount, StreamTable
 from gateway_agent.nbd.buffers import MemoryBudget
-from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.runtime.clock import FakeClock
@@ -22,6 +22,10 @@ from pmdaemon.wire.rates import Caps, RateSet
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20
 ALL_FLAGS = p.TX_PASSED_ON & ~(p.TX_READ_ONLY | p.TX_SEND_FAST_ZERO)
+
+
+def plane_config(*exports: dict[str, Any]) -> PlaneConfig:
+    return PlaneConfig("nbd-0", ["unix:x"], "c", [ExportConfig.model_validate(each) for each in exports])
 
 
 class FakeLoop:

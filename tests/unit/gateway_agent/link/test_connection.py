@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
+from gateway_agent.config import ReconnectConfig
 from gateway_agent.link import connection as module
-from gateway_agent.link.config import ReconnectConfig
 from gateway_agent.link.connection import Backoff, LinkListener, ServerConnection
 from pmdaemon.runtime.clock import FakeClock
 

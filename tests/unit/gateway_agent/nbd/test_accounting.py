@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway_agent.config import ExportConfig
 from gateway_agent.errors import BadCaps, ExportRefused
 from gateway_agent.nbd.accounting import (
     KIND_FLUSH,
@@ -18,7 +19,6 @@ from gateway_agent.nbd.accounting import (
     StreamTable,
     word_of,
 )
-from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.thresholds import PlaneThresholds, ThresholdEntry, parse_thresholds
 from pmdaemon.wire import cut, frame, histogram
 from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE

@@ -8,14 +8,13 @@ from structlog.testing import capture_logs
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.config import PlaneConfig
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, Job, LoopRunner, WorkerPool
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.wire.cut import COL
-from tests.support.nbd import MIB, FakeSocket, Rig, replies
+from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 
 class Pool:
@@ -207,9 +206,8 @@ def plane_of(tmp_path, **more):
         {"volume": "here", "backend": "b", "file": str(tmp_path / "here.img")},
         {"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img"), **more},
     ]
-    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": entries}
     (tmp_path / "here.img").write_bytes(bytes(4096))
-    table = ExportTable(PlaneConfig.model_validate(config), rig.context, lambda: learned.append(1))
+    table = ExportTable(plane_config(*entries), rig.context, lambda: learned.append(1))
     return rig, table, learned
 
 
