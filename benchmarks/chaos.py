@@ -22,7 +22,6 @@ the seed; when each meets what the processes are doing does not.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -38,7 +37,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import harness
+from benchmarks import harness, small_link
 from benchmarks.chaos_clients import Clients
 from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
@@ -50,7 +49,6 @@ from tests.support.postgres import PostgresServer
 from tests.support.stage import Agent, Stage, StageError
 
 SPOOL_BYTES = 4 << 20
-SMALL_SPOOL_BYTES = 6 << 10
 DATA_BYTES = 256 << 20
 DEBUG = {"SLA_LOG_LEVEL": "debug"}
 VICTIMS = {  # name: (fragment of its command line, weight)
@@ -62,7 +60,7 @@ VICTIMS = {  # name: (fragment of its command line, weight)
     "supervisor": ("-m sla_server start", 2),
     "link-a": ("gateway_agent.link.main --config {sockets}/a/", 3),
     "link-b": ("gateway_agent.link.main --config {sockets}/b/", 3),
-    "link-c": ("gateway_agent.link.main --config {folder}/c.json", 4),
+    "link-c": ("benchmarks.small_link --config {folder}/c.toml", 4),
     "plane-b": ("gateway_agent.nbd.plane --config {sockets}/b/", 1),
     "agent-b": ("-m gateway_agent run --config {folder}/b.toml", 1),
 }
@@ -158,19 +156,13 @@ class Chaos:
         return proof
 
     def _write_link_c(self, port: int) -> None:
-        (self.folder / "c").mkdir()
-        config = {
-            "gateway_id": str(uuid.UUID(int=self._rng.getrandbits(128), version=4)),
-            "name": "c",
-            "state_dir": str(self.folder / "c"),
-            "runtime_dir": str(self.folder / "c"),
-            "server": f"127.0.0.1:{port}",
-            "spool_bytes": SMALL_SPOOL_BYTES,
-            "planes": [],
-            "host": {"enabled": True},
-            "reconnect": {"max_s": 0.5},
-        }
-        (self.folder / "c.json").write_text(json.dumps(config))
+        directory = self.folder / "c"
+        directory.mkdir()
+        (directory / "gateway_id").write_text(str(uuid.UUID(int=self._rng.getrandbits(128), version=4)))
+        (self.folder / "c.toml").write_text(
+            f'name = "c"\nstate_dir = "{directory}"\nruntime_dir = "{directory}"\n'
+            f'server = "127.0.0.1:{port}"\n[host]\nenabled = true\n[reconnect]\nmax_s = 0.5\n'
+        )
 
     def _revive(self) -> None:
         """Start again what no supervisor of the product's own starts: the supervisor, agent b, link c."""
@@ -183,9 +175,9 @@ class Chaos:
             )
         if self._link_c is None or self._link_c.poll() is not None:
             environment = {**DEBUG, STEP_FILE: str(self._step_file)}
-            config = str(self.folder / "c.json")
+            config = str(self.folder / "c.toml")
             self._link_c = stage.spawn(
-                "c", "gateway_agent.link.main", "--config", config, environment=environment
+                "c", "benchmarks.small_link", "--config", config, environment=environment
             )
 
     def _start_server(self) -> None:
@@ -318,9 +310,9 @@ class Chaos:
             state = self.folder / name
             gateway_id = (state / "gateway_id").read_text().strip()
             found.append(Gateway(gateway_id, self.folder / f"{name}.log", state / "spool", SPOOL_BYTES))
-        gateway_id = json.loads((self.folder / "c.json").read_text())["gateway_id"]
+        gateway_id = (self.folder / "c" / "gateway_id").read_text().strip()
         small = Gateway(
-            gateway_id, self.folder / "c.log", self.folder / "c" / "spool", SMALL_SPOOL_BYTES, True
+            gateway_id, self.folder / "c.log", self.folder / "c" / "spool", small_link.SPOOL_BYTES, True
         )
         return [*found, small]
 

@@ -2,7 +2,7 @@
 
     1. private directories, a lock on both      a second agent with the same identity or sockets is refused
     2. state_dir/gateway_id                     made at the first start
-    3. runtime_dir/*.config.json                one a child
+    3. runtime_dir/running.toml                 the copy of the agent's file that the children read
     4. nbd-N planes, then the link              restarted when they die, each on its own
 
 A dead link does not touch the planes: application I/O goes on, counters are kept there until the next link
@@ -38,15 +38,16 @@ log = structlog.get_logger("agent")
 LINK: Final = "link"
 CHILDREN: Final = ChildKind("child", stop_s=12.0)
 """A plane drains for 2 s and waits 5 s for its writes; systemd kills after 30 s."""
+RUNNING: Final = "running.toml"
 
 
-def run(config: AgentConfig) -> None:
+def run(config: AgentConfig, path: Path) -> None:
     """Run the agent until SIGTERM or SIGINT, or until whoever started it with a parent pipe is gone.
 
     Raises:
         AlreadyRunning: another agent uses this state_dir or runtime_dir.
         StateFileBroken: a directory or the identity cannot be used.
-        ConfigError: the children's files cannot be written.
+        ConfigError: the children's copy of the file cannot be written.
     """
     stop = Stop()
     stop.install_signals()
@@ -58,36 +59,32 @@ def run(config: AgentConfig) -> None:
         for directory in sorted({config.state_dir.resolve(), config.runtime_dir.resolve()}):
             locks.callback(os.close, state_files.lock_directory(directory))
         gateway_id = state_files.gateway_id(config.state_dir)
-        commands = write_child_configs(config, gateway_id)
+        commands = child_commands(config, path)
         log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
         Agent(config, gateway_id, commands, stop, SystemClock()).run()
 
 
-def write_child_configs(config: AgentConfig, gateway_id: str) -> dict[str, Sequence[str]]:
-    """Write every child's file and return the command of each: planes first, so that the link finds them.
+def child_commands(config: AgentConfig, path: Path) -> dict[str, Sequence[str]]:
+    """Copy the agent's file for its children; return the commands: planes first, so that the link finds them.
+
+    A child that is started again reads what the others run with, also while an operator edits the file.
 
     Raises:
-        ConfigError: runtime_dir is not writable.
+        ConfigError: the file cannot be read any more, or runtime_dir is not writable.
     """
-    commands: dict[str, Sequence[str]] = {}
-    for plane in config.plane_configs():
-        path = _write(config.runtime_dir / f"{plane.plane}.config.json", plane.model_dump_json(indent=1))
-        argv = ("-m", "gateway_agent.nbd.plane", "--config", str(path), "--plane", plane.plane)
-        commands[plane.plane] = (sys.executable, *argv)
-    link = config.link_config(gateway_id)
-    path = _write(config.runtime_dir / f"{LINK}.config.json", link.model_dump_json(indent=1))
-    commands[LINK] = (sys.executable, "-m", "gateway_agent.link.main", "--config", str(path))
-    return commands
-
-
-def _write(path: Path, text: str) -> Path:
+    copy = config.runtime_dir / RUNNING
     try:
-        write_whole(path, text + "\n")
+        write_whole(copy, path.read_bytes())
     except OSError as exc:
         raise ConfigError(
-            "runtime_dir", f"{path} cannot be written: {exc.strerror}", "Choose another"
+            "runtime_dir", f"{path} cannot be copied to {copy}: {exc.strerror}", "Choose another"
         ) from exc
-    return path
+
+    def command(module: str, *more: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", module, "--config", str(copy), *more)
+
+    planes = {plane.name: command("gateway_agent.nbd.plane", "--plane", plane.name) for plane in config.plane}
+    return {**planes, LINK: command("gateway_agent.link.main")}
 
 
 class Agent:

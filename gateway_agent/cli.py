@@ -8,13 +8,12 @@ import click
 
 from gateway_agent import agent
 from gateway_agent import enrol as enrolment
-from gateway_agent.config import AgentConfig
+from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.link import state_files
-from gateway_agent.link.config import parse_server
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import outermost
 
 
@@ -33,16 +32,16 @@ def cli() -> None:
 def run(path: Path, show_config: bool, check_config: bool) -> None:
     """Run the agent in the foreground: its data planes and its link to the SLA server."""
     with outermost("gateway-agent"):
-        config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
+        config = load_agent(path)
         if show_config:
-            click.echo(configuration.show(config), nl=False)
+            click.echo(show(config), nl=False)
         elif check_config:
             check_files(config)
             planes, volumes = len(config.plane), len(config.export)
             click.echo(f"{path}: valid; {_counted(planes, 'data plane')}, {_counted(volumes, 'volume')}")
         else:
             logs.configure("gateway-agent")
-            agent.run(config)
+            agent.run(config, path)
 
 
 @cli.command()
@@ -62,7 +61,7 @@ def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fi
     """Obtain this gateway's certificate with a one-time token. Renewal is automatic from then on."""
     with outermost("gateway-agent"):
         if path is not None:
-            config = configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
+            config = load_agent(path)
             state_dir = state_dir or config.state_dir
         if state_dir is None:
             raise ConfigError(

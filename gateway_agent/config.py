@@ -1,13 +1,16 @@
-"""Configuration of the gateway agent: one TOML file, from which the parent writes one JSON file a child.
+"""Configuration of the gateway agent: one TOML file, which the agent, its link and its planes read.
 
-    agent.toml ──AgentConfig──┬──► runtime_dir/link.config.json     (LinkConfig)
-                              └──► runtime_dir/nbd-N.config.json    (PlaneConfig, one a [[plane]])
+    agent.toml ──load_agent──► AgentConfig ──plane_config──► PlaneConfig, the part of one data plane
 
-Everything is checked here, before a child is started: names, sockets, that each export has its plane.
+The parent checks all of it before it starts a child: names, sockets, addresses, that each export has its
+plane. It then gives its children a copy of the file (``agent.child_specs``), so that a child that is started
+again runs with what the others run with, whatever has become of the file since.
 """
 
 from __future__ import annotations
 
+import ipaddress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,24 +23,23 @@ from pydantic import (
     model_validator,
 )
 
-from gateway_agent.link.config import (
-    MIB,
-    HostConfig,
-    LinkConfig,
-    PlaneSocket,
-    ReconnectConfig,
-    is_own_host,
-    parse_server,
-)
-from gateway_agent.nbd.config import ExportConfig, PlaneConfig, StaticCap
+from gateway_agent.nbd.sockets import Address, parse_listen, parse_upstream
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, parse_address
 from pmdaemon.wire.names import is_name
+from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE
 
+MIB = 1 << 20
 MAX_EXPORTS = 512  # the server takes no more of one gateway
 MAX_EXPORT_BYTES = 60_000  # all of them are named in one frame header, which holds 65,535 bytes
 EXPORT_OVERHEAD_BYTES = 70  # keys, size and flag of one export in msgpack
 MAX_NAME_OF_HOST = 90  # leaves 32 of the 128 characters of a volume's name to the device, as the kernel does
 UNIX_PATH_BYTES = 107  # sun_path of Linux, less its final NUL
+NAME_RULE = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
+
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+ClientRule = Literal["address", "export-suffix"]
 
 
 class PlaneEntry(StrictModel):
@@ -45,7 +47,7 @@ class PlaneEntry(StrictModel):
 
     name: str
     """``nbd-0``, ``nbd-1``, ...; names its process, its files and its control socket."""
-    listen: list[str]
+    listen: Annotated[list[str], Field(min_length=1)]
     """Where NBD clients connect: ``tcp:127.0.0.1:10809`` or ``unix:PATH``; one or several."""
 
     @field_validator("listen", mode="before")
@@ -53,8 +55,32 @@ class PlaneEntry(StrictModel):
     def _one_or_several(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("listen")
+    @classmethod
+    def _are_local(cls, value: list[str]) -> list[str]:
+        for text in value:
+            _check_local(parse_listen(text))
+        return value
 
-class ExportEntry(StrictModel):
+
+def _check_local(address: Address) -> None:
+    if not address.path and address.host != "localhost" and not is_own_host(address.host):
+        raise ValueError(
+            f"{address} would serve other hosts, and NBD is served without TLS here: anyone who reaches "
+            "the port could read and write. Listen on 127.0.0.1 or a Unix socket, and run the agent on "
+            "the host of its clients"
+        )
+
+
+class StaticCap(StrictModel):
+    """Caps of one volume that always hold, with or without a server; null is no cap."""
+
+    ops_per_s: Rate | None = None
+    bytes_per_s: Rate | None = None
+    cost_per_s: Rate | None = None
+
+
+class ExportConfig(StrictModel):
     """``[[export]]``: one volume."""
 
     volume: str
@@ -69,14 +95,36 @@ class ExportEntry(StrictModel):
     """Or a regular file or block device that the plane serves itself."""
     read_only: bool = False
     """Refuse every change."""
-    cost_read: Annotated[float, Field(gt=0)] = 1.0
+    cost_read: Rate = 1.0
     """Cost of a read before its bytes are added (bytes / 65,536)."""
-    cost_write: Annotated[float, Field(gt=0)] = 1.0
+    cost_write: Rate = 1.0
     """Cost of a write before its bytes are added."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """File mode: threads for files that can block."""
     cap: StaticCap | None = None
     """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
+
+    @field_validator("volume", "backend")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError(NAME_RULE)
+        return value
+
+    @field_validator("upstream")
+    @classmethod
+    def _is_upstream(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_upstream(value)
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_storage(self) -> ExportConfig:
+        if (self.upstream is None) == (self.file is None):
+            raise ValueError(f"volume {self.volume}: set exactly one of upstream and file")
+        if self.workers and self.file is None:
+            raise ValueError(f"volume {self.volume}: workers belong to file mode; an upstream never blocks")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -84,6 +132,60 @@ class ExportEntry(StrictModel):
         if isinstance(values.get("cap"), dict):
             values["cap"] = {key: rate for key, rate in values["cap"].items() if rate is not None}
         return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneConfig:
+    """What one ``nbd-N`` process must know before the link speaks to it.
+
+    Everything that changes while it runs (caps, thresholds, leases) comes over the control socket.
+    """
+
+    plane: str
+    listen: list[str]
+    control_socket: str
+    exports: list[ExportConfig]
+    client_rule: ClientRule = "address"
+
+
+class HostConfig(StrictModel):
+    """Statistics of the host's own block devices, beside the I/O path."""
+
+    enabled: bool = False
+    """Whether /proc/diskstats is read."""
+    devices: tuple[str, ...] = (
+        "sd?",
+        "sd[a-z][a-z]",
+        "vd?",
+        "xvd?",
+        "nvme*n?",
+        "nvme*n??",
+        "mmcblk?",
+        "dm-*",
+        "md*",
+    )
+    """Patterns of kernel device names; the default takes whole devices, not their partitions."""
+    backends: dict[str, str] = Field(default_factory=dict)
+    """Backend of a device; a device that is not named is a backend of its own, NAME:DEVICE."""
+
+    @field_validator("backends")
+    @classmethod
+    def _are_names(cls, value: dict[str, str]) -> dict[str, str]:
+        for device, backend in value.items():
+            if not is_name(backend):
+                raise ValueError(f"backend {backend!r} of {device} must be letters, digits and . _ : @ -")
+        return value
+
+
+class ReconnectConfig(StrictModel):
+    """How the link tries again to reach the PMDaemon."""
+
+    first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """Wait after the first failure; doubles with each further one."""
+    max_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    """Longest wait."""
+    jitter_ratio: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of each wait that is random, so that a fleet does not return in one instant."""
 
 
 class AgentConfig(StrictModel):
@@ -105,13 +207,13 @@ class AgentConfig(StrictModel):
     spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
     """Room for cuts that the server has not acknowledged, reserved at the start; beyond it the oldest are
     dropped. A change holds from the next start; a smaller one once the cuts fit."""
-    client_rule: Literal["address", "export-suffix"] = "address"
+    client_rule: ClientRule = "address"
     """How a client is named: by its address, or by VOLUME@CLIENT in the export it asks for."""
     reconnect: ReconnectConfig = Field(default_factory=ReconnectConfig)
     """How the link tries again to reach the server."""
     plane: Annotated[list[PlaneEntry], Field(default_factory=list)]
     """Data-plane processes."""
-    export: Annotated[list[ExportEntry], Field(default_factory=list)]
+    export: Annotated[list[ExportConfig], Field(default_factory=list)]
     """Volumes."""
     host: HostConfig = Field(default_factory=HostConfig)
     """Statistics of the host's own block devices."""
@@ -120,10 +222,13 @@ class AgentConfig(StrictModel):
     @classmethod
     def _is_name(cls, value: str) -> str:
         if not is_name(value):
-            raise ValueError(
-                "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
-            )
+            raise ValueError(NAME_RULE)
         return value
+
+    @field_validator("export", mode="before")
+    @classmethod
+    def _by_volume(cls, value: Any) -> Any:
+        return [_export(item) for item in value] if isinstance(value, list) else value
 
     @field_validator("server")
     @classmethod
@@ -179,10 +284,9 @@ class AgentConfig(StrictModel):
                 raise ValueError(
                     f"export {export.volume}: plane {export.plane!r} is no [[plane]]; name one of {names}"
                 )
-        try:
-            self.plane_configs()
-        except ValidationError as exc:
-            raise ValueError(describe(exc)) from exc
+        for name in names:
+            if not any(self._plane_of(export) == name for export in self.export):
+                raise ValueError(f"plane {name!r} serves no [[export]]; it needs at least 1")
         return self
 
     def _check_number_of_exports(self) -> None:
@@ -207,56 +311,64 @@ class AgentConfig(StrictModel):
                 f"control socket {path} is longer than {UNIX_PATH_BYTES} bytes; shorten runtime_dir"
             )
 
-    def _plane_of(self, export: ExportEntry) -> str:
+    def _plane_of(self, export: ExportConfig) -> str:
         return export.plane or (self.plane[0].name if len(self.plane) == 1 else "")
 
     def control_socket(self, plane: str) -> str:
         """Where a plane listens for the link."""
         return str(self.runtime_dir / f"{plane}.sock")
 
-    def plane_configs(self) -> list[PlaneConfig]:
-        """One configuration a data plane.
+    def plane_config(self, name: str) -> PlaneConfig:
+        """The part of one data plane.
 
         Raises:
-            ValidationError: an export or an address that the plane would refuse.
+            ConfigError: there is no such plane.
         """
-        return [self._plane_config(plane) for plane in self.plane]
-
-    def _plane_config(self, plane: PlaneEntry) -> PlaneConfig:
-        own = [export for export in self.export if self._plane_of(export) == plane.name]
-        return PlaneConfig(
-            plane=plane.name,
-            listen=plane.listen,
-            control_socket=self.control_socket(plane.name),
-            exports=[_export_config(export) for export in own],
-            client_rule=self.client_rule,
-            static_caps={export.volume: export.cap for export in own if export.cap is not None},
-        )
-
-    def link_config(self, gateway_id: str) -> LinkConfig:
-        """The configuration of the link process."""
-        return LinkConfig(
-            gateway_id=gateway_id,
-            name=self.name,
-            state_dir=self.state_dir,
-            runtime_dir=self.runtime_dir,
-            server=self.server,
-            tls=self.tls,
-            listen=self.listen,
-            spool_bytes=self.spool_bytes,
-            planes=[
-                PlaneSocket(name=plane.name, control_socket=self.control_socket(plane.name))
-                for plane in self.plane
-            ],
-            host=self.host,
-            reconnect=self.reconnect,
-        )
+        for plane in self.plane:
+            if plane.name == name:
+                exports = [export for export in self.export if self._plane_of(export) == name]
+                return PlaneConfig(name, plane.listen, self.control_socket(name), exports, self.client_rule)
+        known = ", ".join(plane.name for plane in self.plane)
+        raise ConfigError("--plane", f"{name} is no [[plane]] of this file", f"It has: {known}")
 
 
-def _export_config(export: ExportEntry) -> ExportConfig:
+def _export(item: Any) -> Any:
+    """One ``[[export]]``, whose mistakes are reported with the name of its volume, not with its number."""
     try:
-        return ExportConfig.model_validate(export.model_dump(exclude={"plane", "cap"}))
+        return ExportConfig.model_validate(item)
     except ValidationError as exc:
-        told = describe(exc)
-        whole = told.removeprefix("(whole file): ")  # names the volume itself
-        raise ValueError(whole if whole != told else f"export {export.volume}: {told}") from exc
+        problem = describe(exc)
+        if problem.startswith("(whole file): "):  # names the volume itself
+            raise ValueError(problem.removeprefix("(whole file): ")) from exc
+        volume = item.get("volume") if isinstance(item, dict) else item
+        raise ValueError(f"export {volume}: {problem}") from exc
+
+
+def load_agent(path: Path) -> AgentConfig:
+    """Read the agent's file, with what the environment overrides.
+
+    Raises:
+        ConfigError: names the key, the value and what is expected.
+    """
+    return configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
+
+
+def parse_server(text: str) -> tuple[str, int]:
+    """Host and port of ``10.0.0.5:7411``, ``[fd00::5]:7411`` or ``sla.example.org:7411``.
+
+    Raises:
+        ValueError: another form.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    host = host.strip("[]")
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+def is_own_host(host: str) -> bool:
+    """Whether this is a loopback address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

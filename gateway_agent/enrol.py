@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from gateway_agent.link import state_files
 from gateway_agent.link.errors import EnrolmentFailed
-from gateway_agent.link.identity import CA, DIRECTORY, write_own
+from gateway_agent.link.identity import CA, DIRECTORY, write_credential
 from pmdaemon.errors import WireError
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.certificates import Credential
@@ -86,7 +86,7 @@ def enrol(
         if held.gateway_id != gateway_id:
             raise ValueError(f"the certificate is for gateway {held.gateway_id}")
         (directory / _NEW_CA).replace(directory / CA)
-        write_own(directory, key, made)
+        write_credential(directory, key, made)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, str(exc)) from exc
     return held

@@ -8,7 +8,7 @@ in ``/dev/shm/sla-UID``. Any user can make a directory of that name before us, a
 we make in it and put something else there; so it has to be ours, too, and closed.
 
 *Segments.* The supervisor holds the lock of the data directory, so both are its own. At its start each is
-*probed* (``pmdaemon.mailbox.inspect``): what is in order is kept, because its untaken messages are wanted, and
+*probed* (``mailbox.inspect``): what is in order is kept, because its untaken messages are wanted, and
 what is damaged, or of another layout, is made again. While parts run, the one that meets damage marks the
 segment; the supervisor sees the mark (``damaged``), ends the parts that use it, and makes it again
 (``renew``). What an orderly stop leaves was taken and processed before, so it is removed (``remove``).
@@ -37,9 +37,9 @@ from pmdaemon.mailbox import (
     create_segment,
     default_runtime_dir,
     ensure_private_dir,
-    take_ownership,
     probe,
     sweep_stale,
+    take_ownership,
 )
 from pmdaemon.mailbox.errors import MailboxCorrupt, SegmentUnsafe
 from pmdaemon.runtime.clock import Deadline

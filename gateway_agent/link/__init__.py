@@ -1,6 +1,6 @@
-"""The link process: session to the PMDaemon, spool, collection, hand-over of caps and thresholds.
+"""The link process: session to the PMDaemon, spool, collection, caps and thresholds for the data planes.
 
-``session``, ``commands``, ``merge``, ``collect``, ``caps`` and ``core`` are pure (bytes and times in, bytes
-out); ``spool``, ``state`` and ``streams`` touch files; ``shell`` alone touches sockets; ``main`` is the
-process.
+``core`` decides and is pure (bytes and times in, bytes out), with ``session``, ``commands``, ``collection``
+and ``caps``; ``spool`` and ``state_files`` touch files; ``connection`` and ``loop`` alone touch sockets;
+``main`` is the process.
 """

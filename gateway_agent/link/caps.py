@@ -1,82 +1,129 @@
-"""Caps and their lease as the link knows them. Pure; time comes as an argument.
+"""What the server has put in force here: caps with their lease, and the threshold set.
 
 The planes hold the caps and count the lease themselves; the link keeps the newest set so that a plane that
 comes back gets it at once, *if its lease still runs* and only for what is left of it. A link that was
 restarted knows no set: the planes still hold theirs, the server sends it again on registration, and renewals
-are passed on meanwhile.
+are passed on meanwhile. CAPS_ACK is due when every reachable enforcer has proved that it took the set (see
+``enforcers.base``).
 
-CAPS_ACK is due when every reachable enforcer has proved that it took the set (see ``enforcers.base``).
+The threshold set is kept in ``state_dir/thresholds.json``: planes that come up before the server is reached
+again count against it. A file that cannot be written or read costs little: the server sends the set on
+registration anyway.
+
+Thread: the link's loop only; time comes as an argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import structlog
+
 from gateway_agent.enforcers.base import CapSet, Enforcer
+from gateway_agent.link import commands, state_files
+from gateway_agent.link.commands import Thresholds
+from gateway_agent.link.errors import StateFileBroken
+from pmdaemon.errors import MalformedFrame
+
+log = structlog.get_logger("caps")
 
 
-class CapsKeeper:
-    """State: the set in force, the end of its lease (monotonic ns), whether its acknowledgement is owed."""
+class LeasedCaps:
+    """State: the set in force, the end of its lease (monotonic ns), whether its acknowledgement is due."""
 
     def __init__(self, enforcers: Sequence[Enforcer]) -> None:
         self._enforcers = enforcers
-        self._held: CapSet | None = None
+        self._caps: CapSet | None = None
         self._lease_end_ns = 0
-        self._ack_owed = False
+        self._ack_due = False
 
     def replace(self, caps: CapSet, now_ns: int) -> None:
         """The server sent a set: hand it to every enforcer that is reachable."""
-        self._held = caps
+        self._caps = caps
         self._lease_end_ns = now_ns + caps.lease_us * 1000
-        self._ack_owed = True
+        self._ack_due = True
         for enforcer in self._enforcers:
             if enforcer.reachable:
                 enforcer.apply(caps, caps.lease_us)
 
-    def enforcer_back(self, enforcer: Enforcer, now_ns: int) -> None:
+    def enforcer_connected(self, enforcer: Enforcer, now_ns: int) -> None:
         """An enforcer became reachable: give it what still holds."""
         left_us = (self._lease_end_ns - now_ns) // 1000
-        if self._held is not None and left_us > 0:
-            enforcer.apply(self._held, left_us)
+        if self._caps is not None and left_us > 0:
+            enforcer.apply(self._caps, left_us)
 
     def renew(self, now_ns: int) -> None:
         """The server renewed the lease of all caps."""
-        if self._held is not None:
-            self._lease_end_ns = now_ns + self._held.lease_us * 1000
+        if self._caps is not None:
+            self._lease_end_ns = now_ns + self._caps.lease_us * 1000
         for enforcer in self._enforcers:
             enforcer.renew_lease()
 
     def server_gone(self) -> None:
-        """The session ended: no acknowledgement is owed to it; the caps hold until their lease ends."""
-        self._ack_owed = False
+        """The session ended: no acknowledgement is due; the caps hold until their lease ends."""
+        self._ack_due = False
 
     @property
     def lease_end_ns(self) -> int | None:
         """When the caps in force end without renewal; None when nothing is in force."""
-        return self._lease_end_ns if self._held is not None and self._held.caps else None
+        return self._lease_end_ns if self._caps is not None and self._caps.caps else None
 
     def expire(self, now_ns: int) -> CapSet | None:
         """Forget a set whose lease has ended; returns it, once."""
         end_ns = self.lease_end_ns
         if end_ns is None or now_ns < end_ns:
             return None
-        lapsed, self._held, self._ack_owed = self._held, None, False
+        lapsed, self._caps, self._ack_due = self._caps, None, False
         return lapsed
 
     def due_ack(self) -> dict[str, Any] | None:
         """Header of the CAPS_ACK that is due now, once; None while proof is missing."""
-        if not self._ack_owed or self._held is None:
+        if not self._ack_due or self._caps is None:
             return None
-        gen = self._held.gen
+        gen = self._caps.gen
         reachable = [enforcer for enforcer in self._enforcers if enforcer.reachable]
         refusing = [enforcer.name for enforcer in reachable if enforcer.refused == gen]
         if not self._enforcers or refusing:
-            self._ack_owed = False
+            self._ack_due = False
             refused = f"refused by {', '.join(refusing)}, whose log says why; the former caps hold there"
             reason = refused if refusing else "this gateway only observes: it has no data plane"
             return {"gen": gen, "ok": False, "reason": reason}
         if not reachable or any(enforcer.took != gen for enforcer in reachable):
             return None
-        self._ack_owed = False
+        self._ack_due = False
         return {"gen": gen, "ok": True, "reason": ""}
+
+
+class ThresholdStore:
+    """The newest set. ``path`` None keeps it in memory only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.current: Thresholds | None = self._load()
+
+    def _load(self) -> Thresholds | None:
+        if self._path is None:
+            return None
+        try:
+            value = state_files.read_json(self._path, "It is begun anew")
+            return commands.thresholds(value) if isinstance(value, dict) else None
+        except (StateFileBroken, MalformedFrame) as exc:
+            log.error("thresholds-forgotten", problem=str(exc))
+            return None
+
+    def replace(self, received: Thresholds) -> None:
+        """Keep another set.
+
+        Raises:
+            OSError: it is in force but could not be written.
+        """
+        self.current = received
+        if self._path is not None:
+            state_files.write_json(self._path, self.header(), synced=True)
+
+    def header(self) -> dict[str, Any]:
+        """Header of THRESHOLDS and DP_THRESHOLDS."""
+        assert self.current is not None  # asked for only when there is a set
+        return {"version": self.current.version, "entries": list(self.current.entries)}

@@ -1,12 +1,20 @@
-"""One outgoing connection that is dialled for ever: non-blocking, with deadline and backoff. A thin shell.
+"""The link's connections: to the PMDaemon and to the data planes, dialled for ever; and the link's listener.
 
-    waiting ──backoff over──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
+    waiting ──backoff ends──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
                                   └───────────── 5 s for both ─────────────────────────────────────►
 
-Where the other side dials us (``address`` None, see ``link.listener``), waiting ends with ``take``.
-Without TLS there is no securing. With TLS the peer must show the server's certificate, from the pinned CA.
-What is said on it is the business of its ``ConnectionPeer``; this class moves bytes and reports openings and
-losses.
+``ServerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing; with TLS
+the peer must show the server's certificate, from the pinned CA. What is said on it is the business of its
+``ConnectionPeer``; the connection moves bytes and reports openings and losses.
+
+Where the agent may not dial, the PMDaemon dials it (``listen`` in the agent's file). ``LinkListener``
+accepts a connection as a candidate; it takes the place of the session there is only when it has proved to be
+the server (with TLS the agent is the client also here). So no other host can speak or end a session. There
+is one candidate at a time, for ``CANDIDATE_LIMIT_NS``; a newer one replaces it if it has not proved itself
+yet.
+
+    listening ──accept──► candidate ──TLS agreed──► ``ServerConnection.take``
+                              └── not the server, 5 s ──► closed, logged
 
 Thread: the link's loop only.
 """
@@ -25,12 +33,14 @@ from typing import Final, Protocol
 import structlog
 
 from gateway_agent.link.errors import LinkError, PeerLost
+from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport
+from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport, prepare
 
 log = structlog.get_logger("connection")
+
 
 CONNECT_LIMIT_NS: Final = 5_000_000_000
 HEALTHY_NS: Final = 5_000_000_000  # a connection that ends sooner was refused: do not hammer that peer
@@ -39,10 +49,10 @@ MAX_PENDING_BYTES: Final = 4 << 20  # several replies; a peer that leaves more u
 
 
 class ConnectionPeer(Protocol):
-    """Who speaks on a connection."""
+    """What a connection reports to, and takes bytes from."""
 
     def opened(self) -> None:
-        """The connection stands; ``pending`` may fill."""
+        """The connection is open; ``pending`` may fill."""
 
     def received(self, data: bytes) -> None:
         """Bytes arrived.
@@ -106,7 +116,7 @@ class ServerConnection:
                 self._dial(self._address)
 
     def dial_no_more(self) -> None:
-        """The link is stopping: what is open stays so, and what is lost is not looked for again."""
+        """The link is stopping: what is open stays so, and what is lost is not dialled again."""
         self._address = None
 
     def take(self, connected: Transport) -> None:
@@ -245,12 +255,12 @@ class ServerConnection:
         self._due_ns = now_ns + round(self._backoff.failed() * 1e9)
         if was_open:
             self._peer.lost(reason)
-        elif reason != self._last_failure:  # said once, not at every try
-            log.warning("cannot-connect", to=self.name, address=_words(self._address), reason=reason)
+        elif reason != self._last_failure:  # logged once, not at every try
+            log.warning("cannot-connect", to=self.name, address=_text_of(self._address), reason=reason)
             self._last_failure = reason
 
 
-def _words(address: str | tuple[str, int] | None) -> str:
+def _text_of(address: str | tuple[str, int] | None) -> str:
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
 
 
@@ -258,3 +268,115 @@ def _family(address: str | tuple[str, int]) -> socket.AddressFamily:
     if isinstance(address, str):
         return socket.AF_UNIX
     return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+
+CANDIDATE_LIMIT_NS: Final = 5_000_000_000
+
+
+class LinkListener:
+    """See the module docstring.
+
+    Raises:
+        ConfigError: the address is in use or not this host's.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        connection: ServerConnection,
+        selector: selectors.BaseSelector,
+        clock: Clock,
+        tls: Callable[[], ssl.SSLContext] | None,
+        server_name: str | None = None,
+    ) -> None:
+        self._connection = connection
+        self._selector = selector
+        self._clock = clock
+        self._tls = tls
+        self._server_name = server_name
+        self._candidate: TlsTransport | None = None
+        self._since_ns = 0
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
+        selector.register(self._listener, selectors.EVENT_READ, self)
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the candidate's time ends."""
+        return self._since_ns + CANDIDATE_LIMIT_NS if self._candidate is not None else None
+
+    def turn(self) -> None:
+        """Give up a candidate that takes too long."""
+        if (due_ns := self.due_ns) is not None and self._clock.monotonic_ns() >= due_ns:
+            self._refuse("it did not prove to be the server within 5 s")
+
+    def ready(self, _events: int) -> None:
+        """The selector says that a connection or bytes of the candidate have arrived."""
+        try:
+            self._accepted(*self._listener.accept())
+        except BlockingIOError:
+            pass
+        except OSError as exc:  # a connection that was gone before we came must not end the link
+            log.warning("cannot-answer", reason=exc.strerror or str(exc))
+        if self._candidate is not None:
+            self._prove(self._candidate)
+
+    def _accepted(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        if self._tls is None:
+            prepare(sock)
+            log.info("dialled-by-server", address=f"{peer[0]}:{peer[1]}")
+            self._connection.take(sock)
+            return
+        if self._candidate is not None:
+            self._refuse("another connection came before it proved to be the server")
+        try:
+            name = self._server_name
+            self._candidate = TlsTransport(sock, self._tls(), server_side=False, server_name=name)
+        except (OSError, LinkError) as exc:
+            log.warning("cannot-answer", reason=str(exc))
+            sock.close()
+            return
+        self._since_ns = self._clock.monotonic_ns()
+        self._selector.register(self._candidate, selectors.EVENT_READ, self)
+
+    def _prove(self, candidate: TlsTransport) -> None:
+        try:
+            wanted = candidate.handshake()
+        except HandshakeFailed as exc:
+            self._refuse(str(exc))
+            return
+        if wanted is not None:
+            self._selector.modify(candidate, wanted, self)
+        elif SERVER_URI not in candidate.peer_uris():
+            self._refuse("its certificate is not a server's")
+        else:
+            self._selector.unregister(candidate)
+            self._candidate = None
+            self._connection.take(candidate)
+
+    def _refuse(self, reason: str) -> None:
+        if self._candidate is not None:
+            log.warning("not-the-server", reason=reason)
+            self._selector.unregister(self._candidate)
+            self._candidate.close()
+            self._candidate = None
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._refuse("the link stops")
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(16)
+    except OSError as exc:
+        sock.close()
+        where = f"{address[0]}:{address[1]}"
+        raise ConfigError("listen", f"cannot listen on {where}: {exc.strerror}", "Choose another") from exc
+    sock.setblocking(False)
+    return sock

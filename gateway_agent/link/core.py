@@ -1,4 +1,4 @@
-"""The link's brain: what happens when a frame arrives, a plane comes or goes, or time passes. No socket.
+"""What the link does when a frame arrives, a plane comes or goes, or time passes. No socket.
 
     server bytes ──► session ──► POLL ──────► collection ──► spool ──► reply
                              ├─► CAPS ──────► enforcers, then a collection: its answers prove the hand-over,
@@ -7,8 +7,8 @@
                              └─► THRESHOLDS ► store, planes
     time ──► cut without a poll after 1.5 intervals; expired lease; silent server
 
-The shell calls ``server_*``, ``plane_*`` and ``tick``, and afterwards sends what stands in
-``session.outgoing`` and in each plane's ``outgoing``. Every cut goes through the spool, polled or not, so a
+The loop calls ``server_*``, ``plane_*`` and ``tick``, and afterwards sends what is in ``session.outgoing``
+and in each plane's ``outgoing``. Every cut goes through the spool, polled or not, so a
 reply is only ever read from there.
 
 Thread: the link's loop only.
@@ -24,16 +24,13 @@ import structlog
 from gateway_agent.enforcers.base import CapSet
 from gateway_agent.link import commands, reply
 from gateway_agent.link.alerts import Alerts
-from gateway_agent.link.caps import CapsKeeper
-from gateway_agent.link.collection import CollectionRound
+from gateway_agent.link.caps import LeasedCaps, ThresholdStore
+from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
 from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
-from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.session import AgentSession, AgentSessionState
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamNames
-from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
@@ -45,13 +42,11 @@ from pmdaemon.wire.late import joined
 log = structlog.get_logger("link")
 
 DEFAULT_INTERVAL_NS: Final = 1_000_000_000  # until a server has named its own in WELCOME
-SILENCE_FLOOR_NS: Final = (
-    10_000_000_000  # beside three intervals: a server that restarts its database is not dead
-)
+SILENCE_FLOOR_NS: Final = 10_000_000_000  # and three intervals: a server may restart its database
 
 
 class Facts(NamedTuple):
-    """Who this agent is; ``epoch`` is drawn anew for each link process."""
+    """Identity of this agent; each link process draws another ``epoch``."""
 
     gateway_id: str
     name: str
@@ -62,7 +57,7 @@ class Facts(NamedTuple):
 class LinkCore:
     """See the module docstring.
 
-    State of its own: the interval, the polls that wait for the running collection, whether another must
+    State: the interval, the polls that wait for the running collection, whether another must
     follow it, the planes known as stalled, and the times of the last collection and of the server's last
     bytes.
     """
@@ -71,7 +66,7 @@ class LinkCore:
         self,
         facts: Facts,
         spool: Spool,
-        book: StreamNames,
+        stream_names: StreamNames,
         thresholds: ThresholdStore,
         clock: Clock,
         planes: Sequence[PlaneClient],
@@ -80,7 +75,7 @@ class LinkCore:
     ) -> None:
         self._facts = facts
         self._spool = spool
-        self._book = book
+        self._stream_names = stream_names
         self._thresholds = thresholds
         self._clock = clock
         self.planes = {plane.name: plane for plane in planes}
@@ -88,14 +83,14 @@ class LinkCore:
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._identity = identity
-        self._caps = CapsKeeper([plane.enforcer for plane in planes])
-        self._collector = CollectionRound(self._sources)
-        self._gatherer = Gatherer(facts.gateway_id, facts.epoch, spool, book, self._sources)
+        self._caps = LeasedCaps([plane.enforcer for plane in planes])
+        self._collection = CollectionRound(self._sources)
+        self._cut_spooler = CutSpooler(facts.gateway_id, facts.epoch, spool, stream_names, self._sources)
         self._interval_ns = DEFAULT_INTERVAL_NS
         self._polls: list[commands.Poll] = []
         self._wants_cut = self._wants_proof = False
         self._stalled: set[str] = set()
-        self._collected_ns = self._heard_ns = clock.monotonic_ns()
+        self._collected_ns = self._received_ns = clock.monotonic_ns()
         self.on_planes_changed: Callable[[], None] = lambda: None
         if spool.damaged:
             text = (
@@ -105,16 +100,16 @@ class LinkCore:
             self._alerts.tell("spool-damaged", "critical", "spool", text, lost=spool.damaged)
 
     def restarted(self, restarts: int, reason: str) -> None:
-        """Tell the server that this process replaced one that died; ``reason``: how that one ended."""
+        """Report that this process replaced one that died; ``reason``: how that one ended."""
         text = f"the link was restarted: {reason}; restart {restarts}"
         self._alerts.tell("process-restarted", "warning", "link", text, restarts=restarts)
 
     # -- the server's side
 
     def server_connected(self) -> None:
-        """The connection to the PMDaemon stands."""
+        """The connection to the PMDaemon is open."""
         facts = self._facts
-        self._heard_ns = self._clock.monotonic_ns()
+        self._received_ns = self._clock.monotonic_ns()
         self.session.opened(
             {"software": facts.software, "gw": facts.gateway_id, "name": facts.name, "ep": facts.epoch}
         )
@@ -123,12 +118,12 @@ class LinkCore:
         """Bytes from the PMDaemon.
 
         Raises:
-            ServerLost: the session is over; send what stands in ``outgoing``, close, connect anew.
+            ServerLost: the session has ended; send what is in ``outgoing``, close, connect again.
         """
-        self._heard_ns = self._clock.monotonic_ns()
+        self._received_ns = self._clock.monotonic_ns()
         try:
             for command in self.session.receive(data):
-                self._obey(command)
+                self._handle(command)
             self._collect_if_wanted()
         except WireError as exc:
             self.session.drain(Kind.ERROR, {"code": "protocol", "text": str(exc)})
@@ -141,7 +136,7 @@ class LinkCore:
         self._polls.clear()
         self._caps.server_gone()
 
-    def _obey(self, command: commands.Command) -> None:
+    def _handle(self, command: commands.Command) -> None:
         match command:
             case commands.Poll():
                 self._polled(command)
@@ -172,11 +167,11 @@ class LinkCore:
     def _registered(self) -> None:
         if self.session.state is AgentSessionState.REGISTERED:
             log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
-            self._book.new_session()
+            self._stream_names.new_session()
         self._announce()
 
     def _announce(self) -> None:
-        for header in self._book.announcements():
+        for header in self._stream_names.announcements():
             self.session.send(Kind.STREAMS, header)
 
     def _polled(self, poll: commands.Poll) -> None:
@@ -189,10 +184,10 @@ class LinkCore:
 
     def _new_thresholds(self, received: commands.Thresholds) -> None:
         if received != self._thresholds.current:
-            self._count_by(received)
+            self._adopt_thresholds(received)
         self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
 
-    def _count_by(self, received: commands.Thresholds) -> None:
+    def _adopt_thresholds(self, received: commands.Thresholds) -> None:
         try:
             self._thresholds.replace(received)
         except OSError as exc:
@@ -231,7 +226,7 @@ class LinkCore:
         """The control socket of a plane is connected: it gets what is in force before its first question."""
         plane = self.planes[name]
         plane.opened()
-        self._caps.enforcer_back(plane.enforcer, self._clock.monotonic_ns())
+        self._caps.enforcer_connected(plane.enforcer, self._clock.monotonic_ns())
         if self._thresholds.current is not None:
             plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
 
@@ -239,7 +234,7 @@ class LinkCore:
         """Bytes from a plane.
 
         Raises:
-            PlaneLost: they are not the protocol; close that connection, connect anew.
+            PlaneLost: they are not the protocol; close that connection, connect again.
         """
         if self.planes[name].receive(data):
             if self.session.state in (
@@ -271,27 +266,27 @@ class LinkCore:
 
         A collection that runs already is good enough for a poll, but proves nothing about caps sent since.
         """
-        if self._wants_cut and not self._collector.busy:
+        if self._wants_cut and not self._collection.busy:
             self._wants_cut = self._wants_proof = False
             self._collected_ns = self._clock.monotonic_ns()
-            self._collector.begin(self._collected_ns)
+            self._collection.begin(self._collected_ns)
             self._advance()
 
     def _advance(self) -> None:
         """Go on with the running collection as far as the answers at hand allow."""
-        while self._collector.busy:
-            samples = self._collector.gather(self._clock.monotonic_ns())
+        while self._collection.busy:
+            samples = self._collection.gather(self._clock.monotonic_ns())
             if samples is None:
                 return
             self._spool_samples(samples)
-            self._collector.next_round(self._clock.monotonic_ns(), samples)
-            if not self._collector.busy:
+            self._collection.next_round(self._clock.monotonic_ns(), samples)
+            if not self._collection.busy:
                 self._collection_ended()
 
     def _spool_samples(self, samples: Sequence[Sample]) -> None:
         late = joined(sample.late for sample in samples)
         try:
-            dropped = self._gatherer.spool(samples)
+            dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
             self._alerts.tell("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
             return
@@ -301,8 +296,8 @@ class LinkCore:
             self._alerts.tell("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)
 
     def _collection_ended(self) -> None:
-        self._note_stalled(set(self._collector.overdue()))
-        for failure in self._collector.failures:
+        self._report_stalled(set(self._collection.overdue()))
+        for failure in self._collection.failures:
             self._alerts.tell("source-failed", "warning", failure.source, str(failure))
         if self.session.state is AgentSessionState.POLLING:
             self._announce()
@@ -316,7 +311,7 @@ class LinkCore:
         self._wants_cut = self._wants_proof or any(plane.has_more for plane in self.planes.values())
         self._collect_if_wanted()
 
-    def _note_stalled(self, overdue: set[str]) -> None:
+    def _report_stalled(self, overdue: set[str]) -> None:
         for name in sorted(overdue - self._stalled):
             self._alerts.tell(
                 "plane-stalled", "critical", name, f"data plane {name} does not answer; it is left out"
@@ -330,26 +325,26 @@ class LinkCore:
     @property
     def collecting(self) -> bool:
         """Whether a collection runs; a stopping link waits for its end."""
-        return self._collector.busy
+        return self._collection.busy
 
     def collect_now(self) -> None:
-        """Cut without being asked: by the own timer, or as the last act of a link that stops."""
+        """Collect without a poll: by the timer, or as the last act of a link that stops."""
         self._wants_cut = True
         self._collect_if_wanted()
 
     def next_due_ns(self) -> int:
         """When ``tick`` has something to do, on the monotonic clock."""
-        due = [self._collected_ns + self._own_cut_ns]
-        if self._collector.busy:
-            due = [self._collector.deadline_ns]
+        due = [self._collected_ns + self._unpolled_cut_ns]
+        if self._collection.busy:
+            due = [self._collection.deadline_ns]
         if self._caps.lease_end_ns is not None:
             due.append(self._caps.lease_end_ns)
         if self.session.state is not AgentSessionState.CLOSED:
-            due.append(self._heard_ns + self._silence_ns)
+            due.append(self._received_ns + self._silence_ns)
         return min(due)
 
     @property
-    def _own_cut_ns(self) -> int:
+    def _unpolled_cut_ns(self) -> int:
         return self._interval_ns * 3 // 2
 
     @property
@@ -360,7 +355,7 @@ class LinkCore:
         """Time has passed.
 
         Raises:
-            ServerLost: the server has been silent for too long; close and connect anew.
+            ServerLost: the server has been silent for too long; close and connect again.
         """
         now_ns = self._clock.monotonic_ns()
         self._advance()
@@ -368,8 +363,9 @@ class LinkCore:
         if lapsed is not None:
             text = f"caps of generation {lapsed.gen} were not renewed; static caps hold"
             self._alerts.tell("lease-expired", "warning", "caps", text, gen=lapsed.gen)
-        if not self._collector.busy and now_ns - self._collected_ns >= self._own_cut_ns:
+        if not self._collection.busy and now_ns - self._collected_ns >= self._unpolled_cut_ns:
             self.collect_now()
         self._renew_if_due()
-        if self.session.state is not AgentSessionState.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
-            raise ServerLost(f"silent for {(now_ns - self._heard_ns) / 1e9:.0f} s")
+        silent_ns = now_ns - self._received_ns
+        if self.session.state is not AgentSessionState.CLOSED and silent_ns >= self._silence_ns:
+            raise ServerLost(f"silent for {silent_ns / 1e9:.0f} s")

@@ -8,7 +8,7 @@ key; the request proves that we hold it) and stores what comes (CERTIFICATE) aft
 that key, for this gateway and from the pinned authority. The session goes on; the next dial uses the new one.
 An attempt that is not answered, or answered with something else, is repeated after ``RETRY_S``, and an alert
 says so once the certificate has less than a tenth of its life left. The new key is in memory only until then:
-if we die, the old certificate is still good.
+if the process dies, the old certificate is still good.
 
 Thread: the link's loop only (and ``enrol`` in its own process).
 """
@@ -32,12 +32,12 @@ log = structlog.get_logger("identity")
 
 DIRECTORY: Final = "tls"
 CA: Final = "ca.crt"
-OWN: Final = "gateway.pem"
+CREDENTIAL: Final = "gateway.pem"
 RETRY_S: Final = 60.0
 
 
 class Identity:
-    """See the module.
+    """See the module docstring.
 
     Raises:
         NotEnrolled: there is no certificate yet.
@@ -51,22 +51,22 @@ class Identity:
         self._clock = clock
         self._new_key: certificates.Key | None = None
         self._ask_at_us = 0
-        self.held = self._read()
+        self.credential = self._read()
 
     def context(self) -> ssl.SSLContext:
-        """TLS for the next dial, with what is on disk now: it may have been enrolled anew.
+        """TLS for the next dial, with what is on disk now: there may have been another enrolment.
 
         Raises:
             NotEnrolled, StateFileBroken: as at the start.
         """
-        self.held = self._read()
+        self.credential = self._read()
         try:
-            return contexts.agent(self._directory / CA, self._directory / OWN)
+            return contexts.agent(self._directory / CA, self._directory / CREDENTIAL)
         except PkiError as exc:
             raise _broken(self._directory, str(exc)) from exc
 
     def _read(self) -> Credential:
-        path = self._directory / OWN
+        path = self._directory / CREDENTIAL
         try:
             data = path.read_bytes()
         except FileNotFoundError as exc:
@@ -74,35 +74,35 @@ class Identity:
         except OSError as exc:
             raise _broken(path, f"cannot be read ({exc.strerror})") from exc
         try:
-            held = certificates.credential(certificates.certificate_in(data))
+            made = certificates.credential(certificates.certificate_in(data))
         except (ValueError, PkiError) as exc:
             raise _broken(path, f"holds no certificate of a gateway ({exc})") from exc
-        if (held.gateway_id, held.name) != (self._gateway_id, self._name):
+        if (made.gateway_id, made.name) != (self._gateway_id, self._name):
             raise _broken(
                 path,
-                f"is for {held.name} ({held.gateway_id}); this gateway is {self._name} ({self._gateway_id})",
+                f"is for {made.name} ({made.gateway_id}); this gateway is {self._name} ({self._gateway_id})",
             )
-        return held
+        return made
 
     # -- renewal
 
     @property
     def due_us(self) -> int:
         """When ``request`` has something to say, on the wall clock."""
-        return max(self.held.renew_at_us, self._ask_at_us)
+        return max(self.credential.renew_at_us, self._ask_at_us)
 
     @property
     def is_urgent(self) -> bool:
         """Whether less than a tenth of the certificate's life is left."""
-        life_us = self.held.not_after_us - self.held.not_before_us
-        return self._clock.unix_us() >= self.held.not_after_us - life_us // 10
+        life_us = self.credential.not_after_us - self.credential.not_before_us
+        return self._clock.unix_us() >= self.credential.not_after_us - life_us // 10
 
     def request(self) -> bytes | None:
         """A signing request if the certificate is due, at most one in ``RETRY_S``."""
         now_us = self._clock.unix_us()
         if now_us < self.due_us:
             return None
-        retry_us = min(RETRY_S * 1e6, (self.held.not_after_us - self.held.not_before_us) / 20)
+        retry_us = min(RETRY_S * 1e6, (self.credential.not_after_us - self.credential.not_before_us) / 20)
         self._ask_at_us = now_us + round(retry_us)
         self._new_key = certificates.make_key()
         return certificates.make_request(self._new_key, self._name)
@@ -120,22 +120,22 @@ class Identity:
             return "it was not asked for"
         try:
             made = certificates.issued(der, key, (self._directory / CA).read_bytes())
-            held = certificates.credential(made)
+            credential = certificates.credential(made)
         except (ValueError, PkiError) as exc:
             return str(exc)
-        if (held.gateway_id, held.name) != (self._gateway_id, self._name):
-            return f"it is for {held.name} ({held.gateway_id})"
-        write_own(self._directory, key, der)
-        self.held = held
+        if (credential.gateway_id, credential.name) != (self._gateway_id, self._name):
+            return f"it is for {credential.name} ({credential.gateway_id})"
+        write_credential(self._directory, key, der)
+        self.credential = credential
         self._ask_at_us = 0
-        log.info("certificate-renewed", serial=held.serial, not_after_us=held.not_after_us)
+        log.info("certificate-renewed", serial=credential.serial, not_after_us=credential.not_after_us)
         return ""
 
 
-def write_own(directory: Path, key: certificates.Key, der: bytes) -> None:
+def write_credential(directory: Path, key: certificates.Key, der: bytes) -> None:
     """Replace key and certificate, as one file of mode 0600; on disk when this returns."""
     text = (certificates.key_pem(key) + certificates.pem_of_der(der)).decode()
-    write_whole(directory / OWN, text, synced=True)
+    write_whole(directory / CREDENTIAL, text, synced=True)
 
 
 def _broken(path: Path, problem: str) -> StateFileBroken:

@@ -16,11 +16,10 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link.connection import ServerConnection
+from gateway_agent.link.connection import LinkListener, ServerConnection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.errors import ServerLost
 from gateway_agent.link.identity import Identity
-from gateway_agent.link.listener import LinkListener
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
@@ -36,50 +35,50 @@ SLEEP_S: Final = 30.0  # far below ``watchdog.LIMIT_S``, however long the interv
 STOP_LIMIT_S: Final = 1.0  # a last collection takes 200 ms at most
 
 
-class ServerPort:
-    """The core's face to the PMDaemon; a ``Peer``."""
+class ServerPeer:
+    """Passes the PMDaemon's connection on to the core; a ``ConnectionPeer``."""
 
     def __init__(self, core: LinkCore) -> None:
         self._core = core
 
     def opened(self) -> None:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         self._core.server_connected()
 
     def received(self, data: bytes) -> None:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         self._core.server_data(data)
 
     def lost(self, reason: str) -> None:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         self._core.server_lost(reason)
 
     def pending(self) -> bytearray:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         return self._core.session.outgoing
 
 
-class PlanePort:
-    """The core's face to one data plane; a ``Peer``."""
+class PlanePeer:
+    """Passes one data plane's connection on to the core; a ``ConnectionPeer``."""
 
     def __init__(self, core: LinkCore, name: str) -> None:
         self._core = core
         self._name = name
 
     def opened(self) -> None:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         self._core.plane_connected(self._name)
 
     def received(self, data: bytes) -> None:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         self._core.plane_data(self._name, data)
 
     def lost(self, reason: str) -> None:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         self._core.plane_lost(self._name, reason)
 
     def pending(self) -> bytearray:
-        """See ``Peer``."""
+        """See ``ConnectionPeer``."""
         return self._core.planes[self._name].outgoing
 
 
@@ -103,17 +102,17 @@ class LinkLoop:
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
         tls = identity.context if identity is not None else None
-        name = sni.name_of(identity.held.gateway_id) if identity is not None else None
+        name = sni.name_of(identity.credential.gateway_id) if identity is not None else None
         self._server = ServerConnection(
-            "pmdaemon", server, ServerPort(core), server_backoff, self._selector, clock, tls, name
+            "pmdaemon", server, ServerPeer(core), server_backoff, self._selector, clock, tls, name
         )
-        self.doorway = (
+        self.listener = (
             LinkListener(listen, self._server, self._selector, clock, tls, name) if listen else None
         )
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes = [
             ServerConnection(
-                name, path, PlanePort(core, name), Backoff(*PLANE_RETRY_S, 0.1, chance), self._selector, clock
+                name, path, PlanePeer(core, name), Backoff(*PLANE_RETRY_S, 0.1, chance), self._selector, clock
             )
             for name, path in plane_sockets.items()
         ]
@@ -141,13 +140,13 @@ class LinkLoop:
         for key, events in self._selector.select(self._timeout_s(limit_s)):
             if isinstance(key.data, ServerConnection | LinkListener):
                 key.data.ready(events)
-        if self.doorway is not None:
-            self.doorway.turn()
+        if self.listener is not None:
+            self.listener.turn()
         try:
             self._core.tick()
         except ServerLost as exc:
             self._server.close(exc.reason)
-        # What the core wants said now leaves now, not after the next sleep.
+        # What the core queued leaves now, not after the next sleep.
         for connection in self._connections():
             connection.turn()
 
@@ -155,8 +154,8 @@ class LinkLoop:
         due = [connection.due_ns for connection in self._connections()]
         if self._server.due_ns is not None:
             due.append(self._grace_end_ns if not self._server_may_be_dialled() else self._server.due_ns)
-        if self.doorway is not None:
-            due.append(self.doorway.due_ns)
+        if self.listener is not None:
+            due.append(self.listener.due_ns)
         known = [item for item in due if item is not None]
         wait_s = (min([*known, self._core.next_due_ns()]) - self._clock.monotonic_ns()) / 1e9
         return max(0.0, min(wait_s, SLEEP_S if limit_s is None else limit_s))
@@ -165,8 +164,8 @@ class LinkLoop:
         log.info("stopping", reason=self._stop.reason)
         deadline = Deadline(STOP_LIMIT_S, self._clock)
         self._selector.unregister(self._stop)
-        if self.doorway is not None:
-            self.doorway.close()
+        if self.listener is not None:
+            self.listener.close()
         for plane in self._planes:  # they are stopping as well
             plane.dial_no_more()
         if not self._core.collecting:

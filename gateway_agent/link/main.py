@@ -1,6 +1,6 @@
 """``python -m gateway_agent.link.main --config FILE``: the link process, started by the agent's parent.
 
-Everything it holds can be lost: what must survive stands in the spool, in small files of state_dir, in the
+Everything it holds can be lost: what must survive is stored in the spool, in small files of state_dir, in the
 planes and at the server. So it may be killed, reloaded or upgraded at any moment without touching application
 I/O.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import socket
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,22 +18,23 @@ import click
 import structlog
 
 from gateway_agent.clock import agent_clock
+from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.link import state_files
-from gateway_agent.link.config import LinkConfig, load_link, resolve_server
+from gateway_agent.link.caps import ThresholdStore
+from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import Facts, LinkCore
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamNames
-from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.host import HostSource
+from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.config import parse_address, show
+from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
@@ -45,25 +47,27 @@ def draw_epoch() -> int:
     return secrets.randbits(64) or 1
 
 
-def build(config: LinkConfig, clock: Clock, identity: Identity | None = None) -> tuple[LinkCore, Spool]:
+def build(
+    config: AgentConfig, gateway_id: str, clock: Clock, identity: Identity | None = None
+) -> tuple[LinkCore, Spool]:
     """Open what is on disk and put the core together.
 
     Raises:
         SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
     """
     spool = Spool(config.state_dir / "spool", config.spool_bytes)
-    book = StreamNames(config.gateway_id, config.state_dir / "streams.json")
+    stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
-    planes = [PlaneClient(plane.name, spool.marks.get(plane.name, 0)) for plane in config.planes]
+    planes = [PlaneClient(plane.name, spool.marks.get(plane.name, 0)) for plane in config.plane]
     sources: list[StatisticsSource] = []
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
     software = f"gateway-agent {version('storage-sla-server')}"
-    facts = Facts(config.gateway_id, config.name, draw_epoch(), software)
-    return LinkCore(facts, spool, book, thresholds, clock, planes, sources, identity), spool
+    facts = Facts(gateway_id, config.name, draw_epoch(), software)
+    return LinkCore(facts, spool, stream_names, thresholds, clock, planes, sources, identity), spool
 
 
-def publish_planes(config: LinkConfig, core: LinkCore) -> None:
+def publish_planes(config: AgentConfig, core: LinkCore) -> None:
     """Write ``runtime_dir/link.json``: this pid, and where the planes really listen (port 0 means any)."""
     planes = {
         name: {"pid": plane.pid, "listening": plane.listening, "connected": plane.source.can_be_asked}
@@ -77,7 +81,7 @@ def publish_planes(config: LinkConfig, core: LinkCore) -> None:
         log.warning("cannot-publish", reason=str(exc))
 
 
-def run(config: LinkConfig, stop: Stop) -> None:
+def run(config: AgentConfig, stop: Stop) -> None:
     """Serve until the stop.
 
     Raises:
@@ -85,8 +89,9 @@ def run(config: LinkConfig, stop: Stop) -> None:
     """
     clock = agent_clock()
     set_os_thread_name("link-loop")
-    identity = Identity(config.state_dir, config.gateway_id, config.name, clock) if config.tls else None
-    core, spool = build(config, clock, identity)
+    gateway_id = state_files.gateway_id(config.state_dir)
+    identity = Identity(config.state_dir, gateway_id, config.name, clock) if config.tls else None
+    core, spool = build(config, gateway_id, clock, identity)
     restarts, reason = restarts_of_this_process()
     if restarts:
         core.restarted(restarts, reason)
@@ -95,30 +100,41 @@ def run(config: LinkConfig, stop: Stop) -> None:
     reconnect = config.reconnect
     chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
     backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
-    sockets = {plane.name: plane.control_socket for plane in config.planes}
+    sockets = {plane.name: config.control_socket(plane.name) for plane in config.plane}
     listen = parse_address(config.listen) if config.listen else None
     server = None if listen else resolve_server(config.server)
-    shell = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen)
-    if shell.doorway is not None:
-        log.info("listening", port=shell.doorway.port)
-    shell.run()
+    loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen)
+    if loop.listener is not None:
+        log.info("listening", port=loop.listener.port)
+    loop.run()
     spool.close()
+
+
+def resolve_server(text: str) -> tuple[str, int]:
+    """Host and port of the PMDaemon; the name is looked up once, at the start, because that may block.
+
+    Raises:
+        ConfigError: the name is not known now; the link is started again with backoff.
+    """
+    host, port = parse_server(text)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise ConfigError(
+            "server", f"{host!r} cannot be looked up: {exc.strerror}", "Correct it, or DNS"
+        ) from exc
+    return str(found[0][4][0]), port
 
 
 @click.command()
 @click.option(
-    "--config", "path", type=click.Path(path_type=Path), required=True, help="JSON written by the parent."
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
 )
-@click.option("--show-config", is_flag=True, help="Print the values in force and stop.")
-@click.option("--check-config", is_flag=True, help="Check the file and stop.")
-def main(path: Path, show_config: bool, check_config: bool) -> None:
+def main(path: Path) -> None:
     """Run the link process."""
     logs.configure("link")
     with outermost("link", lambda text: log.error("link-stopped", problem=text)):
-        config = load_link(path)
-        if show_config or check_config:
-            click.echo(show(config) if show_config else f"{path}: correct")
-            return
+        config = load_agent(path)
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()

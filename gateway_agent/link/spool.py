@@ -1,9 +1,9 @@
-"""The spool: every cut stands here from before it is sent until the server has it on disk.
+"""The spool: every cut is stored here from before it is sent until the server has it on disk.
 
     append ──► disk queue, oldest first ──► read_from (as often as asked for) ──► forget (acknowledged)
                    └── no room: the oldest sixteenth is dropped, its cuts counted
 
-Holds: the disk queue (``pmdaemon.diskqueue``, files ``cuts`` and ``cuts.index`` at full size from the start);
+State: the disk queue (``pmdaemon.diskqueue``, files ``cuts`` and ``cuts.index`` at full size from the start);
 by epoch, the seq and place of every cut that is not forgotten, in spool order; ``dropped`` (lifetime) and
 ``gaps`` (cuts lost directly before a cut), which every record carries too.
 
@@ -11,9 +11,9 @@ Invariants: within an epoch the seqs grow; the newest cut stays in the queue eve
 because its header says what the data planes need not repeat (``dp``).
 
 Dropping, in this order: 1. a note with the new counts and the number up to which records are dropped becomes
-durable, in room kept for it; 2. those records leave the queue; 3. the cut is appended; 4. the note leaves.
-Died before 1 is durable, nothing was dropped; after it, recovery drops what the note says. So no place is
-written over before the count is on disk.
+durable, in room kept for it; 2. those records leave the queue; 3. the cut is appended; 4. the note leaves. If
+the process dies before 1 is durable, nothing was dropped; if it dies later, recovery drops what the note
+says. So no place is written over before the count is on disk.
 
 Recovery: 1. the queue's own (whole records only); 2. the newest record of either kind has the counts; 3. if
 it is a note, what it says is dropped goes (behind a cut nothing of that comes back: diskqueue, floor); 4. of
@@ -21,11 +21,11 @@ two records of one cut (the first was never confirmed) the later counts; 5. a ho
 epoch (a damaged record) is counted like a drop; 6. the oldest epochs beyond what a registration may name are
 dropped.
 
-What a crash can leave: a cut never promised to anybody, whole or not at all (its sources still have it, and
-its ``dp`` tells them that they need not repeat it); cuts that were acknowledged since the last append (they
-are offered again, and the server knows them).
+A crash can leave a cut that was never confirmed, whole or not at all (its sources still have it, and its
+``dp`` says that they need not repeat it), and cuts that were acknowledged since the last append (they are
+offered again, and the server knows them).
 
-After a failed write or sync the queue is opened anew at once, and what it finds unconfirmed is discarded.
+After a failed write or sync the queue is reopened at once, and what it finds unconfirmed is discarded.
 
 Limits: one fdatasync a cut in the link's loop; a disk that stalls stalls the link, not the I/O path.
 
@@ -34,22 +34,102 @@ Thread: the link's loop only. Source: Q1-Q7; DESIGN.md 4.1.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
-from gateway_agent.link import spool_record, state_files
+from gateway_agent.link import state_files
 from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
-from gateway_agent.link.spool_record import Account, Gaps, Key, marks_of, with_gap
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
+from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock, SystemClock
+from pmdaemon.wire import frame
 
 log = structlog.get_logger("spool")
+
+
+# A record of the spool, little-endian:
+#
+#     kind 1, a cut            kind 2, a note: cuts were dropped
+#     0   8  epoch             0   8  through: records up to this number of the queue are dropped
+#     8   8  seq               8   8  0
+#     16  8  dropped: cuts this spool has lost in its life
+#     24  4  n
+#     28  24 each of n gaps: epoch, seq, cuts lost directly before that cut
+#     ... a CUT frame          (nothing)
+#
+# Every record carries the whole account of what was dropped, so the newest one of either kind is the truth,
+# and a drop becomes durable together with the record that says so.
+RECORD_CUT: Final = 1
+RECORD_NOTE: Final = 2
+_HEAD: Final = struct.Struct("<QQQI")
+_GAP: Final = struct.Struct("<QQQ")
+
+Key = tuple[int, int]
+Gaps = dict[Key, int]
+
+
+class DropAccount(NamedTuple):
+    """What was dropped: lifetime count, and by cut what was lost directly before it and not reported yet."""
+
+    dropped: int
+    gaps: Gaps
+
+
+class SpoolRecord(NamedTuple):
+    """One record; ``first`` and ``second`` are epoch and seq, or ``through`` and 0."""
+
+    first: int
+    second: int
+    account: DropAccount
+    raw: bytes
+
+
+def pack_record(first: int, second: int, account: DropAccount, raw: bytes = b"") -> bytes:
+    """The record's bytes."""
+    gaps = b"".join(_GAP.pack(*key, count) for key, count in account.gaps.items())
+    return _HEAD.pack(first, second, account.dropped, len(account.gaps)) + gaps + raw
+
+
+def unpack_record(data: bytes) -> SpoolRecord:
+    """The record in ``data``, which the disk queue has checked.
+
+    Raises:
+        ValueError: it is none: not written by this release's spool.
+    """
+    if len(data) < _HEAD.size:
+        raise ValueError(f"a record of {len(data)} bytes")
+    first, second, dropped, count = _HEAD.unpack_from(data)
+    end = _HEAD.size + count * _GAP.size
+    if len(data) < end:
+        raise ValueError(f"{count} gaps in a record of {len(data)} bytes")
+    gaps = {(epoch, seq): lost for epoch, seq, lost in _GAP.iter_unpack(data[_HEAD.size : end])}
+    return SpoolRecord(first, second, DropAccount(dropped, gaps), data[end:])
+
+
+def marks_of(raw: bytes) -> dict[str, int]:
+    """Key ``dp`` of a CUT frame; empty without one."""
+    if not raw:
+        return {}
+    try:
+        marks = frame.decode(raw).header.get("dp")
+    except WireError:
+        return {}
+    return dict(marks) if isinstance(marks, dict) else {}
+
+
+def with_gap(raw: bytes, gap: int) -> bytes:
+    """The same cut, saying that ``gap`` cuts before it were dropped."""
+    parsed = frame.decode(raw)
+    header: dict[str, Any] = {**parsed.header, "gap": gap}
+    return frame.encode(parsed.kind, header, parsed.blob, parsed.flags)
+
 
 DROPS_PER_SPOOL: Final = 16  # a full spool drops a sixteenth at a time
 MAX_EPOCHS: Final = 200  # the server accepts 256 in a registration
@@ -156,9 +236,9 @@ class Spool:
         self._notes: list[int] = []
         self.dropped = number = through = 0
         for number, kind, data in self._records():
-            record = spool_record.unpack(data)
+            record = unpack_record(data)
             self.dropped, self._gaps = record.account
-            if kind == spool_record.NOTE:
+            if kind == RECORD_NOTE:
                 self._notes.append(number)
                 through = record.first
             else:
@@ -238,9 +318,9 @@ class Spool:
 
     def _put(self, key: Key, raw: bytes) -> SpoolPlace:
         while True:
-            data = spool_record.pack(*key, Account(self.dropped, self._gaps), raw)
+            data = pack_record(*key, DropAccount(self.dropped, self._gaps), raw)
             try:
-                self._confirmed = self._queue.put(data, kind=spool_record.CUT)
+                self._confirmed = self._queue.put(data, kind=RECORD_CUT)
             except QueueFull:
                 if not self._drop_oldest(key):
                     raise
@@ -303,8 +383,8 @@ class Spool:
         assert heir is not None  # at recovery more than one epoch is held
         gaps[heir] = gaps.get(heir, 0) + lost + told
         log.debug("dropping-cuts", cuts=",".join(doomed))
-        data = spool_record.pack(through, 0, Account(self.dropped + lost, gaps))
-        self._confirmed = self._queue.put(data, kind=spool_record.NOTE, reserved=True)
+        data = pack_record(through, 0, DropAccount(self.dropped + lost, gaps))
+        self._confirmed = self._queue.put(data, kind=RECORD_NOTE, reserved=True)
         self._queue.discard(self._notes)
         self._notes = [self._confirmed]
         self.dropped, self._gaps = self.dropped + lost, gaps
@@ -373,7 +453,7 @@ class Spool:
             except DiskQueueError as exc:
                 raise SpoolUnusable(str(self._directory), str(exc)) from exc
             assert message is not None  # what is not forgotten stands in the queue
-            raw = spool_record.unpack(message.data).raw
+            raw = unpack_record(message.data).raw
         gap = self._gaps.get(key, 0)
         return Spooled(*key, with_gap(raw, gap) if gap else raw)
 

@@ -1,19 +1,41 @@
-"""Memory for large requests, bounded for all connections of a plane together. Accounting only.
+r"""Buffers of one client's connection, and the budget of memory for large requests that all share.
 
-A session asks before it allocates. When nothing is free it waits in line and is called when something is;
-meanwhile its client's other requests go on, or its client is read no further.
+``RequestBuffer``: bytes in, parsed requests and contiguous outgoing bytes out. All positions count bytes
+since the connection's transmission phase began, so moving the buffer's content changes only ``_base``, the
+position of its first byte:
+
+    _base        sent_pos         admit_pos        end_pos              parse_pos
+      ▼             ▼                 ▼               ▼                     ▼
+      ┌─────────────┬─────────────────┬───────────────┬ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┐
+      │ gone        │ admitted, to go │ held          │ payload to come    │
+      └─────────────┴─────────────────┴───────────────┴ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┘
+
+``parse_pos`` is where the next header begins; it runs ahead of ``end_pos`` while a write's payload is on its
+way. ``admit_pos`` is the end of the last admitted request, payload included, so a large payload streams
+through as it arrives. ``sent_pos`` runs ahead of ``end_pos`` only after ``skip``: the rest of a refused write
+is dropped on arrival. Held requests stay where they are; a full buffer stops reading, which is back-pressure.
+
+Invariants: sent_pos <= admit_pos except while skipping; admit_pos <= parse_pos; ``room`` is never 0 for ever
+while something can leave (a header always fits behind what is held, or the holder drains first).
+
+``ReplyBuffer``: replies are sent at once when the socket takes them, and kept in order when it does not. An
+I/O is complete when its last byte is in the client's socket buffer, not when it is queued here; so each
+finished request waits with its end position until the socket has taken that much.
+
+``MemoryBudget``: accounting of the memory for large requests, bounded for all connections of a plane
+together. A session asks before it allocates. When nothing is free it waits in line and is called when
+something is; meanwhile its client's other requests go on, or its client is read no further.
 
     request ──► common part, 3/4 ──full or its stream's share is used──► reserve, 1/4 (quick requests only)
 
-There are two of these, one for payloads of writes and one for replies of reads, because of who waits for
-whom: a client may well take no reply before its next write is accepted. With one memory for both, some such
-clients could hold all of it as replies and wait for it as payloads, for ever. Payloads wait for nothing but
-their own senders.
+There are two budgets, one for payloads of writes and one for replies of reads: a client may well take no
+reply before its next write is accepted. With one memory for both, some such clients could hold all of it as
+replies and wait for it as payloads, for ever. Payloads wait for nothing but their own senders.
 
 Clients that move slowly, or not at all, do not stop the others:
 
-- A stream (one client of one volume) holds a share of each part, a third of the common one and a quarter of
-  the reserve, or one request that is larger. Who waits for its own share is passed by.
+- A stream (one client of one volume) has a share of each part, a third of the common one and a quarter of
+  the reserve, or one request that is larger. An owner that waits for its own share is passed by.
 - Requests of at most ``limit / 32`` bytes have a reserve that larger ones never use.
 - A client must send or take its requests at ``LEAST_BYTES_PER_S`` after ``GRACE_S``, however small its
   pieces; while another connection waits for memory, one that is late loses its connection. The largest
@@ -22,27 +44,223 @@ Clients that move slowly, or not at all, do not stop the others:
 
 from __future__ import annotations
 
+import mmap
+import socket
+from collections import deque
 from typing import Final, Protocol
 
+from gateway_agent.errors import NbdProtocolError
+from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.loop import EventLoop
+
+CAPACITY_BYTES: Final = 1 << 20  # depth 8 at 128 KiB in one receive; touched pages only, thanks to mmap
+MAX_QUEUED: Final = 8_192  # parsed requests of one connection; beyond it we stop reading
+_MOVE_BELOW: Final = 4  # content is moved to the front when less than a quarter of the buffer is free
+
+Request = tuple[int, int, int, int, int, int, int]
+"""(arrived_ns, cookie, command, length, offset, flags, end_pos); plain, because one is made per I/O."""
+ARRIVED, COOKIE, COMMAND, LENGTH, OFFSET, FLAGS, END = range(7)
+InFlight = dict[int, tuple[int, int, int, int]]
+"""cookie -> (arrived_ns, sent_ns, word without outcome, payload bytes of a successful reply)."""
+Finished = tuple[int, int, int, int, int]
+"""(end position in the client's stream, word, arrived_ns, sent_ns, reply_ns)."""
+
+
+class RequestBuffer:
+    """See the module docstring.
+
+    Args:
+        peer: for error texts.
+        capacity_bytes: size of the buffer, at least a few headers.
+    """
+
+    def __init__(self, peer: str, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self._peer = peer
+        self._capacity = capacity_bytes
+        self._view = memoryview(mmap.mmap(-1, capacity_bytes))
+        self._base = 0
+        self.end_pos = 0
+        self.parse_pos = 0
+        self.admit_pos = 0
+        self.sent_pos = 0
+        self.queue: deque[Request] = deque()
+        self.disconnecting = False
+
+    def room(self) -> memoryview:
+        """Free space to receive into; empty when the buffer is full or nothing more is wanted."""
+        if self.disconnecting or len(self.queue) >= MAX_QUEUED:
+            return self._view[:0]
+        if self.sent_pos >= self.end_pos:
+            self._base = self.end_pos
+        elif (self._base + self._capacity - self.end_pos) * _MOVE_BELOW < self._capacity:
+            self._move_to_front()
+        return self._view[self.end_pos - self._base :]
+
+    def _move_to_front(self) -> None:
+        gone = self.sent_pos - self._base
+        if gone > 0:
+            live = self.end_pos - self.sent_pos
+            self._view[:live] = self._view[gone : gone + live]  # overlapping slices are moved correctly
+            self._base = self.sent_pos
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether there is any use in receiving now."""
+        return (
+            not self.disconnecting
+            and len(self.queue) < MAX_QUEUED
+            and self.end_pos - self.sent_pos < self._capacity
+        )
+
+    def received(self, count: int, now_ns: int) -> int:
+        """``count`` bytes were written into ``room()``: queue the requests whose headers they complete.
+
+        Returns:
+            Reads and writes among them.
+
+        Raises:
+            NbdProtocolError: not a request, or a payload above the protocol's limit.
+        """
+        self.end_pos = end = self.end_pos + count
+        position, base, view = self.parse_pos, self._base, self._view
+        append, unpack = self.queue.append, p.REQUEST.unpack_from
+        transfers = 0
+        while end - position >= 28:
+            magic, flags, command, cookie, offset, length = unpack(view, position - base)
+            if magic != 0x25609513:
+                raise NbdProtocolError(self._peer, f"request magic {magic:#x}")
+            position += 28
+            if command == 1:
+                if length > p.MAX_PAYLOAD_BYTES:
+                    raise NbdProtocolError(self._peer, f"a write of {length} bytes; the limit is 32 MiB")
+                position += length
+                transfers += 1
+            elif command == 0:
+                transfers += 1
+            elif command == 2:
+                self.disconnecting = True
+                break
+            append((now_ns, cookie, command, length, offset, flags, position))
+        self.parse_pos = position
+        return transfers
+
+    def outgoing(self) -> memoryview:
+        """Admitted bytes that are here and not yet sent."""
+        end = self.admit_pos if self.admit_pos < self.end_pos else self.end_pos
+        start = self.sent_pos - self._base
+        return self._view[start : max(end - self._base, start)]
+
+    def sent(self, count: int) -> None:
+        """The first ``count`` bytes of ``outgoing()`` are gone."""
+        self.sent_pos += count
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every admitted byte has gone."""
+        return self.sent_pos >= self.admit_pos
+
+    def skip(self, request: Request) -> None:
+        """Drop the request at the head of what is not admitted, and its payload, also what is still to come.
+
+        Only when ``is_drained``: what stands before it must have gone.
+        """
+        assert self.is_drained, "a refused request must not overtake admitted ones"  # callers ask first
+        self.admit_pos = self.sent_pos = request[END]
+
+    def span(self, start_pos: int, end_pos: int) -> memoryview:
+        """Bytes between two positions that are in the buffer. Valid until the next ``room()``."""
+        return self._view[start_pos - self._base : end_pos - self._base]
+
+
+class ReplyBuffer:
+    """See the module docstring.
+
+    Attributes:
+        queued_pos: bytes ever given to ``send``.
+        unsent_bytes: those of them that the socket has not taken.
+        finishing: finished requests whose replies are not out whole, in order.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._backlog = memoryview(b"")
+        self._more: deque[bytes] = deque()
+        self.queued_pos = 0
+        self.finishing: deque[Finished] = deque()
+        self.unsent_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the socket has taken everything."""
+        return not self.unsent_bytes
+
+    def send(self, data: memoryview | bytes) -> bool:
+        """Send or keep ``data`` (copied if kept). Returns whether everything is out.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        size = len(data)
+        self.queued_pos += size
+        if self.unsent_bytes:
+            self._more.append(bytes(data))
+            self.unsent_bytes += size
+            return False
+        taken = self._send(data)
+        if taken < size:
+            self._backlog = memoryview(bytes(memoryview(data)[taken:]))
+            self.unsent_bytes = size - taken
+            return False
+        return True
+
+    def flush(self) -> bool:
+        """Send what is kept, as far as the socket takes it. Returns whether everything is out.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        while self.unsent_bytes:
+            taken = self._send(self._backlog)
+            self.unsent_bytes -= taken
+            self._backlog = self._backlog[taken:]
+            if self._backlog:
+                return False
+            if self._more:
+                self._backlog = memoryview(self._more.popleft())
+        return True
+
+    def _send(self, data: memoryview | bytes) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+
+    def take_finished(self) -> list[Finished]:
+        """Requests whose replies are now out whole."""
+        out_pos = self.queued_pos - self.unsent_bytes
+        done = []
+        while self.finishing and self.finishing[0][0] <= out_pos:
+            done.append(self.finishing.popleft())
+        return done
+
 
 LIMIT_BYTES: Final = 128 << 20  # three requests of the largest size, and 16 of the 2 MiB that qemu-img uses
 GRACE_S: Final = 10
 LEAST_BYTES_PER_S: Final = 2 << 20
-LOOK_NS: Final = 10**9
+CHECK_NS: Final = 10**9
 
 
-class BufferOwner(Protocol):
-    """A session that asks for memory; ``stream`` is what it shares its part of it with."""
+class MemoryOwner(Protocol):
+    """A session that asks for memory; the sessions of one ``stream`` share a part of it."""
 
     @property
     def stream(self) -> object:
         """Its (volume, client)."""
 
-    def memory_is_free(self) -> None:
+    def on_memory_free(self) -> None:
         """Ask again: there is room now."""
 
-    def has_stalled(self) -> None:
+    def on_too_slow(self) -> None:
         """Others wait for memory of yours whose time has passed."""
 
 
@@ -52,24 +270,24 @@ class _Part:
     def __init__(self, limit_bytes: int, share_bytes: int) -> None:
         self._free_bytes = limit_bytes
         self._share_bytes = share_bytes
-        self._held: dict[object, int] = {}
+        self._taken: dict[object, int] = {}
 
     def is_within_share(self, stream: object, size_bytes: int) -> bool:
-        held_bytes = self._held.get(stream, 0)
+        held_bytes = self._taken.get(stream, 0)
         return not held_bytes or held_bytes + size_bytes <= self._share_bytes
 
     def has_room(self, stream: object, size_bytes: int) -> bool:
         return size_bytes <= self._free_bytes and self.is_within_share(stream, size_bytes)
 
     def add(self, stream: object, size_bytes: int) -> None:
-        """Negative sizes give back."""
+        """A negative size releases."""
         self._free_bytes -= size_bytes
-        self._held[stream] = self._held.get(stream, 0) + size_bytes
-        if not self._held[stream]:
-            del self._held[stream]
+        self._taken[stream] = self._taken.get(stream, 0) + size_bytes
+        if not self._taken[stream]:
+            del self._taken[stream]
 
 
-class Buffers:
+class MemoryBudget:
     """See the module docstring.
 
     Invariants: what is held of a part is at most its limit; an owner that waits for room, and not for its own
@@ -82,41 +300,41 @@ class Buffers:
         reserve_bytes = limit_bytes // 4
         self._common = _Part(limit_bytes - reserve_bytes, limit_bytes // 4)
         self._reserve = _Part(reserve_bytes, reserve_bytes // 4)
-        self._held: dict[BufferOwner, list[tuple[int, _Part]]] = {}
-        self._owed: dict[BufferOwner, tuple[int, int]] = {}  # bytes its client has to move, until when
-        self._waiting: dict[BufferOwner, int] = {}
-        self._called: BufferOwner | None = None
-        self._kept: set[_Part] = set()  # for owners that came before the one that is called
+        self._taken: dict[MemoryOwner, list[tuple[int, _Part]]] = {}
+        self._owed: dict[MemoryOwner, tuple[int, int]] = {}  # bytes its client has to move, until when
+        self._waiting: dict[MemoryOwner, int] = {}
+        self._offered_to: MemoryOwner | None = None
+        self._kept: set[_Part] = set()  # for owners that came before the one that is offered room
 
     @property
     def held_bytes(self) -> int:
         """Bytes in use."""
-        return sum(size for held in self._held.values() for size, _ in held)
+        return sum(size for held in self._taken.values() for size, _ in held)
 
-    def take(self, owner: BufferOwner, size_bytes: int) -> bool:
+    def take(self, owner: MemoryOwner, size_bytes: int) -> bool:
         """Reserve ``size_bytes``, or put ``owner`` in line and return False."""
-        is_called = self._called is owner
+        is_called = self._offered_to is owner
         if is_called:
-            self._called = None
+            self._offered_to = None
         part = self._room_for(owner, size_bytes) if is_called or not self._waiting else None
         if part is None:
             self._wait(owner, size_bytes)
             return False
         part.add(owner.stream, size_bytes)
-        self._held.setdefault(owner, []).append((size_bytes, part))
+        self._taken.setdefault(owner, []).append((size_bytes, part))
         return True
 
-    def give_back(self, owner: BufferOwner, size_bytes: int) -> None:
+    def release(self, owner: MemoryOwner, size_bytes: int) -> None:
         """``size_bytes`` of ``owner``, taken in one, are free again."""
-        held = self._held[owner]
+        held = self._taken[owner]
         part = next(part for size, part in held if size == size_bytes)
         held.remove((size_bytes, part))
         part.add(owner.stream, -size_bytes)
         if not held:
-            del self._held[owner]
+            del self._taken[owner]
         self._wake()
 
-    def leave(self, owner: BufferOwner) -> None:
+    def stop_waiting(self, owner: MemoryOwner) -> None:
         """``owner`` waits no more."""
         if self._waiting.pop(owner, None) is not None:
             self._wake()
@@ -126,15 +344,15 @@ class Buffers:
     def _parts_for(self, size_bytes: int) -> tuple[_Part, ...]:
         return (self._common, self._reserve) if size_bytes <= self._quick_bytes else (self._common,)
 
-    def _room_for(self, owner: BufferOwner, size_bytes: int) -> _Part | None:
+    def _room_for(self, owner: MemoryOwner, size_bytes: int) -> _Part | None:
         for part in self._parts_for(size_bytes):
             if part not in self._kept and part.has_room(owner.stream, size_bytes):
                 return part
         return None
 
-    def _wait(self, owner: BufferOwner, size_bytes: int) -> None:
+    def _wait(self, owner: MemoryOwner, size_bytes: int) -> None:
         if not self._waiting:
-            self._loop.at((self, "late"), self._loop.clock.monotonic_ns() + LOOK_NS, self._look)
+            self._loop.at((self, "late"), self._loop.clock.monotonic_ns() + CHECK_NS, self._disconnect_late)
         if self._waiting.get(owner) != size_bytes:
             self._waiting[owner] = size_bytes
             self._wake()  # there may be room that those before it cannot use
@@ -150,9 +368,9 @@ class Buffers:
                 continue  # it has left meanwhile, or asks for something else
             if self._room_for(owner, size_bytes) is not None:
                 del self._waiting[owner]
-                self._called = owner
-                owner.memory_is_free()
-                self._called = None
+                self._offered_to = owner
+                owner.on_memory_free()
+                self._offered_to = None
                 continue
             parts = self._parts_for(size_bytes)
             self._kept.update(part for part in parts if part.is_within_share(owner.stream, size_bytes))
@@ -162,13 +380,13 @@ class Buffers:
 
     # -- the least rate -------------------------------------------------------------------------------------
 
-    def expect(self, owner: BufferOwner, size_bytes: int) -> None:
+    def expect(self, owner: MemoryOwner, size_bytes: int) -> None:
         """From now on the client has to send, or to take, ``size_bytes`` more."""
         now_ns = self._loop.clock.monotonic_ns()
         owed_bytes, due_ns = self._owed.get(owner, (0, now_ns + GRACE_S * 10**9))
         self._owed[owner] = owed_bytes + size_bytes, due_ns + _moving_ns(size_bytes)
 
-    def moved(self, owner: BufferOwner, size_bytes: int) -> None:
+    def moved(self, owner: MemoryOwner, size_bytes: int) -> None:
         """The client has moved ``size_bytes`` of a request, whole. Being early is no credit for later."""
         owed_bytes, due_ns = self._owed.pop(owner)
         owed_bytes -= size_bytes
@@ -177,13 +395,13 @@ class Buffers:
             latest_ns = now_ns + GRACE_S * 10**9 + _moving_ns(owed_bytes)
             self._owed[owner] = owed_bytes, min(due_ns, latest_ns)
 
-    def _look(self, now_ns: int) -> None:
-        """Once a second while a session waits: name those whose time has passed."""
+    def _disconnect_late(self, now_ns: int) -> None:
+        """Once a second while a session waits: report to those owners whose time has passed."""
         if not self._waiting:
             return
-        self._loop.at((self, "late"), now_ns + LOOK_NS, self._look)
+        self._loop.at((self, "late"), now_ns + CHECK_NS, self._disconnect_late)
         for owner in [each for each, (_, due_ns) in self._owed.items() if due_ns <= now_ns]:
-            owner.has_stalled()
+            owner.on_too_slow()
 
 
 def _moving_ns(size_bytes: int) -> int:

@@ -30,7 +30,7 @@ MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behin
 _RECEIVE_BYTES: Final = 65_536
 
 
-class Commands(Protocol):
+class LinkCommands(Protocol):
     """What the link may ask of the plane."""
 
     def hello(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Commands(Protocol):
 class ControlServer:
     """See the module docstring. Owns the listening socket."""
 
-    def __init__(self, loop: EventLoop, listener: socket.socket, commands: Commands) -> None:
+    def __init__(self, loop: EventLoop, listener: socket.socket, commands: LinkCommands) -> None:
         self._loop = loop
         self._listener = listener
         self._commands = commands
@@ -67,7 +67,7 @@ class ControlServer:
         if self._link is not None:
             self._link.close("a new link has connected")
         self._link = _LinkConnection(self._loop, sock, self._commands, self._forget)
-        self.say_hello()
+        self.send_hello()
 
     def _forget(self, link: _LinkConnection) -> None:
         if self._link is link:
@@ -78,7 +78,7 @@ class ControlServer:
         """Whether a link is connected."""
         return self._link is not None
 
-    def say_hello(self) -> None:
+    def send_hello(self) -> None:
         """Tell the link, if there is one, who we are and what we export."""
         if self._link is not None:
             self._link.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
@@ -98,7 +98,7 @@ class _LinkConnection:
         self,
         loop: EventLoop,
         sock: socket.socket,
-        commands: Commands,
+        commands: LinkCommands,
         on_closed: Callable[[_LinkConnection], None],
     ) -> None:
         sock.setblocking(False)

@@ -15,22 +15,23 @@ from typing import Final
 
 import structlog
 
+from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import StreamAccount
-from gateway_agent.nbd.config import ExportConfig, PlaneConfig
-from gateway_agent.nbd.file_session import FileSession
-from gateway_agent.nbd.jobs import Turns, WorkerPool
+from gateway_agent.nbd.file_session import FileSession, LoopRunner, WorkerPool
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.storage import VolumeStorage
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
 
 log = structlog.get_logger("exports")
 RETRY_FIRST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0
+BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through in that time
+MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
 
 
 def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
@@ -68,7 +69,7 @@ class ExportTable:
         on_learned: called when the size of a volume has become known or has changed.
     """
 
-    def __init__(self, config: PlaneConfig, context: Context, on_learned: Callable[[], None]) -> None:
+    def __init__(self, config: PlaneConfig, context: PlaneContext, on_learned: Callable[[], None]) -> None:
         self.names = [export.volume for export in config.exports]
         self.volumes: dict[str, Volume] = {}
         self._rule = config.client_rule
@@ -76,10 +77,9 @@ class ExportTable:
         self._on_learned = on_learned
         self._storages: dict[str, VolumeStorage] = {}
         self._pools: dict[str, WorkerPool] = {}
-        self._turns = Turns(context.loop)
-        burst_ns, hold_ns = round(config.burst_s * 1e9), round(config.max_hold_s * 1e9)
+        self._turns = LoopRunner(context.loop)
         for export in config.exports:
-            volume = Volume(export, RateSet(burst_ns), context, hold_ns)
+            volume = Volume(export, RateSet(BURST_NS), context, MAX_HOLD_NS)
             self.volumes[export.volume] = volume
             if export.file is not None:
                 self._try(volume, RETRY_FIRST_S)
@@ -123,9 +123,9 @@ class ExportTable:
     def _retry(self, volume: Volume, wait_s: float) -> None:
         if volume.export.volume not in self._storages:  # a client's try may have succeeded
             self._try(volume, wait_s)
-            self._tell_if_open(volume)
+            self._report_if_open(volume)
 
-    def _tell_if_open(self, volume: Volume) -> None:
+    def _report_if_open(self, volume: Volume) -> None:
         if (storage := self._storages.get(volume.export.volume)) is not None:
             self.learn(volume, storage.facts)
 

@@ -1,37 +1,227 @@
 """File mode: one client of a file that this plane serves itself.
 
     admitted ──► small ones: done here, in batches; one send for a batch's replies   (files without workers)
-             └─► the others: Job ──► Turns or WorkerPool ──► replies ──piece by piece──► OutFlow
+             └─► the others: Job ──► LoopRunner or WorkerPool ──► replies ──piece by piece──► ReplyBuffer
 
 Theory of operation:
 
 - A write is received whole before any of it is written, as with nbdkit: a client that goes away leaves
-  none of it. Up to ``SMALL_BYTES`` it waits in the intake and is written from there, without a copy.
+  none of it. Up to ``SMALL_BYTES`` it waits in the request buffer and is written from there, without a copy.
 - Reads wait aside (``_later``) while the client does not take replies, or no memory is free for one; what is
   behind them goes on. So a client that sends a great deal before it reads is never waited for in vain, and
   what it has not read costs bounded memory. NBD leaves the order of requests under way to the server.
 - Nothing here takes long: large requests are jobs, and a turn of the loop ends after ``TURN_BYTES``.
 
 Without workers a file that blocks stalls every volume of the plane; such files get workers.
+
+    session ──submit(job)──► LoopRunner: one piece of one job in each turn of the loop, jobs in rotation
+                             WorkerPool: queue ──► nbd-w-N threads ──done list + eventfd──► loop
+    session ◄──job.done(job), in the loop's thread, never from within ``submit``
+
+A job belongs to exactly one side at a time: to a thread between ``submit`` and the done list, else to the
+loop; so jobs need no lock. ``_done`` is a deque (append and popleft are atomic); the eventfd wakes the
+loop. Threads end when they take ``None``, one for each; ``stop`` sends them and joins.
+
+A write that has begun is finished, also when its client has left meanwhile: otherwise its volume would keep
+half of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
 import socket
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
-from gateway_agent.nbd.buffers import Buffers
-from gateway_agent.nbd.jobs import PIECE_BYTES, Job, Runner
-from gateway_agent.nbd.replies import Finished
-from gateway_agent.nbd.request_buffer import MAX_QUEUED, Request
+from gateway_agent.nbd.buffers import MAX_QUEUED, Finished, MemoryBudget, Request
+from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.storage import VolumeStorage
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.volume import PlaneContext, Volume
+from pmdaemon.runtime.threads import ThreadGroup
 
-SMALL_BYTES: Final = 1 << 20  # fits the intake and the reply buffer; larger ones ask the plane for memory
+log = structlog.get_logger("file_session")
+
+PIECE_BYTES: Final = 1 << 20  # read or written at a time: well below a millisecond from memory
+MAX_JOBS: Final = 64  # of one connection with a pool of workers at a time
+
+
+class Job:
+    """One request: ``data`` is a write's payload, or a read's reply with room for its header before it."""
+
+    __slots__ = ("_at", "data", "done", "error", "request", "storage")
+
+    def __init__(
+        self, storage: VolumeStorage, request: Request, data: bytearray, done: Callable[[Job], None]
+    ) -> None:
+        self.storage = storage
+        self.request = request
+        self.data = data
+        self.done = done
+        self.error = 0
+        self._at = 0
+
+    def step(self) -> bool:
+        """Do the next piece; returns whether the request is done, or has failed with ``error``.
+
+        Raises nothing: the request is answered, and what does the jobs goes on, whatever happens in one.
+        """
+        try:
+            return self._piece()
+        except MemoryError:
+            self._failed(p.ENOMEM, "no memory is left")
+        except Exception as exc:  # noqa: BLE001 - see above
+            self._failed(p.EIO, repr(exc))
+        return True
+
+    def _failed(self, error: int, problem: str) -> None:
+        self.error = error
+        with contextlib.suppress(MemoryError):
+            log.error("request-failed", error=error, problem=problem, request=self.request[2:6])
+
+    def _piece(self) -> bool:
+        _, _, command, length, offset, flags, _ = self.request
+        fua = bool(flags & p.CMD_FLAG_FUA)
+        at, end = self._at, min(self._at + PIECE_BYTES, length)
+        if command == p.Cmd.READ:
+            head = p.SIMPLE_REPLY_BYTES
+            self.error = self.storage.read(memoryview(self.data)[head + at : head + end], offset + at)
+        elif command == p.Cmd.WRITE:
+            self.error = self.storage.write(memoryview(self.data)[at:end], offset + at, fua=fua)
+        elif command == p.Cmd.FLUSH:
+            self.error, end = self.storage.flush(), length
+        else:
+            self.error, done = self._zero(command, offset + at, length - at, flags)
+            end = at + done
+            if fua and end >= length and not self.error:
+                self.error = self.storage.flush()
+        self._at = end
+        return bool(self.error) or end >= length
+
+    def _zero(self, command: int, offset: int, length: int, flags: int) -> tuple[int, int]:
+        if command == p.Cmd.TRIM:
+            return self.storage.trim(offset, length)
+        return self.storage.write_zeroes(offset, length, may_punch=not flags & p.CMD_FLAG_NO_HOLE)
+
+    def run(self) -> None:
+        """Do all that is left of it."""
+        while not self.step():
+            pass
+
+    @property
+    def is_half_written(self) -> bool:
+        """Whether its volume holds a part of a write."""
+        return self.request[2] == p.Cmd.WRITE and self._at > 0
+
+
+class JobRunner(Protocol):
+    """Who does a session's jobs.
+
+    Attributes:
+        most_jobs: of one session at a time.
+        is_loop: requests that are quickly done need no job; the session does them itself.
+    """
+
+    most_jobs: int
+    is_loop: bool
+
+    def submit(self, job: Job) -> None:
+        """Take a job; ``job.done`` is called when it is done."""
+
+
+class LoopRunner:
+    """Jobs done by the loop itself, for files that answer from memory. Thread: the loop's only."""
+
+    most_jobs = 1  # a connection's long requests are done one after another, in their order
+    is_loop = True
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._jobs: deque[Job] = deque()
+
+    def submit(self, job: Job) -> None:
+        """See ``JobRunner``."""
+        self._jobs.append(job)
+        self._loop.at(self, self._loop.clock.monotonic_ns(), self._turn)
+
+    def _turn(self, now_ns: int) -> None:
+        job = self._jobs.popleft()
+        if self._jobs:  # before anything of this job can go wrong
+            self._loop.at(self, now_ns, self._turn)
+        if job.step():
+            job.done(job)
+        else:
+            self._jobs.append(job)
+            self._loop.at(self, now_ns, self._turn)
+
+    def stop(self) -> None:
+        """Finish the writes that have begun; drop the rest, as nothing of it was answered."""
+        for job in self._jobs:
+            if job.is_half_written:
+                job.run()
+        self._jobs.clear()
+        self._loop.cancel(self)
+
+
+class WorkerPool:
+    """Threads of one export, for files that can block. See the module docstring.
+
+    Thread: every method is called by the loop's thread, except ``_work``.
+    """
+
+    most_jobs = MAX_JOBS
+    is_loop = False
+
+    def __init__(self, loop: EventLoop, name: str, workers: int) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: deque[Job] = deque()
+        self._workers = workers
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._group = ThreadGroup()
+        for number in range(workers):
+            self._group.start(f"{name[:11]}-w{number}", self._work)
+        loop.watch(self._wake_fd, IN, self._on_done, lambda _exc: None)
+
+    def submit(self, job: Job) -> None:
+        """See ``JobRunner``."""
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            self._done.append(job)
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _on_done(self, _events: int) -> None:
+        os.eventfd_read(self._wake_fd)  # before the list: a job that comes later rings again
+        while self._done:
+            job = self._done.popleft()
+            job.done(job)
+
+    def stop(self) -> None:
+        """End the threads after the jobs they have.
+
+        Raises:
+            ThreadDidNotStop: a file still blocks one.
+        """
+        for _ in range(self._workers):
+            self._jobs.put(None)
+        self._loop.forget(self._wake_fd)
+        self._group.join()
+        os.close(self._wake_fd)
+
+
+SMALL_BYTES: Final = (
+    1 << 20
+)  # fits the request buffer and the reply buffer; larger ones ask the plane for memory
 SMALL_RANGE_BYTES: Final = 64 << 10  # of a trim or write-zeroes that is done at once
 SMALL_LIMIT_BYTES: Final = 4 << 20  # of one connection's small jobs, reads and writes each; always one
 TURN_BYTES: Final = 2 << 20  # work of one turn: well below a millisecond from memory
@@ -46,23 +236,23 @@ _Reply = tuple[memoryview, list[Finished], int]
 class FileSession(NbdSession):
     """See the module docstring.
 
-    Invariants: ``intake.sent_pos`` is the end of what was taken from the intake, in order. Memory is given
-    back exactly once: with the last piece of a reply, with the end of a write's job, or at the end.
+    Invariants: ``requests.sent_pos`` is the end of what was taken from the request buffer, in order. Memory
+    is given back exactly once: with the last piece of a reply, with the end of a write's job, or at the end.
     """
 
     def __init__(
-        self, context: Context, sock: socket.socket, volume: Volume, stream: StreamAccount, storage:
-        VolumeStorage, facts: p.ExportFacts, runner: Runner,
+        self, context: PlaneContext, sock: socket.socket, volume: Volume, stream: StreamAccount, storage:
+        VolumeStorage, facts: p.ExportFacts, runner: JobRunner,
     ) -> None:  # fmt: skip
         super().__init__(context, sock, volume, stream, facts)
-        self.admitted = self._requests = deque[Request]()
+        self.admitted = self._ready = deque[Request]()
         self._later: deque[Request] = deque()
         self._replies: deque[_Reply] = deque()
         self._payload: bytearray | None = None  # of the write that is arriving
         self._storage = storage
         self._runner = runner
         self._jobs = 0
-        self._small = {context.payloads: 0, context.reply_memory: 0}
+        self._small = {context.payload_memory: 0, context.reply_memory: 0}
         self._reads_wait = False  # for memory
         storage.hold()
 
@@ -75,10 +265,10 @@ class FileSession(NbdSession):
         while work < TURN_BYTES and not self.is_closed:
             done = self._do_small() or self._hand_over()
             if not done:
-                return self._settle()
+                return self._watch_or_end()
             work += done
         self._go_on_later()
-        self._settle()
+        self._watch_or_end()
 
     def _go_on_later(self) -> None:
         if not self.is_closed:
@@ -90,10 +280,10 @@ class FileSession(NbdSession):
         may_read = self._may_read
         if may_read and self._later:
             return self._later
-        while not may_read and self._requests and self._requests[0][2] == p.Cmd.READ:
-            self.intake.sent_pos = self._requests[0][6]
-            self._later.append(self._requests.popleft())
-        return self._requests
+        while not may_read and self._ready and self._ready[0][2] == p.Cmd.READ:
+            self.requests.sent_pos = self._ready[0][6]
+            self._later.append(self._ready.popleft())
+        return self._ready
 
     @property
     def _may_read(self) -> bool:
@@ -112,7 +302,7 @@ class FileSession(NbdSession):
         queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
         base_pos, may_read = 0 if self._replies else self._out.queued_pos, self._may_read
         finished: list[Finished] = []
-        clock, intake = self._context.clock, self.intake
+        clock, requests = self._context.clock, self.requests
         while queue and work < TURN_BYTES:
             request = queue[0]
             _, cookie, command, length, _, flags, end_pos = request
@@ -122,7 +312,7 @@ class FileSession(NbdSession):
                 break
             queue.popleft()
             error = self._do(request, scratch[filled + 16 : filled + reply_bytes])
-            intake.sent_pos = max(intake.sent_pos, end_pos)
+            requests.sent_pos = max(requests.sent_pos, end_pos)
             p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, error, cookie)
             filled += 16 if error else reply_bytes
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
@@ -138,12 +328,12 @@ class FileSession(NbdSession):
 
     def _is_here(self, request: Request, may_read: bool) -> bool:
         """Whether a request is small and can be done now."""
-        command, length, end_pos, intake = request[2], request[3], request[6], self.intake
+        command, length, end_pos, requests = request[2], request[3], request[6], self.requests
         if not self._is_small(request) or (command == p.Cmd.READ and not may_read):
             return False
-        if command != p.Cmd.WRITE or end_pos <= intake.end_pos:
+        if command != p.Cmd.WRITE or end_pos <= requests.end_pos:
             return True
-        intake.sent_pos = max(intake.sent_pos, end_pos - length)  # all of the buffer is for its payload
+        requests.sent_pos = max(requests.sent_pos, end_pos - length)  # all of the buffer is for its payload
         return False
 
     def _is_small(self, request: Request) -> bool:
@@ -158,7 +348,7 @@ class FileSession(NbdSession):
         if command == p.Cmd.READ:
             return self._storage.read(into, offset)
         if command == p.Cmd.WRITE:
-            payload = self.intake.span(end_pos - length, end_pos)
+            payload = self.requests.span(end_pos - length, end_pos)
             return self._storage.write(payload, offset, fua=bool(flags & p.CMD_FLAG_FUA))
         job = Job(self._storage, request, bytearray(), self._on_job)
         job.run()
@@ -179,7 +369,7 @@ class FileSession(NbdSession):
             self._reads_wait |= is_read
             return int(is_read)  # what is behind the read goes on without it
         queue.popleft()
-        self.intake.sent_pos = max(self.intake.sent_pos, request[6])
+        self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
         self._runner.submit(Job(self._storage, request, data, self._on_job))
         return _REQUEST_WORK
@@ -193,47 +383,47 @@ class FileSession(NbdSession):
         _, _, command, length, _, _, end_pos = request
         if command != p.Cmd.WRITE:
             return bytearray()
-        intake, pool = self.intake, self._context.payloads
+        requests, budget = self.requests, self._context.payload_memory
         if self._payload is None:
-            if not self._take(pool, length):
+            if not self._take(budget, length):
                 return None
             self._payload = bytearray(length)
             if length > SMALL_BYTES:
-                pool.expect(self, length)
+                budget.expect(self, length)
         payload, begin_pos = self._payload, end_pos - length
-        piece_pos, piece_end = max(intake.sent_pos, begin_pos), min(intake.end_pos, end_pos)
+        piece_pos, piece_end = max(requests.sent_pos, begin_pos), min(requests.end_pos, end_pos)
         if piece_pos < piece_end:
-            payload[piece_pos - begin_pos : piece_end - begin_pos] = intake.span(piece_pos, piece_end)
-        intake.sent_pos = max(piece_end, piece_pos)
+            payload[piece_pos - begin_pos : piece_end - begin_pos] = requests.span(piece_pos, piece_end)
+        requests.sent_pos = max(piece_end, piece_pos)
         if piece_end < end_pos:
             return None
         self._payload = None
         if length > SMALL_BYTES:
-            pool.moved(self, length)
+            budget.moved(self, length)
         return payload
 
-    def _take(self, pool: Buffers, size: int) -> bool:
+    def _take(self, budget: MemoryBudget, size: int) -> bool:
         """Memory for one request: the connection's own for a small one, the plane's for a large one."""
         if size > SMALL_BYTES:
-            return pool.take(self, size)
-        if self._small[pool] and self._small[pool] + size > SMALL_LIMIT_BYTES:
+            return budget.take(self, size)
+        if self._small[budget] and self._small[budget] + size > SMALL_LIMIT_BYTES:
             return False
-        self._small[pool] += size
+        self._small[budget] += size
         return True
 
-    def _give_back(self, pool: Buffers, size: int) -> None:
+    def _release(self, budget: MemoryBudget, size: int) -> None:
         if size > SMALL_BYTES:
-            pool.give_back(self, size)
+            budget.release(self, size)
         else:
-            self._small[pool] -= size
-        if pool is self._context.reply_memory:
+            self._small[budget] -= size
+        if budget is self._context.reply_memory:
             self._reads_wait = False
 
-    def _give_back_reply(self, size: int) -> None:
+    def _release_reply(self, size: int) -> None:
         """The client has taken a reply, or never will."""
         if size > SMALL_BYTES:
             self._context.reply_memory.moved(self, size)
-        self._give_back(self._context.reply_memory, size)
+        self._release(self._context.reply_memory, size)
 
     def _on_job(self, job: Job) -> None:
         self._jobs -= 1
@@ -251,7 +441,7 @@ class FileSession(NbdSession):
             if is_reply and size > SMALL_BYTES:
                 context.reply_memory.expect(self, size)
         if not is_reply:
-            self._give_back(context.reply_memory if is_read else context.payloads, size)
+            self._release(context.reply_memory if is_read else context.payload_memory, size)
         if self.is_closed:
             self._let_go_of_file()
         else:
@@ -270,7 +460,7 @@ class FileSession(NbdSession):
                 self._reply(data[:PIECE_BYTES], [])
                 continue
             if size:
-                self._give_back_reply(size)
+                self._release_reply(size)
             self._reply(data, _moved(finished, self._out.queued_pos))
         if self._replies and self._out.is_empty:
             self._go_on_later()
@@ -282,23 +472,23 @@ class FileSession(NbdSession):
         else:
             self._reply(reply, [(self._out.queued_pos + end, word, arrived_ns, now_ns, now_ns)])
 
-    def _has_said_goodbye(self) -> bool:
-        return super()._has_said_goodbye() and not self._replies
+    def _is_finished(self) -> bool:
+        return super()._is_finished() and not self._replies
 
     # -- memory, and the end --------------------------------------------------------------------------------
 
     @property
     def stream(self) -> StreamAccount:
-        """See ``buffers.Owner``."""
+        """See ``buffers.MemoryOwner``."""
         return self._stream
 
-    def memory_is_free(self) -> None:
-        """See ``buffers.Owner``."""
+    def on_memory_free(self) -> None:
+        """See ``buffers.MemoryOwner``."""
         self._reads_wait = False
         self._serve_on()
 
-    def has_stalled(self) -> None:
-        """See ``buffers.Owner``."""
+    def on_too_slow(self) -> None:
+        """See ``buffers.MemoryOwner``."""
         self.close("others wait for the memory of its large request, which moves below 2 MiB/s")
 
     def _release_storage(self) -> None:
@@ -306,17 +496,17 @@ class FileSession(NbdSession):
         context.loop.cancel((self, "turn"))
         if self._payload is not None:
             if len(self._payload) > SMALL_BYTES:
-                context.payloads.moved(self, len(self._payload))
-            self._give_back(context.payloads, len(self._payload))
+                context.payload_memory.moved(self, len(self._payload))
+            self._release(context.payload_memory, len(self._payload))
             self._payload = None
         for _, _, size in self._replies:
             if size:
-                self._give_back_reply(size)
+                self._release_reply(size)
         self._replies.clear()
-        self._requests.clear()
+        self._ready.clear()
         self._later.clear()
-        context.payloads.leave(self)
-        context.reply_memory.leave(self)
+        context.payload_memory.stop_waiting(self)
+        context.reply_memory.stop_waiting(self)
         self._let_go_of_file()
 
     def _let_go_of_file(self) -> None:

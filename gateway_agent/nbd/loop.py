@@ -22,12 +22,13 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.stop import Stop
 
+log = structlog.get_logger("loop")
+
+
 IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 GONE: Final = select.EPOLLHUP | select.EPOLLERR
 _MAX_WAIT_S: Final = 60.0
-
-log = structlog.get_logger("loop")
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.handshake import Action, Close, Open, Send, ServerHandshake, Transmit
 from gateway_agent.nbd.loop import IN, EventLoop
+from gateway_agent.nbd.proxy_session import UpstreamOpening
 from gateway_agent.nbd.sockets import client_name
-from gateway_agent.nbd.upstream import UpstreamOpening
 from gateway_agent.nbd.volume import Volume
 
 log = structlog.get_logger("negotiation")
@@ -130,7 +130,7 @@ class Negotiation:
         self._stream = stream
 
     def gauges(self) -> tuple[int, int]:
-        """See ``account.Gauged``."""
+        """See ``accounting.CountedSession``."""
         return 0, 0
 
     def _on_upstream_failed(self, error: GatewayError) -> None:

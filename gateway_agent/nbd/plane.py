@@ -5,7 +5,7 @@
     stop    SIGTERM, SIGINT or the parent's end: close the clients, which repeat what was under way; wait for
             the link, if it is there, to spool the last counts (2 s at most); close the rest
 
-It knows no server, no YAML and no disk queue. The link process may die, be reloaded or upgraded meanwhile.
+It knows no server and no disk queue. The link process may die, be reloaded or upgraded meanwhile.
 """
 
 from __future__ import annotations
@@ -19,24 +19,21 @@ from typing import Any, Final
 import click
 import structlog
 
+from gateway_agent.config import PlaneConfig, load_agent
 from gateway_agent.errors import GatewayError
-from gateway_agent.nbd.buffers import Buffers
-from gateway_agent.nbd.caps import CapsInForce
-from gateway_agent.nbd.config import Address, PlaneConfig, load_plane, parse_listen
+from gateway_agent.nbd.accounting import CutMaker, RunDelay, StreamTable
+from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.control import ControlServer
-from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation
 from gateway_agent.nbd.protocol import ExportFacts
-from gateway_agent.nbd.sockets import bound_address, listen_at, prepare, unlink_own
-from gateway_agent.nbd.starvation import RunDelay
+from gateway_agent.nbd.proxy_session import UpstreamOpening
+from gateway_agent.nbd.sockets import Address, bound_address, listen_at, parse_listen, prepare, unlink_own
 from gateway_agent.nbd.thresholds import parse_thresholds
-from gateway_agent.nbd.upstream import UpstreamOpening
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.volume import CapsInForce, PlaneContext, Volume
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
-from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.rates import Caps
@@ -44,12 +41,13 @@ from pmdaemon.wire.rates import Caps
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
 MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
+CLIENT_MODE: Final = 0o660  # of Unix sockets for clients
 CONTROL_MODE: Final = 0o600
 DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 12 s
 
 
 class Plane:
-    """One data plane; also the ``Commands`` of its control socket.
+    """One data plane; also the ``LinkCommands`` of its control socket.
 
     Args:
         config: of this plane.
@@ -67,14 +65,16 @@ class Plane:
         cuts = CutMaker(
             StreamTable(), self._clock.monotonic_ns(), self._clock.unix_us(), self._run_delay.total_us
         )
-        scratch, memory = memoryview(bytearray(SCRATCH_BYTES)), (Buffers(self._loop), Buffers(self._loop))
-        context = Context(self._loop, self._clock, cuts, scratch, *memory)
+        scratch = memoryview(bytearray(SCRATCH_BYTES))
+        memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
+        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory)
         self._cuts = cuts
-        self._caps = CapsInForce({name: Caps(**cap.model_dump()) for name, cap in config.static_caps.items()})
+        caps = {export.volume: export.cap for export in config.exports if export.cap is not None}
+        self._caps = CapsInForce({volume: Caps(**cap.model_dump()) for volume, cap in caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
         self._is_stopping = False
-        self._listeners = [listen_at(parse_listen(text), config.socket_mode) for text in config.listen]
+        self._listeners = [listen_at(parse_listen(text), CLIENT_MODE) for text in config.listen]
         self.listening = [bound_address(sock) for sock in self._listeners]
         for sock in self._listeners:
             self._loop.watch(sock.fileno(), IN, partial(self._accept, sock), _ignore)
@@ -99,7 +99,7 @@ class Plane:
         now_ns = self._clock.monotonic_ns()
         self._is_stopping = True
         self._cuts.finish(now_ns, self._clock.unix_us())
-        self._control.say_hello()
+        self._control.send_hello()
         end_ns = now_ns + DRAIN_LIMIT_NS
         self._loop.at("drain", end_ns, lambda _now_ns: log.warning("link-does-not-collect"))
         while self._control.has_link and self._clock.monotonic_ns() < end_ns:
@@ -155,12 +155,12 @@ class Plane:
         UpstreamOpening(self._loop, uri, on_ready, on_failed, will_transmit=False, wants_block_size=True)
 
     def _on_learned(self) -> None:
-        self._control.say_hello()
+        self._control.send_hello()
 
     # -- the link's commands --------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         return {
             "plane": self._config.plane,
             "pid": os.getpid(),
@@ -170,24 +170,24 @@ class Plane:
         }
 
     def collect(self, got: int) -> bytes | None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
         return self._cuts.collect(got, now_ns, self._clock.unix_us())
 
     def caps(self, header: dict[str, Any]) -> None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._caps.apply(header, now_ns)
         log.info("caps-in-force", gen=self._caps.generation, caps=len(header["caps"]))
         self._enforce(now_ns)
 
     def thresholds(self, header: dict[str, Any]) -> None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         self._cuts.set_thresholds(parse_thresholds(header), self._clock.monotonic_ns(), self._clock.unix_us())
 
     def lease(self) -> None:
-        """See ``control.Commands``."""
+        """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)  # a renewal that comes too late renews nothing
         self._caps.renew(now_ns)
@@ -240,18 +240,13 @@ def _ignore(_exc: Exception) -> None:
 
 @click.command()
 @click.option(
-    "--config", "path", type=click.Path(path_type=Path), required=True, help="JSON file of this plane."
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
 )
 @click.option("--plane", required=True, help="Name of this plane, as in the file.")
-@click.option("--show-config", is_flag=True, help="Print the values in force and stop.")
-@click.option("--check-config", is_flag=True, help="Check the file and stop.")
-def main(path: Path, plane: str, show_config: bool, check_config: bool) -> None:
+def main(path: Path, plane: str) -> None:
     """Serve volumes over NBD, count and throttle their I/O."""
     with outermost(plane):
-        config = load_plane(path, plane)
-        if show_config or check_config:
-            click.echo(show(config) if show_config else f"{path}: correct")
-            return
+        config = load_agent(path).plane_config(plane)
         logs.configure(plane)
         stop = Stop()
         stop.install_signals()

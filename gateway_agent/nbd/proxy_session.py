@@ -3,6 +3,11 @@
 Requests leave in the bytes in which they came, replies too; the gateway only reads headers. A batch is
 whatever one receive brings: tens of requests go out in one send, and their replies come back in one.
 
+``UpstreamOpening`` connects and negotiates without blocking; one is one attempt. ``ReplyReader`` finds where
+each reply ends while the bytes pass through. A simple reply does not say its own length: a read's payload has
+the length that was asked for, unless the error field is set; so the reader looks each cookie up among the
+requests in flight.
+
 Ways this ends:
     the client says DISC, everything is answered   DISC to the upstream, both closed
     the client goes away                           both closed; requests under way are forgotten
@@ -17,14 +22,221 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
+from typing import Final
 
-from gateway_agent.errors import UpstreamError
+from gateway_agent.errors import GatewayError, NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import StreamAccount
-from gateway_agent.nbd.loop import GONE, IN, OUT
-from gateway_agent.nbd.replies import Finished, ReplyReader
+from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
+from gateway_agent.nbd.buffers import Finished, InFlight
+from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
+from gateway_agent.nbd.loop import GONE, IN, OUT, EventLoop
+from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.session import NbdSession
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.sockets import begin_connect, connect_error, parse_upstream
+from gateway_agent.nbd.volume import PlaneContext, Volume
+
+_NOTHING: Final = (0, 0, 0)
+
+
+class ReplyReader:
+    """Parses simple replies while they pass through. Sans-IO.
+
+    Attributes:
+        payload_left: bytes of the reply in progress that have not arrived; 0 at a boundary between replies.
+        boundary: offset, in the view last fed, behind the last whole reply; None when all of that view lies
+            within one payload. Only there may bytes of our own be inserted.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self.payload_left = 0
+        self.boundary: int | None = None
+        self._current = _NOTHING
+
+    @property
+    def in_progress(self) -> tuple[int, int, int] | None:
+        """(arrived_ns, sent_ns, word) of the reply that has arrived in part, else None."""
+        word, arrived_ns, sent_ns = self._current
+        return (arrived_ns, sent_ns, word) if self.payload_left else None
+
+    def feed(
+        self, view: memoryview, position: int, inflight: InFlight, now_ns: int
+    ) -> tuple[int, list[Finished]]:
+        """Parse received bytes.
+
+        Args:
+            view: bytes that begin where the last call stopped. An error number that the protocol does not
+                know is replaced by EIO, in place.
+            position: where ``view`` begins in the client's stream.
+            inflight: answered requests are taken out of it.
+            now_ns: when these bytes were received.
+
+        Returns:
+            Number of bytes that may be passed on (the rest, below 16 bytes, is part of a header and must be
+            fed again), and the requests that they finish.
+
+        Raises:
+            NbdProtocolError: not a simple reply, or one that nobody asked for.
+        """
+        finished: list[Finished] = []
+        size, offset = len(view), 0
+        self.boundary = None
+        if self.payload_left:
+            offset = min(self.payload_left, size)
+            self.payload_left -= offset
+            if self.payload_left:
+                return offset, finished
+            finished.append((position + offset, *self._current, now_ns))
+        self.boundary = offset
+        unpack, pop = p.SIMPLE_REPLY.unpack_from, inflight.pop
+        while size - offset >= 16:
+            magic, error, cookie = unpack(view, offset)
+            entry = pop(cookie, None)
+            if magic != 0x67446698 or entry is None:
+                raise NbdProtocolError(
+                    self._peer, f"reply with magic {magic:#x} and unknown cookie {cookie:#x}"
+                )
+            arrived_ns, sent_ns, word, payload_bytes = entry
+            offset += 16
+            if error:
+                word |= FAILED_BIT
+                if error not in p.WIRE_ERRORS:
+                    p.SIMPLE_REPLY.pack_into(view, offset - 16, magic, p.EIO, cookie)
+            elif payload_bytes:
+                offset += payload_bytes
+                if offset > size:
+                    self.payload_left = offset - size
+                    self._current = word, arrived_ns, sent_ns
+                    return size, finished
+            finished.append((position + offset, word, arrived_ns, sent_ns, now_ns))
+            self.boundary = offset
+        return offset, finished
+
+
+OPENING_LIMIT_NS: Final = 3 * 10**9  # a healthy upstream needs milliseconds; clients give up after some 10 s
+_RECEIVE_BYTES: Final = 65_536
+
+
+class UpstreamOpening:
+    """One attempt to connect and negotiate, within a time limit.
+
+    It calls exactly one of ``on_ready`` (with the connected socket, in transmission, not watched any
+    more) and ``on_failed``, never from inside its constructor, unless it is cancelled.
+
+    Args:
+        loop: what watches it.
+        uri: the export's ``upstream``.
+        on_ready: gets the socket and the facts; no socket when only the facts were wanted.
+        on_failed: gets the reason.
+        will_transmit: else only the facts are wanted, and the connection is ended.
+        wants_block_size: see ``handshake``.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        uri: str,
+        on_ready: Callable[[socket.socket | None, ExportFacts], None],
+        on_failed: Callable[[GatewayError], None],
+        *,
+        will_transmit: bool,
+        wants_block_size: bool,
+    ) -> None:
+        self._loop = loop
+        self._uri = uri
+        self._on_ready = on_ready
+        self._on_failed = on_failed
+        self._sock: socket.socket | None = None
+        self._address, export = parse_upstream(uri)
+        self._will_transmit = will_transmit
+        self._handshake = ClientHandshake(
+            export, uri, will_transmit=will_transmit, wants_block_size=wants_block_size
+        )
+        self._is_over = False
+        loop.at(self, loop.clock.monotonic_ns(), self._begin)
+
+    def _begin(self, now_ns: int) -> None:
+        try:
+            self._sock = begin_connect(self._address)
+        except UpstreamError as exc:
+            self._fail(UpstreamError(self._uri, exc.problem))
+            return
+        self._loop.watch(self._sock.fileno(), OUT, self._on_event, self._on_surprise)
+        self._loop.at(self, now_ns + OPENING_LIMIT_NS, self._on_late)
+
+    def _on_event(self, events: int) -> None:
+        assert self._sock is not None  # watched only while it exists
+        if self._loop.is_watched_for(self._sock.fileno(), OUT):
+            problem = connect_error(self._sock)
+            if problem:
+                self._fail(UpstreamError(self._uri, problem))
+            else:
+                self._loop.want(self._sock.fileno(), IN)
+            return
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+            if not data:
+                raise UpstreamError(self._uri, "it closed the connection during negotiation")
+            self._send(self._handshake.feed(data))
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            self._fail(UpstreamError(self._uri, exc.strerror or "negotiation failed"))
+        except GatewayError as exc:
+            self._fail(exc)
+        else:
+            self._check_ready()
+
+    def _send(self, data: bytes) -> None:
+        """Answers of negotiation are some 100 bytes: an empty socket buffer takes them whole."""
+        if data and self._sock is not None and self._sock.send(data) != len(data):
+            raise UpstreamError(self._uri, "it does not take the bytes of negotiation")
+
+    def _check_ready(self) -> None:
+        handshake = self._handshake
+        if handshake.state is not HandshakeState.READY:
+            return
+        if handshake.left_over:
+            self._fail(UpstreamError(self._uri, "it sent replies that nobody asked for"))
+            return
+        sock, facts = self._sock, handshake.facts
+        assert sock is not None  # READY only after receiving
+        assert facts is not None  # READY only with facts
+        self._end()
+        if not self._will_transmit:
+            with contextlib.suppress(OSError):
+                sock.send(handshake.farewell)
+            sock.close()
+            sock = None
+        self._on_ready(sock, facts)
+
+    def _on_late(self, _now_ns: int) -> None:
+        self._fail(UpstreamError(self._uri, f"no answer within {OPENING_LIMIT_NS // 10**9} s"))
+
+    def _on_surprise(self, exc: Exception) -> None:
+        self._fail(UpstreamError(self._uri, str(exc)))
+
+    def _fail(self, error: GatewayError) -> None:
+        if not self._is_over:
+            self.cancel()
+            self._on_failed(error)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._loop.cancel(self)
+        if self._sock is not None:
+            self._loop.forget(self._sock.fileno())
+
+    def cancel(self) -> None:
+        """Give up and call neither function."""
+        if self._is_over:
+            return
+        self._end()
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.close()
+
 
 _HEADER_ROOM = p.SIMPLE_REPLY_BYTES  # kept free before received bytes for the start of a cut-off header
 _NO_COOKIE = -1  # cookies are unsigned
@@ -34,12 +246,12 @@ class ProxySession(NbdSession):
     """See the module docstring.
 
     Args:
-        upstream: socket of the upstream connection, in transmission, non-blocking, watched by nobody.
+        upstream: socket of the upstream connection, in transmission, non-blocking, not watched.
     """
 
     def __init__(
         self,
-        context: Context,
+        context: PlaneContext,
         sock: socket.socket,
         volume: Volume,
         stream: StreamAccount,
@@ -58,8 +270,8 @@ class ProxySession(NbdSession):
     def push(self, now_ns: int) -> None:
         """Send admitted bytes upstream, as many as it takes."""
         if self.is_closed or self._ending:
-            return self._settle()
-        waiting = self.intake.outgoing()
+            return self._watch_or_end()
+        waiting = self.requests.outgoing()
         if waiting:
             try:
                 sent = self._up.send(waiting)
@@ -67,13 +279,13 @@ class ProxySession(NbdSession):
                 sent = 0
             except OSError as exc:
                 return self._upstream_gone(exc.strerror or "send failed")
-            self.intake.sent(sent)
+            self.requests.sent(sent)
             if sent < len(waiting):
                 self._want_upstream(OUT | (IN if self._out.is_empty else 0))
-                return self._settle()
+                return self._watch_or_end()
         # Replies wait in the upstream's socket while our client does not take those we have.
         self._want_upstream(IN if self._out.is_empty else 0)
-        self._settle()
+        self._watch_or_end()
 
     def _want_upstream(self, mask: int) -> None:
         """Watch the upstream; with mask 0 not at all, or its hang-up would be reported again and again."""
@@ -118,11 +330,11 @@ class ProxySession(NbdSession):
         elif usable:
             self._reply(view[:usable], finished)
         if not self.is_closed and not self._out.is_empty:
-            self._want_upstream(OUT if self.intake.outgoing() else 0)
+            self._want_upstream(OUT if self.requests.outgoing() else 0)
         if self._blocked and not self.is_closed:
             self._serve_on()  # a cookie may be free again
         else:
-            self._settle()
+            self._watch_or_end()
 
     def _take_local(self, position: int) -> tuple[bytes, list[Finished]]:
         """Our own replies as bytes, and what they finish when they begin at ``position``."""
@@ -139,7 +351,7 @@ class ProxySession(NbdSession):
             self._reply(*self._take_local(self._out.queued_pos))
 
     def _upstream_gone(self, problem: str) -> None:
-        if self._has_said_goodbye():
+        if self._is_finished():
             self.close("disconnected")
             return
         error = UpstreamError(self._volume.export.upstream or "", problem)
@@ -158,8 +370,8 @@ class ProxySession(NbdSession):
             self._record(self._take_local(0)[1])  # nor can what waits for its end
         self._fail_all(p.EIO, can_reply=within is None)
 
-    def _has_said_goodbye(self) -> bool:
-        return super()._has_said_goodbye() and not self._reader.payload_left and not self._local
+    def _is_finished(self) -> bool:
+        return super()._is_finished() and not self._reader.payload_left and not self._local
 
     def _on_failure(self, exc: Exception) -> None:
         # A reply that nobody asked for, or a bug: nothing that follows on this connection can be trusted.
@@ -169,7 +381,7 @@ class ProxySession(NbdSession):
 
     def _release_storage(self) -> None:
         self._want_upstream(0)
-        if self.intake.is_drained:  # else DISC would become the end of a cut-off write's payload
+        if self.requests.is_drained:  # else DISC would become the end of a cut-off write's payload
             with contextlib.suppress(OSError):
                 self._up.send(p.request(p.Cmd.DISC, 0, 0, 0))
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """One client's connection in the transmission phase: what proxy and file mode have in common.
 
-    client ──recv──► Intake ──queue──► Volume (rates) ──admit──► in flight ──► storage
-    client ◄──send── OutFlow ◄──────────────── replies ◄──────────────────────┘
+    client ──recv──► RequestBuffer ──queue──► Volume (rates) ──admit──► in flight ──► storage
+    client ◄──send── ReplyBuffer ◄───────────────── replies ◄──────────────────────────┘
 
 A subclass moves admitted requests on (``push``) and hands replies to ``_reply``. The session owns its client
 socket and counts for one stream. Refused requests (read-only, out of range, unknown) are answered here, in
@@ -31,11 +31,9 @@ from gateway_agent.nbd.accounting import (
     StreamAccount,
     word_of,
 )
+from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
 from gateway_agent.nbd.loop import GONE, IN, OUT
-from gateway_agent.nbd.replies import Finished, InFlight
-from gateway_agent.nbd.reply_buffer import ReplyBuffer
-from gateway_agent.nbd.request_buffer import Request, RequestBuffer
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.volume import PlaneContext, Volume
 
 log = structlog.get_logger("session")
 
@@ -111,14 +109,14 @@ class NbdSession(ABC):
 
     def __init__(
         self,
-        context: Context,
+        context: PlaneContext,
         sock: socket.socket,
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,
     ) -> None:
         self.peer = f"client {stream.client} of {volume.export.volume}"
-        self.intake = RequestBuffer(self.peer)
+        self.requests = RequestBuffer(self.peer)
         self.inflight: InFlight = {}
         self.admitted: deque[Request] | None = None
         self.is_closed = False
@@ -137,14 +135,14 @@ class NbdSession(ABC):
     def start(self, left_over: bytes) -> None:
         """Take what the client sent behind its negotiation."""
         while left_over and not self.is_closed:
-            room = self.intake.room()[: len(left_over)]
+            room = self.requests.room()[: len(left_over)]
             room[:] = left_over[: len(room)]
             left_over = left_over[len(room) :]
             self._received(len(room))
 
     def gauges(self) -> tuple[int, int]:
-        """See ``account.Gauged``."""
-        return len(self.inflight), len(self.intake.queue)
+        """See ``accounting.CountedSession``."""
+        return len(self.inflight), len(self.requests.queue)
 
     # -- from the client ------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class NbdSession(ABC):
         if self._ending and not self.is_closed:
             self._discard()
             return
-        room = self.intake.room() if events & IN and not self._ending and not self.is_closed else None
+        room = self.requests.room() if events & IN and not self._ending and not self.is_closed else None
         if room:
             self._receive(room)
         elif events & GONE:
@@ -174,7 +172,7 @@ class NbdSession(ABC):
         self._received(count)
 
     def _discard(self) -> None:
-        """Take what the client still sends, until it closes: see ``_settle``."""
+        """Take what the client still sends, until it closes: see ``_watch_or_end``."""
         try:
             count = self._sock.recv_into(self._context.scratch)
         except BlockingIOError:
@@ -186,7 +184,7 @@ class NbdSession(ABC):
 
     def _received(self, count: int) -> None:
         now_ns = self._context.clock.monotonic_ns()
-        self._stream.arrived += self.intake.received(count, now_ns)
+        self._stream.arrived += self.requests.received(count, now_ns)
         self._volume.serve(self, now_ns)
 
     def _on_writable(self) -> None:
@@ -199,7 +197,7 @@ class NbdSession(ABC):
         if is_out:
             self._serve_on()
         else:
-            self._settle()
+            self._watch_or_end()
 
     def _serve_on(self) -> None:
         """Something that was full has room again."""
@@ -211,13 +209,13 @@ class NbdSession(ABC):
     # -- admission (called by the volume) -------------------------------------------------------------------
 
     def head_arrived_ns(self) -> int | None:
-        """See ``volume.Holder``."""
-        queue = self.intake.queue
+        """See ``volume.ThrottledSession``."""
+        queue = self.requests.queue
         return queue[0][0] if queue and not self._blocked and not self.is_closed else None
 
     def head_charge(self) -> tuple[int, float] | None:
-        """See ``volume.Holder``."""
-        request = self.intake.queue[0]
+        """See ``volume.ThrottledSession``."""
+        request = self.requests.queue[0]
         command, length, export = request[2], request[3], self._volume.export
         if request[1] in self.inflight or refusal(request, self._facts):
             return None
@@ -225,8 +223,8 @@ class NbdSession(ABC):
         return charged_bytes(command, length), base
 
     def admit_head(self, now_ns: int) -> None:
-        """See ``volume.Holder``."""
-        request = self.intake.queue[0]
+        """See ``volume.ThrottledSession``."""
+        request = self.requests.queue[0]
         _, cookie, command, length, _, _, end_pos = request
         if cookie in self.inflight:
             self._blocked = True  # answers are told apart by their cookies: wait for the first one
@@ -235,17 +233,17 @@ class NbdSession(ABC):
         if error:
             self._refuse(request, error, now_ns)
             return
-        self.intake.queue.popleft()
+        self.requests.queue.popleft()
         word = word_of(_KINDS[command], charged_bytes(command, length), failed=False)
         self.inflight[cookie] = (request[0], now_ns, word, 0 if command else length)
-        self.intake.admit_pos = end_pos
+        self.requests.admit_pos = end_pos
         if self.admitted is not None:
             self.admitted.append(request)
 
     def admit_all(self, now_ns: int) -> None:
-        """See ``volume.Holder``. The common case is inlined: this is the hot path without caps."""
-        intake, inflight, admitted = self.intake, self.inflight, self.admitted
-        facts, queue = self._facts, intake.queue
+        """See ``volume.ThrottledSession``. The common case is inlined: this is the hot path without caps."""
+        requests, inflight, admitted = self.requests, self.inflight, self.admitted
+        facts, queue = self._facts, requests.queue
         size_bytes, limit, fraction = facts.size_bytes, facts.blocks.maximum, facts.blocks.minimum - 1
         last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
         last_flag = 1 if facts.flags & p.TX_SEND_FUA else 0
@@ -266,25 +264,25 @@ class NbdSession(ABC):
                 return
             queue.popleft()
             inflight[cookie] = (arrived_ns, now_ns, length << 3 | command, 0 if command else length)
-            intake.admit_pos = end_pos
+            requests.admit_pos = end_pos
             if admitted is not None:
                 admitted.append(request)
 
     def _refuse(self, request: Request, error: int, now_ns: int) -> None:
-        if not self.intake.is_drained:
+        if not self.requests.is_drained:
             self._blocked = True
             return
-        self.intake.queue.popleft()
-        self.intake.skip(request)
+        self.requests.queue.popleft()
+        self.requests.skip(request)
         arrived_ns, cookie, command, length, _, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
         self._reply_error(cookie, error, word_of(kind, length, failed=True), arrived_ns, now_ns)
 
     def unblock(self) -> bool:
-        """See ``volume.Holder``."""
-        if not self._blocked or self.is_closed or not self.intake.is_drained:
+        """See ``volume.ThrottledSession``."""
+        if not self._blocked or self.is_closed or not self.requests.is_drained:
             return False
-        if self.intake.queue[0][1] in self.inflight:
+        if self.requests.queue[0][1] in self.inflight:
             return False
         self._blocked = False
         return True
@@ -293,7 +291,7 @@ class NbdSession(ABC):
 
     @abstractmethod
     def push(self, now_ns: int) -> None:
-        """See ``volume.Holder``; ends with ``_settle``."""
+        """See ``volume.ThrottledSession``; ends with ``_watch_or_end``."""
 
     @abstractmethod
     def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
@@ -327,7 +325,7 @@ class NbdSession(ABC):
         if len(log_ints) >= FOLD_INTS:
             self._stream.fold()
 
-    def _settle(self) -> None:
+    def _watch_or_end(self) -> None:
         """Watch for what is wanted now; end the session when its client said DISC and all is answered.
 
         Without storage the client is told the end behind its last answer, and closes. Closing here with
@@ -336,7 +334,7 @@ class NbdSession(ABC):
         if self.is_closed:
             return
         out_is_empty = self._out.is_empty
-        if out_is_empty and not self._ending and self._has_said_goodbye():
+        if out_is_empty and not self._ending and self._is_finished():
             self.close("disconnected")
             return
         mask = 0 if out_is_empty else OUT
@@ -345,7 +343,7 @@ class NbdSession(ABC):
             if out_is_empty:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_WR)
-        elif self._may_receive and self.intake.wants_input:
+        elif self._may_receive and self.requests.wants_input:
             mask |= IN
         self._context.loop.want(self._fd, mask)
 
@@ -354,21 +352,21 @@ class NbdSession(ABC):
         """Whether the replies that the client has not taken leave room for more requests."""
         return self._out.unsent_bytes < MAX_UNSENT_BYTES
 
-    def _has_said_goodbye(self) -> bool:
-        intake = self.intake
-        return intake.disconnecting and not intake.queue and not self.inflight and intake.is_drained
+    def _is_finished(self) -> bool:
+        requests = self.requests
+        return requests.disconnecting and not requests.queue and not self.inflight and requests.is_drained
 
     def _fail_all(self, error: int, *, can_reply: bool) -> None:
         """The storage is gone: answer (or at least count) everything under way with an error, then end."""
         now_ns = self._context.clock.monotonic_ns()
         failed = [(cookie, *entry[:3]) for cookie, entry in self.inflight.items()]
-        for request in self.intake.queue:
+        for request in self.requests.queue:
             if request[2] in _KINDS:
                 failed.append(
                     (request[1], request[0], now_ns, word_of(_KINDS[request[2]], request[3], failed=True))
                 )
         self.inflight.clear()
-        self.intake.queue.clear()
+        self.requests.queue.clear()
         self._ending = True
         self._context.loop.at(self, now_ns + LINGER_NS, lambda _now: self.close("it does not end"))
         data, finished = bytearray(), []
@@ -380,7 +378,7 @@ class NbdSession(ABC):
             self._reply(bytes(data), finished)
         else:
             self._record(finished)
-        self._settle()
+        self._watch_or_end()
 
     # -- end ------------------------------------------------------------------------------------------------
 

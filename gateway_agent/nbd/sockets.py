@@ -1,21 +1,79 @@
-"""Sockets of the data plane: listening ones, connecting ones, and what a client is called by its address."""
+"""Addresses and sockets of the data plane: listening, connecting, and a client's name by its address."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import socket
 import stat
 import struct
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from gateway_agent.errors import UpstreamError
-from gateway_agent.nbd.config import Address
 from pmdaemon.errors import ConfigError
 
+NBD_PORT = 10809  # IANA
 _BACKLOG = 4096  # a host that starts connects all its disks at once; the kernel may allow less
 _BUFFER_BYTES = 1 << 20  # a batch of 64 replies of 4 KiB in one send; the kernel may allow less
 _UCRED = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen or connect: ``path`` for a Unix socket, else ``host`` and ``port``."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        """The form used in configuration and logs."""
+        if self.path:
+            return f"unix:{self.path}"
+        return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+
+
+def parse_listen(text: str) -> Address:
+    """``unix:PATH`` or ``tcp:HOST:PORT`` (port 0: any free one; IPv6 in brackets).
+
+    Raises:
+        ValueError: another form.
+    """
+    scheme, _, rest = text.partition(":")
+    if scheme == "unix" and rest:
+        return Address(path=rest)
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is neither unix:PATH nor tcp:HOST:PORT")
+    return Address(host=host.strip("[]"), port=int(port))
+
+
+def parse_upstream(uri: str) -> tuple[Address, str]:
+    """Address and export name of ``nbd+unix:///NAME?socket=PATH`` or ``nbd://HOST[:PORT]/NAME``.
+
+    Raises:
+        ValueError: another form, no socket, or a host name (looking it up would stall all I/O of the plane).
+    """
+    parts = urlsplit(uri)
+    name = unquote(parts.path.removeprefix("/"))
+    if parts.scheme == "nbd+unix":
+        path = parse_qs(parts.query).get("socket", [""])[0]
+        if not path or parts.netloc:
+            raise ValueError(f"{uri!r} must look like nbd+unix:///NAME?socket=PATH")
+        return Address(path=path), name
+    if parts.scheme == "nbd" and parts.hostname:
+        host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+        try:
+            ipaddress.ip_address(host)
+        except ValueError as exc:
+            raise ValueError(
+                f"{uri!r}: give the host as an IP address; a look-up would stall all I/O"
+            ) from exc
+        return Address(host=host, port=parts.port or NBD_PORT), name
+    raise ValueError(f"{uri!r} is neither nbd+unix:///NAME?socket=PATH nor nbd://HOST:PORT/NAME")
 
 
 def listen_at(address: Address, mode: int) -> socket.socket:

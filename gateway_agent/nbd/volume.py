@@ -1,47 +1,136 @@
-"""One volume: its rates, and the sessions whose requests wait for them.
+"""One volume: its rates, and the sessions whose requests wait for them; and which caps are in force.
 
-Held requests stay in their connection's buffer. Here is only a ring of the connections that have some, served
-one request each in turn (fair between connections, whatever their depth), and one timer for all.
+Held requests stay in their connection's buffer. A ``Volume`` has a ring of the connections that hold some,
+served one request each in turn (fair between connections, whatever their depth), and one timer for all.
 
 The rate always holds, whatever waits (ADR 15). I/Os held for ``max_hold_ns`` and more are counted, so that
 cuts can say that a client may time out. Refused requests are not charged; they keep their place behind held
 ones of their own connection, and wait for no rate.
+
+``CapsInForce``: the static caps of the configuration, and the server's while its lease lives. Both hold
+together: the smaller one counts. The server's set is complete and idempotent: the same generation may come
+again (a restarted link sends it again). It carries a lease; ``renew`` extends it, ``expire`` drops the set. A
+dropped set does not come back by a late renewal: the gateway reports generation 0 and the server decides
+again. Pure; time is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from gateway_agent.nbd.buffers import Buffers
-from gateway_agent.nbd.config import ExportConfig
-from gateway_agent.nbd.cuts import CutMaker
+from gateway_agent.config import ExportConfig
+from gateway_agent.errors import BadCaps
+from gateway_agent.nbd.accounting import CutMaker
+from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.wire.rates import Caps, RateSet
+from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, NO_CAPS, Caps, RateSet
+
+DEFAULT_LEASE_NS: Final = 30 * 10**9
+MAX_LEASE_NS: Final = 3_600 * 10**9  # an hour without a living server would be a static cap, not a lease
+NO_GENERATION: Final = 0
+
+
+def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Caps]]:
+    """Generation, lease in ns and caps by volume, from the header of DP_CAPS.
+
+    Raises:
+        BadCaps: a key of the wrong type, a rate that is not above 0, a volume named twice.
+    """
+    generation, lease_us, entries = header.get("gen"), header.get("lease_us"), header.get("caps")
+    if type(generation) is not int or generation < 0 or not isinstance(entries, list):
+        raise BadCaps("caps", f"gen {excerpt(generation)} or the list of caps is not well-formed")
+    if lease_us is None:
+        lease_us = DEFAULT_LEASE_NS // 1000
+    if type(lease_us) is not int or not 0 < lease_us <= MAX_LEASE_NS // 1000:
+        raise BadCaps(f"caps {generation}", f"lease_us is {excerpt(lease_us)}")
+    caps: dict[str, Caps] = {}
+    for entry in entries:
+        volume = entry.get("volume") if isinstance(entry, dict) else None
+        if not isinstance(volume, str) or volume in caps:
+            raise BadCaps(
+                f"caps {generation}", f"entry {excerpt(entry)} names no volume, or one named before"
+            )
+        caps[volume] = Caps(
+            *(_rate(generation, entry, key) for key in ("ops_per_s", "bytes_per_s", "cost_per_s"))
+        )
+    return generation, lease_us * 1000, caps
+
+
+def _rate(generation: int, entry: dict[str, Any], key: str) -> float | None:
+    value = entry.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST_RATE <= value <= MOST_RATE:
+        named = f"{key} of {excerpt(entry['volume'])} is {excerpt(value)}"
+        raise BadCaps(f"caps {generation}", f"{named}; a rate is {LEAST_RATE} to {MOST_RATE:g}")
+    return float(value)
+
+
+class CapsInForce:
+    """The caps of all volumes of one plane.
+
+    Args:
+        static: by volume, from the configuration.
+    """
+
+    def __init__(self, static: dict[str, Caps]) -> None:
+        self._static = static
+        self._server: dict[str, Caps] = {}
+        self._lease_ns = DEFAULT_LEASE_NS
+        self.generation = NO_GENERATION
+        self.lease_end_ns: int | None = None
+
+    def apply(self, header: dict[str, Any], now_ns: int) -> None:
+        """Take a DP_CAPS header.
+
+        Raises:
+            BadCaps: malformed; nothing has changed.
+        """
+        generation, lease_ns, caps = parse_caps(header)
+        self.generation, self._lease_ns, self._server = generation, lease_ns, caps
+        self.lease_end_ns = now_ns + lease_ns
+
+    def renew(self, now_ns: int) -> None:
+        """The server lives: extend the lease of the set in force, if there is one."""
+        if self.lease_end_ns is not None:
+            self.lease_end_ns = now_ns + self._lease_ns
+
+    def expire(self, now_ns: int) -> bool:
+        """Drop the server's set if its lease has run out; returns whether that happened now."""
+        if self.lease_end_ns is None or now_ns < self.lease_end_ns:
+            return False
+        self.generation, self._server, self.lease_end_ns = NO_GENERATION, {}, None
+        return True
+
+    def of(self, volume: str) -> Caps:
+        """What holds for one volume."""
+        return self._static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PlaneContext:
     """What every connection of a plane shares.
 
     Attributes:
         scratch: buffer for one handler's use; nothing stays in it between events.
-        payloads: memory for large writes, ``reply_memory`` for large reads (see ``buffers``).
+        payload_memory: for large writes; ``reply_memory`` for large reads (see ``buffers``).
     """
 
     loop: EventLoop
     clock: Clock
     cuts: CutMaker
     scratch: memoryview
-    payloads: Buffers
-    reply_memory: Buffers
+    payload_memory: MemoryBudget
+    reply_memory: MemoryBudget
 
 
-class Holder(Protocol):
+class ThrottledSession(Protocol):
     """What a volume asks of a session."""
 
     def head_charge(self) -> tuple[int, float] | None:
@@ -73,26 +162,26 @@ class Volume:
     ``_late`` and ``_longest_ns`` count the I/Os of this cut that were held for too long.
     """
 
-    def __init__(self, export: ExportConfig, rates: RateSet, context: Context, max_hold_ns: int) -> None:
+    def __init__(self, export: ExportConfig, rates: RateSet, context: PlaneContext, max_hold_ns: int) -> None:
         self.export = export
         self.rates = rates
         self.facts: ExportFacts | None = None
         self.warnings = LimitedLog("upstream")
         self._context = context
         self._max_hold_ns = max_hold_ns
-        self._waiting: deque[Holder] = deque()
+        self._waiting: deque[ThrottledSession] = deque()
         self._late, self._longest_ns = 0, 0
         context.cuts.volumes.append(self)
 
     def take_late(self, now_ns: int) -> tuple[int, int] | None:
-        """See ``cuts.Throttled``."""
+        """See ``accounting.ThrottledVolume``."""
         heads = [session.head_arrived_ns() for session in self._waiting]
         held_ns = max((now_ns - arrived for arrived in heads if arrived is not None), default=0)
         late, longest_ns = self._late, max(self._longest_ns, held_ns)
         self._late, self._longest_ns = 0, 0
         return (late, longest_ns // 1000) if longest_ns >= self._max_hold_ns else None
 
-    def serve(self, session: Holder, now_ns: int) -> None:
+    def serve(self, session: ThrottledSession, now_ns: int) -> None:
         """``session`` has received something: admit what the rates allow, and push."""
         if self.rates.is_open:
             self._serve_open(session, now_ns)
@@ -103,7 +192,7 @@ class Volume:
         touched[session] = None  # also without an admission: payload of an admitted write may have come
         self._push(touched, now_ns)
 
-    def _serve_open(self, session: Holder, now_ns: int) -> None:
+    def _serve_open(self, session: ThrottledSession, now_ns: int) -> None:
         while True:
             session.admit_all(now_ns)
             session.push(now_ns)
@@ -125,7 +214,7 @@ class Volume:
             return
         self._push(self._release(now_ns), now_ns)
 
-    def _push(self, touched: dict[Holder, None], now_ns: int) -> None:
+    def _push(self, touched: dict[ThrottledSession, None], now_ns: int) -> None:
         while touched:
             for session in touched:
                 session.push(now_ns)
@@ -133,13 +222,13 @@ class Volume:
             self._waiting.extend(session for session in again if session not in self._waiting)
             touched = self._release(now_ns) if again else {}
 
-    def forget(self, session: Holder) -> None:
+    def forget(self, session: ThrottledSession) -> None:
         """The session is closed."""
         if session in self._waiting:
             self._waiting.remove(session)
 
-    def _release(self, now_ns: int) -> dict[Holder, None]:
-        touched: dict[Holder, None] = {}
+    def _release(self, now_ns: int) -> dict[ThrottledSession, None]:
+        touched: dict[ThrottledSession, None] = {}
         while self._waiting:
             session = self._waiting[0]
             if session.head_arrived_ns() is None:
@@ -152,7 +241,7 @@ class Volume:
                     break
                 session, charge = free, None
             if charge is not None:
-                self._note_delay(session, now_ns)
+                self._count_late(session, now_ns)
                 self.rates.charge(now_ns, *charge)
             session.admit_head(now_ns)
             touched[session] = None
@@ -162,14 +251,14 @@ class Volume:
         self._plan()
         return touched
 
-    def _free_of_charge(self) -> Holder | None:
+    def _free_of_charge(self) -> ThrottledSession | None:
         """A session whose head need not wait for the rates."""
         for session in self._waiting:
             if session.head_arrived_ns() is not None and session.head_charge() is None:
                 return session
         return None
 
-    def _note_delay(self, session: Holder, now_ns: int) -> None:
+    def _count_late(self, session: ThrottledSession, now_ns: int) -> None:
         arrived_ns = session.head_arrived_ns()
         if arrived_ns is not None and now_ns - arrived_ns >= self._max_hold_ns:
             self._late += 1

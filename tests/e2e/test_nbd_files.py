@@ -20,7 +20,7 @@ from gateway_agent.nbd import protocol as p
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
 from tests.e2e.test_nbd_fio import DEADLINE_S, Client, Processes, can_connect, wait_for
-from tests.unit.gateway_agent.nbd.test_cuts import as_cut
+from tests.support.nbd import as_cut
 
 pytestmark = pytest.mark.e2e
 MIB = 1 << 20
@@ -40,9 +40,9 @@ def run(tmp_path: Path) -> Iterator[Processes]:
         print(processes.logs())
 
 
-def serve(run: Processes, workers: int, **more: object) -> None:
+def serve(run: Processes, workers: int, listen: list[str] | None = None, **more: object) -> None:
     file = {"volume": "vol-1", "backend": "disk", "file": f"{run.folder}/disk.img", "workers": workers}
-    run.plane(exports=[file], **more)
+    run.plane([file | more], listen)
 
 
 def write(cookie: int, offset: int, payload: bytes) -> bytes:
@@ -138,7 +138,7 @@ def test_an_agent_stopped_under_load_has_every_acknowledged_io_in_a_cut(run: Pro
 
 def test_a_deep_queue_gets_its_cap_and_no_more_and_the_cut_says_that_it_waits(run: Processes) -> None:
     rate, depth = 40, 400
-    serve(run, 0, static_caps={"vol-1": {"ops_per_s": rate}})
+    serve(run, 0, cap={"ops_per_s": rate})
     link, client = run.link(), run.client("vol-1")
     began_s, answered = time.monotonic(), 0
     client.sock.sendall(b"".join(p.request(p.Cmd.READ, number, 0, 512) for number in range(depth)))

@@ -18,12 +18,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway_agent.config import AgentConfig
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
+from pmdaemon.runtime.config import show
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COLUMNS
 from pmdaemon.wire.kinds import Kind
-from tests.unit.gateway_agent.nbd.test_cuts import as_cut
+from tests.support.nbd import as_cut
 
 pytestmark = pytest.mark.e2e
 DEADLINE_S = 60.0
@@ -62,19 +64,28 @@ class Processes:
         wait_for("nbdkit listens", lambda: sock.exists() and can_connect(sock))
         return process
 
-    def plane(self, **changes: object) -> subprocess.Popen[bytes]:
-        config = {
-            "plane": "nbd-0",
-            "listen": [f"unix:{self.folder}/gw.sock"],
-            "control_socket": f"{self.folder}/ctl.sock",
-            "client_rule": "export-suffix",
-        } | changes
-        file = self.folder / "plane.json"
-        file.write_text(json.dumps(config))
+    def plane(
+        self,
+        exports: list[dict[str, object]],
+        listen: list[str] | None = None,
+        client_rule: str = "export-suffix",
+    ) -> subprocess.Popen[bytes]:
+        config = AgentConfig.model_validate(
+            {
+                "name": "gw-a",
+                "state_dir": self.folder,
+                "runtime_dir": self.folder,
+                "client_rule": client_rule,
+                "plane": [{"name": "nbd-0", "listen": listen or f"unix:{self.folder}/gw.sock"}],
+                "export": exports,
+            }
+        )
+        file = self.folder / "agent.toml"
+        file.write_text(show(config))
         process = self.start(
             sys.executable, "-m", "gateway_agent.nbd.plane", "--config", str(file), "--plane", "nbd-0"
         )
-        wait_for("the plane listens", lambda: can_connect(self.folder / "ctl.sock"))
+        wait_for("the plane listens", lambda: can_connect(self.folder / "nbd-0.sock"))
         return process
 
     def connected(self, name: str) -> socket.socket:
@@ -85,7 +96,7 @@ class Processes:
         return sock
 
     def link(self) -> Link:
-        return Link(self.connected("ctl.sock"))
+        return Link(self.connected("nbd-0.sock"))
 
     def client(self, export: str) -> Client:
         return Client(self.connected("gw.sock"), export)
@@ -370,7 +381,7 @@ def test_a_malformed_frame_ends_that_link_only(run: Processes, tmp_path: Path) -
 
 def test_a_lease_that_nobody_renews_ends_and_static_caps_stay(run: Processes, tmp_path: Path) -> None:
     run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
-    run.plane(exports=[upstream(tmp_path)], static_caps={"vol-1": {"ops_per_s": 100_000.0}})
+    run.plane(exports=[upstream(tmp_path) | {"cap": {"ops_per_s": 100_000.0}}])
     link = run.link()
     caps = [{"volume": "vol-1", "cost_per_s": 0.5}]
     link.send(Kind.DP_CAPS, gen=9, lease_us=400_000, caps=caps)
@@ -395,4 +406,4 @@ def test_sigterm_ends_it_cleanly(run: Processes, tmp_path: Path) -> None:
     assert process.wait(DEADLINE_S) == 0
     assert client.exactly(1) == b""
     assert not (tmp_path / "gw.sock").exists()
-    assert not (tmp_path / "ctl.sock").exists()
+    assert not (tmp_path / "nbd-0.sock").exists()

@@ -190,4 +190,4 @@ def test_a_client_in_the_middle_of_sending_gets_its_errors_when_the_upstream_die
         assert sorted(found) == [(p.SIMPLE_REPLY_MAGIC, p.EIO, n) for n in range(6)]
         assert sock.recv(1) == b"", "and then the end"
     dying.join()
-    assert can_connect(tmp_path / "ctl.sock")
+    assert can_connect(tmp_path / "nbd-0.sock")

@@ -14,9 +14,9 @@ from typing import Final
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
+from gateway_agent.nbd.buffers import RequestBuffer
 from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState, Open, ServerHandshake
-from gateway_agent.nbd.replies import InFlight, ReplyReader
-from gateway_agent.nbd.request_buffer import RequestBuffer
+from gateway_agent.nbd.proxy_session import InFlight, ReplyReader
 from tests.fuzz.nbd_clients import negotiate, read_all
 from tests.fuzz.nbd_model import STUCK_S
 from tests.fuzz.nbd_targets import Target
@@ -137,21 +137,21 @@ def fuzz_client_handshake(rng: random.Random) -> None:
 
 def fuzz_intake(rng: random.Random) -> None:
     """Bytes of a client before ``RequestBuffer``."""
-    intake, given = RequestBuffer("client", 1 << 16), 0
+    buffer, given = RequestBuffer("client", 1 << 16), 0
     with contextlib.suppress(NbdProtocolError):
         for piece in pieces(rng, mutated(rng, requests(rng))):
-            room = intake.room()[: len(piece)]
+            room = buffer.room()[: len(piece)]
             room[:] = piece[: len(room)]
             if room:
                 given += len(room)
-                intake.received(len(room), 1)
-            while intake.queue:
-                found = intake.queue.popleft()
+                buffer.received(len(room), 1)
+            while buffer.queue:
+                found = buffer.queue.popleft()
                 if found[2] == p.Cmd.WRITE:
                     assert found[3] <= p.MAX_PAYLOAD_BYTES, found
-                if intake.is_drained:
-                    intake.skip(found)
-    assert intake.end_pos == given
+                if buffer.is_drained:
+                    buffer.skip(found)
+    assert buffer.end_pos == given
 
 
 def fuzz_replies(rng: random.Random) -> None:

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from gateway_agent.link.caps import ThresholdStore
+from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import Facts, LinkCore
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamNames
-from gateway_agent.link.thresholds import ThresholdStore
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.histogram import TOTAL_READ

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import socket
+import uuid
 from collections import deque
 from typing import Any
 
+from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import StreamAccount
-from gateway_agent.nbd.buffers import Buffers
-from gateway_agent.nbd.config import ExportConfig
-from gateway_agent.nbd.cuts import CutMaker, StreamTable
+from gateway_agent.nbd.accounting import CutMaker, StreamAccount, StreamTable
+from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.loop import IN, OUT
-from gateway_agent.nbd.volume import Context, Volume
+from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.logs import LimitedLog
+from pmdaemon.wire import cut, frame
+from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Caps, RateSet
 
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20
 ALL_FLAGS = p.TX_PASSED_ON & ~(p.TX_READ_ONLY | p.TX_SEND_FAST_ZERO)
+
+
+def plane_config(*exports: dict[str, Any]) -> PlaneConfig:
+    return PlaneConfig("nbd-0", ["unix:x"], "c", [ExportConfig.model_validate(each) for each in exports])
 
 
 class FakeLoop:
@@ -151,9 +157,9 @@ class Rig:
         self.clock = FakeClock()
         self.loop = FakeLoop(self.clock)
         self.cuts = CutMaker(StreamTable(), self.clock.monotonic_ns(), self.clock.unix_us())
-        memory = Buffers(self.loop), Buffers(self.loop)
+        memory = MemoryBudget(self.loop), MemoryBudget(self.loop)
         scratch = memoryview(bytearray(MIB + 4096))
-        self.context = Context(self.loop, self.clock, self.cuts, scratch, *memory)
+        self.context = PlaneContext(self.loop, self.clock, self.cuts, scratch, *memory)
         self.export = ExportConfig(volume="vol-1", backend="disk", upstream="nbd://127.0.0.1/x")
         self.rates = RateSet(20_000_000)
         self.volume = Volume(self.export, self.rates, self.context, HOLD_NS)
@@ -188,3 +194,11 @@ def replies(raw: bytes, lengths: dict[int, int] | None = None) -> list[tuple[int
         found.append((cookie, error, bytes(raw[at + 16 : at + 16 + size])))
         at += 16 + size
     return found
+
+
+def as_cut(raw):
+    """The same columns as a CUT of the gateway, read by the wire's own decoder."""
+    parsed = frame.decode(raw)
+    header = {"gw": uuid.UUID(int=1).bytes, "ep": 1, "seq": 1, "t": 1, "d": 1}
+    header |= {key: parsed.header[key] for key in ("n", "h", "m", "tg", "ts")}
+    return cut.decode(frame.encode(Kind.CUT, header, parsed.blob))

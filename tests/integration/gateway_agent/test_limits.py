@@ -2,8 +2,13 @@
 
 import pytest
 
-from gateway_agent.config import EXPORT_OVERHEAD_BYTES, MAX_EXPORT_BYTES, AgentConfig
-from gateway_agent.nbd.config import ExportConfig, PlaneConfig
+from gateway_agent.config import (
+    EXPORT_OVERHEAD_BYTES,
+    MAX_EXPORT_BYTES,
+    AgentConfig,
+    ExportConfig,
+    PlaneConfig,
+)
 from gateway_agent.nbd.plane import Plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import load
@@ -49,7 +54,7 @@ def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
         for number in range(512)
     ]
     listen, control = f"unix:{tmp_path}/nbd.sock", f"{tmp_path}/control.sock"
-    plane = Plane(PlaneConfig(plane="nbd-0", listen=[listen], control_socket=control, exports=exports))
+    plane = Plane(PlaneConfig("nbd-0", [listen], control, exports))
     for export in exports[:320]:
         plane._cuts.table.get(export, "host-a", plane._cuts.thresholds)
     assert 512 * (EXPORT_OVERHEAD_BYTES + 47) <= MAX_EXPORT_BYTES, "the configuration allows this"

@@ -1,4 +1,4 @@
-"""The operator's file, the children's files, what the agent says of its children."""
+"""The operator's file, what the children take of it, what the agent says of its children."""
 
 import json
 import os
@@ -9,12 +9,9 @@ from click.testing import CliRunner
 
 from gateway_agent import agent
 from gateway_agent.cli import cli
-from gateway_agent.config import AgentConfig
+from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.link import state_files
-from gateway_agent.link.config import LinkConfig, load_link, parse_server
 from gateway_agent.link.errors import AlreadyRunning
-from gateway_agent.link.main import main as link_main
-from gateway_agent.nbd.config import load_plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
@@ -50,18 +47,32 @@ def write(tmp_path):
     return made
 
 
-def test_children_get_what_concerns_them(write, tmp_path):
-    config = load(AgentConfig, write(), environment={})
+def test_children_read_a_copy_of_the_file_and_take_what_concerns_them(write, tmp_path):
+    path = write()
+    config = load(AgentConfig, path, environment={})
     (tmp_path / "run").mkdir()
-    commands = agent.write_child_configs(config, "id")
+    commands = agent.child_commands(config, path)
+    path.write_text("half of an ed")
+    copy = tmp_path / "run" / "running.toml"
     assert list(commands) == ["nbd-0", "link"]
-    plane = load_plane(tmp_path / "run" / "nbd-0.config.json", "nbd-0")
-    link = load_link(tmp_path / "run" / "link.config.json")
-    assert plane.control_socket == link.planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
-    assert plane.exports[0].cost_write == 2.0
-    assert plane.static_caps["vol-1"].ops_per_s == 100
-    assert (link.gateway_id, link.host.backends) == ("id", {"sda": "array-1"})
-    assert commands["nbd-0"][1:3] == ("-m", "gateway_agent.nbd.plane")
+    assert commands["nbd-0"][1:] == (
+        "-m", "gateway_agent.nbd.plane", "--config", str(copy), "--plane", "nbd-0"
+    )  # fmt: skip
+    assert commands["link"][1:] == ("-m", "gateway_agent.link.main", "--config", str(copy))
+    assert load_agent(copy) == config
+    plane = config.plane_config("nbd-0")
+    assert plane.control_socket == config.control_socket("nbd-0") == str(tmp_path / "run" / "nbd-0.sock")
+    assert (plane.exports[0].cost_write, plane.exports[0].cap.ops_per_s) == (2.0, 100)
+    assert config.host.backends == {"sda": "array-1"}
+
+
+def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
+    path = write()
+    assert load_agent(path).plane_config("nbd-0").client_rule == "address"
+    with pytest.raises(ConfigError, match=r"nbd-1 is no \[\[plane\]\] of this file. It has: nbd-0"):
+        load_agent(path).plane_config("nbd-1")
+    with pytest.raises(ConfigError, match="existing file"):
+        load_agent(tmp_path / "nope")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +97,20 @@ def test_children_get_what_concerns_them(write, tmp_path):
         ("nbd+unix:///disk", "nbd+nix:///disk", "export [^:]+: upstream: "),
         ('backend = "b0"', 'backend = "b 0"', "letters"),
         ('listen = "unix', 'listen = "tcp:10.0.0.1:10809"\n#', "10.0.0.1"),
+        ('listen = "unix', 'listen = "tcp:0.0.0.0:1"\n#', "without TLS"),
+        ('listen = "unix', 'listen = "tcp:storage.example:1"\n#', "without TLS"),
+        ('listen = "unix', "listen = []\n#", "at least 1"),
+        (
+            "[[export]]",
+            '[[plane]]\nname = "nbd-1"\nlisten = "unix:b"\n[[export]]\nplane = "nbd-0"',
+            "at least 1",
+        ),
+        ("upstream =", "#", "exactly one of upstream and file"),
+        ("cost_write = 2.0", "workers = 2", "workers"),
+        ("cost_write = 2.0", "cost_read = 0", "greater than or equal to 0.001"),
+        ("cost_write = 2.0", "speed = 9", "no such key"),
+        ("ops_per_s = 100", "ops_per_s = -1", "greater than or equal to 0.001"),
+        ('name = "gw-a"', 'name = "gw-a"\nclient_rule = "magic"', "export-suffix"),
         ("array-1", "array 1", "array 1"),
         ("/run", "/" + "r" * 120, "shorten runtime_dir"),
     ],
@@ -99,7 +124,7 @@ def test_relative_directories_begin_where_the_agent_is_started(write, tmp_path, 
     monkeypatch.chdir(tmp_path)
     config = load(AgentConfig, write(GOOD.replace("{dir}/", "", 2)), environment={})
     assert (config.state_dir, config.runtime_dir) == (tmp_path / "state", tmp_path / "run")
-    assert config.link_config("id").planes[0].control_socket == str(tmp_path / "run" / "nbd-0.sock")
+    assert config.control_socket("nbd-0") == str(tmp_path / "run" / "nbd-0.sock")
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["enrol"]])
@@ -153,28 +178,6 @@ def test_how_a_child_ended_in_words(status, words):
     assert agent.how_it_ended(status) == words
 
 
-def test_the_link_shows_and_checks_its_configuration(tmp_path):
-    path = tmp_path / "link.config.json"
-    config = LinkConfig(
-        gateway_id="4f0c8a8e-6a0e-4a52-9d0e-8f6a4c5b1d10",
-        name="gw-a",
-        state_dir=tmp_path,
-        runtime_dir=tmp_path,
-        server="127.0.0.1:7420",
-        spool_bytes=4 << 20,
-        planes=[],
-    )
-    path.write_text(config.model_dump_json())
-    shown = CliRunner().invoke(link_main, ["--config", str(path), "--show-config"])
-    assert shown.exit_code == 0
-    assert "127.0.0.1:7420" in shown.output
-    assert "first_s" in shown.output, "defaults are shown too"
-    assert CliRunner().invoke(link_main, ["--config", str(path), "--check-config"]).exit_code == 0
-    path.write_text("{}")
-    refused = CliRunner().invoke(link_main, ["--config", str(path), "--check-config"])
-    assert refused.exit_code == ConfigError.exit_status
-
-
 def test_published_facts_name_the_children(write, tmp_path):
     config = load(AgentConfig, write(), environment={})
     (tmp_path / "run").mkdir()
@@ -209,7 +212,7 @@ def test_neither_directory_is_shared_with_another_agent(write, tmp_path, monkeyp
     lock = state_files.lock_directory(tmp_path / held)
     try:
         with pytest.raises(AlreadyRunning, match=f"/{held}/agent.lock is locked"):
-            agent.run(load(AgentConfig, write(), environment={}))
+            agent.run(load(AgentConfig, write(), environment={}), write())
     finally:
         os.close(lock)
     assert not (tmp_path / "run" / "agent.json").exists()  # no child was started

@@ -7,9 +7,8 @@ import os
 
 import pytest
 
-from gateway_agent.link.gather import Gatherer
+from gateway_agent.link.collection import CutSpooler, StreamNames
 from gateway_agent.link.spool import Spool
-from gateway_agent.link.streams import StreamNames
 from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.diskqueue.storage import FileStorage
 from pmdaemon.wire import cut
@@ -52,14 +51,14 @@ def spooled_reads(bench, tmp_path) -> int:
 POINTS = {
     "before the question leaves": (NbdSource, "ask", kill),
     "answer received, not decoded": (NbdSource, "answered", kill),
-    "answer decoded, nothing written": (Gatherer, "spool", kill),
+    "answer decoded, nothing written": (CutSpooler, "spool", kill),
     "before the book of streams is saved": (StreamNames, "save", kill),
     "before the append": (Spool, "append", kill),
     "within the append": (FileStorage, "write", torn_write),
     "written, not synced": (FileStorage, "sync", kill),
     "synced, not heard": (FileStorage, "sync", synced_and_killed),
     "appended, got not moved": (NbdSource, "spooled", kill),
-    "got moved, not yet told": (Gatherer, "_spool_cut", None),
+    "got moved, not yet told": (CutSpooler, "_spool_cut", None),
 }
 
 
@@ -121,7 +120,7 @@ def test_two_planes_killed_between_their_two_cuts(tmp_path, monkeypatch):
     bench.carry()
     one.io("vol-1", 30)
     one.clock.advance(1)
-    real, calls = Gatherer._spool_cut, []
+    real, calls = CutSpooler._spool_cut, []
 
     def second_dies(self, group):
         calls.append(group)
@@ -129,7 +128,7 @@ def test_two_planes_killed_between_their_two_cuts(tmp_path, monkeypatch):
             raise Killed
         return real(self, group)
 
-    monkeypatch.setattr(Gatherer, "_spool_cut", second_dies)
+    monkeypatch.setattr(CutSpooler, "_spool_cut", second_dies)
     with pytest.raises(Killed):
         collect(bench)
     monkeypatch.undo()

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import pytest
 
-from gateway_agent.link.config import LinkConfig, PlaneSocket, ReconnectConfig
 from pmdaemon.runtime.children import REASON_ENV, RESTARTS_ENV
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire.kinds import Kind
@@ -115,18 +114,15 @@ def start_link(tmp_path, world):
     started = []
 
     def start(**environment):
-        config = LinkConfig(
-            gateway_id=GATEWAY,
-            name="gw-a",
-            state_dir=tmp_path,
-            runtime_dir=tmp_path,
-            server=f"127.0.0.1:{world.port}",
-            spool_bytes=4 << 20,
-            planes=[PlaneSocket(name="nbd-0", control_socket=world.plane_path)],
-            reconnect=ReconnectConfig(first_s=0.01, max_s=0.05),
+        (tmp_path / "gateway_id").write_text(GATEWAY)
+        path = tmp_path / "agent.toml"
+        path.write_text(
+            f'name = "gw-a"\nstate_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}"\n'
+            f'server = "127.0.0.1:{world.port}"\nspool_bytes = {4 << 20}\n'
+            "[reconnect]\nfirst_s = 0.01\nmax_s = 0.05\n"
+            f'[[plane]]\nname = "nbd-0"\nlisten = "unix:{tmp_path}/nbd.sock"\n'
+            '[[export]]\nvolume = "vol-1"\nbackend = "b0"\nfile = "/dev/zero"\n'
         )
-        path = tmp_path / "link.config.json"
-        path.write_text(config.model_dump_json())
         argv = [sys.executable, "-m", "gateway_agent.link.main", "--config", str(path)]
         started.append(subprocess.Popen(argv, env={**os.environ, **environment}))
         return started[-1]

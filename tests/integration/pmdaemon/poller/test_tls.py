@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway_agent import enrol as enrolment
-from gateway_agent.link.config import LinkConfig
 from gateway_agent.link.errors import EnrolmentFailed
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
@@ -449,19 +448,13 @@ def test_a_listed_gateway_is_dialled_and_again_after_the_link_or_the_pair_died(
 ) -> None:
     keys = server.new_gateway(name)
     port = free_port()
-    config = LinkConfig(
-        gateway_id=keys.gateway_id,
-        name=name,
-        state_dir=keys.directory.parent,
-        runtime_dir=keys.directory.parent,
-        server="127.0.0.1:1",
-        tls=True,
-        listen=f"127.0.0.1:{port}",
-        spool_bytes=4 << 20,
-        planes=[],
+    directory = keys.directory.parent
+    (directory / "gateway_id").write_text(keys.gateway_id)
+    path = directory / "agent.toml"
+    path.write_text(
+        f'name = "{name}"\nstate_dir = "{directory}"\nruntime_dir = "{directory}"\ntls = true\n'
+        f'listen = "127.0.0.1:{port}"\n[host]\nenabled = true\ndevices = []\n'
     )
-    path = keys.directory.parent / "link.config.json"
-    path.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "gateway_agent.link.main", "--config", str(path)]
 
     def changes(state: str) -> int:

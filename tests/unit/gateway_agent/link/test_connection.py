@@ -1,12 +1,17 @@
-"""The dialled connection at its edges."""
+"""The dialled connection at its edges, its backoff, and the listener of an agent that is dialled."""
 
-from __future__ import annotations
-
+import errno
+import heapq
 import random
 import selectors
 import socket
+from collections import Counter
 
-from gateway_agent.link.connection import ServerConnection
+import pytest
+
+from gateway_agent.config import ReconnectConfig
+from gateway_agent.link import connection as module
+from gateway_agent.link.connection import LinkListener, ServerConnection
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import FakeClock
 
@@ -45,3 +50,93 @@ def test_a_connection_that_was_reset_before_it_was_looked_at_is_dialled_again() 
         assert connection.due_ns > clock.monotonic_ns()
         assert not selector.get_map()
     assert peer.told == []
+
+
+def test_waits_double_to_their_limit_and_begin_again():
+    backoff = Backoff(0.2, 1.0, 0.0, random.Random(1))
+    assert [backoff.failed() for _ in range(4)] == [0.2, 0.4, 0.8, 1.0]
+    backoff.succeeded()
+    assert backoff.failed() == 0.2
+
+
+def test_jitter_only_shortens():
+    backoff = Backoff(1.0, 1.0, 0.3, random.Random(1))
+    waits = [backoff.failed() for _ in range(50)]
+    assert 0.7 <= min(waits) < max(waits) <= 1.0
+
+
+def test_a_fleet_that_lost_its_server_at_once_returns_spread():
+    """4,000 agents with the default waits, a server that takes 100 sessions a tenth of a second."""
+    reconnect = ReconnectConfig()
+    fleet = [
+        Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, random.Random(seed))
+        for seed in range(4000)
+    ]
+    due = [(backoff.failed(), index) for index, backoff in enumerate(fleet)]
+    heapq.heapify(due)
+    attempts, served = Counter(), Counter()
+    while due:
+        at_s, index = heapq.heappop(due)
+        tenth = int(at_s * 10)
+        attempts[tenth] += 1
+        if served[tenth] < 100:
+            served[tenth] += 1
+        else:
+            heapq.heappush(due, (at_s + fleet[index].failed(), index))
+    assert sum(served.values()) == 4000
+    assert max(attempts.values()) < 800, "no instant sees more than a share of the fleet"
+    assert max(served) < 100, "and ten seconds later all are back, where 4 s is the least possible"
+    first_second = sum(count for tenth, count in attempts.items() if tenth < 10)
+    assert first_second < 3 * 4000
+
+
+class FakeListener:
+    """Accepts what is given, or fails as the kernel may."""
+
+    def __init__(self):
+        self.ours, self._far = socket.socketpair()
+        self.outcomes = []
+
+    def fileno(self):
+        return self.ours.fileno()
+
+    def getsockname(self):
+        return ("127.0.0.1", 7412)
+
+    def accept(self):
+        if not self.outcomes:
+            raise BlockingIOError
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome, ("127.0.0.1", 40000)
+
+    def close(self):
+        self.ours.close()
+        self._far.close()
+
+
+class Taken:
+    def __init__(self):
+        self.sockets = []
+
+    def take(self, sock):
+        self.sockets.append(sock)
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
+def test_a_failed_accept_is_no_end_and_the_next_is_let_in(number, monkeypatch):
+    listener, taken = FakeListener(), Taken()
+    monkeypatch.setattr(module, "_listen", lambda _address: listener)
+    with selectors.DefaultSelector() as selector:
+        listening = LinkListener(("127.0.0.1", 0), taken, selector, FakeClock(), tls=None)
+        near, far = socket.socketpair()
+        listener.outcomes = [OSError(number, "gone"), near]
+        listening.ready(selectors.EVENT_READ)
+        assert taken.sockets == []
+        listening.ready(selectors.EVENT_READ)
+        assert taken.sockets == [near]
+        assert not near.getblocking()
+        near.close()
+        far.close()
+        listening.close()

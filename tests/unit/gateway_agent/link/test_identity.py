@@ -3,7 +3,7 @@
 import pytest
 
 from gateway_agent.link.errors import NotEnrolled, StateFileBroken
-from gateway_agent.link.identity import CA, OWN, RETRY_S, Identity, write_own
+from gateway_agent.link.identity import CA, CREDENTIAL, RETRY_S, Identity, write_credential
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import DAY_S, Authority
 from pmdaemon.pki.certificates import credential_of_der
@@ -30,13 +30,13 @@ class Enrolled:
     def put(self, gateway_id, name):
         key = certificates.make_key()
         der = self.authority.issue(certificates.make_request(key, name), gateway_id, name)
-        write_own(self.tls, key, der)
+        write_credential(self.tls, key, der)
 
     def open(self, name="gw-a"):
         return Identity(self.state_dir, GATEWAY, name, self.clock)
 
     def until_due(self, identity):
-        self.clock.advance((identity.held.renew_at_us - self.clock.unix_us()) / 1e6)
+        self.clock.advance((identity.credential.renew_at_us - self.clock.unix_us()) / 1e6)
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def test_what_is_not_ours_is_refused(enrolled):
     enrolled.put(OTHER, "gw-a")
     with pytest.raises(StateFileBroken, match=OTHER):
         enrolled.open()
-    (enrolled.tls / OWN).write_text("junk")
+    (enrolled.tls / CREDENTIAL).write_text("junk")
     with pytest.raises(StateFileBroken, match="holds no certificate"):
         enrolled.open()
 
 
 def test_the_file_is_private(enrolled):
-    assert (enrolled.tls / OWN).stat().st_mode & 0o777 == 0o600
+    assert (enrolled.tls / CREDENTIAL).stat().st_mode & 0o777 == 0o600
     assert enrolled.open().context().get_ca_certs()
 
 
@@ -80,20 +80,20 @@ def test_renewal_is_asked_for_at_two_thirds_and_not_too_often(enrolled):
 
 def test_a_renewed_certificate_replaces_key_and_certificate(enrolled):
     identity = enrolled.open()
-    before, old = (enrolled.tls / OWN).read_bytes(), identity.held
+    before, old = (enrolled.tls / CREDENTIAL).read_bytes(), identity.credential
     enrolled.until_due(identity)
     request = identity.request()
     assert identity.store(enrolled.authority.renew(old, request)) == ""
-    assert identity.held.serial != old.serial
-    assert (enrolled.tls / OWN).read_bytes() != before
-    assert enrolled.open().held == identity.held
+    assert identity.credential.serial != old.serial
+    assert (enrolled.tls / CREDENTIAL).read_bytes() != before
+    assert enrolled.open().credential == identity.credential
     assert identity.request() is None, "the new one is not due"
 
 
 @pytest.mark.parametrize("which", ["unasked", "junk", "other-key", "other-gateway", "other-authority"])
 def test_a_wrong_certificate_is_not_taken(enrolled, tmp_path, which):
     identity = enrolled.open()
-    before = (enrolled.tls / OWN).read_bytes()
+    before = (enrolled.tls / CREDENTIAL).read_bytes()
     enrolled.until_due(identity)
     request = (
         identity.request() if which != "unasked" else certificates.make_request(certificates.make_key(), "x")
@@ -114,7 +114,7 @@ def test_a_wrong_certificate_is_not_taken(enrolled, tmp_path, which):
         case _:
             der = enrolled.authority.issue(request, GATEWAY, "gw-a")
     assert identity.store(der)
-    assert (enrolled.tls / OWN).read_bytes() == before
+    assert (enrolled.tls / CREDENTIAL).read_bytes() == before
 
 
 def test_the_link_renews_within_its_session(enrolled, tmp_path):
@@ -129,9 +129,9 @@ def test_the_link_renews_within_its_session(enrolled, tmp_path):
     bench.core.server_data(bench.server.poll())  # it was silent that long
     bench.pass_time(1.0)
     request = bench.server.last(Kind.RENEW)["csr"]
-    made = enrolled.authority.renew(identity.held, request)
+    made = enrolled.authority.renew(identity.credential, request)
     bench.say(frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": b""}))
-    assert identity.held.serial == credential_of_der(made).serial
+    assert identity.credential.serial == credential_of_der(made).serial
     bench.say(frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": b""}))
     alert = bench.server.last(Kind.ALERT)
     assert alert["kind"] == "certificate-not-renewed"

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from gateway_agent.link.config import HostConfig
+from gateway_agent.config import HostConfig
 from gateway_agent.link.errors import SourceReadFailed
 from gateway_agent.sources.host import HostSource, read_disks
 from gateway_agent.sources.nbd import NbdSource

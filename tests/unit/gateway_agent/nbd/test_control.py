@@ -72,7 +72,7 @@ def desk():
 
 def test_hello_first_and_again_when_something_is_learned(desk):
     sock = desk.connect()
-    desk.server.say_hello()
+    desk.server.send_hello()
     assert desk.heard(sock) == [(Kind.DP_HELLO, {"plane": "nbd-0"})] * 2
 
 
@@ -147,4 +147,4 @@ def test_a_link_that_leaves_is_forgotten(desk):
     sock.is_ended = True
     desk.loop.handlers[sock.fileno()](IN)
     assert sock.is_closed
-    desk.server.say_hello()
+    desk.server.send_hello()

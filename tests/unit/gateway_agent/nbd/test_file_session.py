@@ -3,18 +3,18 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.config import PlaneConfig
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.file_session import FileSession
-from gateway_agent.nbd.jobs import MAX_JOBS, Turns
-from gateway_agent.nbd.loop import IN
+from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, Job, LoopRunner, WorkerPool
+from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
+from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.wire.cut import COL
-from tests.support.nbd import MIB, FakeSocket, Rig, replies
+from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 
 class Pool:
@@ -47,7 +47,7 @@ class Client:
         """A second connection to the same volume, done by the same runner."""
         parts = (self.rig.context, sock, self.rig.volume, self.stream, self.storage, self.storage.facts)
         if not self.pool:
-            self.turns = getattr(self, "turns", None) or Turns(self.rig.loop)
+            self.turns = getattr(self, "turns", None) or LoopRunner(self.rig.loop)
         return FileSession(*parts, self.pool or self.turns)
 
     def say(self, *data):
@@ -206,9 +206,8 @@ def plane_of(tmp_path, **more):
         {"volume": "here", "backend": "b", "file": str(tmp_path / "here.img")},
         {"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img"), **more},
     ]
-    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": entries}
     (tmp_path / "here.img").write_bytes(bytes(4096))
-    table = ExportTable(PlaneConfig.model_validate(config), rig.context, lambda: learned.append(1))
+    table = ExportTable(plane_config(*entries), rig.context, lambda: learned.append(1))
     return rig, table, learned
 
 
@@ -314,3 +313,52 @@ def test_a_file_that_is_gone_refuses_new_clients_and_keeps_the_others(tmp_path):
         connect(rig, table)
     rig.deliver(former, read(1, 0, 1))
     assert replies(former.sent, {1: 1})[0][1] == 0
+
+
+def test_workers_run_jobs_report_to_the_loop_and_stop():
+    loop, done = EventLoop(SystemClock()), []
+    pool = WorkerPool(loop, "a-volume-with-a-long-name", 3)
+
+    class Job:
+        def run(self):
+            self.was_run = True
+
+        def done(self, job):
+            done.append(job.was_run)
+
+    for _ in range(20):
+        pool.submit(Job())
+    while len(done) < 20:
+        loop.step()
+    assert done == [True] * 20
+    pool.stop()
+    loop.close()
+
+
+class FailingStorage:
+    """Its first reads end with the exceptions given; later ones succeed."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+
+    def read(self, _into, _offset):
+        if self.errors:
+            raise self.errors.pop()
+        return 0
+
+
+@pytest.mark.parametrize("kind", ["workers", "turns"])
+def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
+    loop, done = EventLoop(SystemClock()), []
+    runner = WorkerPool(loop, "v", 1) if kind == "workers" else LoopRunner(loop)
+    storage = FailingStorage(ZeroDivisionError(), MemoryError())
+    with capture_logs() as logs:
+        for number in range(3):
+            runner.submit(Job(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.append))
+        loop.at("deadline", loop.clock.monotonic_ns() + 60 * 10**9, lambda _now: done.extend([None] * 3))
+        while len(done) < 3:
+            loop.step()
+        runner.stop()
+    assert [job.error for job in done] == [p.ENOMEM, p.EIO, 0]
+    assert [entry["event"] for entry in logs] == ["request-failed", "request-failed"]
+    loop.close()

@@ -4,8 +4,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway_agent.errors import NbdProtocolError
-from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.jobs import Job, Turns, WorkerPool
 from gateway_agent.nbd.loop import IN, EventLoop
 from pmdaemon.runtime.clock import FakeClock, SystemClock
 from pmdaemon.runtime.stop import Stop
@@ -109,53 +107,4 @@ def test_a_stop_ends_the_loop():
     loop.at("stop", 0, lambda _now: stop.set("test"))
     loop.run(stop)
     assert stop.is_set()
-    loop.close()
-
-
-def test_workers_run_jobs_report_to_the_loop_and_stop():
-    loop, done = EventLoop(SystemClock()), []
-    pool = WorkerPool(loop, "a-volume-with-a-long-name", 3)
-
-    class Job:
-        def run(self):
-            self.was_run = True
-
-        def done(self, job):
-            done.append(job.was_run)
-
-    for _ in range(20):
-        pool.submit(Job())
-    while len(done) < 20:
-        loop.step()
-    assert done == [True] * 20
-    pool.stop()
-    loop.close()
-
-
-class FailingStorage:
-    """Its first reads end with the exceptions given; later ones succeed."""
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-
-    def read(self, _into, _offset):
-        if self.errors:
-            raise self.errors.pop()
-        return 0
-
-
-@pytest.mark.parametrize("kind", ["workers", "turns"])
-def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
-    loop, done = EventLoop(SystemClock()), []
-    runner = WorkerPool(loop, "v", 1) if kind == "workers" else Turns(loop)
-    storage = FailingStorage(ZeroDivisionError(), MemoryError())
-    with capture_logs() as logs:
-        for number in range(3):
-            runner.submit(Job(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.append))
-        loop.at("deadline", loop.clock.monotonic_ns() + 60 * 10**9, lambda _now: done.extend([None] * 3))
-        while len(done) < 3:
-            loop.step()
-        runner.stop()
-    assert [job.error for job in done] == [p.ENOMEM, p.EIO, 0]
-    assert [entry["event"] for entry in logs] == ["request-failed", "request-failed"]
     loop.close()

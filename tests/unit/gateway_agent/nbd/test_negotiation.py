@@ -1,13 +1,12 @@
 import pytest
 
 from gateway_agent.errors import UpstreamError
-from gateway_agent.nbd import negotiation, upstream
+from gateway_agent.nbd import negotiation, proxy_session
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.config import PlaneConfig
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.negotiation import Negotiation
-from tests.support.nbd import MIB, FakeSocket, Rig, replies
+from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
 UPSTREAM_FLAGS = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | 1 << 7  # SEND_DF needs structured replies: not for us
@@ -16,24 +15,17 @@ UPSTREAM_FLAGS = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | 1 << 7  # SEND_DF needs stru
 class Gateway:
     """Exports ``up`` (upstream) and ``file``; one client in negotiation."""
 
-    def __init__(self, tmp_path, monkeypatch, **changes):
+    def __init__(self, tmp_path, monkeypatch):
         (tmp_path / "disk.img").write_bytes(bytes(range(256)) * 16)
-        config = {
-            "plane": "nbd-0",
-            "listen": ["unix:x"],
-            "control_socket": "c",
-            "exports": [
-                {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/far", "read_only": True},
-                {"volume": "file", "backend": "b", "file": str(tmp_path / "disk.img")},
-            ],
-        }
+        config = plane_config(
+            {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/far", "read_only": True},
+            {"volume": "file", "backend": "b", "file": str(tmp_path / "disk.img")},
+        )
         self.rig, self.learned, self.over, self.far = Rig(), [], [], FakeSocket()
         self.connect_problem, self.refusal = "", ""
-        self.exports = ExportTable(
-            PlaneConfig.model_validate(config | changes), self.rig.context, self._learn
-        )
-        monkeypatch.setattr(upstream, "begin_connect", self._begin_connect)
-        monkeypatch.setattr(upstream, "connect_error", lambda _sock: self.connect_problem)
+        self.exports = ExportTable(config, self.rig.context, self._learn)
+        monkeypatch.setattr(proxy_session, "begin_connect", self._begin_connect)
+        monkeypatch.setattr(proxy_session, "connect_error", lambda _sock: self.connect_problem)
         self.near = FakeSocket()
         self.talk = Negotiation(self.rig.loop, self.near, self.exports, self.over.append)
         self.talk.start()
@@ -90,9 +82,8 @@ def test_a_file_is_served_at_once(gateway):
 
 def test_a_file_that_is_missing_refuses_its_client_and_serves_the_next_when_it_is_there(gateway, tmp_path):
     path = tmp_path / "disk.img"
-    gone = [{"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img")}]
-    config = {"plane": "nbd-0", "listen": ["unix:x"], "control_socket": "c", "exports": gone}
-    table = ExportTable(PlaneConfig.model_validate(config), gateway.rig.context, lambda: None)
+    config = plane_config({"volume": "gone", "backend": "b", "file": str(tmp_path / "gone.img")})
+    table = ExportTable(config, gateway.rig.context, lambda: None)
     gateway.talk._exports = table
     gateway.say(FLAGS, go("gone"))
     ((_, kind, words),) = gateway.heard()[0]
@@ -161,7 +152,7 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     gateway.say(FLAGS, go("up"))
     gateway.rig.loop.fire(0)
     if how == "silent":
-        gateway.rig.loop.fire(upstream.LIMIT_NS / 1e9)
+        gateway.rig.loop.fire(proxy_session.OPENING_LIMIT_NS / 1e9)
     elif how != "refused":
         gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
         gateway.far.is_ended = how == "ends"

@@ -8,7 +8,7 @@ import pytest
 
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import sockets
-from gateway_agent.nbd.config import Address
+from gateway_agent.nbd.sockets import Address, parse_listen, parse_upstream
 from pmdaemon.errors import ConfigError
 
 
@@ -97,3 +97,42 @@ class Peer:
 )
 def test_an_address_becomes_a_name(host, name):
     assert sockets.client_name(Peer(host)) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("unix:/a/b.sock", Address(path="/a/b.sock")),
+        ("tcp:127.0.0.1:0", Address(host="127.0.0.1")),
+        ("tcp:[::1]:99", Address(host="::1", port=99)),
+    ],
+)
+def test_listen(text, address):
+    assert parse_listen(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "unix:", "tcp:1", "tcp::1", "tcp:h:70000", "http:h:1"])
+def test_bad_listen(text):
+    with pytest.raises(ValueError, match="unix:PATH"):
+        parse_listen(text)
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("nbd+unix:///a%20b?socket=/x/y.sock", (Address(path="/x/y.sock"), "a b")),
+        ("nbd+unix:///?socket=up.sock", (Address(path="up.sock"), "")),
+        ("nbd://127.0.0.1/v", (Address(host="127.0.0.1", port=10809), "v")),
+        ("nbd://[::1]:5/v/w", (Address(host="::1", port=5), "v/w")),
+        ("nbd://localhost", (Address(host="127.0.0.1", port=10809), "")),
+    ],
+)
+def test_upstream(uri, expected):
+    assert parse_upstream(uri) == expected
+
+
+@pytest.mark.parametrize("uri", ["", "nbd+unix:///x", "nbds://h/x", "nbd:///x", "nbd://storage.example/x"])
+def test_bad_upstream(uri):
+    with pytest.raises(ValueError, match="nbd"):
+        parse_upstream(uri)

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import pytest
 
 from gateway_agent.link import state_files
+from gateway_agent.link.caps import ThresholdStore
+from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.errors import StateFileBroken
-from gateway_agent.link.identity import write_own
-from gateway_agent.link.streams import StreamNames
-from gateway_agent.link.thresholds import ThresholdStore
+from gateway_agent.link.identity import write_credential
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki import certificates
@@ -52,7 +52,7 @@ def burn(directory: Path, content: str) -> None:
 
 
 def own(directory: Path, _content: str) -> None:
-    write_own(directory, KEY, CERTIFICATE)
+    write_credential(directory, KEY, CERTIFICATE)
 
 
 def gateway_id(directory: Path, _content: str) -> None:
@@ -66,7 +66,7 @@ def thresholds(directory: Path, content: str) -> None:
 
 def streams(directory: Path, content: str) -> None:
     book = StreamNames("0" * 32, directory / "streams.json")
-    book.enter(StreamKey(content, "client", "backend"))
+    book.add(StreamKey(content, "client", "backend"))
     book.save()
 
 

@@ -5,10 +5,8 @@ import os
 import pytest
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.buffers import LIMIT_BYTES
-from gateway_agent.nbd.file_session import SMALL_LIMIT_BYTES
-from gateway_agent.nbd.jobs import PIECE_BYTES
-from gateway_agent.nbd.request_buffer import CAPACITY_BYTES
+from gateway_agent.nbd.buffers import CAPACITY_BYTES, LIMIT_BYTES
+from gateway_agent.nbd.file_session import PIECE_BYTES, SMALL_LIMIT_BYTES
 from tests.support.nbd import MIB, FakeSocket, replies
 from tests.unit.gateway_agent.nbd.test_file_session import Client, read, write
 
@@ -48,7 +46,7 @@ def test_a_client_that_goes_away_within_a_write_leaves_nothing_of_it(client, pat
     client.session.close("the client is gone")
     client.say()
     assert content(path, 2 * MIB) == OLD * 2 * MIB
-    assert client.rig.context.payloads.held_bytes == 0
+    assert client.rig.context.payload_memory.held_bytes == 0
 
 
 def test_a_write_that_has_begun_is_finished_whatever_becomes_of_its_client(path):
@@ -59,7 +57,7 @@ def test_a_write_that_has_begun_is_finished_whatever_becomes_of_its_client(path)
     client.session.close("the client is gone")
     client.say()
     assert content(path, 3 * MIB + 1) == b"N" * 3 * MIB + b"\0"
-    assert client.rig.context.payloads.held_bytes == 0
+    assert client.rig.context.payload_memory.held_bytes == 0
 
 
 def test_a_stop_finishes_the_writes_that_have_begun_and_begins_no_other(path):

@@ -1,10 +1,10 @@
-"""Samples into cuts."""
+"""Samples into cuts, and the names of their streams."""
 
 import numpy as np
 import pytest
 
-from gateway_agent.link import merge
-from gateway_agent.link.streams import StreamNames
+from gateway_agent.link import collection
+from gateway_agent.link.collection import CutIdentity, StreamNames, make_cut, sample_groups
 from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
 from pmdaemon.wire import cut
 from pmdaemon.wire.names import stream_id
@@ -22,8 +22,8 @@ def sample(source="nbd-0", start=0, end=SECOND, rows=(), streams=None, tg=5, ts=
 
 
 def merged(*group, marks=None):
-    identity = merge.CutIdentity(GATEWAY, 9, 4, marks or {})
-    return merge.make_cut(group, StreamNames(GATEWAY, None), identity)
+    identity = CutIdentity(GATEWAY, 9, 4, marks or {})
+    return make_cut(group, StreamNames(GATEWAY, None), identity)
 
 
 def names(groups):
@@ -32,22 +32,22 @@ def names(groups):
 
 def test_planes_collected_together_share_a_cut():
     one, two = sample(), sample("nbd-1", start=3_000_000, end=SECOND + 2_000_000)
-    assert names(merge.groups([one, two])) == [["nbd-0", "nbd-1"]]
+    assert names(sample_groups([one, two])) == [["nbd-0", "nbd-1"]]
 
 
 def test_intervals_that_differ_make_separate_cuts_oldest_first():
     late = sample("nbd-1", start=-2 * SECOND)
-    assert names(merge.groups([late, sample()])) == [["nbd-1"], ["nbd-0"]]
-    assert names(merge.groups([sample(), late])) == [["nbd-1"], ["nbd-0"]]
+    assert names(sample_groups([late, sample()])) == [["nbd-1"], ["nbd-0"]]
+    assert names(sample_groups([sample(), late])) == [["nbd-1"], ["nbd-0"]]
 
 
 def test_threshold_versions_are_never_mixed_but_a_source_without_goes_with_any():
     host = sample("host", tg=None, ts=None)
-    assert names(merge.groups([sample(ts=3), sample("nbd-1", ts=4), host])) == [["nbd-0", "host"], ["nbd-1"]]
+    assert names(sample_groups([sample(ts=3), sample("nbd-1", ts=4), host])) == [["nbd-0", "host"], ["nbd-1"]]
 
 
 def test_two_samples_of_one_source_are_never_merged():
-    assert len(merge.groups([sample(), sample()])) == 2
+    assert len(sample_groups([sample(), sample()])) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,49 @@ def test_one_stream_in_two_planes_is_one_row_with_the_sums():
     assert one.rows == 1
     assert (one.column("reads").tolist(), one.column("cum_reads").tolist()) == ([5], [12])
     assert one.dense_hist(0, 99)[0, 30] == 5
+
+
+KEY = StreamKey("vol-1", "c", "b0")
+
+
+def announced(book: StreamNames) -> list[dict]:
+    return [entry for header in book.announcements() for entry in header["streams"]]
+
+
+def test_new_streams_are_told_once_a_session_and_survive_a_restart(tmp_path):
+    book = StreamNames(GATEWAY, tmp_path / "streams.json")
+    assert book.add(KEY) == stream_id(GATEWAY, "vol-1", "c")
+    book.save()
+    assert announced(book) == [{"id": book.add(KEY), "volume": "vol-1", "client": "c", "backend": "b0"}]
+    assert announced(book) == []
+    book.new_session()
+    assert len(announced(book)) == 1
+    assert len(announced(StreamNames(GATEWAY, tmp_path / "streams.json"))) == 1
+
+
+def test_a_stream_that_moves_to_another_backend_is_told_again():
+    book = StreamNames(GATEWAY, None)
+    book.add(KEY)
+    announced(book)
+    book.add(KEY._replace(backend="b1"))
+    assert [entry["backend"] for entry in announced(book)] == ["b1"]
+
+
+def test_announcements_fit_their_frames():
+    book = StreamNames(GATEWAY, None)
+    for number in range(300):
+        book.add(KEY._replace(client=f"c{number}"))
+    assert [len(header["streams"]) for header in book.announcements()] == [128, 128, 44]
+
+
+def test_the_book_is_bounded(monkeypatch):
+    monkeypatch.setattr(collection, "MAX_STREAMS", 2)
+    book = StreamNames(GATEWAY, None)
+    for client in "abc":
+        book.add(KEY._replace(client=client))
+    assert [entry["client"] for entry in announced(book)] == ["b", "c"]
+
+
+def test_a_broken_file_of_streams_is_begun_anew(tmp_path):
+    (tmp_path / "streams.json").write_text("[")
+    assert announced(StreamNames(GATEWAY, tmp_path / "streams.json")) == []
