@@ -9,7 +9,7 @@ load: ``benchmarks.ingest_load``, 1,000 gateways of 64 streams, a cut a second e
    clock stops when DURABLE names the newest cut of all gateways. The writer goes on beside it. By then the
    disk itself must have been given at least the burst's bytes (its own counter, ``device_mb``): on a file
    system without a disk behind it "durable" means nothing, and the run fails.
-3. *Catch-up*: a backlog stands in an ingest queue; the writer alone puts it into SQL and Parquet. The clock
+3. *Catch-up*: a backlog is in an ingest queue; the writer alone puts it into SQL and Parquet. The clock
    stops when the last transaction and the last file are committed.
 
 All rows are counted in SQL and in the manifest at the end: a run that lost or doubled one fails.
@@ -118,7 +118,7 @@ class Manager:
         """Whether every gateway's cuts up to ``seq`` are."""
         return len(self.durable) == GATEWAYS and min(self.durable.values()) >= seq
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Take note of its memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         self.memory_mib = max(self.memory_mib, int(status.split("RssAnon:")[1].split()[0]) / 1024)
@@ -135,9 +135,9 @@ class Manager:
 def _cpu_s(pid: int) -> float:
     """CPU time of a process, its children, and those it has waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    own = sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    cpu_s = sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return own + sum(_cpu_s(int(child)) for child in children)
+    return cpu_s + sum(_cpu_s(int(child)) for child in children)
 
 
 def _sustained(manager: Manager, server: PostgresServer, load: Fleet) -> dict[str, float]:
@@ -156,7 +156,7 @@ def _sustained(manager: Manager, server: PostgresServer, load: Fleet) -> dict[st
                 time.sleep(pause_s)
             manager.post(message)
             manager.hear()
-        manager.look()
+        manager.sample()
     time.sleep(max(0.0, started_s + WARM_S + SUSTAINED_S - time.monotonic()))
     elapsed_s = time.monotonic() - before["at"]
     cores = {name: (_cpu_s(pid) - before[name]) / elapsed_s for name, pid in pids.items()}
@@ -227,7 +227,7 @@ def _wait_for_sql(manager: Manager, url: str, folder: Path, seq: int, limit_s: f
     while min(stored for _, _, stored in reader.watermarks()) < seq:
         if time.monotonic() > deadline_s:
             raise RuntimeError("the writer fell behind: the burst is not in SQL")
-        manager.look()
+        manager.sample()
         time.sleep(0.5)
     reader.close()
 

@@ -111,7 +111,7 @@ GROUPS = {
 
 
 def client(source: SqlReader, port: int = 8411) -> FlaskClient:
-    """The whole application over this source, with an empty live view and a clock that stands at END_US."""
+    """The whole application over this source, with an empty live view and a clock that stays at END_US."""
     clock = FakeClock(unix_us=END_US)
     config = ApiConfig()
     live = LiveView(clock, streams_max=1, stale_after_s=config.stale_after_s)

@@ -1,6 +1,6 @@
 """A disk of a few MB that really fills: a tmpfs in a mount namespace of its own.
 
-``unshare`` starts a process that mounts it and then waits; everybody else reaches it through that process's
+``unshare`` starts a process that mounts it and then waits; all others reach it through that process's
 ``/proc/PID/root``. So nothing is mounted where others see it, and nothing is left over: the disk goes with
 the process, which ends with the test's (its standard input closes). Root needs CAP_SYS_ADMIN (root of a
 machine has it, of a container mostly not), anybody else a kernel that gives user namespaces to unprivileged
