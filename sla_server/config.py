@@ -24,7 +24,8 @@ class PolicyJobConfig(StrictModel):
     """The scheduled policy job."""
 
     master: str = "local[*]"
-    """Spark master: local[*], spark://host:7077, yarn, k8s://..., or a Spark Connect address sc://host:port."""
+    """Spark master: local[*], spark://host:7077, yarn, k8s://..., or a Spark Connect address sc://host:port,
+    for which `pyspark[connect]` must be installed."""
     window_days: int = Field(default=28, ge=1, le=400)
     """The job reads the rollups of this many days."""
     driver_memory: str = "2g"
