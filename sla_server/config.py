@@ -1,6 +1,6 @@
-"""The server's configuration: one TOML file, one table a part.
+"""The server's configuration: one TOML file with a table for each part.
 
-``ServerConfig`` gathers the models that the parts own. Children get the two directories through the
+``ServerConfig`` gathers the models that the parts define. Children get the two directories through the
 environment (``SLA__DATA_DIR``, ``SLA__RUNTIME_DIR``), so that every process agrees on them.
 """
 
@@ -24,15 +24,16 @@ class PolicyJobConfig(StrictModel):
     """The scheduled policy job."""
 
     master: str = "local[*]"
-    """Spark master: local[*], spark://host:7077, yarn, k8s://..., or a Spark Connect address sc://host:port."""
+    """Spark master: local[*], spark://host:7077, yarn, k8s://..., or a Spark Connect address sc://host:port,
+    for which `pyspark[connect]` must be installed."""
     window_days: int = Field(default=28, ge=1, le=400)
-    """How far back the job looks."""
+    """The job reads the rollups of this many days."""
     driver_memory: str = "2g"
     """Spark driver memory."""
 
 
 class ServerConfig(StrictModel):
-    """The whole file."""
+    """All tables of the file."""
 
     data_dir: Path = Path("sla-data")
     """Everything durable: database (SQLite), ingest queue, Parquet files, tokens."""
@@ -65,7 +66,7 @@ def resolve(config: ServerConfig) -> ResolvedConfig:
         runtime_dir = default_runtime_dir() / f"server-{tag}"
     control = config.services.control
     if "poll_interval_s" not in control.model_fields_set:
-        # The loop counts ages in polls: one number for both parts, unless somebody sets the other on purpose.
+        # The loop counts ages in polls: one number for both parts, unless the file sets the second one.
         control.poll_interval_s = config.pmdaemon.interval_s
     values = dict(config)
     values.update(data_dir=data_dir, runtime_dir=runtime_dir.expanduser().absolute())

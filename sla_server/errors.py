@@ -4,7 +4,7 @@
     ├── ServerRunning       another server holds the data directory
     └── ServerNotRunning    a command needs a running server
 
-Sub-packages keep trees of their own: ``agreements.errors``, ``db.errors``, ``api.errors``.
+Sub-packages have their own trees: ``agreements.errors``, ``db.errors``, ``api.errors``, ``cli.errors``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ServerRunning(SlaError):
     def __init__(self, data_dir: Path, pid: int | None) -> None:
         self.data_dir = data_dir
         self.pid = pid
-        who = f"process {pid}" if pid else "another process"
+        holder = f"process {pid}" if pid else "another process"
         super().__init__(
-            f"{data_dir} is in use by {who}. Stop it with 'sla-server stop', or give another data_dir"
+            f"{data_dir} is in use by {holder}. Stop it with 'sla-server stop', or give another data_dir"
         )
 
 
@@ -37,8 +37,8 @@ class ServerNotRunning(SlaError):
 
     def __init__(self, data_dir: Path, elsewhere: str = "") -> None:
         self.data_dir = data_dir
-        does = f"; an SLA server of another data directory answers at {elsewhere}" if elsewhere else ""
-        then = (
+        other = f"; an SLA server of another data directory answers at {elsewhere}" if elsewhere else ""
+        fix = (
             "Give that one's --config, or stop it first" if elsewhere else "Start one with 'sla-server start'"
         )
-        super().__init__(f"no server is running on {data_dir}{does}. {then}")
+        super().__init__(f"no server is running on {data_dir}{other}. {fix}")

@@ -34,7 +34,7 @@ def masked(text: str) -> str:
     """The text with the secrets of every URL in it replaced by ``***``.
 
     Those are ``secret`` in ``scheme://user:secret@host`` and the values of parameters whose names say so
-    (password, token, secret_key, ...). What is said about a URL lands in logs, tickets and open answers.
+    (password, token, secret_key, ...). Texts with URLs end up in logs, tickets and public answers.
     """
     return _PARAMETER.sub(r"\1***", _USERINFO.sub(r"\1:***@", text)) if "://" in text else text
 
@@ -127,8 +127,8 @@ def describe(error: ValidationError) -> str:
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("(whole file): ")
             # A whole table as "value" would bury the message; the message names what is wrong in it.
-            whole = isinstance(item["input"], dict | list | BaseModel)
-            shown = "" if whole else masked(f" (value: {item['input']!r})")
+            is_table = isinstance(item["input"], dict | list | BaseModel)
+            shown = "" if is_table else masked(f" (value: {item['input']!r})")
             parts.append(f"{key}: {message}{shown}")
     return "; ".join(parts)
 
@@ -155,8 +155,8 @@ def show(model: BaseModel) -> str:
         if prefix and plain:
             lines.extend(("", f"[{prefix}]"))
         for key, item in plain.items():
-            masked = "***" if key.endswith(("password", "secret", "token")) and item else item
-            lines.append(f"{key} = {_toml_value(masked)}")
+            shown = "***" if key.endswith(("password", "secret", "token")) and item else item
+            lines.append(f"{key} = {_toml_value(shown)}")
         for key, item in values.items():
             if isinstance(item, dict):
                 table(f"{prefix}.{key}" if prefix else key, item)

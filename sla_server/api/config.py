@@ -8,44 +8,37 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
-from pmdaemon.runtime.config import StrictModel
+from pmdaemon.runtime.config import StrictModel, parse_address
 
 WORKER_THREADS: Final = 16  # for everything but live streams, which bring a thread each
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` (IPv6 in brackets) into an IP address and a port.
+def loopback_address(text: str) -> tuple[str, int]:
+    """Address and port of ``HOST:PORT`` (IPv6 in brackets).
 
     Raises:
         ValueError: not of that form, or not an address of the loopback interface.
     """
-    host, colon, port_text = text.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not port_text.isdigit() or int(port_text) > 65_535:
-        raise ValueError("expected ADDRESS:PORT, for example 127.0.0.1:8411 (port 0: any free port)")
-    try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    except ValueError as exc:
-        raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1") from exc
-    if not address.is_loopback:
+    host, port = parse_address(text)
+    if not ipaddress.ip_address(host).is_loopback:
         raise ValueError(
             f"{host} is not a loopback address, and this release has neither TLS nor accounts for the page. "
             "Use 127.0.0.1 and reach it from elsewhere through 'ssh -L 8411:127.0.0.1:8411 HOST'"
         )
-    return str(address), int(port_text)
+    return host, port
 
 
 class ApiConfig(StrictModel):
     """The application server."""
 
     listen: str = "127.0.0.1:8411"
-    """Address of page and API. Loopback only in this release; port 0 takes any free port. The port in use
-    stands in RUNTIME_DIR/api.port."""
+    """Address of page and API. Loopback only in this release; port 0 takes any free port. The port in use is
+    written to RUNTIME_DIR/api.port."""
     live_streams_max: int = Field(default=64, ge=1, le=1024)
     """Open live streams (browser pages) at most; each holds a thread of about 0.1 MB. Further pages poll."""
     allowed_hosts: list[str] = Field(default_factory=list)
-    """Names that may stand in a request's Host header beside 127.0.0.1, ::1 and localhost (for a tunnel or
-    proxy of yours). Anything else is refused: it protects against DNS rebinding."""
+    """Names allowed in a request's Host header beside 127.0.0.1, ::1 and localhost (for a tunnel or proxy of
+    yours). Any other is refused: it protects against DNS rebinding."""
     token_file: Path | None = None
     """Bearer token of the command line, mode 0600, made at first start. Default: DATA_DIR/api.token. Deleting
     it and restarting ends every session."""
@@ -62,9 +55,9 @@ class ApiConfig(StrictModel):
     @field_validator("listen")
     @classmethod
     def _loopback_only(cls, value: str) -> str:
-        split_address(value)
+        loopback_address(value)
         return value
 
     def token_path(self, data_dir: Path) -> Path:
-        """Where the bearer token stands."""
+        """The file of the bearer token."""
         return self.token_file or data_dir / "api.token"

@@ -58,10 +58,10 @@ class StreamPlace:
         self._view: LiveView | None = view
 
     def release(self) -> None:
-        """Give the place back."""
+        """Free the place."""
         view, self._view = self._view, None
         if view is not None:
-            view._give_back()
+            view._free_place()
 
 
 class LiveView:
@@ -138,7 +138,7 @@ class LiveView:
         return None if newest.number == 0 else (self._clock.monotonic_ns() - newest.received_ns) / 1e9
 
     def is_stale(self) -> bool:
-        """Whether no snapshot came lately: ``services`` is down or overloaded."""
+        """Whether no snapshot came recently: ``services`` is down or overloaded."""
         age_s = self.age_s()
         return age_s is None or age_s > self._stale_after_s
 
@@ -175,7 +175,7 @@ class LiveView:
             self._streams += 1
         return StreamPlace(self)
 
-    def _give_back(self) -> None:
+    def _free_place(self) -> None:
         with self._changed:
             self._streams -= 1
 

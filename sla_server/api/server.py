@@ -54,7 +54,7 @@ from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
-from sla_server.api.config import WORKER_THREADS, ApiConfig, split_address
+from sla_server.api.config import WORKER_THREADS, ApiConfig, loopback_address
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
@@ -89,7 +89,7 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ConfigError: the address is in use or not this machine's.
     """
-    return sockets.open_listener("api.listen", *split_address(address))
+    return sockets.open_listener("api.listen", *loopback_address(address))
 
 
 def open_local(path: Path) -> socket.socket | None:
@@ -124,7 +124,7 @@ class HttpConnection(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         """Answer a request so that its thread never waits for a peer that does not read.
 
         Requests sent before the answer to the last are dropped, and that answer ends the connection: the
-        next answer would wait for the first. A file is sent whole, whatever range is asked for: it stays on
+        next answer would wait for the first. A file is sent in full, whatever range is asked for: it stays on
         the disk until the peer takes it, while a range is made in pieces. HTTP allows both.
         """
         with self.requests_lock:
@@ -209,7 +209,7 @@ class HttpListener:
             wasyncore.close_all(map=self._channels, ignore_all=True)
 
     def make_room(self) -> None:
-        """Close connections over their limit, and as many more as the next connection needs for a place."""
+        """Close connections over their limit, and as many others as the next connection needs for a place."""
         now_s = self._now_s()
         waits: dict[Any, Wait] = {}
         for channel in list(self._server.active_channels.values()):

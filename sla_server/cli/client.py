@@ -57,7 +57,7 @@ class Client:
 
     @classmethod
     def find(cls, server: str | None, token_file: Path | None, config: Path | None) -> Client:
-        """See the module's docstring for where it looks.
+        """Find the server as the module's docstring says.
 
         Raises:
             ConfigError: the configuration file is named but cannot be read.

@@ -194,7 +194,7 @@ def _drop_info(_logger: object, method: str, event: structlog.typing.EventDict) 
 
 
 def console() -> Console:
-    """Where tables go: as wide as the terminal, 80 columns without one."""
+    """The console for tables: as wide as the terminal, 80 columns without one."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     return Console(width=max(WIDTH, width), highlight=False, soft_wrap=False, emoji=False, markup=False)
 

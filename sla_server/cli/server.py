@@ -34,7 +34,7 @@ from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import directories
-from sla_server.api.config import split_address
+from sla_server.api.config import loopback_address
 from sla_server.cli import formatting
 from sla_server.cli.client import SOCKET_NAME, Client, local_uid
 from sla_server.cli.errors import RequestRefused
@@ -97,8 +97,8 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         check_addresses(config)
         _check_room(config)
         directories.prepare_data_dir(config.data_dir)
-        for note in config.runtime_dir.glob("*.failed"):  # of a former run
-            note.unlink()
+        for failure in config.runtime_dir.glob("*.failed"):  # of a former run
+            failure.unlink()
         if background:
             _start_in_background(config, path)
             return
@@ -124,7 +124,7 @@ def mailbox_sizes(config: configuration.ResolvedConfig) -> str:
 
 
 def check_addresses(config: configuration.ResolvedConfig) -> None:
-    """See that the server's ports can be had, before parts are started that would only try again and again.
+    """Check that the server's ports are free, before parts are started that would only try again and again.
 
     The port files are removed by an orderly stop. Where one is left, the parts of a server that was killed
     may still be ending, so their ports are waited for.
@@ -133,7 +133,7 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
         ConfigError: one is taken; names port and setting.
     """
     for setting, (host, port), left in (
-        ("api.listen", split_address(config.api.listen), "api.port"),
+        ("api.listen", loopback_address(config.api.listen), "api.port"),
         ("pmdaemon.listen", parse_address(config.pmdaemon.listen), "pmdaemon.port"),
     ):
         deadline = Deadline(LEFTOVER_LIMIT_S if (config.runtime_dir / left).exists() else 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,7 +144,7 @@ def sla(context: AppContext, _request: Request, name: str) -> Response:
 
 
 def slices(context: AppContext, request: Request, name: str) -> Response:
-    """A page of judged slices, and the counts by state of the whole span."""
+    """A page of judged slices, and the counts by state of the span."""
     limit = responses.long_limit(request)
     objective = request.args.get("objective") or _first_objective(_agreement(context, name))
     from_us, to_us = _span(context, request, 24 * HOUR_US)
@@ -200,7 +201,7 @@ def processes(context: AppContext, _request: Request) -> Response:
     return responses.as_list(context.source.processes())
 
 
-def _page(read: Any, request: Request) -> Response:
+def _page(read: Callable[[int, str | None], list[Row]], request: Request) -> Response:
     limit = responses.limit(request)
     rows = read(limit, responses.cursor(request))
     return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)

@@ -79,7 +79,7 @@ def slow_connections(port: int, count: int) -> list[socket.socket]:
     return made
 
 
-def test_half_requests_lock_nobody_out(running: Running) -> None:
+def test_half_requests_lock_no_client_out(running: Running) -> None:
     places = 4 * (server.WORKER_THREADS + 1)
     slow = slow_connections(running.server.port, places + 20)
     try:
@@ -114,7 +114,9 @@ def unread_connections(port: int, request: str, count: int) -> list[socket.socke
 
 @pytest.mark.parametrize("request_text", [SCRIPT.format("") * 3, SCRIPT.format("Range: bytes=0-\r\n")])
 @pytest.mark.parametrize("count", [server.WORKER_THREADS + 8, 4 * (server.WORKER_THREADS + 1) + 20])
-def test_answers_that_are_not_read_lock_nobody_out(running: Running, request_text: str, count: int) -> None:
+def test_answers_that_are_not_read_lock_no_client_out(
+    running: Running, request_text: str, count: int
+) -> None:
     unread = unread_connections(running.server.port, request_text, count)
     try:
         with httpx.Client(base_url=running.server.address, timeout=60) as browser:

@@ -127,7 +127,7 @@ def test_a_database_that_is_away(sla: Terminal) -> None:
     assert "connection refused" in done.stderr
 
 
-def test_the_author_is_told(sla: Terminal) -> None:
+def test_the_author_is_reported(sla: Terminal) -> None:
     sla("mode", "enforce")
     assert sla.mailbox.posted[0]["who"].startswith("token (")
 
@@ -143,9 +143,9 @@ def test_a_token_and_a_user_that_no_header_holds(sla: Terminal, monkeypatch: pyt
     monkeypatch.setenv("LOGNAME", "j\u00fcrgen")
     assert sla("mode", "observe").exit_code == 0
     monkeypatch.setenv("SLA_TOKEN", "t\u00f6ken")
-    told = sla("mode", "observe")
-    assert told.exit_code == 77
-    assert "SLA_TOKEN holds no token" in told.output
+    result = sla("mode", "observe")
+    assert result.exit_code == 77
+    assert "SLA_TOKEN holds no token" in result.output
 
 
 def test_a_configuration_of_another_form_is_left_to_the_server(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_configuration_of_another_form_is_left_to_the_server(tmp_path: Path) -
     "rate", [("--iops", "inf"), ("--mbps", "nan"), ("--iops", "5", "--for", "9" * 400 + "d")]
 )
 def test_rates_and_times_that_are_no_numbers(sla: Terminal, rate: tuple[str, ...]) -> None:
-    told = sla("throttle", "set", "batch", "--reason", "x", *rate)
-    assert told.exit_code == 2
-    assert "is not a" in told.output
+    result = sla("throttle", "set", "batch", "--reason", "x", *rate)
+    assert result.exit_code == 2
+    assert "is not a" in result.output
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""``sla-server start`` and ``status``: what they say and end with when something is wrong."""
+"""``sla-server start`` and ``status``: text and exit status when something is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = [
 
 
 class Server:
-    """A data directory that is locked by us, as by a supervisor, with an API of our own words."""
+    """A data directory locked by the test, as by a supervisor, with an API whose answers the test sets."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = folder / "server.toml"
@@ -41,7 +41,7 @@ class Server:
         }
         monkeypatch.setattr(Client, "get", self._get)
         monkeypatch.setattr(Client, "change", self._change)
-        self.held = lock_data_dir(folder / "data")
+        self.lock = lock_data_dir(folder / "data")
 
     def _get(self, path: str) -> Any:
         answer = self.answers[path]
@@ -54,48 +54,48 @@ class Server:
         return {"address": "http://127.0.0.1:8411/login?code=fresh"}
 
     def status(self) -> tuple[int, str, dict[str, Any]]:
-        told = CliRunner().invoke(cli, ["status", "--config", str(self.path)])
+        result = CliRunner().invoke(cli, ["status", "--config", str(self.path)])
         as_json = CliRunner().invoke(cli, ["status", "--config", str(self.path), "-o", "json"])
-        assert told.exit_code == as_json.exit_code, told.output
-        return told.exit_code, told.output, json.loads(as_json.output)
+        assert result.exit_code == as_json.exit_code, result.output
+        return result.exit_code, result.output, json.loads(as_json.output)
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made = Server(tmp_path, monkeypatch)
     yield made
-    os.close(made.held)
+    os.close(made.lock)
 
 
 def test_status_of_a_server_that_is_well(server: Server) -> None:
-    status, text, told = server.status()
+    status, text, result = server.status()
     assert status == 0
     assert text.startswith(f"running, pid {os.getpid()}, page http://127.0.0.1:8411/login?code=fresh\n")
-    assert told["is_well"]
+    assert result["is_well"]
     assert len(text.splitlines()) == 5
 
 
 def test_status_without_an_answer_of_the_api(server: Server) -> None:
     (server.run / "api.port").unlink()
-    status, text, told = server.status()
+    status, text, result = server.status()
     assert status == 1
     first, second = text.splitlines()[:2]
     assert first == f"running, pid {os.getpid()}, page (not listening yet)"
     assert "states of the processes are unknown" in second
-    assert "application server does not answer" in told["trouble"]
+    assert "application server does not answer" in result["trouble"]
 
 
 def test_status_says_what_is_in_trouble(server: Server) -> None:
     full = {"process": "dbmanager", "what": "database", "since_us": 7_000_000, "reason": "no space left"}
     silent = {"process": "services", "what": "services", "since_us": None, "reason": "silent"}
     server.answers["/health"] = RequestRefused(503, {"status": "down", "problems": [full, silent]})
-    status, text, told = server.status()
+    status, text, result = server.status()
     assert status == 1
     first, second = text.splitlines()[-2:]
     assert first.startswith("  in trouble: dbmanager, since ")
     assert first.endswith(": No space left.")
     assert second == "  in trouble: services: Silent."
-    assert told["problems"] == [full, silent]
+    assert result["problems"] == [full, silent]
 
 
 def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None:
@@ -104,9 +104,9 @@ def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None
     stale = [{**row, "pid": ended.pid} if row["name"] == "dbmanager" else row for row in ROWS]
     elsewhere = [{**row, "pid": 1} if row["name"] == "services" else row for row in stale]
     server.answers["/processes"] = {"items": elsewhere}
-    status, text, told = server.status()
+    status, text, result = server.status()
     assert status == 1
-    assert [row["name"] for row in told["processes"] if row["state"] == "dead"] == ["dbmanager", "services"]
+    assert [row["name"] for row in result["processes"] if row["state"] == "dead"] == ["dbmanager", "services"]
     assert "  dbmanager does not run\n  services does not run\n" in text
 
 
@@ -123,16 +123,16 @@ def test_a_process_below_the_supervisor_is_ours() -> None:
 
 def test_status_says_why_a_part_does_not_start(server: Server) -> None:
     (server.run / "dbmanager.failed").write_text("disk queue q: cannot reserve 7 bytes\n")
-    status, text, told = server.status()
+    status, text, result = server.status()
     assert status == 1
     assert "  dbmanager failed at its last start: disk queue q: cannot reserve 7 bytes\n" in text
     assert "unknown" not in text
-    assert list(told["failures"]) == ["dbmanager"]
+    assert list(result["failures"]) == ["dbmanager"]
 
 
 @pytest.mark.parametrize("table", ["api", "pmdaemon"])
 @pytest.mark.parametrize("how", ["--background", ""])
-def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: str, how: str) -> None:
+def test_a_taken_port_is_reported_at_once_with_its_setting(tmp_path: Path, table: str, how: str) -> None:
     path = tmp_path / "server.toml"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -141,27 +141,27 @@ def test_a_taken_port_is_told_at_once_with_its_setting(tmp_path: Path, table: st
             f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
             + "".join(f'[{name}]\nlisten = "{value}"\n' for name, value in listens.items())
         )
-        told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [how])])
-    assert told.exit_code == 78, told.output
-    assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in told.output
+        result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [how])])
+    assert result.exit_code == 78, result.output
+    assert f"{table}.listen: cannot listen on 127.0.0.1:{port}" in result.output
     assert not (tmp_path / "data").exists()  # nothing was started
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
-def test_a_runtime_directory_open_to_others_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+def test_a_runtime_directory_open_to_others_is_reported_in_a_line(tmp_path: Path, option: str) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
-    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
-    assert told.exit_code == 77, told.output
-    assert "is open to others (mode 0777)" in told.stderr
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert result.exit_code == 77, result.output
+    assert "is open to others (mode 0777)" in result.stderr
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
-def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
+def test_a_queue_that_does_not_fit_is_reported_before_anything_is_started(
     tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "server.toml"
@@ -172,22 +172,22 @@ def test_a_queue_that_does_not_fit_is_told_before_anything_is_started(
     )
     small = SimpleNamespace(f_blocks=1000, f_bavail=1000, f_bfree=1000, f_frsize=4096)
     monkeypatch.setattr("sla_server.db.ingest.queue.os.statvfs", lambda _path: small)
-    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
-    assert told.exit_code == 74, told.output
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert result.exit_code == 74, result.output
     needed_bytes = 8192 + (16 << 20) + 8192 + (8 << 10) * 128
-    assert f"{tmp_path}/data/queue/ingest needs {needed_bytes} bytes, and 4096000 are" in told.stderr
+    assert f"{tmp_path}/data/queue/ingest needs {needed_bytes} bytes, and 4096000 are" in result.stderr
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("option", ["--check-config", "--background"])
-def test_tls_without_an_authority_is_told_at_once(tmp_path: Path, option: str) -> None:
+def test_tls_without_an_authority_is_reported_at_once(tmp_path: Path, option: str) -> None:
     path = tmp_path / "server.toml"
     path.write_text(
         f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n[pmdaemon.tls]\nenabled = true\n'
     )
-    told = CliRunner().invoke(cli, ["start", "--config", str(path), option])
-    assert told.exit_code == 78
-    assert "sla ca init" in told.stderr
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), option])
+    assert result.exit_code == 78
+    assert "sla ca init" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
@@ -197,24 +197,24 @@ def test_a_data_directory_where_no_file_can_be_is_not_called_full(tmp_path: Path
         f'data_dir = "/proc/nowhere"\nruntime_dir = "{tmp_path}/run"\n'
         '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
     )
-    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
-    assert told.exit_code == 74, told.output
-    assert told.stderr.startswith("sla-server: /proc/nowhere: ")
-    assert "are free" not in told.stderr
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert result.exit_code == 74, result.output
+    assert result.stderr.startswith("sla-server: /proc/nowhere: ")
+    assert "are free" not in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--background", ""])
-def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+def test_a_data_directory_that_cannot_be_made_is_reported_in_a_line(tmp_path: Path, option: str) -> None:
     path = tmp_path / "server.toml"
     (tmp_path / "file").write_text("in the way")
     path.write_text(
         f'data_dir = "{tmp_path}/file/data"\nruntime_dir = "{tmp_path}/run"\n'
         '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
     )
-    told = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
-    assert told.exit_code == 74, told.output
-    assert told.stderr.startswith(f"sla-server: {tmp_path}/file/data")
-    assert "Not a directory" in told.stderr
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert result.exit_code == 74, result.output
+    assert result.stderr.startswith(f"sla-server: {tmp_path}/file/data")
+    assert "Not a directory" in result.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["start"], ["status"], ["stop"]])
@@ -243,11 +243,11 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
 
     monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
     monkeypatch.setattr("sla_server.cli.server.READY_LIMIT_S", 0.0)
-    told = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
-    assert told.exit_code == status, told.output
-    assert words in told.stderr
-    assert "  dbmanager failed at its last start: the schema is too new\n" in told.stderr
-    assert told.stderr.endswith("the newest line of the log\n")
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
+    assert result.exit_code == status, result.output
+    assert words in result.stderr
+    assert "  dbmanager failed at its last start: the schema is too new\n" in result.stderr
+    assert result.stderr.endswith("the newest line of the log\n")
 
 
 def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
@@ -291,6 +291,6 @@ def test_status_says_that_another_server_has_the_address(
         return answer
 
     monkeypatch.setattr(Client, "get", get)
-    told = CliRunner().invoke(cli, ["status", "--config", str(path)])
-    assert told.exit_code == 69
-    assert words in told.stderr
+    result = CliRunner().invoke(cli, ["status", "--config", str(path)])
+    assert result.exit_code == 69
+    assert words in result.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sla_server.api.config import ApiConfig, split_address
+from sla_server.api.config import ApiConfig, loopback_address
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from sla_server.api.config import ApiConfig, split_address
     ],
 )
 def test_loopback_addresses(text: str, expected: tuple[str, int]) -> None:
-    assert split_address(text) == expected
+    assert loopback_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:8411", "10.0.0.1:8411", "[::]:8411"])

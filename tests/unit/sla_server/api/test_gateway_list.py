@@ -43,7 +43,7 @@ def states(web: FlaskClient) -> dict[str, tuple[str, str, str | None]]:
     return {row["address"]: (row["source"], row["state"], row["answers_as"]) for row in answer["items"]}
 
 
-def test_stored_told_and_seen_are_one_list(web: FlaskClient, context: AppContext, tmp_path: Path) -> None:
+def test_stored_reported_and_seen_are_one_list(web: FlaskClient, context: AppContext, tmp_path: Path) -> None:
     tell(context, tmp_path, [CONFIGURED, CONNECTED, REMOVED])
     assert states(web) == {
         "10.0.0.4:7412": ("configuration", "waiting", None),

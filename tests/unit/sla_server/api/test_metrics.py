@@ -17,7 +17,7 @@ from sla_server.api.metrics import FRESH_S, MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 
 
-def test_the_mailbox_of_this_part_is_told_with_names_labels_and_sentences(tmp_path: Path) -> None:
+def test_the_mailbox_of_this_part_is_reported_with_names_labels_and_sentences(tmp_path: Path) -> None:
     create_segment(tmp_path / "app.mbx", Layout(("a", "b"), (Route("a", "b", 1024),), 8))
     clock = FakeClock()
     operations = Operations(lambda _message: None, clock, wait_s=1.0)

@@ -159,7 +159,7 @@ def test_a_damaged_message_does_not_end_the_thread(
 
     with monkeypatch.context() as patch:
         patch.setattr(mailbox, "take", torn)
-        assert thread.step() == 1  # it does not go to sleep on what stands behind
+        assert thread.step() == 1  # it does not sleep while messages wait behind
     assert thread.step() == 0
 
 

@@ -40,11 +40,13 @@ def test_the_url_map_and_the_document_are_the_table(web: FlaskClient) -> None:
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if rule.rule.startswith(PREFIX)
     }
-    told = web.get("/api/v1/openapi.json").json
-    documented = {(method.upper(), path) for path, methods in told["paths"].items() for method in methods}
+    described = web.get("/api/v1/openapi.json").json
+    documented = {
+        (method.upper(), path) for path, methods in described["paths"].items() for method in methods
+    }
     assert served == documented
     assert len(served) == len(ROUTES)
-    assert told["openapi"].startswith("3.1")
+    assert described["openapi"].startswith("3.1")
 
 
 def test_every_route_is_whole() -> None:
@@ -298,11 +300,11 @@ def test_health_is_ok_degraded_or_down(
 
 
 def test_health_is_documented_as_it_is_answered(web: FlaskClient, context: AppContext) -> None:
-    told = openapi.document()
-    answers = told["paths"]["/api/v1/health"]["get"]["responses"]
+    described = openapi.document()
+    answers = described["paths"]["/api/v1/health"]["get"]["responses"]
     schema = {"schema": {"$ref": "#/components/schemas/Health"}}
     assert [answers[status]["content"] for status in ("200", "503")] == 2 * [{"application/json": schema}]
-    wanted = told["components"]["schemas"]["Health"]
+    wanted = described["components"]["schemas"]["Health"]
     for status in (503, 200):
         answer = web.get("/api/v1/health")
         assert answer.status_code == status
@@ -343,8 +345,8 @@ def test_a_server_short_of_descriptors_asks_to_come_again(
 def test_while_services_wait_dbmanager_says_itself_what_for(
     web: FlaskClient, context: AppContext, clock: FakeClock
 ) -> None:
-    told = Pressure("dbmanager", clock.unix_us(), {}, {}, (Problem("database", 7, "waits: disk full"),))
-    context.live.put_report(told)
+    report = Pressure("dbmanager", clock.unix_us(), {}, {}, (Problem("database", 7, "waits: disk full"),))
+    context.live.put_report(report)
     assert health(web) == (503, "down", [("services", "services"), ("dbmanager", "database")])
     assert web.get("/api/v1/live").json["server"]["database"] == "waits: disk full"
     metric = 'sla_problem{process="dbmanager",what="database"} 1.0'
@@ -352,7 +354,7 @@ def test_while_services_wait_dbmanager_says_itself_what_for(
     clock.advance(11)
     assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
     assert metric not in web.get("/api/v1/metrics").text
-    context.live.put_report(told._replace(at_us=clock.unix_us()))
+    context.live.put_report(report._replace(at_us=clock.unix_us()))
     context.live.put(snapshot())
     assert health(web) == (200, "ok", []), "services know better"
 

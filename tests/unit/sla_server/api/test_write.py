@@ -130,7 +130,7 @@ def test_bodies_that_make_no_sense(
     assert mailbox.posted == []
 
 
-def test_a_refusal_is_told_with_its_errors(
+def test_a_refusal_is_reported_with_its_errors(
     web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
 ) -> None:
     errors = [{"line": 3, "field": "spec.priority", "problem": "unknown"}]
@@ -151,8 +151,8 @@ def test_no_answer_is_202_and_an_operation(
     assert web.get(where).json["state"] == "pending"
     assert "sla_api_operations_pending 1.0" in web.get("/api/v1/metrics").text
     context.operations.answer({"req": mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {}})
-    told = web.get(where).json
-    assert (told["state"], told["code"]) == ("done", 200)
+    operation = web.get(where).json
+    assert (operation["state"], operation["code"]) == ("done", 200)
     assert web.get("/api/v1/operations/never").status_code == 404
 
 

@@ -222,7 +222,7 @@ def test_a_file_of_4000_agreements_is_checked_and_then_applied_in_parts(sla: Ter
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry: bool) -> None:
+def test_a_mistake_far_down_is_reported_with_its_line_in_the_file(sla: Terminal, dry: bool) -> None:
     names = [f"erp-{number}" for number in range(500)]
     text = "---\n".join(document(name) for name in names)
     services = sla.mailbox.answer = Documents("erp-450", dry=dry)
@@ -234,7 +234,7 @@ def test_a_mistake_far_down_is_told_with_its_line_in_the_file(sla: Terminal, dry
     assert ("400 documents before line 2400 are in force" in done.stderr) == (not dry)
 
 
-def test_a_name_that_stands_twice_in_a_long_file_is_refused_before_anything_is_applied(sla: Terminal) -> None:
+def test_a_name_that_occurs_twice_in_a_long_file_is_refused_before_anything_is_applied(sla: Terminal) -> None:
     names = [f"erp-{number}" for number in range(300)] + ["erp-7"]
     services = sla.mailbox.answer = Documents()
     done = sla("apply", "-f", "-", text="---\n".join(document(name) for name in names))
@@ -281,7 +281,7 @@ def test_a_gateways_address_in_brackets(sla: Terminal) -> None:
     assert sla.asked[0][1]["address"] == "[fd00::5]:7412"
 
 
-def test_a_wrong_gateway_address_is_told_in_the_words_of_the_server(sla: Terminal) -> None:
+def test_a_wrong_gateway_address_is_reported_in_the_words_of_the_server(sla: Terminal) -> None:
     errors = [
         {"line": 0, "field": "", "problem": "address: 'host' is not an IP address", "fix": "Correct it"}
     ]
@@ -299,7 +299,7 @@ def test_remove_what_is_not_listed(sla: Terminal) -> None:
 
 
 def test_list_says_what_is_wrong(sla: Terminal, tmp_path: Path) -> None:
-    told = [
+    reported = [
         {
             "address": "10.0.0.4:1",
             "name": "own",
@@ -316,7 +316,7 @@ def test_list_says_what_is_wrong(sla: Terminal, tmp_path: Path) -> None:
             "reason": "revoked: ...",
         },
     ]
-    (tmp_path / "dialled.json").write_text(json.dumps(told))
+    (tmp_path / "dialled.json").write_text(json.dumps(reported))
     sla.context.metrics.folder = tmp_path
     lines = sla("gateways", "list").output.splitlines()
     assert all(len(line) <= 80 for line in lines)

@@ -1,4 +1,4 @@
-"""What README and the operations pages tell a newcomer to write down is accepted as it stands."""
+"""Files that README and the operations pages tell a newcomer to write are accepted unchanged."""
 
 from __future__ import annotations
 
