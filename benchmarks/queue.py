@@ -124,21 +124,21 @@ def one_sample(folder: Path, rates: dict[str, list[float]]) -> None:
             persist_queue(folder / "pq"),
         )
 
-        def note(name: str, count: int, work: Callable[[], None]) -> None:
+        def measure(name: str, count: int, work: Callable[[], None]) -> None:
             rates.setdefault(name, []).append(rate(count, work))
 
-        note("ours 1", SINGLE, repeated(SINGLE, lambda: queue.put(RECORD)))
-        note("plain 1", SINGLE, repeated(SINGLE, plain.put))
+        measure("queue 1", SINGLE, repeated(SINGLE, lambda: queue.put(RECORD)))
+        measure("plain 1", SINGLE, repeated(SINGLE, plain.put))
         rounds = queue.stat()["rounds"]
-        note("ours 64", THREADS * EACH, in_threads(lambda: queue.put(RECORD)))
+        measure("queue 64", THREADS * EACH, in_threads(lambda: queue.put(RECORD)))
         rounds = queue.stat()["rounds"] - rounds
         rates.setdefault("records a sync at 64", []).append(THREADS * EACH / rounds)
-        note("plain 64", THREADS * EACH, in_threads(plain.put))
-        note("sqlite 64", THREADS * EACH, in_threads(table.put))
-        note("ours batch", BATCHES * 100, repeated(BATCHES, lambda: queue.put_many(BATCH)))
-        note("sqlite batch", BATCHES * 100, repeated(BATCHES, table.put_many))
+        measure("plain 64", THREADS * EACH, in_threads(plain.put))
+        measure("sqlite 64", THREADS * EACH, in_threads(table.put))
+        measure("queue batch", BATCHES * 100, repeated(BATCHES, lambda: queue.put_many(BATCH)))
+        measure("sqlite batch", BATCHES * 100, repeated(BATCHES, table.put_many))
         if peer is not None:
-            note(
+            measure(
                 "persist-queue batch",
                 SLOW_BATCHES * 100,
                 repeated(SLOW_BATCHES * 100, lambda: peer.put(RECORD)),
@@ -182,15 +182,15 @@ def measure() -> Sample:
     for name, value in median.items():
         print(f"  {name:<24} {value:>12,.0f} /s")
     values = {
-        "one_vs_plain": median["ours 1"] / median["plain 1"],
-        "threads_vs_sqlite": median["ours 64"] / median["sqlite 64"],
-        "threads_vs_plain": median["ours 64"] / median["plain 64"],
-        "batch_vs_sqlite": median["ours batch"] / median["sqlite batch"],
+        "one_vs_plain": median["queue 1"] / median["plain 1"],
+        "threads_vs_sqlite": median["queue 64"] / median["sqlite 64"],
+        "threads_vs_plain": median["queue 64"] / median["plain 64"],
+        "batch_vs_sqlite": median["queue batch"] / median["sqlite batch"],
         "recovery_scan": median["scan"] / 1e6,
     }
     peers = {"sqlite": sqlite3.sqlite_version, "persist-queue": "not installed"}
     if "persist-queue batch" in median:
-        values["batch_vs_persist_queue"] = median["ours batch"] / median["persist-queue batch"]
+        values["batch_vs_persist_queue"] = median["queue batch"] / median["persist-queue batch"]
         peers["persist-queue"] = metadata.version("persist-queue")
     return Sample(values, {"rates": rates, "medians": median}, peers)
 

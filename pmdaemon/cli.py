@@ -15,7 +15,7 @@ from pmdaemon.poller.parent import Daemon, raise_open_files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.config import show
-from pmdaemon.runtime.failures import note, noted, outermost
+from pmdaemon.runtime.failures import failure_recorded, outermost, record_failure
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 
@@ -54,8 +54,8 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
-        with noted(config.runtime_dir, "pmdaemon"):
-            watch(stop, functools.partial(note, config.runtime_dir, "pmdaemon"))
+        with failure_recorded(config.runtime_dir, "pmdaemon"):
+            watch(stop, functools.partial(record_failure, config.runtime_dir, "pmdaemon"))
             raise_open_files(config.pmdaemon.open_files)
             status = Daemon(config, path, stop).run()
     sys.exit(status)

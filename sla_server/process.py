@@ -19,7 +19,7 @@ import structlog
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.entry import PRIVATE_UMASK
-from pmdaemon.runtime.failures import note, noted, outermost
+from pmdaemon.runtime.failures import failure_recorded, outermost, record_failure
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
@@ -32,14 +32,14 @@ MODULES: Final = {
 log = structlog.get_logger("part")
 
 
-def _tell_config(path: Path | None, show: bool) -> None:
+def _show_config(path: Path | None, show: bool) -> None:
     with outermost("sla-server"):
         config = configuration.load(path)
     click.echo(files.show(config) if show else "configuration is good", nl=not show)
 
 
 def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
-    with noted(config.runtime_dir, name):
+    with failure_recorded(config.runtime_dir, name):
         return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
 
 
@@ -53,7 +53,7 @@ def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
 def main(name: str, path: Path | None, show_config: bool, check_config: bool) -> None:
     """Run one part of the server in the foreground until SIGTERM."""
     if show_config or check_config:
-        _tell_config(path, show_config)
+        _show_config(path, show_config)
         return
     os.umask(PRIVATE_UMASK)
     logs.configure(name)
@@ -64,7 +64,7 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     try:
         with outermost(f"sla-{name}", lambda text: log.error("part-failed", error=text)):
             config = configuration.load(path)
-            watch(stop, functools.partial(note, config.runtime_dir, name))
+            watch(stop, functools.partial(record_failure, config.runtime_dir, name))
             status = _run(name, config, stop)
     except SystemExit as exc:
         status = int(exc.code or 0)

@@ -2,10 +2,10 @@
 
 State (all in ``Supervisor``, touched by its one thread only):
 
-    parts     name -> Part: the running Popen, restarts, when it may be started again
-    main box  mailbox ``supervisor``, to record process states and events with dbmanager
-    pending   rows that dbmanager has not yet called durable
-    vitals    of each part: whether it makes progress (``vitals``)
+    parts       name -> ``runtime.children.Child``: the process, its restarts, its progress
+    mailboxes   ``supervisor`` in both segments, to record process states and events with dbmanager
+    pending     rows that dbmanager has not yet called durable
+    reports     PRESSURE: the parts that make no progress (``vitals``)
 
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
 mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
@@ -113,7 +113,7 @@ class Supervisor:
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
             while not wait_for_any(self.stop, self.parts.values(), LOOK_S):
-                self._look()
+                self._step()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
             is_stopped = True
@@ -159,9 +159,9 @@ class Supervisor:
         part.start()
         self._record(part)
 
-    def _look(self) -> None:
+    def _step(self) -> None:
         """One pass: the clock; notice deaths, start what is due, hand in records that found no room."""
-        self._look_at_clock()
+        self._check_clock()
         for part in self.parts.values():
             if part.is_running:
                 if (status := part.wait(0)) is not None:
@@ -170,25 +170,25 @@ class Supervisor:
                 self._start(part)
                 if part.is_running:
                     text = f"{part.name} was restarted: {part.reason or 'it ended'}; restart {part.restarts}"
-                    self._event(part, "process-restarted", text)
+                    self._part_event(part, "process-restarted", text)
         if damaged := self._segments.damaged():
-            self._renew(damaged)
+            self._renew_segments(damaged)
         self._drain()
         if self._second.is_due():
-            self._listen()
+            self._check_progress()
 
     def _ended(self, part: Child, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""
         if part.hung:
-            self._down(part, f"it made no progress for {part.stalled_s} s and was killed", status)
+            self._plan_restart(part, f"it made no progress for {part.stalled_s} s and was killed", status)
             return
         said = failures(self.config.runtime_dir).get(part.name, "") if status > 0 else ""
-        self._down(part, describe_status(status) + (f": {said}" if said else ""), status)
+        self._plan_restart(part, describe_status(status) + (f": {said}" if said else ""), status)
         is_first = part.restarts == 0 or (part.name == "dbmanager" and not self._has_recorded)
         if status == EX_CONFIG and is_first:
             self._give_up(part.name, status)
 
-    def _listen(self) -> None:
+    def _check_progress(self) -> None:
         """Once a second: which parts make progress; kill what hangs, report the rest."""
         problems, now_us = [], self.clock.unix_us()
         for part in self.parts.values():
@@ -198,13 +198,13 @@ class Supervisor:
                     problems.append(Problem(part.name, part.since_unix_us, text))
                 continue
             if stalled_s := part.check_progress():
-                self._event(part, "process-stalled", stalled_event_text(part.name, stalled_s))
+                self._part_event(part, "process-stalled", stalled_event_text(part.name, stalled_s))
             if part.stalled_s:
                 problems.append(stalled(part, now_us))
         if self._reports is not None:
             self._reports.tick(problems)
 
-    def _renew(self, damaged: Mapping[str, str]) -> None:
+    def _renew_segments(self, damaged: Mapping[str, str]) -> None:
         """Parts have met damage in segments: end those that use them, make them anew; they start again.
 
         Raises:
@@ -218,7 +218,9 @@ class Supervisor:
             for part in [self.parts[user] for user in USERS[name]]:
                 if part.is_running:
                     status = stop_together([part], self.clock)[part.name]
-                    self._down(part, f"its mailbox segment {name} was damaged and is made anew", status)
+                    self._plan_restart(
+                        part, f"its mailbox segment {name} was damaged and is made anew", status
+                    )
             self._segments.renew(name)
         self._attach()
         for name, finder in damaged.items():
@@ -239,7 +241,7 @@ class Supervisor:
         }
         self._pending.append(["events", row])
 
-    def _down(self, part: Child, reason: str, status: int) -> None:
+    def _plan_restart(self, part: Child, reason: str, status: int) -> None:
         """A part does not run: plan its next start."""
         part.died(reason[:MOST_REASON], status)
         self._record(part)
@@ -262,9 +264,9 @@ class Supervisor:
         self._pending.append(["processes", row])
         self._drain()
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """Publish server time; a step of this machine's clock is an event, its end another."""
-        step = self.clock.look()
+        step = self.clock.check()
         if self._clock_file is not None:
             self._clock_file.publish(self.clock.ahead_us)
         if step is not None:
@@ -272,12 +274,12 @@ class Supervisor:
             log.warning("clock-stepped", state=step.state.value, by_s=step.by_us / 1e6, text=text)
             severity = "info" if step.state is StepState.RETURNED else "warning"
             details = {"state": step.state.value, "by_us": step.by_us}
-            self._note("clock-stepped", severity, "server", text, details)
+            self._add_event("clock-stepped", severity, "server", text, details)
 
-    def _event(self, part: Child, kind: str, text: str) -> None:
-        self._note(kind, "warning", part.name, text, {"restarts": part.restarts})
+    def _part_event(self, part: Child, kind: str, text: str) -> None:
+        self._add_event(kind, "warning", part.name, text, {"restarts": part.restarts})
 
-    def _note(self, kind: str, severity: str, subject: str, text: str, details: dict[str, Any]) -> None:
+    def _add_event(self, kind: str, severity: str, subject: str, text: str, details: dict[str, Any]) -> None:
         """Have an event recorded."""
         at_us = self.clock.unix_us()
         row = {

@@ -15,7 +15,7 @@ from pmdaemon.mailbox import Mailbox
 from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.runtime.children import Child
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.watchdog import KILLED_S, SAID_S
+from pmdaemon.runtime.watchdog import KILLED_S, REPORTED_S
 from pmdaemon.wire.pressure import Problem
 
 REPORTED_BACKOFF_S: Final = 2.0  # a part that is back within seconds is worth an event, no problem
@@ -51,4 +51,4 @@ def stalled(part: Child, now_us: int) -> Problem:
 
 def stalled_event_text(name: str, stalled_s: int) -> str:
     """What the event says when a part goes on by itself."""
-    return f"{name} made no progress for {max(stalled_s, SAID_S)} s, and goes on"
+    return f"{name} made no progress for {max(stalled_s, REPORTED_S)} s, and goes on"

@@ -111,7 +111,7 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
         _put_file_header(data, file)
     if not report.clean:
         _put_again(data, recovered)
-    header = _settle_index(index, file, recovered, settings, now_us)
+    header = _write_index(index, file, recovered, settings, now_us)
     for extent in report.extents:
         log.warning("queue-damage", queue=name, **extent._asdict())
     if is_new:
@@ -150,7 +150,7 @@ def _put_again(data: Storage, recovered: Recovered) -> None:
     data.sync()
 
 
-def _settle_index(
+def _write_index(
     index: Storage, file: FileHeader, recovered: Recovered, settings: QueueSettings, now_us: int
 ) -> IndexHeader:
     """Give restored records their slots and write everything that differs from the file."""

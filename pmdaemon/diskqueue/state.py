@@ -114,8 +114,8 @@ class QueueState:
         runs: list[Run] = []
         try:
             for first, last, offset in self._places(spans, reserved):
-                some = payloads[first:last]
-                runs.append(self.fill(offset, some, spans[first:last], kind, destination, entries))
+                piece = payloads[first:last]
+                runs.append(self.fill(offset, piece, spans[first:last], kind, destination, entries))
         except BaseException:  # no room, or a signal's
             self.undo(mark, entries)
             raise

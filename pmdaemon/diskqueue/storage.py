@@ -176,11 +176,11 @@ class FileStorage:
                 return
             buffers = [data]  # cut short: from the beginning, by the careful way
         for first in range(0, len(buffers), IOV_MAX):
-            some = buffers[first : first + IOV_MAX]
-            wanted = sum(map(len, some))
-            done = os.pwritev(self._fd, some, offset)
+            chunk = buffers[first : first + IOV_MAX]
+            wanted = sum(map(len, chunk))
+            done = os.pwritev(self._fd, chunk, offset)
             if done < wanted:  # a signal or a limit cut it short: finish byte-wise
-                rest = memoryview(b"".join(some))[done:]
+                rest = memoryview(b"".join(chunk))[done:]
                 while rest:
                     count = os.pwrite(self._fd, rest, offset + wanted - len(rest))
                     rest = rest[count:]
@@ -418,8 +418,8 @@ class SpannedStorage:
         self._unmap()
         total = sum(part.size_bytes for part in self._parts)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        whole = mmap.mmap(-1, total, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        window = (ctypes.c_char * total).from_buffer(whole)
+        mapping = mmap.mmap(-1, total, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        window = (ctypes.c_char * total).from_buffer(mapping)
         address = ctypes.addressof(window)
         del window
         libc = ctypes.CDLL(None, use_errno=True)
@@ -436,7 +436,7 @@ class SpannedStorage:
             if place in (None, _FAILED):
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code), self._paths[part.number])
-        self._map, self._view = whole, memoryview(whole).toreadonly()
+        self._map, self._view = mapping, memoryview(mapping).toreadonly()
 
     def _unmap(self) -> None:
         self._view = memoryview(b"")

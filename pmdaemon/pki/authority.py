@@ -187,7 +187,7 @@ class Authority:
             self._supersede(certificates.credential_of_der(made))
             return made
 
-    def renew(self, held: Credential, request: bytes) -> bytes:
+    def renew(self, credential: Credential, request: bytes) -> bytes:
         """A new certificate (DER) for the holder of a valid one.
 
         Raises:
@@ -196,27 +196,29 @@ class Authority:
         """
         key = certificates.public_key_of_request(request)
         with self.store.locked():
-            if self.store.path(f"{REVOKED}/{held.serial}.json").exists():
-                raise CredentialRefused("revoked", f"the certificate of {held.name} was revoked")
-            if self._clock.unix_us() >= held.not_after_us:
-                raise CredentialRefused("expired", f"the certificate of {held.name} has expired; enrol again")
-            return self._issue(key, held.gateway_id, held.name, "renewal")
+            if self.store.path(f"{REVOKED}/{credential.serial}.json").exists():
+                raise CredentialRefused("revoked", f"the certificate of {credential.name} was revoked")
+            if self._clock.unix_us() >= credential.not_after_us:
+                raise CredentialRefused(
+                    "expired", f"the certificate of {credential.name} has expired; enrol again"
+                )
+            return self._issue(key, credential.gateway_id, credential.name, "renewal")
 
-    def supersede(self, held: Credential) -> list[IssuedCertificate]:
+    def supersede(self, credential: Credential) -> list[IssuedCertificate]:
         """This certificate was used: end the older ones of its gateway; returns them.
 
         Raises:
             PkiError: the authority cannot be used.
         """
         with self.store.locked():
-            return self._supersede(held)
+            return self._supersede(credential)
 
-    def _supersede(self, held: Credential) -> list[IssuedCertificate]:
-        valid = self._valid(held.gateway_id)
-        own = next((entry for entry in valid if entry.serial == held.serial), None)
-        older = [entry for entry in valid if own is not None and entry.serial in own.replaces]
+    def _supersede(self, credential: Credential) -> list[IssuedCertificate]:
+        valid = self._valid(credential.gateway_id)
+        used = next((entry for entry in valid if entry.serial == credential.serial), None)
+        older = [entry for entry in valid if used is not None and entry.serial in used.replaces]
         for entry in older:
-            self._revoke(entry, f"superseded by {held.serial}", self._clock.unix_us())
+            self._revoke(entry, f"superseded by {credential.serial}", self._clock.unix_us())
         return older
 
     def _valid(self, gateway_id: str) -> list[IssuedCertificate]:
@@ -236,16 +238,16 @@ class Authority:
     def _issue(self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, how: str) -> bytes:
         now_us = self._clock.unix_us()
         made = self._signer().gateway(key, gateway_id, name, now_us, self._lifetime_s)
-        held = certificates.credential(made)
+        credential = certificates.credential(made)
         entry = {
-            "name": held.name,
+            "name": credential.name,
             "issued_us": now_us,
-            "not_after_us": held.not_after_us,
+            "not_after_us": credential.not_after_us,
             "how": how,
             # By serial, not by date: the server's clock may have been ahead when an older one was made.
-            "replaces": [other.serial for other in self._valid(held.gateway_id)],
+            "replaces": [other.serial for other in self._valid(credential.gateway_id)],
         }
-        self.store.write_json(f"{ISSUED}/{held.gateway_id}.{held.serial}.json", entry)
+        self.store.write_json(f"{ISSUED}/{credential.gateway_id}.{credential.serial}.json", entry)
         return certificates.der(made)
 
     # -- revocation

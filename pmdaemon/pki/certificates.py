@@ -101,11 +101,11 @@ def make_authority(key: Key, now_us: int, lifetime_s: float) -> x509.Certificate
     subject = _subject(f"storage-sla CA {datetime.fromtimestamp(now_us / 1e6, UTC):%Y-%m-%d}")
     builder = _builder(subject, subject, key.public_key(), now_us, lifetime_s)
     usage = _usage(signs_certificates=True)
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(own, critical=False)
+        .add_extension(key_id, critical=False)
         .sign(key, hashes.SHA256())
     )
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from pmdaemon.pki.errors import StateUnusable
 
 
-def server(authority: Path, own: Path) -> ssl.SSLContext:
-    """For the PMDaemon. ``own``: PEM with its key and certificate.
+def server(authority: Path, certificate: Path) -> ssl.SSLContext:
+    """For the PMDaemon. ``certificate``: PEM with its key and certificate.
 
     Raises:
         StateUnusable: a file cannot be used.
@@ -26,12 +26,12 @@ def server(authority: Path, own: Path) -> ssl.SSLContext:
     context.num_tickets = 0
     context.verify_mode = ssl.CERT_OPTIONAL
     _trust(context, authority)
-    load_own(context, own)
+    load_certificate(context, certificate)
     return context
 
 
-def agent(authority: Path, own: Path | None) -> ssl.SSLContext:
-    """For a gateway agent. ``own``: PEM with its key and certificate; None while it enrols.
+def agent(authority: Path, certificate: Path | None) -> ssl.SSLContext:
+    """For a gateway agent. ``certificate``: PEM with its key and certificate; None while it enrols.
 
     Raises:
         StateUnusable: a file cannot be used.
@@ -41,8 +41,8 @@ def agent(authority: Path, own: Path | None) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _trust(context, authority)
-    if own is not None:
-        load_own(context, own)
+    if certificate is not None:
+        load_certificate(context, certificate)
     return context
 
 
@@ -55,16 +55,16 @@ def unverified() -> ssl.SSLContext:
     return context
 
 
-def load_own(context: ssl.SSLContext, own: Path) -> None:
+def load_certificate(context: ssl.SSLContext, certificate: Path) -> None:
     """Use this key and certificate from the next handshake on.
 
     Raises:
         StateUnusable: not a key and its certificate.
     """
     try:
-        context.load_cert_chain(own)
+        context.load_cert_chain(certificate)
     except (OSError, ssl.SSLError) as exc:
-        raise StateUnusable(str(own), f"is no key with its certificate ({exc})") from exc
+        raise StateUnusable(str(certificate), f"is no key with its certificate ({exc})") from exc
 
 
 def _trust(context: ssl.SSLContext, authority: Path) -> None:

@@ -189,7 +189,7 @@ class CertificateWorker:
             if seen == self._seen:
                 return
             revoked = self._authority.revoked()
-            contexts.load_own(self.context, self._authority.store.path(SERVER))
+            contexts.load_certificate(self.context, self._authority.store.path(SERVER))
         except PkiError as exc:
             self._counters["authority_errors"] += 1
             if self._counters["authority_errors"] == 1:

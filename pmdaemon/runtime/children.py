@@ -238,7 +238,7 @@ class Child:
         """
         if self.pulse is None:
             return 0
-        silent_s = self.pulse.look()
+        silent_s = self.pulse.check()
         if silent_s == 0:
             ended_s, self.stalled_s = self.stalled_s, 0
             return ended_s

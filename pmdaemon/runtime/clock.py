@@ -130,7 +130,7 @@ class SteadyClock:
         """See ``Clock``: server time."""
         return self._base_ns() // 1000 + self.ahead_us
 
-    def look(self) -> ClockStep | None:
+    def check(self) -> ClockStep | None:
         """Compare with the wall clock; returns news of a step, once each."""
         found_us, now_ns = self._wall_ahead_us(), self._base_ns()
         off_us, was_held = found_us - self.ahead_us, self._held_since_ns is not None

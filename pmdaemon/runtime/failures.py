@@ -86,7 +86,7 @@ def _on_stderr(program: str) -> Callable[[str], object]:
 
 
 @contextlib.contextmanager
-def noted(runtime_dir: Path, name: str) -> Iterator[None]:
+def failure_recorded(runtime_dir: Path, name: str) -> Iterator[None]:
     """Run the part ``name``: forget how it ended before, and note the error it ends by."""
     path = runtime_dir / f"{name}.failed"
     with contextlib.suppress(OSError):
@@ -94,11 +94,11 @@ def noted(runtime_dir: Path, name: str) -> Iterator[None]:
     try:
         yield
     except (SlaError, OSError) as exc:
-        note(runtime_dir, name, in_words(exc)[0])
+        record_failure(runtime_dir, name, in_words(exc)[0])
         raise
 
 
-def note(runtime_dir: Path, name: str, text: str) -> None:
+def record_failure(runtime_dir: Path, name: str, text: str) -> None:
     """Keep why the part ``name`` ends until its next start."""
     with contextlib.suppress(OSError):
         write_whole(runtime_dir / f"{name}.failed", f"{text}\n")

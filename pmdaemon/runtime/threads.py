@@ -82,7 +82,7 @@ class ThreadGroup:
         def outermost() -> None:
             try:
                 set_os_thread_name(name)
-                watchdog.enter(name, limit_s)
+                watchdog.register(name, limit_s)
                 target()
             except BaseException as exc:
                 with self._lock:
@@ -92,7 +92,7 @@ class ThreadGroup:
                 if self._on_failure is not None:
                     self._on_failure(name, exc)
             finally:
-                watchdog.leave()
+                watchdog.unregister()
 
         thread = threading.Thread(target=outermost, name=name, daemon=True)
         with watchdog.within(watchdog.START_S, f"started the thread {name}"):
@@ -157,14 +157,14 @@ class ThreadInbox(Generic[Item]):
         os.close(self._fd)
 
 
-def watch(stop: Stop, note: Callable[[str], None] = lambda _text: None) -> None:
+def watch(stop: Stop, record: Callable[[str], None] = lambda _text: None) -> None:
     """Start the thread ``watchdog`` of this process, which ends it when a thread hangs, until the stop.
 
     From the stop on deadlines of its own hold. A look that fails for want of memory is made again.
 
     Args:
         stop: of the process.
-        note: keeps the reason for those who ask why the process ended (``failures.note``).
+        record: keeps the reason for those who ask why the process ended (``failures.record_failure``).
     """
     pulse_fd = watchdog.pulse_fd_of_parent()
 
@@ -174,17 +174,17 @@ def watch(stop: Stop, note: Callable[[str], None] = lambda _text: None) -> None:
                 watchdog.beat()
                 if pulse_fd is not None:
                     os.eventfd_write(pulse_fd, 1)
-                if text := watchdog.look():
-                    _end_hung(text, note)
+                if text := watchdog.find_hung():
+                    _end_hung(text, record)
 
     ThreadGroup().start("watchdog", run)
 
 
-def _end_hung(text: str, note: Callable[[str], None]) -> None:
+def _end_hung(text: str, record: Callable[[str], None]) -> None:
     signal.alarm(_LAST_WORDS_S)  # ends the process all the same if what hangs is the log
     try:
         with contextlib.suppress(Exception):
             log.critical("thread-hangs", problem=text, exit_status=watchdog.HUNG_STATUS)
-        note(text)
+        record(text)
     finally:
         os._exit(watchdog.HUNG_STATUS)

@@ -35,7 +35,7 @@ a few seconds. Statements of SQL, which may take minutes, declare more."""
 SLOW_S: Final = 60.0  # worth a word to people, although it is allowed
 START_S: Final = 10.0
 """CPython's ``Thread.start`` waits for ever for a thread that dies of want of memory before it has begun."""
-SAID_S: Final = 10
+REPORTED_S: Final = 10
 """Ten beats of a process missed: people hear of it. An overloaded machine delays a beat by two or three."""
 KILLED_S: Final = 60
 """Then it is killed: its restart takes seconds, and whatever keeps a thread that only sleeps from its turn
@@ -75,37 +75,37 @@ class Progress:
 
 _lock = threading.Lock()
 _all: weakref.WeakSet[Progress] = weakref.WeakSet()
-_own = threading.local()  # holds the only lasting reference: that of a thread of a library ends with it
+_local = threading.local()  # holds the only lasting reference: that of a thread of a library ends with it
 
 
-def enter(name: str, limit_s: float) -> Progress:
+def register(name: str, limit_s: float) -> Progress:
     """Watch the calling thread from now on, under that name."""
-    _own.progress = progress = Progress(name, limit_s)
+    _local.progress = progress = Progress(name, limit_s)
     with _lock:
         _all.add(progress)
     return progress
 
 
-def leave() -> None:
+def unregister() -> None:
     """The calling thread ends, and may have died before it was watched."""
-    progress: Progress | None = getattr(_own, "progress", None)
+    progress: Progress | None = getattr(_local, "progress", None)
     if progress is not None:
         with _lock:
             _all.discard(progress)
 
 
-def _mine() -> Progress:
+def _progress() -> Progress:
     try:
-        found: Progress = _own.progress
+        found: Progress = _local.progress
     except AttributeError:
         name = threading.current_thread().name
-        found = enter("main" if name == "MainThread" else name, AT_REST)
+        found = register("main" if name == "MainThread" else name, AT_REST)
     return found
 
 
 def beat(limit_s: float = LIMIT_S) -> None:
     """The calling thread has made a step; the next is made within ``limit_s``, or it hangs."""
-    progress = _mine()
+    progress = _progress()
     progress.steps += 1
     progress.limit_s = limit_s
 
@@ -118,7 +118,7 @@ def rest() -> None:
 @contextlib.contextmanager
 def within(limit_s: float, doing: str) -> Iterator[None]:
     """What follows takes at most ``limit_s``; ``doing`` says what it is, after "while it"."""
-    progress = _mine()
+    progress = _progress()
     before = progress.limit_s, progress.doing
     progress.doing = doing
     beat(limit_s)
@@ -129,7 +129,7 @@ def within(limit_s: float, doing: str) -> Iterator[None]:
         progress.limit_s, progress.doing = before
 
 
-def look() -> str:
+def find_hung() -> str:
     """One look at all threads that have ever said anything, a second after the one before.
 
     Returns the thread that hangs, in words, or nothing. Thread: the watchdog.
@@ -178,7 +178,7 @@ class Pulse:
         """What to add to the child's environment."""
         return {PULSE_FD_VARIABLE: str(self.fd)}
 
-    def look(self) -> int:
+    def check(self) -> int:
         """One look, a second after the one before; returns ``silent_s``."""
         try:
             os.eventfd_read(self.fd)
@@ -191,7 +191,7 @@ class Pulse:
     @property
     def problem(self) -> str:
         """What to say of the child, after its name; nothing while it beats."""
-        if self.has_beaten and self.silent_s >= SAID_S:
+        if self.has_beaten and self.silent_s >= REPORTED_S:
             return f"has made no progress for {self.silent_s} s"
         if not self.has_beaten and self.silent_s >= KILLED_S:
             return f"has not finished its start after {self.silent_s} s"

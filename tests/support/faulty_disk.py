@@ -54,7 +54,7 @@ class FaultStorage:
             self.dirty.clear()
             raise OSError(code, "allocate failed by the test")
         self.durable += bytes(len(self.cached) - len(self.durable))
-        self._settle()
+        self._make_durable()
         self._disk.named = dict(self._disk.files)
 
     def view(self) -> memoryview:
@@ -84,12 +84,12 @@ class FaultStorage:
             self.dirty = set(lucky)
         elif code:
             self.dirty.clear()
-        self._settle()
+        self._make_durable()
         self._disk.syncs += 1
         if code:
             raise OSError(code, "sync failed by the test")
 
-    def _settle(self) -> None:
+    def _make_durable(self) -> None:
         """What is dirty reaches the platter."""
         self.durable += bytes(len(self.cached) - len(self.durable))
         for sector in self.dirty:

@@ -17,9 +17,9 @@ from pmdaemon.mailbox import attach, describe
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.runtime.children import Child
 from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
-from pmdaemon.runtime.failures import note
+from pmdaemon.runtime.failures import record_failure
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, SAID_S
+from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, REPORTED_S
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.pressure import Problem
@@ -35,11 +35,11 @@ def test_the_restart_event_says_why_the_part_died(tmp_path: Path) -> None:
     supervisor._start(part)
     assert part.process is not None
     part.process.wait(60)
-    supervisor._look()
+    supervisor._step()
     assert part.reason == "killed by SIGKILL"
     part.due_ns = 0
     part.command = [sys.executable, "-c", ""]
-    supervisor._look()
+    supervisor._step()
     assert part.process is not None
     part.process.wait(60)
     supervisor._pipe.close()
@@ -56,7 +56,7 @@ def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     assert "could not be started: No such file" in part.reason
     assert not part.is_due
     part.due_ns, part.command = 0, [sys.executable, "-c", ""]
-    supervisor._look()
+    supervisor._step()
     assert part.process is not None
     part.process.wait(60)
     supervisor._pipe.close()
@@ -105,8 +105,8 @@ def test_reasons_of_any_length_do_not_end_the_server(tmp_path: Path, length: int
     part = supervisor.add("services", [])
     for number in range(40):
         part.starts = number + 1
-        supervisor._down(part, "x" * length, 1)
-        supervisor._event(part, "process-restarted", f"services was restarted: {'x' * length}")
+        supervisor._plan_restart(part, "x" * length, 1)
+        supervisor._part_event(part, "process-restarted", f"services was restarted: {'x' * length}")
     supervisor._pending.append(["events", {"text": "x" * 70_000}])
     supervisor._mailbox = cast(Any, box)
     for _ in range(300):
@@ -135,7 +135,7 @@ def test_damage_in_its_own_mailbox_does_not_end_the_server(tmp_path: Path, error
     supervisor, box = Supervisor(config, None, Stop()), Box()
     supervisor._mailbox = cast(Any, box)
     supervisor._record(Child(PROCESSES, "services", [], supervisor._pipe, supervisor.clock))
-    supervisor._look()
+    supervisor._step()
     assert box.posted == 1
     assert supervisor.discarded == (2 if isinstance(error, MessageDamaged) else 0)
     supervisor._pipe.close()
@@ -174,7 +174,7 @@ def hurt(path: Path) -> None:
 def test_both_segments_may_be_damaged_at_once(served: Supervisor) -> None:
     for name in (MAIN, APP):
         hurt(served._segments.path(name))
-    served._look()
+    served._step()
     for name in (MAIN, APP):
         attach(served._segments.path(name), "dbmanager").close()
     assert all("segment" in part.reason for part in served.parts.values())
@@ -188,7 +188,7 @@ def test_a_segment_that_is_damaged_while_parts_run_is_made_anew(
     path = served._segments.path(name)
     created_us = describe(path)["created_unix_us"]
     hurt(path)
-    served._look()
+    served._step()
     assert describe(path)["created_unix_us"] > created_us
     attach(path, "dbmanager").close()
     assert served._mailbox is not None
@@ -203,7 +203,7 @@ def test_a_segment_that_is_damaged_while_parts_run_is_made_anew(
     assert ": dbmanager has met damage in it" in event["text"]
     deadline = time.monotonic() + 60
     while not all(part.process for part in served.parts.values()) and time.monotonic() < deadline:
-        served._look()
+        served._step()
     texts = [row["text"] for table, row in served._pending if row.get("kind") == "process-restarted"]
     assert len(texts) == 3
     assert all("segment" in text for text in texts)
@@ -227,7 +227,7 @@ def test_an_orderly_stop_leaves_nothing_and_a_part_killed_keeps_what_was_posted(
             (supervisor.config.runtime_dir / "services.failed").write_text("why")
             stop.set("enough")
 
-        supervisor._look = look  # type: ignore[method-assign]
+        supervisor._step = look  # type: ignore[method-assign]
         start = supervisor._start
 
         def started(part: Child, start: Any = start) -> None:
@@ -267,7 +267,7 @@ def ended(supervisor: Supervisor, part: Child) -> None:
     """Let the supervisor see that its part has ended."""
     assert part.process is not None
     part.process.wait(60)
-    supervisor._look()
+    supervisor._step()
 
 
 def events(supervisor: Supervisor) -> list[tuple[str, str]]:
@@ -281,19 +281,19 @@ def test_a_part_that_makes_no_progress_is_reported_then_killed_and_started_again
     os.eventfd_write(part.pulse.fd, 1)
     reports: list[list[Problem]] = []
     supervisor._reports = cast(Any, SimpleNamespace(tick=reports.append))
-    for _ in range(1 + SAID_S):
-        supervisor._listen()
-    assert reports[SAID_S - 1] == []
-    [problem] = reports[SAID_S]
+    for _ in range(1 + REPORTED_S):
+        supervisor._check_progress()
+    assert reports[REPORTED_S - 1] == []
+    [problem] = reports[REPORTED_S]
     assert problem.what == "dbmanager"
     assert problem.reason.startswith("dbmanager has made no progress for 10 s; it is killed")
-    for _ in range(KILLED_S - SAID_S):
+    for _ in range(KILLED_S - REPORTED_S):
         assert part.process.poll() is None
-        supervisor._listen()
+        supervisor._check_progress()
     ended(supervisor, part)
     assert part.reason == "it made no progress for 60 s and was killed"
     part.due_ns = 0
-    supervisor._look()
+    supervisor._step()
     text = "dbmanager was restarted: it made no progress for 60 s and was killed; restart 1"
     assert events(supervisor) == [("process-restarted", text)]
     part.process.kill()
@@ -307,11 +307,11 @@ def test_a_part_that_goes_on_by_itself_is_worth_an_event(tmp_path: Path) -> None
     assert part.pulse is not None
     for silent in (0, 40):
         for _ in range(silent):
-            supervisor._listen()
+            supervisor._check_progress()
         os.eventfd_write(part.pulse.fd, 1)
-        supervisor._listen()
+        supervisor._check_progress()
     assert events(supervisor) == [("process-stalled", "dbmanager made no progress for 40 s, and goes on")]
-    supervisor._listen()
+    supervisor._check_progress()
     assert len(events(supervisor)) == 1
     part.process.kill()
     part.process.wait(60)
@@ -323,9 +323,9 @@ def test_a_part_that_is_slow_to_start_has_more_time(tmp_path: Path) -> None:
     assert part.process is not None
     assert part.pulse is not None
     for _ in range(FIRST_BEAT_S - 1):
-        supervisor._listen()
+        supervisor._check_progress()
     assert not part.pulse.is_hung
-    supervisor._listen()
+    supervisor._check_progress()
     ended(supervisor, part)
     assert "made no progress" in part.reason
     supervisor._pipe.close()
@@ -333,7 +333,7 @@ def test_a_part_that_is_slow_to_start_has_more_time(tmp_path: Path) -> None:
 
 def test_what_a_part_said_of_its_end_is_in_the_event(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "raise SystemExit(70)")
-    note(tmp_path, "dbmanager", "its thread db-writer has made no progress for 1200 s")
+    record_failure(tmp_path, "dbmanager", "its thread db-writer has made no progress for 1200 s")
     ended(supervisor, part)
     assert part.reason == "exit status 70: its thread db-writer has made no progress for 1200 s"
     supervisor._pipe.close()
@@ -341,7 +341,7 @@ def test_what_a_part_said_of_its_end_is_in_the_event(tmp_path: Path) -> None:
 
 def test_data_that_do_not_fit_this_release_end_the_start(tmp_path: Path) -> None:
     supervisor, part = running(tmp_path, "raise SystemExit(78)")
-    note(tmp_path, "dbmanager", "the schema is of a newer release")
+    record_failure(tmp_path, "dbmanager", "the schema is of a newer release")
     ended(supervisor, part)
     assert supervisor.stop.is_set()
     assert "the schema is of a newer release" in supervisor.stop.reason
@@ -369,10 +369,10 @@ def test_a_step_of_the_clock_is_reported_once_and_the_children_keep_server_time(
     wall.step_wall(3600)
     for _ in range(3):
         wall.advance(1)
-        supervisor._look()
+        supervisor._step()
     assert child.unix_us() == before_us + 3_000_000
     wall.advance(HOLD_S)
-    supervisor._look()
+    supervisor._step()
     assert child.unix_us() == wall.unix_us()
     supervisor._pipe.close()
     events = [row for _table, row in supervisor._pending]

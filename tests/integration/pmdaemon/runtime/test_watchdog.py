@@ -26,13 +26,13 @@ def _only_ours() -> Iterator[None]:
 
 def looks(count: int) -> list[str]:
     """What ``count`` further looks found, without those that found nothing."""
-    return [found for _ in range(count) if (found := watchdog.look())]
+    return [found for _ in range(count) if (found := watchdog.find_hung())]
 
 
 def test_a_thread_without_a_step_for_its_limit_is_named() -> None:
     beat(limit_s=5)
     assert looks(5) == []
-    assert watchdog.look() == "its thread main has made no progress for 5 s"
+    assert watchdog.find_hung() == "its thread main has made no progress for 5 s"
 
 
 def test_a_step_in_time_is_enough() -> None:
@@ -50,17 +50,17 @@ def test_long_work_declares_a_longer_limit_and_then_the_shorter_one_holds_again(
     beat(limit_s=5)
     with within(100, "merged files"):
         assert looks(100) == []
-        assert watchdog.look() == "its thread main has made no progress for 100 s while it merged files"
-    watchdog.look()
+        assert watchdog.find_hung() == "its thread main has made no progress for 100 s while it merged files"
+    watchdog.find_hung()
     assert looks(4) == []
-    assert watchdog.look() == "its thread main has made no progress for 5 s"
+    assert watchdog.find_hung() == "its thread main has made no progress for 5 s"
 
 
 def test_a_slow_step_is_worth_a_word_long_before_its_limit() -> None:
     beat(limit_s=1000)
     looks(60)
     assert watchdog.slow() == []
-    watchdog.look()
+    watchdog.find_hung()
     words = "its thread main has made no progress for 60 s; the limit is 1000 s"
     assert watchdog.slow() == [("main", words)]
     beat()
@@ -181,15 +181,15 @@ def test_a_thread_that_wakes_during_a_look_is_not_blamed(monkeypatch: pytest.Mon
     waking = Waking("wakes", 5.0)
     monkeypatch.setattr(watchdog, "_watched", lambda: [waking])
     assert looks(706) == []
-    assert watchdog.look() == "its thread wakes has made no progress for 5 s"
+    assert watchdog.find_hung() == "its thread wakes has made no progress for 5 s"
 
 
 def test_a_parent_hears_a_child_until_it_is_silent() -> None:
     pulse = Pulse()
-    assert (pulse.look(), pulse.has_beaten) == (1, False)
+    assert (pulse.check(), pulse.has_beaten) == (1, False)
     os.eventfd_write(pulse.fd, 1)
     os.eventfd_write(pulse.fd, 1)
-    assert (pulse.look(), pulse.has_beaten) == (0, True)
-    assert [pulse.look() for _ in range(3)] == [1, 2, 3]
+    assert (pulse.check(), pulse.has_beaten) == (0, True)
+    assert [pulse.check() for _ in range(3)] == [1, 2, 3]
     assert pulse.env() == {watchdog.PULSE_FD_VARIABLE: str(pulse.fd)}
     pulse.close()

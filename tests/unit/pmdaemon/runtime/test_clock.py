@@ -56,7 +56,7 @@ class Server:
             before_us = self.steady.unix_us()
             self.wall.advance(1)
             assert self.steady.unix_us() == before_us + SECOND_US
-            if step := self.steady.look():
+            if step := self.steady.check():
                 self.news.append(step)
 
     @property
@@ -85,7 +85,7 @@ def test_a_step_that_lasts_is_adopted_once() -> None:
     server.let_pass(int(HOLD_S))
     assert server.off_s == -HOUR_S
     server.wall.advance(1)
-    assert server.steady.look() == ClockStep(StepState.ADOPTED, HOUR_S * SECOND_US)
+    assert server.steady.check() == ClockStep(StepState.ADOPTED, HOUR_S * SECOND_US)
     assert server.off_s == 0
     server.let_pass(5)
     assert server.news == [ClockStep(StepState.HELD, HOUR_S * SECOND_US)]
@@ -105,7 +105,7 @@ def test_drift_and_slewing_are_followed_also_beyond_the_limit_of_a_step() -> Non
     server = Server()
     for _ in range(10):
         server.wall.step_wall(0.5)
-        assert server.steady.look() is None
+        assert server.steady.check() is None
         assert server.off_s == 0
 
 
@@ -122,7 +122,7 @@ def test_a_look_that_was_interrupted_is_made_again() -> None:
         return now_ns
 
     steady._base_ns = paused_ns
-    assert steady.look() is None
+    assert steady.check() is None
     assert not pauses
     assert steady.unix_us() == wall.unix_us()
 

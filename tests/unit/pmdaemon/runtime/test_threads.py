@@ -48,13 +48,13 @@ def test_a_name_too_long_for_top_is_refused() -> None:
         ThreadGroup().start("a-name-of-20-letters", lambda: None)
 
 
-@pytest.mark.parametrize("step", ["enter", "set_os_thread_name"])
+@pytest.mark.parametrize("step", ["register", "set_os_thread_name"])
 def test_a_thread_that_dies_before_its_target_has_failed(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def full(*_args: object) -> None:
         raise MemoryError
 
     told: list[str] = []
-    monkeypatch.setattr(watchdog if step == "enter" else threads, step, full)
+    monkeypatch.setattr(watchdog if step == "register" else threads, step, full)
     group = ThreadGroup(on_failure=lambda name, _exc: told.append(name))
     group.start("doomed", lambda: told.append("its target has run"))
     group.join(60)

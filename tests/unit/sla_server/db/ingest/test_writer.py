@@ -53,18 +53,18 @@ def test_after_an_error_it_is_tried_again() -> None:
 
 
 def test_a_thread_that_dies_before_the_commit_has_committed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, true_enter = Store(), watchdog.enter
+    store, true_register = Store(), watchdog.register
 
     def full(_name: str, _limit_s: float) -> None:
         raise MemoryError
 
     commit = under_way(store)
-    monkeypatch.setattr(watchdog, "enter", full)
+    monkeypatch.setattr(watchdog, "register", full)
     commit.start(WINDOW, 10, 1)
     with pytest.raises(DatabaseUnavailable, match="db-commit ended before"):
         commit.wait()
     assert (store.commits, commit.is_over) == (0, True)
-    monkeypatch.setattr(watchdog, "enter", true_enter)
+    monkeypatch.setattr(watchdog, "register", true_register)
     assert commit.wait() is WINDOW
     assert store.commits == 1
 
