@@ -18,8 +18,8 @@ MailboxError
 ├── MailboxFull          some recipients had no room just now (retryable); the others have the message
 │   └── MailboxBusy      a stopped process holds the lock of the list (retryable); nothing was posted
 ├── PayloadInUse         a view of a taken payload is still in use where its batch would be released
-├── MessageNotTaken      a message was given back that is not in hand
-├── MailboxCorrupt       what stands in shared memory cannot be true
+├── MessageNotTaken      a message was given back that is not in the newest batch
+├── MailboxCorrupt       shared memory holds what cannot be true
 │   └── MessageDamaged   one message, which was discarded; the list is in order
 └── MailboxClosed        used after ``close``
 """
@@ -202,7 +202,7 @@ class NoRoute(MailboxError):
 
 
 class MessageTooLarge(MailboxError):
-    """A payload that can never fit the ring. Nothing was posted to anybody."""
+    """A payload that can never fit the ring. Nothing was posted."""
 
     def __init__(self, sender: str, recipient: str, size_bytes: int, ring_bytes: int) -> None:
         self.recipient = recipient
@@ -234,7 +234,7 @@ class MailboxFull(MailboxError):
 
 
 class MailboxBusy(MailboxFull):
-    """A process that is stopped holds the lock of the list (form `shared`). Nothing was posted to anybody."""
+    """A process that is stopped holds the lock of the list (form `shared`). Nothing was posted."""
 
     def __init__(self, sender: str, recipients: tuple[str, ...]) -> None:
         super().__init__(
@@ -265,7 +265,7 @@ class MessageNotTaken(MailboxError):
 
 
 class MailboxCorrupt(MailboxError):
-    """Shared memory holds something that no sequence of our stores can produce."""
+    """Shared memory holds something that no sequence of the mailbox's stores can produce."""
 
     exit_status = 70
 

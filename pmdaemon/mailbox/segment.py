@@ -1,11 +1,11 @@
 """The shared file: made aside, given its name when complete, checked before use, swept with its owner.
 
 A segment is an ordinary file in a directory that only its user may enter (a tmpfs: systemd's
-RuntimeDirectory, or one of our own under /dev/shm), mapped by every participant. Its bytes are reserved when
+RuntimeDirectory, or a private one under /dev/shm), mapped by every participant. Its bytes are reserved when
 it is made: on a full tmpfs a later store would kill the process with SIGBUS, so a lack of room must be an
 error here. Left out are only the *rooms* of participants that may never come (``later``): each is reserved
-by ``reserve_room`` before its process is started. Until its ROOM word says so nobody loads or stores there
-(even a load would take a page of the tmpfs).
+by ``reserve_room`` before its process is started. Until its ROOM word says so no process loads or stores
+there (even a load would take a page of the tmpfs).
 
 Neither POSIX shared memory nor multiprocessing's classes are used: their resource tracker unlinks the
 segment when any attached process ends.
@@ -70,7 +70,7 @@ def default_runtime_dir() -> Path:
 
 
 def ensure_private_dir(directory: Path) -> None:
-    """Make ``directory`` (mode 0700) if it is missing, and check that nobody else can enter it.
+    """Make ``directory`` (mode 0700) if it is missing, and check that no other user can enter it.
 
     Raises:
         SegmentUnsafe: a link, owned by another user, or open to group or others.
@@ -102,7 +102,7 @@ def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> N
     ensure_private_dir(path.parent)
     aside = path.with_name(f"{path.name}{_NEW_SUFFIX}{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
-        aside.unlink()  # left by a process that died while it made a segment and had our number
+        aside.unlink()  # left by a process that died while it made a segment and had this number
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(aside, flags, 0o600)
@@ -294,7 +294,7 @@ class Segment:
         return names[number - 1] if 0 < number <= len(names) else "a stray store" if number else ""
 
     def mark_damaged(self, name: str, error: MailboxCorrupt) -> None:
-        """Let the server see that the segment must be made anew, and say in the log what ``name`` has met.
+        """Let the server see that the segment must be replaced, and say in the log what ``name`` has met.
 
         The log has one line for a segment, that of the first. Thread: any, of any participant.
         """
@@ -342,7 +342,7 @@ def _check_machine(path: Path) -> None:
 def sweep_stale(directory: Path) -> list[Path]:
     """Remove segments whose owner and participants are gone, their doorbells, and unfinished ones.
 
-    Returns what was removed. Files that are not ours stay.
+    Returns what was removed. Other files stay.
 
     Raises:
         SegmentUnsafe, SegmentUnusable: as ``ensure_private_dir``; nothing was removed.
@@ -382,7 +382,7 @@ def _is_stale(path: Path) -> bool:
         return False
     try:
         segment = Segment(path, writable=False)
-    except SegmentError:  # of another version, or cut off: no use to anybody
+    except SegmentError:  # of another version, or cut off: of no use any more
         return True
     try:
         controls = [segment.layout.control_word(index) for index in range(len(segment.layout.participants))]
@@ -412,13 +412,13 @@ def is_alive(pid: int, started_ticks: int) -> bool:
 
 
 def claim(segment: Segment, index: int, name: str) -> None:
-    """Write our process into the participant's control block, unless another living one stands there.
+    """Write this process into the participant's control block, unless another living one is in it.
 
     Raises:
         ParticipantBusy: it does.
     """
     words, control = segment.words, segment.layout.control_word(index)
-    # Race: two processes of one name starting at once. The kernel drops this lock if we die here.
+    # Race: two processes of one name starting at once. The kernel drops this lock if this process dies here.
     fcntl.flock(segment.fd, fcntl.LOCK_EX)
     try:
         pid = words[control + lay.C_PID]

@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
@@ -34,7 +35,6 @@ from sla_server.services.control.cut_batch import read_cuts
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
-from sla_server.services.outbox import Outbox
 from sla_server.services.policy_in_force import PolicyInForce
 from sla_server.services.pressure import Pressures
 from sla_server.services.problems import Problems
@@ -64,7 +64,7 @@ class Services:
         brain: ControllerProtocol,
         looker: SqlWorkerProtocol,
         documents: DocumentReader,
-        outbox: Outbox,
+        outbox: MailboxSender,
         journal: RecordSender,
         start: Start,
         clock: Clock,

@@ -293,6 +293,13 @@ class Box:
             raise NoRoute("dbmanager", recipient, self.expected)
         self.log.append((recipient, Kind(frame.decode(payload).kind).name))
 
+    def post_many(self, recipient, payloads):
+        for number, payload in enumerate(payloads):
+            try:
+                self.post(recipient, payload)
+            except MailboxFull:
+                raise MailboxFull("dbmanager", (recipient,), posted=number) from None
+
     def take(self, _max_messages, _max_bytes):
         batch = self.batches.pop(0) if self.batches else []
         if isinstance(batch, Exception):
