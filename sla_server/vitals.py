@@ -1,4 +1,4 @@
-"""The progress of the supervisor's parts: read once a second, and reported every other second (PRESSURE).
+"""The progress of the supervisor's parts: heard once a second, and reported every other second (PRESSURE).
 
 Each part adds to its ``Pulse`` while it makes progress. One that is silent is reported, later killed (the
 limits are in ``runtime.watchdog``), and started again like one that has died. The reports go to ``services``
@@ -25,7 +25,7 @@ REPORTED_BACKOFF_S: Final = 2.0  # a part that is back within seconds is worth a
 
 
 class Vitals:
-    """The progress of one part.
+    """What is heard of one part.
 
     Attributes:
         pulse: of the process that runs, if one does.
@@ -77,14 +77,14 @@ class Reports:
 
     def __init__(self, main: Mailbox, app: Mailbox, clock: Clock) -> None:
         self._problems: list[Problem] = []
-        self._reporter = BackpressureReporter(
+        self._teller = BackpressureReporter(
             main, clock, dict, dict, lambda: self._problems, [(app, "appserver")]
         )
 
     def tick(self, problems: list[Problem]) -> None:
         """Report if it is time."""
         self._problems = problems
-        self._reporter.tick()
+        self._teller.tick()
 
 
 def stalled(name: str, vitals: Vitals, now_us: int) -> Problem:

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pmdaemon.mailbox.errors import SegmentUnsafe, SegmentUnusable
+from pmdaemon.mailbox.errors import SegmentUnsafe, segment_unusable
 
 BACKSTOP_S: Final = 0.05
 """Longest sleep without a look. Twenty idle looks a second cost 0.01 % of a core; a lost ring costs 50 ms."""
@@ -37,7 +37,7 @@ class Bell:
 
     Raises:
         SegmentUnsafe: something else lies at its path.
-        SegmentUnusable: the operating system refuses to make or open it.
+        SegmentError: the operating system refuses to make or open it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class Bell:
             # Read and write: with a writer in this process the FIFO never reports end of file.
             self._fd = os.open(path, os.O_RDWR | _COMMON_FLAGS)
         except OSError as exc:
-            raise SegmentUnusable(path, "make the doorbell", exc) from exc
+            raise segment_unusable(path, "make the doorbell", exc) from exc
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             os.close(self._fd)
             raise SegmentUnsafe(path, "is no FIFO", "Remove it; the server makes its doorbells itself")

@@ -36,14 +36,14 @@ from typing import Any, Final, Protocol
 
 from pmdaemon.mailbox.doorbell import BACKSTOP_S, Bell, Ringer, bell_path
 from pmdaemon.mailbox.errors import (
-    MailboxClosed,
     MailboxCorrupt,
     MailboxFull,
     MessageDamaged,
-    NoRoute,
     PayloadInUse,
     RoomMissing,
-    UnknownParticipant,
+    mailbox_closed,
+    no_route,
+    unknown_participant,
 )
 from pmdaemon.mailbox.inspect import Sources, metrics, publish, stats
 from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_INCARNATION, C_PID, C_ROOM, C_SLEEP, L_FRONT, L_HEAD
@@ -70,8 +70,8 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
 
     Raises:
         SegmentMissing: not made yet; try again.
-        LayoutMismatch, SegmentUnsafe, SegmentUnusable, MachineUnsupported: this file cannot be used.
-        UnknownParticipant: the layout has no such name.
+        LayoutMismatch, SegmentUnsafe, SegmentError, MachineUnsupported: this file cannot be used.
+        MailboxError: the layout has no participant of this name.
         RoomMissing: its room is not reserved yet (``reserve_room``).
         ParticipantBusy: another living process holds the name.
         MailboxCorrupt: the participant's own lane (`shared`: the list) is damaged.
@@ -80,7 +80,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
     segment = Segment(path)
     try:
         if name not in segment.layout.participants:
-            raise UnknownParticipant(name, segment.layout.participants)
+            raise unknown_participant(name, segment.layout.participants)
         index = segment.layout.index(name)
         if not segment.has_room(index):
             raise RoomMissing(name)
@@ -162,7 +162,7 @@ class Mailbox:
 
         Raises:
             MailboxFull: ``recipients`` of the error had no room; the others have the message.
-            MessageTooLarge, NoRoute: nothing was posted.
+            MessageTooLarge, MailboxError (no route to a recipient): nothing was posted.
             MailboxCorrupt: this participant's lane was overwritten by a stranger.
         """
         try:
@@ -181,7 +181,7 @@ class Mailbox:
         self, recipients: str | Sequence[str], payload: Buffer | Sequence[Buffer], urgent: bool
     ) -> None:
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         if type(payload) is not bytes:
             payload = _flatten(payload)
         try:
@@ -190,7 +190,7 @@ class Mailbox:
             else:
                 outlets = tuple(self._outlets[name][0] for name in dict.fromkeys(recipients))
         except KeyError as exc:
-            raise NoRoute(self.name, exc.args[0], self.recipients) from None
+            raise no_route(self.name, exc.args[0], self.recipients) from None
         if outlets:
             full = self._writer.post(outlets, payload, urgent)
             if full:
@@ -201,13 +201,13 @@ class Mailbox:
 
         Raises:
             MailboxFull: the first ``posted`` of them were posted, the others found no room.
-            MessageTooLarge, NoRoute, MailboxCorrupt, MailboxBusy: nothing was posted.
+            MessageTooLarge, MailboxError (no route), MailboxCorrupt, MailboxBusy: nothing was posted.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         outlet = self._outlets.get(recipient)
         if outlet is None:
-            raise NoRoute(self.name, recipient, self.recipients)
+            raise no_route(self.name, recipient, self.recipients)
         flat = [payload if type(payload) is bytes else _flatten(payload) for payload in payloads]
         try:
             posted = self._writer.post_many(outlet[0], flat, urgent)
@@ -251,7 +251,7 @@ class Mailbox:
         self, taken: list[Message] | list[View], max_messages: int, max_bytes: int, views: bool
     ) -> None:
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         if self._unacked:
             self.release()
         order = self._orders[self._turn]
@@ -279,17 +279,17 @@ class Mailbox:
             PayloadInUse: a view of it is still in use; the batch stays.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         self._batch.release()
 
     def give_back(self, messages: Sequence[Message | View]) -> None:
         """Put messages of the batch back where they were; the next takes bring them again, in order.
 
         Raises:
-            MessageNotTaken: one is not in the batch; none was given back.
+            MailboxError: one is not in the batch; none was given back.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         self._batch.give_back(messages)
         for reader in self._readers:
             reader.search_from_head()
@@ -312,7 +312,7 @@ class Mailbox:
             MailboxCorrupt, PayloadInUse: as ``take``.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         if self._unacked:
             self.release()
         self._publish()
@@ -367,7 +367,7 @@ class Mailbox:
     def stats(self) -> dict[str, Any]:
         """Counters since ``attach`` and the present fill of the rings to each recipient (0 to 1)."""
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         return stats(self._sources)
 
     def metrics(self) -> dict[str, float]:

@@ -39,7 +39,7 @@ from itertools import pairwise, repeat
 from typing import Any, Final, NoReturn
 from zlib import crc32
 
-from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged, MessageNotTaken, PayloadInUse
+from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged, PayloadInUse, not_taken
 from pmdaemon.mailbox.layout import (
     BUNDLE_SHIFT,
     MASK32,
@@ -502,7 +502,7 @@ class UnackedBatch:
         """Take these messages out of the batch; they stay where they were.
 
         Raises:
-            MessageNotTaken: one is not in the batch; none was given back.
+            MailboxError: one is not in the batch; none was given back.
         """
         found = {}
         for slot, bits in self._slots():
@@ -515,7 +515,7 @@ class UnackedBatch:
         for message in messages:
             place = found.get((message.sender, message.sequence))
             if place is None:
-                raise MessageNotTaken(message.sender, message.sequence)
+                raise not_taken(message.sender, message.sequence)
             slot, bit = place
             returned[slot] = returned.get(slot, 0) | bit
         kept = {slot: bits & ~returned[slot] for slot, bits in self._slots() if slot in returned}

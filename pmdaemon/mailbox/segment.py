@@ -46,12 +46,12 @@ from pmdaemon.mailbox.errors import (
     MailboxCorrupt,
     ParticipantBusy,
     SegmentError,
-    SegmentExists,
     SegmentMissing,
     SegmentNoSpace,
     SegmentUnsafe,
-    SegmentUnusable,
-    UnknownParticipant,
+    segment_exists,
+    segment_unusable,
+    unknown_participant,
 )
 from pmdaemon.mailbox.layout import Layout
 from pmdaemon.mailbox.shared_writer import make_mutex
@@ -74,13 +74,13 @@ def ensure_private_dir(directory: Path) -> None:
 
     Raises:
         SegmentUnsafe: a link, owned by another user, or open to group or others.
-        SegmentUnusable: it cannot be made.
+        SegmentError: it cannot be made.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.lstat(directory)
     except OSError as exc:
-        raise SegmentUnusable(directory, "make the directory", exc) from exc
+        raise segment_unusable(directory, "make the directory", exc) from exc
     if not stat.S_ISDIR(status.st_mode):
         raise SegmentUnsafe(directory, "is a link or no directory", "Give a real directory")
     _check_private(directory, status, "RuntimeDirectoryMode=0700 in a systemd unit, or chmod 0700")
@@ -94,9 +94,9 @@ def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> N
     Durability: none; the file lives as long as its tmpfs.
 
     Raises:
-        SegmentExists: the name is taken.
+        SegmentError: the name is taken.
         SegmentNoSpace: it cannot be reserved in full.
-        SegmentUnsafe, SegmentUnusable, MachineUnsupported: see the classes.
+        SegmentUnsafe, SegmentError, MachineUnsupported: see the classes.
     """
     _check_machine(path)
     ensure_private_dir(path.parent)
@@ -107,7 +107,7 @@ def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> N
     try:
         fd = os.open(aside, flags, 0o600)
     except OSError as exc:
-        raise SegmentUnusable(aside, "make the segment", exc) from exc
+        raise segment_unusable(aside, "make the segment", exc) from exc
     try:
         _reserve(fd, path, layout, layout.reserved(later))
         _write_static(fd, layout)
@@ -115,9 +115,9 @@ def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> N
         # link, not rename: it refuses to replace a segment that others may have mapped.
         os.link(aside, path)
     except FileExistsError as exc:
-        raise SegmentExists(path) from exc
+        raise segment_exists(path) from exc
     except OSError as exc:
-        raise SegmentUnusable(path, "make the segment", exc) from exc
+        raise segment_unusable(path, "make the segment", exc) from exc
     finally:
         os.close(fd)
         aside.unlink()
@@ -149,20 +149,20 @@ def reserve_room(path: Path, name: str) -> None:
 
     Raises:
         SegmentNoSpace: the file system has no room for it now; whatever was reserved before goes on.
-        UnknownParticipant: the segment has no such participant.
+        MailboxError: the segment has no such participant.
         SegmentError: there is no such segment, or it cannot be used.
     """
     segment = Segment(path)
     try:
         layout = segment.layout
         if name not in layout.participants:
-            raise UnknownParticipant(name, layout.participants)
+            raise unknown_participant(name, layout.participants)
         room_word = layout.control_word(layout.index(name)) + lay.C_ROOM
         if not segment.words[room_word]:
             _reserve(segment.fd, path, layout, layout.room(name))
             segment.words[room_word] = 1
     except OSError as exc:
-        raise SegmentUnusable(path, f"reserve the room of {name}", exc) from exc
+        raise segment_unusable(path, f"reserve the room of {name}", exc) from exc
     finally:
         segment.close()
 
@@ -213,7 +213,7 @@ class Segment:
         ``struct.pack_into`` writes byte by byte.
 
     Raises:
-        SegmentMissing, SegmentUnsafe, SegmentUnusable, LayoutMismatch, MachineUnsupported: see the classes.
+        SegmentMissing, SegmentUnsafe, SegmentError, LayoutMismatch, MachineUnsupported: see the classes.
     """
 
     def __init__(self, path: Path, *, writable: bool = True) -> None:
@@ -226,7 +226,7 @@ class Segment:
         except FileNotFoundError as exc:
             raise SegmentMissing(path) from exc
         except OSError as exc:
-            raise SegmentUnusable(path, "open the segment", exc) from exc
+            raise segment_unusable(path, "open the segment", exc) from exc
         try:
             self._map(writable)
         except BaseException:
@@ -249,7 +249,7 @@ class Segment:
         try:
             self.memory = mmap.mmap(self.fd, status.st_size, access=access)
         except OSError as exc:
-            raise SegmentUnusable(self.path, "map the segment", exc) from exc
+            raise segment_unusable(self.path, "map the segment", exc) from exc
         self.bytes = memoryview(self.memory)
         self.words = self.bytes.cast("Q")
 
@@ -345,7 +345,7 @@ def sweep_stale(directory: Path) -> list[Path]:
     Returns what was removed. Other files stay.
 
     Raises:
-        SegmentUnsafe, SegmentUnusable: as ``ensure_private_dir``; nothing was removed.
+        SegmentUnsafe, SegmentError: as ``ensure_private_dir``; nothing was removed.
     """
     if not directory.exists():
         return []

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged, NoRoute
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged, no_route
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut as cuts
@@ -290,7 +290,7 @@ class Box:
         if recipient in self.full:
             raise MailboxFull("dbmanager", (recipient,))
         if recipient not in self.expected:
-            raise NoRoute("dbmanager", recipient, self.expected)
+            raise no_route("dbmanager", recipient, self.expected)
         self.log.append((recipient, Kind(frame.decode(payload).kind).name))
 
     def post_many(self, recipient, payloads):
