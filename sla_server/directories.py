@@ -131,7 +131,7 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
 
     Raises:
         SegmentUnsafe: one of both belongs to another user, is a link, or is open to others.
-        OSError, SegmentUnusable: it cannot be made.
+        OSError, SegmentError: it cannot be made.
     """
     home = default_runtime_dir()
     if runtime_dir.parent == home and not os.environ.get("RUNTIME_DIRECTORY"):  # that one is systemd's

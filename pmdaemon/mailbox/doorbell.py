@@ -1,12 +1,12 @@
 """Doorbells: a FIFO wakes a recipient that sleeps in a selector.
 
-Only who sleeps is rung: the recipient sets its SLEEP word, looks once more and then waits; a sender that
+Only a sleeper is rung: the recipient sets its SLEEP word, looks once more and then waits; a sender that
 finds the word set clears it and writes one byte. Busy traffic costs no system call. A lost ring costs at
-most ``BACKSTOP_S``, because nobody sleeps longer than that without looking.
+most ``BACKSTOP_S``, because no recipient sleeps longer than that without a look.
 
 A FIFO is opened by path, so a restarted recipient is found again; it stays in place when its process dies.
-Ringing never blocks and never raises: a missing, unread or full FIFO means that nobody sleeps there, or that
-he has been told already.
+Ringing never blocks and never raises: a missing, unread or full FIFO means that no process sleeps there, or
+that it was rung before.
 
 Thread: ``Bell`` belongs to the taking thread, ``Ringer`` to the posting thread.
 """
@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pmdaemon.mailbox.errors import SegmentUnsafe, SegmentUnusable
+from pmdaemon.mailbox.errors import SegmentUnsafe, segment_unusable
 
 BACKSTOP_S: Final = 0.05
 """Longest sleep without a look. Twenty idle looks a second cost 0.01 % of a core; a lost ring costs 50 ms."""
@@ -37,17 +37,17 @@ class Bell:
 
     Raises:
         SegmentUnsafe: something else lies at its path.
-        SegmentUnusable: the operating system refuses to make or open it.
+        SegmentError: the operating system refuses to make or open it.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, 0o600)
-            # Read and write: with a writer of our own the FIFO never reports end of file.
+            # Read and write: with a writer in this process the FIFO never reports end of file.
             self._fd = os.open(path, os.O_RDWR | _COMMON_FLAGS)
         except OSError as exc:
-            raise SegmentUnusable(path, "make the doorbell", exc) from exc
+            raise segment_unusable(path, "make the doorbell", exc) from exc
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             os.close(self._fd)
             raise SegmentUnsafe(path, "is no FIFO", "Remove it; the server makes its doorbells itself")
@@ -71,7 +71,7 @@ class Ringer:
     """Rings the bells of others; keeps one descriptor a recipient.
 
     Attributes:
-        rings: bells rung. missed: nobody had the FIFO open, or it was full.
+        rings: bells rung. missed: no process had the FIFO open, or it was full.
     """
 
     def __init__(self, segment: Path) -> None:
@@ -82,7 +82,7 @@ class Ringer:
 
     def ring(self, participant: str) -> None:
         """Wake ``participant`` if it sleeps. Never raises, never blocks."""
-        for _ in range(2):  # a second try: the FIFO may have been made anew since we opened it
+        for _ in range(2):  # a second try: the FIFO may have been replaced since it was opened
             fd = self._fds.get(participant, -1)
             try:
                 if fd < 0:

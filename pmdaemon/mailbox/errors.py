@@ -1,27 +1,21 @@
-"""Errors of the mailbox.
+"""Errors of the mailbox. What no caller tells apart is a ``MailboxError`` or ``SegmentError`` with a message.
 
 MailboxError
 ├── LayoutInvalid        the table of participants and routes is wrong; fix the configuration
 ├── SegmentError         the shared file cannot be created or used
 │   ├── SegmentMissing   no such file yet; its creator may still be starting (retryable)
-│   ├── SegmentExists    it is there already; attach to it, or sweep it when its owner is gone
 │   ├── SegmentUnsafe    owner, mode or type of the file or directory would let others in
 │   ├── SegmentNoSpace   the file system cannot reserve it
-│   ├── SegmentUnusable  the operating system refused an operation on it
 │   ├── LayoutMismatch   not a segment, or made by another version of this program
 │   └── MachineUnsupported  memory order of this CPU is not the one the mailbox relies on
 ├── RoomMissing          the participant's room in the segment is not reserved (retryable)
-├── UnknownParticipant   no such name in this segment
 ├── ParticipantBusy      another living process is attached under this name
-├── NoRoute              the layout has no ring from this sender to that recipient
 ├── MessageTooLarge      it can never fit that ring
 ├── MailboxFull          some recipients had no room just now (retryable); the others have the message
 │   └── MailboxBusy      a stopped process holds the lock of the list (retryable); nothing was posted
 ├── PayloadInUse         a view of a taken payload is still in use where its batch would be released
-├── MessageNotTaken      a message was given back that is not in hand
-├── MailboxCorrupt       what stands in shared memory cannot be true
-│   └── MessageDamaged   one message, which was discarded; the list is in order
-└── MailboxClosed        used after ``close``
+└── MailboxCorrupt       shared memory holds what cannot be true
+    └── MessageDamaged   one message, which was discarded; the list is in order
 """
 
 from __future__ import annotations
@@ -36,24 +30,18 @@ __all__ = [
     "LayoutMismatch",
     "MachineUnsupported",
     "MailboxBusy",
-    "MailboxClosed",
     "MailboxCorrupt",
     "MailboxError",
     "MailboxFull",
     "MessageDamaged",
-    "MessageNotTaken",
     "MessageTooLarge",
-    "NoRoute",
     "ParticipantBusy",
     "PayloadInUse",
     "RoomMissing",
     "SegmentError",
-    "SegmentExists",
     "SegmentMissing",
     "SegmentNoSpace",
     "SegmentUnsafe",
-    "SegmentUnusable",
-    "UnknownParticipant",
 ]
 
 
@@ -88,16 +76,6 @@ class SegmentMissing(SegmentError):
         )
 
 
-class SegmentExists(SegmentError):
-    """A segment of this name exists already."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            path,
-            "exists already. Attach to it; if its server is gone, the next server start removes it",
-        )
-
-
 class SegmentUnsafe(SegmentError):
     """Somebody else could reach or replace the file."""
 
@@ -119,13 +97,6 @@ class SegmentNoSpace(SegmentError):
             f"needs {needed_bytes:,} bytes, its file system has {free_bytes:,} free. Enlarge it "
             "(mount -o remount,size=... for a tmpfs), remove old files there, or configure smaller rings",
         )
-
-
-class SegmentUnusable(SegmentError):
-    """An operating-system call on the file failed; the cause is chained."""
-
-    def __init__(self, path: Path, action: str, cause: OSError) -> None:
-        super().__init__(path, f"cannot {action}: {cause.strerror or cause}")
 
 
 class LayoutMismatch(SegmentError):
@@ -169,14 +140,6 @@ class RoomMissing(MailboxError):
         )
 
 
-class UnknownParticipant(MailboxError):
-    """The name is not in the segment's table."""
-
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        self.name = name
-        super().__init__(f"no participant {name!r} in this mailbox segment; it has {', '.join(known)}")
-
-
 class ParticipantBusy(MailboxError):
     """Another living process holds this name; two writers would destroy the lane."""
 
@@ -190,19 +153,8 @@ class ParticipantBusy(MailboxError):
         )
 
 
-class NoRoute(MailboxError):
-    """The layout has no ring for this pair."""
-
-    def __init__(self, sender: str, recipient: str, known: Sequence[str]) -> None:
-        self.sender = sender
-        self.recipient = recipient
-        super().__init__(
-            f"no route from {sender!r} to {recipient!r}; its routes: {', '.join(known) or 'none'}"
-        )
-
-
 class MessageTooLarge(MailboxError):
-    """A payload that can never fit the ring. Nothing was posted to anybody."""
+    """A payload that can never fit the ring. Nothing was posted."""
 
     def __init__(self, sender: str, recipient: str, size_bytes: int, ring_bytes: int) -> None:
         self.recipient = recipient
@@ -234,7 +186,7 @@ class MailboxFull(MailboxError):
 
 
 class MailboxBusy(MailboxFull):
-    """A process that is stopped holds the lock of the list (form `shared`). Nothing was posted to anybody."""
+    """A process that is stopped holds the lock of the list (form `shared`). Nothing was posted."""
 
     def __init__(self, sender: str, recipients: tuple[str, ...]) -> None:
         super().__init__(
@@ -255,17 +207,8 @@ class PayloadInUse(MailboxError):
         )
 
 
-class MessageNotTaken(MailboxError):
-    """Only messages of the newest batch can be given back, once."""
-
-    def __init__(self, sender: str, sequence: int) -> None:
-        super().__init__(
-            f"message {sequence} of {sender!r} is not in hand: give messages back before the next take, once"
-        )
-
-
 class MailboxCorrupt(MailboxError):
-    """Shared memory holds something that no sequence of our stores can produce."""
+    """Shared memory holds something that no sequence of the mailbox's stores can produce."""
 
     exit_status = 70
 
@@ -289,8 +232,34 @@ class MessageDamaged(MailboxCorrupt):
         )
 
 
-class MailboxClosed(MailboxError):
-    """The mailbox was closed in this process."""
+def segment_exists(path: Path) -> SegmentError:
+    """A segment of this name exists already."""
+    text = "exists already. Attach to it; if its server is gone, the next server start removes it"
+    return SegmentError(path, text)
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"mailbox of {name!r} is closed; attach again")
+
+def segment_unusable(path: Path, action: str, cause: OSError) -> SegmentError:
+    """An operating-system call on the file failed; the cause is chained."""
+    return SegmentError(path, f"cannot {action}: {cause.strerror or cause}")
+
+
+def unknown_participant(name: str, known: Sequence[str]) -> MailboxError:
+    """The name is not in the segment's table."""
+    return MailboxError(f"no participant {name!r} in this mailbox segment; it has {', '.join(known)}")
+
+
+def no_route(sender: str, recipient: str, known: Sequence[str]) -> MailboxError:
+    """The layout has no ring for this pair."""
+    routes = ", ".join(known) or "none"
+    return MailboxError(f"no route from {sender!r} to {recipient!r}; its routes: {routes}")
+
+
+def not_taken(sender: str, sequence: int) -> MailboxError:
+    """Only messages of the newest batch can be given back, once."""
+    text = "is not in hand: give messages back before the next take, once"
+    return MailboxError(f"message {sequence} of {sender!r} {text}")
+
+
+def mailbox_closed(name: str) -> MailboxError:
+    """The mailbox was closed in this process."""
+    return MailboxError(f"mailbox of {name!r} is closed; attach again")

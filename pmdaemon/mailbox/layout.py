@@ -16,14 +16,14 @@ All words are 8 bytes, aligned, native order (x86-64: little-endian).
 Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
 OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0: of whole payloads), DAMAGED. They
 are written before the file gets its name; later only OWNER, by the next server that keeps the segment, and
-DAMAGED, set by whoever meets damage.
+DAMAGED, set by the process that meets damage.
 
 Control block of participant i (word: writer):
 
     line 0  INCARNATION, PID, START: the participant, at attach and close; ROOM: 1 when the participant's
-            slots and the rings from and to it are reserved, stored by whoever has reserved them
+            slots and the rings from and to it are reserved, stored by the process that has reserved them
     line 1  HEAD, FRONT, SEQUENCE: the participant as sender (HEAD and FRONT in the form `lanes` only)
-    line 2  SLEEP: set by the participant, cleared by it and by whoever rings its bell
+    line 2  SLEEP: set by the participant, cleared by it and by senders that ring its bell
     line 3  figures of the posting thread, for onlookers: POSTS, BYTES, FULL, RECLAIMED, RINGS, BUSY
     line 4  figures of the taking thread, for onlookers: TAKES, BYTES, SCANS, INSPECTED, RESETS, DISCARDED,
             THRESHOLD, HELD
@@ -102,7 +102,7 @@ CONTROL_BYTES: Final = 320
 LIST_BYTES: Final = 128
 SLOT_BYTES: Final = SLOT_WORDS * 8
 RING_UNIT_BYTES: Final = 64  # a cache line, so that two rings never share one
-MAX_PARTICIPANTS: Final = 512  # far above any server of ours; a sane bound for what is read from a file
+MAX_PARTICIPANTS: Final = 512  # far above any server; a sane bound for what is read from a file
 MAX_SLOTS: Final = 1 << 20
 MAX_RING_BYTES: Final = 1 << 31  # lengths are 32-bit
 FORMS: Final = ("lanes", "shared")  # the index is what the header holds
@@ -125,7 +125,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who shares a segment, who may post to whom, and how much room each has.
+    """Participants of a segment, routes between them, and how much room each has.
 
     Attributes:
         participants: names; they become file names (doorbells), hence lower case, digits, ``-`` and ``_``.
@@ -278,7 +278,7 @@ class Layout:
         return found
 
     def tables(self) -> bytes:
-        """The static tables as they stand behind the header."""
+        """The static tables, as they follow the header."""
         names = b"".join(name.encode().ljust(NAME_BYTES, b"\0") for name in self.participants)
         routes = b"".join(
             ROUTE.pack(self.index(route.sender), self.index(route.recipient), route.ring_bytes)

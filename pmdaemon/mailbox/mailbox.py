@@ -1,12 +1,13 @@
 """The mailbox of one participant: post to others, take what they posted, sleep until something comes.
 
     box = attach(path, "services")
-    box.post(("pair-0", "pair-1"), frame)        # two-step exchange (P8): nobody waits
+    box.post(("pair-0", "pair-1"), frame)        # two-step exchange (P8): neither side waits
     for message in box.take(): ...
     if box.prepare_sleep():                      # with a selector of one's own ...
         selector.select(BACKSTOP_S)
         box.awake()
-    box.wait(0.05)                               # ... or in one call
+    box.wait(0.05)                               # ... or in one call,
+    wait_any((main, app), 1.0, [stop])           # or on several mailboxes and other descriptors
 
 Thread: one thread may post and one, the same or another, may take (``take``, ``prepare_sleep``, ``awake``,
 ``wait``) on the same object. That is safe without a lock because they touch nothing in common: the poster
@@ -15,9 +16,9 @@ in the lanes of others. The shared words have one writer at a time, and SLEEP ma
 ``stats`` may be called from any thread; ``close`` when both have stopped.
 
 Delivery is at least once. A message is in shared memory when ``post`` returns, and survives the death of
-both sides until it is *released*. The messages of one ``take`` are a *batch in hand*: they are released by
+both sides until it is *released*. The messages of one ``take`` are an *unacknowledged batch*: released by
 the next ``take`` or ``prepare_sleep`` (``wait``), by ``release``, or by ``close``; leaving a ``with`` block
-by an exception does not release. Who dies with a batch in hand is given it again, in order, at its next
+by an exception does not release. A process that dies with a batch is given it again, in order, at its next
 attach; a living recipient never gets a message twice, unless it gave it back. A sender that dies in ``post``
 cannot know whether it was posted. Source: P8, M1-M9.
 """
@@ -31,18 +32,18 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pmdaemon.mailbox.doorbell import BACKSTOP_S, Bell, Ringer, bell_path
 from pmdaemon.mailbox.errors import (
-    MailboxClosed,
     MailboxCorrupt,
     MailboxFull,
     MessageDamaged,
-    NoRoute,
     PayloadInUse,
     RoomMissing,
-    UnknownParticipant,
+    mailbox_closed,
+    no_route,
+    unknown_participant,
 )
 from pmdaemon.mailbox.inspect import Sources, metrics, publish, stats
 from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_INCARNATION, C_PID, C_ROOM, C_SLEEP, L_FRONT, L_HEAD
@@ -56,6 +57,9 @@ from pmdaemon.runtime.clock import Deadline
 
 _LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
 _PUBLISH_EVERY = 64  # takes of a recipient that never sleeps
+_KEPT_BYTES: Final = 1 << 20
+"""Several times what a take copies by default."""
+Buffer = bytes | bytearray | memoryview
 
 
 def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbox:
@@ -66,9 +70,9 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
 
     Raises:
         SegmentMissing: not made yet; try again.
-        LayoutMismatch, SegmentUnsafe, SegmentUnusable, MachineUnsupported: this file cannot be used.
-        UnknownParticipant: the layout has no such name.
-        RoomMissing: nobody has reserved its room yet (``reserve_room``).
+        LayoutMismatch, SegmentUnsafe, SegmentError, MachineUnsupported: this file cannot be used.
+        MailboxError: the layout has no participant of this name.
+        RoomMissing: its room is not reserved yet (``reserve_room``).
         ParticipantBusy: another living process holds the name.
         MailboxCorrupt: the participant's own lane (`shared`: the list) is damaged.
         MailboxBusy: form `shared`, a stopped process holds the list's lock.
@@ -76,7 +80,7 @@ def attach(path: Path, name: str, look_ahead: LookAhead | None = None) -> Mailbo
     segment = Segment(path)
     try:
         if name not in segment.layout.participants:
-            raise UnknownParticipant(name, segment.layout.participants)
+            raise unknown_participant(name, segment.layout.participants)
         index = segment.layout.index(name)
         if not segment.has_room(index):
             raise RoomMissing(name)
@@ -158,7 +162,7 @@ class Mailbox:
 
         Raises:
             MailboxFull: ``recipients`` of the error had no room; the others have the message.
-            MessageTooLarge, NoRoute: nothing was posted.
+            MessageTooLarge, MailboxError (no route to a recipient): nothing was posted.
             MailboxCorrupt: this participant's lane was overwritten by a stranger.
         """
         try:
@@ -177,7 +181,7 @@ class Mailbox:
         self, recipients: str | Sequence[str], payload: Buffer | Sequence[Buffer], urgent: bool
     ) -> None:
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         if type(payload) is not bytes:
             payload = _flatten(payload)
         try:
@@ -186,7 +190,7 @@ class Mailbox:
             else:
                 outlets = tuple(self._outlets[name][0] for name in dict.fromkeys(recipients))
         except KeyError as exc:
-            raise NoRoute(self.name, exc.args[0], self.recipients) from None
+            raise no_route(self.name, exc.args[0], self.recipients) from None
         if outlets:
             full = self._writer.post(outlets, payload, urgent)
             if full:
@@ -197,13 +201,13 @@ class Mailbox:
 
         Raises:
             MailboxFull: the first ``posted`` of them were posted, the others found no room.
-            MessageTooLarge, NoRoute, MailboxCorrupt, MailboxBusy: nothing was posted.
+            MessageTooLarge, MailboxError (no route), MailboxCorrupt, MailboxBusy: nothing was posted.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         outlet = self._outlets.get(recipient)
         if outlet is None:
-            raise NoRoute(self.name, recipient, self.recipients)
+            raise no_route(self.name, recipient, self.recipients)
         flat = [payload if type(payload) is bytes else _flatten(payload) for payload in payloads]
         try:
             posted = self._writer.post_many(outlet[0], flat, urgent)
@@ -231,11 +235,11 @@ class Mailbox:
         """As ``take``, without a copy: payloads are views of shared memory.
 
         Only a payload that meets the end of its ring is copied. A view is valid until its batch is released,
-        and raises ``ValueError`` afterwards. Slices and arrays made of it must be gone by then: Python cannot
-        tell us of all of them.
+        and raises ``ValueError`` afterwards. Slices and arrays made of it must be gone by then: Python
+        does not know all of them.
 
         Raises:
-            PayloadInUse: a buffer taken of one is in use still; that batch stays in hand.
+            PayloadInUse: a buffer taken of one is in use still; that batch stays.
             MailboxCorrupt: as ``take``.
         """
         taken: list[View] = []
@@ -247,7 +251,7 @@ class Mailbox:
         self, taken: list[Message] | list[View], max_messages: int, max_bytes: int, views: bool
     ) -> None:
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         if self._unacked:
             self.release()
         order = self._orders[self._turn]
@@ -258,7 +262,7 @@ class Mailbox:
                 room_bytes = reader.collect(taken, max_messages, room_bytes, views)
             except MailboxCorrupt as exc:
                 if taken:
-                    break  # never lose what is in hand; the damage is met again
+                    break  # never lose what was taken; the damage is met again
                 if not isinstance(exc, MessageDamaged):
                     self._segment.mark_damaged(self.name, exc)
                 raise
@@ -269,29 +273,29 @@ class Mailbox:
             self._publish()
 
     def release(self) -> None:
-        """Done with the batch in hand: its messages are gone for good, its views void.
+        """Done with the batch: its messages are gone for good, its views void.
 
         Raises:
-            PayloadInUse: a view of it is still in use; the batch stays in hand.
+            PayloadInUse: a view of it is still in use; the batch stays.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         self._batch.release()
 
     def give_back(self, messages: Sequence[Message | View]) -> None:
-        """Put messages of the batch in hand back where they stood; the next takes bring them again, in order.
+        """Put messages of the batch back where they were; the next takes bring them again, in order.
 
         Raises:
-            MessageNotTaken: one is not in hand; none was given back.
+            MailboxError: one is not in the batch; none was given back.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         self._batch.give_back(messages)
         for reader in self._readers:
             reader.search_from_head()
 
     def _publish(self) -> None:
-        """Show our figures to onlookers (``describe``)."""
+        """Show the figures to onlookers (``describe``)."""
         self._takes_unpublished = 0
         publish(self._words, self._control, self._sources)
 
@@ -302,18 +306,18 @@ class Mailbox:
     def prepare_sleep(self) -> bool:
         """Ask to be rung. Returns False if something is waiting (take it), True if sleep is right.
 
-        Releases the batch in hand. Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
+        Releases the batch. Sleep no longer than ``BACKSTOP_S`` at a time, then call ``awake``.
 
         Raises:
             MailboxCorrupt, PayloadInUse: as ``take``.
         """
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         if self._unacked:
             self.release()
         self._publish()
         self._words[self._sleep_word] = 1
-        # Our SLEEP must be visible before we look once more; see LaneWriter.post for the other half.
+        # SLEEP must be visible before the last look; ``LaneWriter._ring`` is the other half.
         self._fence.acquire()
         self._fence.release()
         waiting = True
@@ -332,14 +336,14 @@ class Mailbox:
             raise
 
     def awake(self) -> None:
-        """End of sleep: nobody needs to ring any more, and the rings so far are forgotten."""
+        """End of sleep: no sender rings any more, and the rings so far are forgotten."""
         self._words[self._sleep_word] = 0
         self._bell.drain()
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something can be taken (True) or ``timeout_s`` has passed (False).
 
-        Releases the batch in hand. At first it only gives others the processor and looks again, a few
+        Releases the batch. At first it only gives others the processor and looks again, a few
         times: a busy sender is then not made to ring for every message.
         """
         if self._unacked:
@@ -363,7 +367,7 @@ class Mailbox:
     def stats(self) -> dict[str, Any]:
         """Counters since ``attach`` and the present fill of the rings to each recipient (0 to 1)."""
         if self._closed:
-            raise MailboxClosed(self.name)
+            raise mailbox_closed(self.name)
         return stats(self._sources)
 
     def metrics(self) -> dict[str, float]:
@@ -399,15 +403,51 @@ class Mailbox:
         self.close(release=type_ is None)
 
 
-Buffer = bytes | bytearray | memoryview
+class HasFileno(Protocol):
+    """Something with a descriptor."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
 
 
-_KEPT_BYTES: Final = 1 << 20
-"""Several times what a take copies unless told otherwise."""
+class WaitingMailbox(HasFileno, Protocol):
+    """What ``wait_any`` needs of a mailbox; its descriptor is the doorbell."""
+
+    def prepare_sleep(self) -> bool:
+        """Ask to be rung; False if something waits."""
+
+    def awake(self) -> None:
+        """End of sleep."""
+
+
+def wait_any(
+    mailboxes: Sequence[WaitingMailbox], timeout_s: float, others: Sequence[HasFileno | int] = ()
+) -> None:
+    """Sleep until one of ``mailboxes`` has a message, one of ``others`` is readable, or the time has passed.
+
+    Returns at once if a message is there, and after ``BACKSTOP_S`` at the latest: the caller looks and comes
+    again. Releases the batches of the mailboxes.
+
+    Raises:
+        MailboxCorrupt, PayloadInUse: as ``Mailbox.prepare_sleep``.
+    """
+    asleep: list[WaitingMailbox] = []
+    try:
+        for mailbox in mailboxes:
+            if not mailbox.prepare_sleep():
+                return
+            asleep.append(mailbox)
+        poll = select.poll()
+        for source in (*asleep, *others):
+            poll.register(source, select.POLLIN)
+        poll.poll(1000 * max(0.0, min(timeout_s, BACKSTOP_S)))
+    finally:
+        for mailbox in asleep:
+            mailbox.awake()
 
 
 def _keep_freed_memory() -> None:
-    """Let the process keep the memory of one batch for the next, instead of faulting it in anew each time.
+    """Let the process keep the memory of one batch for the next, instead of faulting it in each time.
 
     glibc gives the top of its heap back beyond twice the size of the largest block that was mapped and freed,
     and maps blocks from that size on; at first that is 128 KiB. Source: mallopt(3), M_MMAP_THRESHOLD.
@@ -453,7 +493,7 @@ def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
 
 
 def _list_places(segment: Segment, index: int) -> list[ListPlace]:
-    """Where messages to participant ``index`` may stand: a place for each lane, or the one shared list."""
+    """Where messages to participant ``index`` may be: a place for each lane, or the one shared list."""
     layout = segment.layout
     rings: dict[int, tuple[str, PayloadRing]] = {}
     for route in layout.routes:

@@ -18,7 +18,7 @@ class Message(NamedTuple):
     """A message taken.
 
     Attributes:
-        sequence: of the sender's posts to anybody: it rises, and goes on over restarts of the sender.
+        sequence: of the sender's posts to all recipients: it rises, and goes on over restarts of the sender.
     """
 
     sender: str
@@ -52,11 +52,11 @@ class LookAhead:
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
-    """Where a list stands and what in it is ours.
+    """Where a list is, and which of its messages are for this recipient.
 
     Attributes:
-        first_sender, senders: whose slots stand in it: one sender's, or those of all.
-        head_word, front_word: see the layout. recipient: our number.
+        first_sender, senders: whose slots it links: one sender's, or those of all.
+        head_word, front_word: see the layout. recipient: its number.
         rings: by ADDRESS (sender << 16 | recipient), with the sender's name. where: for errors.
     """
 

@@ -2,7 +2,7 @@
 
 **Look-ahead.** It is (slot, generation) of the last slot *inspected*, in this process's own memory. Following
 its NEXT finds what was appended since; an empty look costs three loads, whatever the list's length. Slots
-inspected per message are then near 1; from the head they would be as many as stand before it (M9).
+inspected per message are then near 1; from the head they would be as many as there are before it (M9).
 
 **Noticing change.** Every load of NEXT is followed by a check of that slot's generation, and a slot is used
 only if its generation is the one its reference names. A mismatch means that it was unlinked and freed
@@ -39,7 +39,7 @@ from itertools import pairwise, repeat
 from typing import Any, Final, NoReturn
 from zlib import crc32
 
-from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged, MessageNotTaken, PayloadInUse
+from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged, PayloadInUse, not_taken
 from pmdaemon.mailbox.layout import (
     BUNDLE_SHIFT,
     MASK32,
@@ -168,14 +168,14 @@ class LaneReader:
                 if not 0 <= slot < self._slots:
                     raise MailboxCorrupt(self._where, f"link {reference:#x} leads outside the lane")
                 found = self._first_word + slot * SLOT_WORDS
-                # Race: ADDRESS before STATE. Were the slot freed and filled anew between the loads, the new
+                # Race: ADDRESS before STATE. Were the slot freed and filled again between the loads, the new
                 # address would come with the new generation, and the comparison fails.
                 address = words[found + S_ADDRESS]
                 state = words[found]
                 if state >> 8 != reference >> 32:
                     self._check_stale(at, generation, reference)
                     moved = True
-            if moved:  # unlinked under our feet: start again, and expect to meet the same slots again
+            if moved:  # unlinked meanwhile: start again, and expect to meet the same slots again
                 self._reset("invalid")
                 at, mark, lap = _HEAD, 0, steps + _FIRST_LAP
                 steps += 1
@@ -201,7 +201,7 @@ class LaneReader:
         return -1
 
     def _check_slot(self, slot: int, address: int, state: int) -> None:
-        """A slot that we pass by must at least be possible."""
+        """A slot that the search passes by must at least be possible."""
         sender = self._first_sender + slot // self._per_sender
         if address >> 16 & 0xFFFF != sender or address & 0xFFFF >= self._participants:
             raise MailboxCorrupt(self._where, f"slot {slot} is addressed {address:#x}")
@@ -248,7 +248,7 @@ class LaneReader:
         self._reset("returned")
 
     def _met(self) -> None:
-        """A message of ours was found."""
+        """A message was found."""
         self._met_at = self.scans
         if self._seeking:  # in front of the old look-ahead: it had been passed over
             self._seeking = 0
@@ -329,9 +329,10 @@ class LaneReader:
         return max(0, room_bytes)
 
     def _take_fast(self, taken: Batch, max_messages: int, room_bytes: int, views: bool) -> int:
-        """The usual case of ``find`` and ``_take``: slot after slot is ours. Stops at whatever is unusual.
+        """``find`` and ``_take`` for the case that slot after slot is for us; stops at any other.
 
-        Laid out flat, with local names: this is where a busy recipient spends its time.
+        Laid out flat, with local names: a message then costs a third of ``find`` and ``_take`` at 100 B, less
+        than half at 4 KB, and two thirds in bundles of 64 (one process, 2 cores).
         """
         words, at = self._words, self._at
         if at < 0 or self._seeking or words[self._front_word] != self._front:
@@ -387,7 +388,7 @@ class LaneReader:
                 taken.append(_new(kind, (sender, payload, sequence)))
                 left -= 1
             unacked[found] = now + 1  # TAKEN
-            # In our hand nobody can free it under our feet; a link changed since is met by ``find``.
+            # Its sender cannot free it before the release; a link changed since is met by ``find``.
             reference, at = behind, found
             room_bytes -= length
             slots += 1
@@ -449,7 +450,7 @@ class UnackedBatch:
         self.views: list[memoryview] = []
 
     def release(self) -> None:
-        """Everything in hand is done with.
+        """Release the whole batch.
 
         Raises:
             PayloadInUse: a view is in use still; everything stays.
@@ -466,7 +467,7 @@ class UnackedBatch:
         self._interrupted = False
 
     def _forget_released(self) -> None:
-        """An exception (of a signal handler) has ended a release: what it has stored is in hand no more.
+        """An exception (of a signal handler) has ended a release: what it has stored is released.
 
         Such a slot may have been used again since, and a second store would destroy that use.
         """
@@ -484,7 +485,7 @@ class UnackedBatch:
             self.views.pop()
 
     def _slots(self) -> Iterator[tuple[int, int]]:
-        """(first word, messages of it in hand as bits) of each slot. Any thread."""
+        """(first word, messages of it in the batch as bits) of each slot. Any thread."""
         words = self._words
         for word, value in self.unacked.copy().items():  # the taking thread changes it meanwhile
             slot = word - word % SLOT_WORDS  # slots begin at multiples of their size
@@ -498,23 +499,23 @@ class UnackedBatch:
         return sum(bits.bit_count() for _, bits in self._slots())
 
     def give_back(self, messages: Sequence[Message | View]) -> None:
-        """Take these messages out of the hand; they stand where they stood.
+        """Take these messages out of the batch; they stay where they were.
 
         Raises:
-            MessageNotTaken: one is not in hand; none was given back.
+            MailboxError: one is not in the batch; none was given back.
         """
-        in_hand = {}
+        found = {}
         for slot, bits in self._slots():
             sender = self._names[self._words[slot + S_ADDRESS] >> 16 & 0xFFFF]
             first = self._words[slot + S_SEQUENCE]
             for number in range(bits.bit_length()):
                 if bits >> number & 1:
-                    in_hand[sender, first + number] = slot, 1 << number
+                    found[sender, first + number] = slot, 1 << number
         returned: dict[int, int] = {}
         for message in messages:
-            place = in_hand.get((message.sender, message.sequence))
+            place = found.get((message.sender, message.sequence))
             if place is None:
-                raise MessageNotTaken(message.sender, message.sequence)
+                raise not_taken(message.sender, message.sequence)
             slot, bit = place
             returned[slot] = returned.get(slot, 0) | bit
         kept = {slot: bits & ~returned[slot] for slot, bits in self._slots() if slot in returned}
@@ -522,7 +523,7 @@ class UnackedBatch:
             self._keep(slot, bits)
 
     def _keep(self, slot: int, bits: int) -> None:
-        """Of the slot only the messages ``bits`` stay in hand."""
+        """Of the slot only the messages ``bits`` stay in the batch."""
         self.unacked.pop(slot, None)
         self.unacked.pop(slot + S_DONE, None)
         if bits:  # of a bundle: some were released before, some are returned, some stay

@@ -62,7 +62,7 @@ def plan(lengths: Sequence[int]) -> list[Piece]:
     total, count = sum(lengths), len(lengths)
     if max(lengths) <= BUNDLED_BYTES:
         if 1 < count <= BUNDLE_MESSAGES and total <= BUNDLE_BYTES:
-            return [(0, count, directory_bytes(count) + total)]  # the usual case
+            return [(0, count, directory_bytes(count) + total)]
     elif min(lengths) > BUNDLED_BYTES:
         return [(at, 1, length) for at, length in enumerate(lengths)]
     return list(_plan(lengths))

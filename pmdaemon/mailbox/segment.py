@@ -1,11 +1,11 @@
 """The shared file: made aside, given its name when complete, checked before use, swept with its owner.
 
 A segment is an ordinary file in a directory that only its user may enter (a tmpfs: systemd's
-RuntimeDirectory, or one of our own under /dev/shm), mapped by every participant. Its bytes are reserved when
+RuntimeDirectory, or a private one under /dev/shm), mapped by every participant. Its bytes are reserved when
 it is made: on a full tmpfs a later store would kill the process with SIGBUS, so a lack of room must be an
 error here. Left out are only the *rooms* of participants that may never come (``later``): each is reserved
-by ``reserve_room`` before its process is started. Until its ROOM word says so nobody loads or stores there
-(even a load would take a page of the tmpfs).
+by ``reserve_room`` before its process is started. Until its ROOM word says so no process loads or stores
+there (even a load would take a page of the tmpfs).
 
 Neither POSIX shared memory nor multiprocessing's classes are used: their resource tracker unlinks the
 segment when any attached process ends.
@@ -46,12 +46,12 @@ from pmdaemon.mailbox.errors import (
     MailboxCorrupt,
     ParticipantBusy,
     SegmentError,
-    SegmentExists,
     SegmentMissing,
     SegmentNoSpace,
     SegmentUnsafe,
-    SegmentUnusable,
-    UnknownParticipant,
+    segment_exists,
+    segment_unusable,
+    unknown_participant,
 )
 from pmdaemon.mailbox.layout import Layout
 from pmdaemon.mailbox.shared_writer import make_mutex
@@ -70,17 +70,17 @@ def default_runtime_dir() -> Path:
 
 
 def ensure_private_dir(directory: Path) -> None:
-    """Make ``directory`` (mode 0700) if it is missing, and check that nobody else can enter it.
+    """Make ``directory`` (mode 0700) if it is missing, and check that no other user can enter it.
 
     Raises:
         SegmentUnsafe: a link, owned by another user, or open to group or others.
-        SegmentUnusable: it cannot be made.
+        SegmentError: it cannot be made.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.lstat(directory)
     except OSError as exc:
-        raise SegmentUnusable(directory, "make the directory", exc) from exc
+        raise segment_unusable(directory, "make the directory", exc) from exc
     if not stat.S_ISDIR(status.st_mode):
         raise SegmentUnsafe(directory, "is a link or no directory", "Give a real directory")
     _check_private(directory, status, "RuntimeDirectoryMode=0700 in a systemd unit, or chmod 0700")
@@ -94,20 +94,20 @@ def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> N
     Durability: none; the file lives as long as its tmpfs.
 
     Raises:
-        SegmentExists: the name is taken.
+        SegmentError: the name is taken.
         SegmentNoSpace: it cannot be reserved in full.
-        SegmentUnsafe, SegmentUnusable, MachineUnsupported: see the classes.
+        SegmentUnsafe, SegmentError, MachineUnsupported: see the classes.
     """
     _check_machine(path)
     ensure_private_dir(path.parent)
     aside = path.with_name(f"{path.name}{_NEW_SUFFIX}{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
-        aside.unlink()  # left by a process that died while it made a segment and had our number
+        aside.unlink()  # left by a process that died while it made a segment and had this number
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(aside, flags, 0o600)
     except OSError as exc:
-        raise SegmentUnusable(aside, "make the segment", exc) from exc
+        raise segment_unusable(aside, "make the segment", exc) from exc
     try:
         _reserve(fd, path, layout, layout.reserved(later))
         _write_static(fd, layout)
@@ -115,9 +115,9 @@ def create_segment(path: Path, layout: Layout, later: Collection[str] = ()) -> N
         # link, not rename: it refuses to replace a segment that others may have mapped.
         os.link(aside, path)
     except FileExistsError as exc:
-        raise SegmentExists(path) from exc
+        raise segment_exists(path) from exc
     except OSError as exc:
-        raise SegmentUnusable(path, "make the segment", exc) from exc
+        raise segment_unusable(path, "make the segment", exc) from exc
     finally:
         os.close(fd)
         aside.unlink()
@@ -149,20 +149,20 @@ def reserve_room(path: Path, name: str) -> None:
 
     Raises:
         SegmentNoSpace: the file system has no room for it now; whatever was reserved before goes on.
-        UnknownParticipant: the segment has no such participant.
+        MailboxError: the segment has no such participant.
         SegmentError: there is no such segment, or it cannot be used.
     """
     segment = Segment(path)
     try:
         layout = segment.layout
         if name not in layout.participants:
-            raise UnknownParticipant(name, layout.participants)
+            raise unknown_participant(name, layout.participants)
         room_word = layout.control_word(layout.index(name)) + lay.C_ROOM
         if not segment.words[room_word]:
             _reserve(segment.fd, path, layout, layout.room(name))
             segment.words[room_word] = 1
     except OSError as exc:
-        raise SegmentUnusable(path, f"reserve the room of {name}", exc) from exc
+        raise segment_unusable(path, f"reserve the room of {name}", exc) from exc
     finally:
         segment.close()
 
@@ -213,7 +213,7 @@ class Segment:
         ``struct.pack_into`` writes byte by byte.
 
     Raises:
-        SegmentMissing, SegmentUnsafe, SegmentUnusable, LayoutMismatch, MachineUnsupported: see the classes.
+        SegmentMissing, SegmentUnsafe, SegmentError, LayoutMismatch, MachineUnsupported: see the classes.
     """
 
     def __init__(self, path: Path, *, writable: bool = True) -> None:
@@ -226,7 +226,7 @@ class Segment:
         except FileNotFoundError as exc:
             raise SegmentMissing(path) from exc
         except OSError as exc:
-            raise SegmentUnusable(path, "open the segment", exc) from exc
+            raise segment_unusable(path, "open the segment", exc) from exc
         try:
             self._map(writable)
         except BaseException:
@@ -249,7 +249,7 @@ class Segment:
         try:
             self.memory = mmap.mmap(self.fd, status.st_size, access=access)
         except OSError as exc:
-            raise SegmentUnusable(self.path, "map the segment", exc) from exc
+            raise segment_unusable(self.path, "map the segment", exc) from exc
         self.bytes = memoryview(self.memory)
         self.words = self.bytes.cast("Q")
 
@@ -294,7 +294,7 @@ class Segment:
         return names[number - 1] if 0 < number <= len(names) else "a stray store" if number else ""
 
     def mark_damaged(self, name: str, error: MailboxCorrupt) -> None:
-        """Let the server see that the segment must be made anew, and say in the log what ``name`` has met.
+        """Let the server see that the segment must be replaced, and say in the log what ``name`` has met.
 
         The log has one line for a segment, that of the first. Thread: any, of any participant.
         """
@@ -342,10 +342,10 @@ def _check_machine(path: Path) -> None:
 def sweep_stale(directory: Path) -> list[Path]:
     """Remove segments whose owner and participants are gone, their doorbells, and unfinished ones.
 
-    Returns what was removed. Files that are not ours stay.
+    Returns what was removed. Other files stay.
 
     Raises:
-        SegmentUnsafe, SegmentUnusable: as ``ensure_private_dir``; nothing was removed.
+        SegmentUnsafe, SegmentError: as ``ensure_private_dir``; nothing was removed.
     """
     if not directory.exists():
         return []
@@ -382,7 +382,7 @@ def _is_stale(path: Path) -> bool:
         return False
     try:
         segment = Segment(path, writable=False)
-    except SegmentError:  # of another version, or cut off: no use to anybody
+    except SegmentError:  # of another version, or cut off: of no use any more
         return True
     try:
         controls = [segment.layout.control_word(index) for index in range(len(segment.layout.participants))]
@@ -412,13 +412,13 @@ def is_alive(pid: int, started_ticks: int) -> bool:
 
 
 def claim(segment: Segment, index: int, name: str) -> None:
-    """Write our process into the participant's control block, unless another living one stands there.
+    """Write this process into the participant's control block, unless another living one is in it.
 
     Raises:
         ParticipantBusy: it does.
     """
     words, control = segment.words, segment.layout.control_word(index)
-    # Race: two processes of one name starting at once. The kernel drops this lock if we die here.
+    # Race: two processes of one name starting at once. The kernel drops this lock if this process dies here.
     fcntl.flock(segment.fd, fcntl.LOCK_EX)
     try:
         pid = words[control + lay.C_PID]

@@ -72,7 +72,7 @@ from pmdaemon.runtime.clock import Deadline
 PATIENCE_S: Final = 0.1
 """Time for a living holder to be given a processor; the locked part itself takes microseconds."""
 _SPINS: Final = 20  # longer than one locked part
-_YIELDS: Final = 200  # then let a holder run that shares our processor; then sleep in small pieces
+_YIELDS: Final = 200  # then let a holder run that shares this processor; then sleep in small pieces
 _NAP_S: Final = 0.0002
 _KIND_WORD: Final = 2  # low half: __kind, at byte 16
 _KIND: Final = 16 | 128  # PTHREAD_MUTEX_ROBUST_NORMAL_NP | PTHREAD_MUTEX_PSHARED_BIT
@@ -84,7 +84,7 @@ _libc: Final = ctypes.PyDLL(None)
 
 
 def make_mutex(memory: mmap.mmap, at_bytes: int) -> None:
-    """Initialise a mutex in a mapping that nobody else uses yet.
+    """Initialise a mutex in a mapping that no other process uses yet.
 
     Raises:
         OSError: the system knows no such mutexes.
@@ -105,7 +105,7 @@ class RobustMutex:
     """A mutex made by ``make_mutex``, as one process sees it. ``where`` names the segment in errors.
 
     Attributes:
-        release: unlocks. waits: times that somebody else held it.
+        release: unlocks. waits: times that another process held it.
 
     Guards: NEXT, PREVIOUS and the list block of the form `shared`.
     Thread: one, the posting thread (attach excepted, which comes before).
@@ -146,7 +146,7 @@ class RobustMutex:
         """What follows an ``attempt`` that was not 0: wait, or take over from the dead; see ``acquire``."""
         if code == errno.EBUSY:
             if self._words[self._word] & _TID_MASK == threading.get_native_id():
-                return True  # an exception of a signal handler came right behind our own trylock
+                return True  # an exception of a signal handler came right behind this thread's own trylock
             code = self._wait()
             if code == errno.EBUSY:
                 return False
@@ -296,7 +296,7 @@ class SharedWriter(LaneWriter):
             state = words[word]
             if state & 0xFF != FREE:
                 words[word] = ((state >> 8) + 1 & MASK32) << 8 | FREE
-            linked[number] = 1  # never twice, whatever stands there
+            linked[number] = 1  # never twice, whatever is written there
             number = words[word + S_NEXT] & MASK32
 
     def _next_word_of(self, number: int) -> int:

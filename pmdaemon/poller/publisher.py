@@ -1,16 +1,16 @@
-"""Posts everything the pair has to say to ``services`` and ``dbmanager``; never waits, never loses silently.
+"""Posts what a pair sends to ``services`` and ``dbmanager``; never waits, never loses silently.
 
-Two kinds of mail with different promises:
+Two kinds of messages with different promises:
 
 * *Cuts.* A batch that dbmanager cannot take is not kept here: the cuts are still with their
-  agents: ``on_refused`` rewinds those gateways and they are asked for again. For services the newest cut of
-  each gateway waits here (``poller.newest_cuts``) until there is room; the older ones it replaces are
-  counted.
-* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). Nobody asks for news again, so refused news
-  waits here, per recipient and in order, and is tried at each ``flush``. While news waits for a recipient no
-  cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES`` the oldest
-  is dropped and counted, and once the rest is delivered the recipient has to be told everything anew
-  (``neglected``), or it would miss some gateways for ever.
+  agents. ``on_refused`` rewinds those gateways, and they are asked for their cuts again. For services the
+  newest cut of each gateway waits here (``poller.newest_cuts``) until there is room; the older ones it
+  replaces are counted.
+* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). No process asks for news again, so it is queued
+  for recipients without room (``mailbox.sender``) and posted at the next ``flush``. While news waits for a
+  recipient no cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES``
+  the oldest is dropped and counted, and once the rest is delivered every session has to be announced to that
+  recipient again (``neglected``), or it would miss some gateways for ever.
 
 Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
 
@@ -19,13 +19,13 @@ Source: M2, P10; DESIGN.md 3 "Nobody waits", 4.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.sender import OTHERS, MailboxSender, PostingMailbox
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutsBuilder, CutsMessage
 from pmdaemon.poller.newest_cuts import NewestCuts
 
@@ -36,44 +36,12 @@ MOST_RETRIED: Final = 8  # messages of waiting cuts a flush: 2 MB, a few ms betw
 log = structlog.get_logger("courier")
 
 
-class PostingMailbox(Protocol):
-    """The half of a mailbox that posts."""
-
-    def post(self, recipients: str | Sequence[str], payload: bytes | memoryview) -> object:
-        """Deliver or raise MailboxFull naming who had no room."""
-
-
-class _News:
-    """News that waits for one recipient."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[bytes] = deque()
-        self.size_bytes = 0
-        self.lacks_some = False
-
-    def push(self, message: bytes) -> int:
-        """Keep a message; returns how many old ones had to go."""
-        self.waiting.append(message)
-        self.size_bytes += len(message)
-        dropped = 0
-        while self.size_bytes > NEWS_BYTES and len(self.waiting) > 1:
-            self.size_bytes -= len(self.waiting.popleft())
-            dropped += 1
-        self.lacks_some |= dropped > 0
-        return dropped
-
-    def pop(self) -> None:
-        """The oldest was delivered."""
-        self.size_bytes -= len(self.waiting.popleft())
-
-
 class CutPublisher:
-    """The pair's outgoing mail.
+    """What a pair posts.
 
     Attributes:
         refused_keeping: batches dbmanager had no room for; their gateways were rewound.
         dropped_live_cuts: cuts that a later one of their gateway replaced before services had room.
-        dropped_news: announcements given up.
         posted_cuts: cuts posted to dbmanager.
         posted_bytes: bytes of CUTS messages given to the mailbox.
         batch: the cuts on their way; read into its ``room``.
@@ -87,10 +55,9 @@ class CutPublisher:
         self.batch = CutsBuilder(pair)
         self._newest = NewestCuts(pair)
         self._retry_ns = 0  # no sooner, because services has just had no room
-        self._news = {SERVICES: _News(), DBMANAGER: _News()}
+        self._news = MailboxSender({OTHERS: poster}, NEWS_BYTES, drop_oldest=True)
         self.refused_keeping = 0
         self.dropped_live_cuts = 0
-        self.dropped_news = 0
         self.posted_cuts = 0
         self.posted_bytes = 0
 
@@ -98,29 +65,21 @@ class CutPublisher:
 
     def news(self, message: bytes, *recipients: str) -> None:
         """Post an announcement, behind what already waits for the same recipient."""
-        free = [name for name in recipients if not self._news[name].waiting]
-        refused = [name for name in recipients if name not in free]
-        if free:
-            refused += self._post(free, message)
-        for name in refused:
-            self.dropped_news += self._news[name].push(message)
+        self._news.send(message, *recipients)
 
     def neglected(self) -> list[str]:
         """Recipients that have taken what waited but not what was dropped before; named once."""
-        found = [name for name, news in self._news.items() if news.lacks_some and not news.waiting]
-        for name in found:
-            self._news[name].lacks_some = False
-        return found
+        return self._news.overflowed()
 
     @property
     def waiting_news(self) -> int:
         """Announcements that wait for room."""
-        return sum(len(news.waiting) for news in self._news.values())
+        return self._news.waiting()
 
-    def _retry_news(self) -> None:
-        for name, news in self._news.items():
-            while news.waiting and not self._post([name], news.waiting[0]):
-                news.pop()
+    @property
+    def dropped_news(self) -> int:
+        """Announcements dropped because too much waited."""
+        return self._news.lost
 
     # -- cuts
 
@@ -146,7 +105,7 @@ class CutPublisher:
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""
         if self.waiting_news:
-            self._retry_news()
+            self._news.flush()
         if self._newest and now_ns >= self._retry_ns:
             self._retry_newest(now_ns)
         if self.batch.is_due(now_ns):
@@ -158,31 +117,31 @@ class CutPublisher:
 
     def post_cuts(self) -> None:
         """Post what is batched now, as one message if both recipients get the same cuts."""
-        for letter in self.batch.take():
-            self._post_letter(letter)
+        for message in self.batch.take():
+            self._post_message(message)
 
-    def _post_letter(self, letter: CutsMessage) -> None:
-        names = [name for name, wanted in ((DBMANAGER, letter.keep), (SERVICES, letter.judge)) if wanted]
+    def _post_message(self, cuts: CutsMessage) -> None:
+        names = [name for name, wanted in ((DBMANAGER, cuts.keep), (SERVICES, cuts.judge)) if wanted]
         refused = [name for name in names if self._has_waiting(name)]
         free = [name for name in names if name not in refused]
         if free:
-            refused += self._post(free, letter.message)
-        self.posted_bytes += len(letter.message)
+            refused += self._post(free, cuts.message)
+        self.posted_bytes += len(cuts.message)
         if SERVICES in refused:
-            self.dropped_live_cuts += self._newest.keep(letter)
+            self.dropped_live_cuts += self._newest.keep(cuts)
         if DBMANAGER in refused:
             self.refused_keeping += 1
-            self._on_refused(set(letter.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
-        elif letter.keep:
-            self.posted_cuts += letter.cuts
+            self._on_refused(set(cuts.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
+        elif cuts.keep:
+            self.posted_cuts += cuts.cuts
 
     def _has_waiting(self, name: str) -> bool:
         """Whether a cut posted to this recipient now would overtake something."""
-        return bool(self._news[name].waiting or (name == SERVICES and self._newest))
+        return bool(self._news.waiting(name) or (name == SERVICES and self._newest))
 
     def _retry_newest(self, now_ns: int) -> None:
         for _ in range(MOST_RETRIED):
-            if not self._newest or self._news[SERVICES].waiting:
+            if not self._newest or self._news.waiting(SERVICES):
                 return
             gateway_ids, message = self._newest.first()
             if self._post([SERVICES], message):
@@ -192,7 +151,7 @@ class CutPublisher:
             self.posted_bytes += len(message)
 
     def _post(self, names: Sequence[str], message: bytes | memoryview) -> list[str]:
-        """Post; returns who had no room."""
+        """Post; returns the recipients without room."""
         try:
             self._poster.post(names, message)
         except MailboxFull as exc:

@@ -3,5 +3,5 @@
 Two layers. Pure: the control brain (``brain`` and what it uses, its decisions in ``decisions``). Around it
 the
 shell: ``core`` joins brain, agreements, slices and requests, ``looker`` reads SQL in a thread of its own,
-``journal`` and ``outbox`` post, ``process`` is the loop.
+``record_sender`` posts rows, ``process`` is the loop.
 """

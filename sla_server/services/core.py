@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
@@ -60,7 +61,7 @@ class Services:
         brain: Controller,
         looker: SqlWorker,
         documents: DocumentReader,
-        outbox: Outbox,
+        outbox: MailboxSender,
         journal: RecordSender,
         start: Start,
         clock: Clock,

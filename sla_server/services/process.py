@@ -22,6 +22,7 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.mailbox import BACKSTOP_S, Mailbox, attach
 from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
+from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.gc_tuning import GcTuning
@@ -32,7 +33,6 @@ from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
-from sla_server.services.outbox import Outbox
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import LOOK_LIMIT_S, SqlWorker
 from sla_server.services.startup import Start, marker_event, read_start
@@ -99,7 +99,7 @@ def run(config: ProcessConfig, stop: Stop) -> int:
             start = take_up(store, journal, tag, config.services.mode, clock, stop)
             if start is None:
                 return 0
-            outbox = Outbox({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
+            outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
             brain = Controller(config.services.control)
             services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
         threads.start("sv-looker", lambda: looker.run(stop), LOOK_LIMIT_S)

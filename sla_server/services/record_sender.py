@@ -1,40 +1,38 @@
-"""RECORDs until dbmanager says that they are durable, however often it is killed meanwhile.
+"""RECORDs: rows for SQL, sent to dbmanager until it answers that they are durable.
 
 Each frame carries an id of its own. dbmanager answers RECORDED once the frame is in its durable queue. A
-frame that is not answered in time (dbmanager was killed between taking and keeping it) is sent again, *with
-everything after it*, so that the rows of one key arrive in their order and an old one never overwrites a
-newer one for good; rows are upserts, so a repeat does no harm. Answered frames wait behind an unanswered
-one for that reason.
+frame that is not answered in time (dbmanager was killed between taking and keeping it) is posted again with
+everything after it (``mailbox.sender``), so that the rows of one key arrive in their order and an old one
+never overwrites a newer one for good; rows are upserts, so a repeat does no harm.
 
 What a crash of this process can leave: frames not yet posted die with it. Slices are judged again from SQL,
-the brain re-reads throttles; an event that waited here is lost, which takes a full mailbox at the same
-moment.
+the controller reads throttles again; an event that waited here is lost, which takes a full mailbox at the
+same moment.
 
-Belongs to the main loop.
+Thread: the main loop.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 import structlog
 
 from pmdaemon.errors import FrameTooLarge
-from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.sender import OTHERS, MailboxSender, PostingMailbox, Resend
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from sla_server.services.outbox import PostingMailbox
 from sla_server.services.rows import Rows
 
 log = structlog.get_logger("journal")
 RECIPIENT: Final = "dbmanager"
-RESEND_FIRST_NS: Final = 5_000_000_000  # durability takes milliseconds; five seconds is a dead dbmanager
-RESEND_LAST_NS: Final = 60_000_000_000  # while it stays away its ring must not fill with repeats
+RESEND: Final = Resend(
+    first_ns=5_000_000_000,  # durability takes milliseconds; five seconds is a dead dbmanager
+    last_ns=60_000_000_000,  # while it stays away its ring must not fill with repeats
+)
 FRAME_ROWS: Final = 128
 """Slices are some 300 bytes a row, a header holds 64 KiB; what does not fit is halved, and encoded again."""
 Done = Callable[[bool, str], None]
@@ -43,18 +41,8 @@ Rejected = list[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class _Entry:
-    """One frame; ``answered`` frames wait only for those before them."""
-
-    request: str
-    payload: bytes
-    ticket: _Ticket | None
-    answered: bool = False
-
-
-@dataclass(slots=True)
 class _Ticket:
-    """Somebody who wants to know when the last of ``open_frames`` is durable."""
+    """A caller to be called when the last of ``open_frames`` is durable."""
 
     done: Done
     open_frames: int
@@ -65,23 +53,21 @@ class RecordSender:
     """See the module.
 
     Attributes:
-        lost: frames dropped because the limit was reached, and rows that fit no frame
-        resent: times the queue was sent again
+        resent: times that frames were posted again.
     """
 
     def __init__(self, mailbox: PostingMailbox, tag: str, limit_bytes: int) -> None:
-        self._mailbox = mailbox
         self._tag = tag
-        self._limit_bytes = limit_bytes
-        self._entries: deque[_Entry] = deque()
-        self._by_request: dict[str, _Entry] = {}
+        self._sender = MailboxSender({OTHERS: mailbox}, limit_bytes, resend=RESEND)
+        self._tickets: dict[str, _Ticket] = {}
         self._serial = 0
-        self._bytes = 0
-        self._sent = 0  # entries of the queue's head that are posted
-        self._waiting_since_ns = 0
-        self._resend_ns = RESEND_FIRST_NS
-        self.lost = 0
+        self._unfit = 0
         self.resent = 0
+
+    @property
+    def lost(self) -> int:
+        """Frames dropped because the limit was reached, and rows that fit no frame."""
+        return self._sender.lost + self._unfit
 
     def append(self, rows: Rows, done: Done | None = None) -> None:
         """Queue rows; ``done(ok, error)`` is called once all of them are durable or refused.
@@ -97,70 +83,50 @@ class RecordSender:
         parts, unfit = _frames(rows, f"{self._tag}.{self._serial}", together=done is not None)
         self._serial += 1
         for table, problem in unfit:
-            self.lost += 1
+            self._unfit += 1
             log.error("record-unfit", table=table, problem=problem, lost=self.lost)
         if unfit and done is not None:
             done(False, f"a row of {unfit[0][0]} cannot be recorded: {unfit[0][1]}")
             return
         if not parts:
             return
-        size = sum(len(payload) for _, payload in parts)
-        if self._bytes + size > self._limit_bytes:
-            self.lost += len(parts)
-            log.error("records-lost", frames=len(parts), waiting_bytes=self._bytes, lost=self.lost)
+        if not self._sender.put_all(RECIPIENT, parts):
+            log.error(
+                "records-lost",
+                frames=len(parts),
+                waiting_bytes=self._sender.waiting_bytes(RECIPIENT),
+                lost=self.lost,
+            )
             if done is not None:
                 done(False, "too many records wait for the database manager; try again when it is back")
             return
-        ticket = _Ticket(done, len(parts)) if done is not None else None
-        for request, payload in parts:
-            entry = _Entry(request, payload, ticket)
-            self._entries.append(entry)
-            self._by_request[request] = entry
-        self._bytes += size
+        if done is not None:
+            ticket = _Ticket(done, len(parts))
+            self._tickets.update((request, ticket) for request, _ in parts)
 
     def flush(self, now_ns: int) -> None:
-        """Post what has room; send again what was not answered in time."""
-        if self._sent and now_ns - self._waiting_since_ns >= self._resend_ns:
-            log.warning("records-sent-again", frames=self._sent, waited_s=self._resend_ns / 1e9)
-            self._sent = 0
+        """Post what has room; post again what was not answered in time."""
+        if due := self._sender.flush(now_ns):
+            log.warning("records-sent-again", frames=due)
             self.resent += 1
-            self._resend_ns = min(2 * self._resend_ns, RESEND_LAST_NS)
-        if self._sent == 0:
-            self._waiting_since_ns = now_ns
-        unsent = [entry.payload for entry in islice(self._entries, self._sent, None)]
-        if unsent:
-            try:
-                self._mailbox.post_many(RECIPIENT, unsent)
-                self._sent += len(unsent)
-            except MailboxFull as full:
-                self._sent += full.posted
 
     def recorded(self, request: str, ok: bool, error: str, now_ns: int) -> None:
-        """Dbmanager's answer; one that is not ours, or a repeated one, is ignored."""
-        entry = self._by_request.get(request)
-        if entry is None or entry.answered:
+        """Handle an answer of dbmanager; a repeated one, or one to another process, is ignored."""
+        if not self._sender.answered(RECIPIENT, request, now_ns):
             return
-        entry.answered = True
-        self._waiting_since_ns = now_ns
-        self._resend_ns = RESEND_FIRST_NS
         if not ok:
             log.error("record-refused", request=request, error=error)
-        ticket = entry.ticket
-        if ticket is not None:
-            ticket.open_frames -= 1
-            ticket.error = ticket.error or ("" if ok else error or "refused")
-        while self._entries and self._entries[0].answered:
-            gone = self._entries.popleft()
-            del self._by_request[gone.request]
-            self._bytes -= len(gone.payload)
-            self._sent = max(self._sent - 1, 0)
-        # Last: what the waiting one does may append again.
-        if ticket is not None and ticket.open_frames == 0:
-            ticket.done(not ticket.error, ticket.error)
+        ticket = self._tickets.pop(request, None)
+        if ticket is None:
+            return
+        ticket.open_frames -= 1
+        ticket.error = ticket.error or ("" if ok else error or "refused")
+        if ticket.open_frames == 0:
+            ticket.done(not ticket.error, ticket.error)  # last: it may append again
 
     def waiting(self) -> int:
         """Frames that are not known to be durable."""
-        return sum(not entry.answered for entry in self._entries)
+        return self._sender.waiting()
 
 
 def _frames(rows: Rows, request: str, *, together: bool) -> tuple[list[tuple[str, bytes]], Rejected]:

@@ -215,6 +215,13 @@ class FakeMailbox:
             self.refusals += 1
             raise MailboxFull("pair-0", refused)
 
+    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
+        for number, payload in enumerate(payloads):
+            try:
+                self.post(recipient, payload)
+            except MailboxFull:
+                raise MailboxFull("pair-0", (recipient,), posted=number) from None
+
     def deliver(self, sender: str, kind: Kind, header: dict[str, Any]) -> None:
         self.inbox.append(Taken(sender, frame.encode(kind, header)))
         os.eventfd_write(self._fd, 1)

@@ -11,6 +11,7 @@ import numpy as np
 
 from pmdaemon.errors import SlaError
 from pmdaemon.mailbox.errors import MailboxFull
+from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
@@ -20,7 +21,6 @@ from sla_server.services.config import ServicesConfig
 from sla_server.services.control.decisions import Decision
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
-from sla_server.services.outbox import Outbox
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
@@ -292,7 +292,7 @@ class Bench:
         self.brain, self.looker, self.documents = FakeBrain(), FakeLooker(), DocumentReader()
         config = ServicesConfig()
         self.journal = RecordSender(self.main, "test", config.outbox_limit_bytes)
-        outbox = Outbox({"*": self.main, "appserver": self.app}, 1 << 20)
+        outbox = MailboxSender({"*": self.main, "appserver": self.app}, 1 << 20)
         start = start or Start()
         self.core = Services(
             config, self.brain, self.looker, self.documents, outbox, self.journal, start, self.clock

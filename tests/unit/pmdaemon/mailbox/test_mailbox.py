@@ -12,12 +12,10 @@ from pmdaemon.mailbox import Layout, Route, attach, create_segment
 from pmdaemon.mailbox.doorbell import bell_path
 from pmdaemon.mailbox.errors import (
     LayoutMismatch,
-    MailboxClosed,
+    MailboxError,
     MailboxFull,
     MessageTooLarge,
-    NoRoute,
     ParticipantBusy,
-    UnknownParticipant,
 )
 from tests.support.mailbox import abandon, drain, forked, make_mesh, mesh
 
@@ -141,9 +139,9 @@ def test_what_can_never_fit_is_refused_before_anything_is_posted(path: Path) -> 
     with attach(path, "a") as a, attach(path, "b") as b:
         with pytest.raises(MessageTooLarge, match="to 'c' must be smaller"):
             a.post(("b", "c"), b"x" * 64)
-        with pytest.raises(NoRoute, match=r"'d'.*b, c"):
+        with pytest.raises(MailboxError, match=r"'d'.*b, c"):
             a.post(("b", "d"), b"x")
-        with pytest.raises(NoRoute):
+        with pytest.raises(MailboxError, match="no route"):
             b.post("a", b"x")
         assert drain(b) == []
         assert a.recipients == ("b", "c")
@@ -208,7 +206,7 @@ def test_a_living_holder_keeps_its_name_and_a_dead_one_does_not(path: Path) -> N
 
 def test_an_unknown_name_and_a_foreign_file_are_refused(path: Path) -> None:
     make_mesh(path, "a", "b")
-    with pytest.raises(UnknownParticipant, match="it has a, b"):
+    with pytest.raises(MailboxError, match="it has a, b"):
         attach(path, "z")
     path.with_name("other").write_bytes(b"x" * 256)
     path.with_name("other").chmod(0o600)
@@ -226,7 +224,7 @@ def test_closed_is_closed_and_leaks_no_descriptor(path: Path) -> None:
     b.close()
     assert set(os.listdir("/proc/self/fd")) == before
     for action in (lambda: a.post("b", b"x"), a.take, a.prepare_sleep, a.stats):
-        with pytest.raises(MailboxClosed):
+        with pytest.raises(MailboxError, match="is closed"):
             action()
 
 

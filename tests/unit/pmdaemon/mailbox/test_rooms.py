@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.mailbox import Layout, Route, attach, create_segment, describe, probe, reserve_room
-from pmdaemon.mailbox.errors import MailboxFull, RoomMissing, SegmentNoSpace, UnknownParticipant
+from pmdaemon.mailbox.errors import MailboxError, MailboxFull, RoomMissing, SegmentNoSpace
 from tests.support import mailbox
 from tests.support.mailbox import audit, drain
 
@@ -103,7 +103,7 @@ def test_a_second_reservation_changes_nothing(path: Path) -> None:
         reserve_room(path, "pair-0")
         assert blocks(path) == before
         assert drain(server) == [b"x"]
-    with pytest.raises(UnknownParticipant):
+    with pytest.raises(MailboxError, match="no participant"):
         reserve_room(path, "pair-9")
 
 

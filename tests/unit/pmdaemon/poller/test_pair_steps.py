@@ -11,7 +11,6 @@ import pytest
 import structlog
 
 from pmdaemon.mailbox.errors import MessageDamaged
-from pmdaemon.poller import publisher as courier_module
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS
 from pmdaemon.poller.frame_handlers import FrameHandlers
@@ -275,7 +274,7 @@ def test_thresholds_reach_the_gateway_they_are_for_and_no_other(bench: Bench) ->
 def test_services_that_missed_an_announcement_hear_of_everybody_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier_module, "NEWS_BYTES", 1)  # keeps one announcement
+    monkeypatch.setattr(bench.courier._news, "_limit_bytes", 1)  # keeps one; its 32 MiB hold thousands
     bench.box.full = {"services"}
     bench.up()
     bench.up(OTHER)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged, NoRoute
+from pmdaemon.mailbox.errors import MailboxCorrupt, MailboxFull, MessageDamaged, no_route
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut as cuts
@@ -291,8 +291,15 @@ class Box:
         if recipient in self.full:
             raise MailboxFull("dbmanager", (recipient,))
         if recipient not in self.expected:
-            raise NoRoute("dbmanager", recipient, self.expected)
+            raise no_route("dbmanager", recipient, self.expected)
         self.log.append((recipient, Kind(frame.decode(payload).kind).name))
+
+    def post_many(self, recipient, payloads):
+        for number, payload in enumerate(payloads):
+            try:
+                self.post(recipient, payload)
+            except MailboxFull:
+                raise MailboxFull("dbmanager", (recipient,), posted=number) from None
 
     def take(self, _max_messages, _max_bytes):
         batch = self.batches.pop(0) if self.batches else []
