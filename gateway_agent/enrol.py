@@ -23,8 +23,8 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
+from gateway_agent.errors import EnrolmentFailed
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import EnrolmentFailed
 from gateway_agent.link.identity import CA, DIRECTORY, write_credential
 from pmdaemon.errors import WireError
 from pmdaemon.pki import certificates, contexts, identity

@@ -33,7 +33,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from gateway_agent.link.errors import LinkError, PeerLost
+from gateway_agent.errors import GatewayError, PeerLost
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.identity import SERVER_URI
 from pmdaemon.runtime.clock import Clock
@@ -194,7 +194,7 @@ class ServerConnection:
         try:
             name = self._server_name
             self._socket = TlsTransport(dialled, self._tls(), server_side=False, server_name=name)
-        except (OSError, LinkError) as exc:
+        except (OSError, GatewayError) as exc:
             self._failed(str(exc))
             return
         self._selector.register(self._socket, selectors.EVENT_WRITE, self)
@@ -353,7 +353,7 @@ class LinkListener:
         try:
             name = self._server_name
             self._candidate = TlsTransport(sock, self._tls(), server_side=False, server_name=name)
-        except (OSError, LinkError) as exc:
+        except (OSError, GatewayError) as exc:
             log.warning("cannot-answer", reason=str(exc))
             sock.close()
             return

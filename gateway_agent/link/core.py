@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from gateway_agent.enforcers.base import CapSet
+from gateway_agent.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link import commands, reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
-from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.session import AgentSession, AgentSessionState

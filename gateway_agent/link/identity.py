@@ -21,7 +21,7 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link.errors import NotEnrolled, StateFileBroken
+from gateway_agent.errors import NotEnrolled, StateFileBroken
 from pmdaemon.pki import certificates, contexts, identity
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.pki.identity import Credential

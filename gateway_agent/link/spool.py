@@ -43,8 +43,8 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from gateway_agent.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
 from pmdaemon.errors import WireError

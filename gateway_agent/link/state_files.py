@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
+from gateway_agent.errors import AlreadyRunning, StateFileBroken
 from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 
 
