@@ -177,7 +177,7 @@ class ServerConnection:
     def _connected(self, dialled: socket.socket) -> None:
         try:
             code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
+            # A dial to a port of the ephemeral range that no process listens on may connect to itself.
             is_own_echo = not code and dialled.getsockname() == dialled.getpeername() != ""
             if code or is_own_echo:
                 self._failed(os.strerror(code or errno.ECONNREFUSED))

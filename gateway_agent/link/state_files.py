@@ -66,7 +66,7 @@ def gateway_id(state_dir: Path) -> str:
             write_whole(path, made + "\n", synced=True)
             return made
         text = path.read_text(errors="replace").strip()
-        sync_directory(state_dir)  # whoever made it may have died before its name was on disk
+        sync_directory(state_dir)  # the process that made it may have died before its name was on disk
     except OSError as exc:
         raise _unusable(path, exc) from exc
     try:
