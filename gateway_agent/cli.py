@@ -72,12 +72,13 @@ def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fi
         except ValueError as exc:
             raise ConfigError("enrol", str(exc)) from exc
         state_files.make_private_directory(state_dir)
-        held = enrolment.enrol(state_dir, state_files.gateway_id(state_dir), where, token, pin)
-        days = (held.not_after_us - held.not_before_us) / 86_400e6
+        credential = enrolment.enrol(state_dir, state_files.gateway_id(state_dir), where, token, pin)
+        days = (credential.not_after_us - credential.not_before_us) / 86_400e6
         click.echo(
-            f"enrolled as {held.name} ({held.gateway_id}); certificate for {days:.0f} days, renewed by itself"
+            f"enrolled as {credential.name} ({credential.gateway_id}); "
+            f"certificate for {days:.0f} days, renewed by itself"
         )
-        click.echo(f'In the agent\'s file: name = "{held.name}", server = "{server}", tls = true')
+        click.echo(f'In the agent\'s file: name = "{credential.name}", server = "{server}", tls = true')
 
 
 def _counted(number: int, what: str) -> str:

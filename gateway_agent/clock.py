@@ -11,25 +11,25 @@ from typing import Final
 from pmdaemon.runtime.clock import SystemClock
 
 STEP_FILE: Final = "SLA_TEST_CLOCK_STEP_FILE"
-LOOK_NS: Final = 100_000_000
+READ_NS: Final = 100_000_000
 
 
 class SteppedClock(SystemClock):
-    """The real clocks, the wall clock moved by the microseconds that a file holds (looked at 10 times/s).
+    """The real clocks, the wall clock moved by the microseconds that a file holds (read 10 times/s).
 
-    For tests only: it stands for an administrator, or NTP, that steps this host's clock.
+    For tests only: it does what an administrator, or NTP, does that steps this host's clock.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._step_us = 0
-        self._look_ns = 0
+        self._read_ns = 0
 
     def unix_us(self) -> int:
         """See ``Clock``."""
         now_ns = time.monotonic_ns()
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_NS
+        if now_ns >= self._read_ns:
+            self._read_ns = now_ns + READ_NS
             with contextlib.suppress(OSError, ValueError):
                 self._step_us = int(self._path.read_text())
         return super().unix_us() + self._step_us

@@ -3,13 +3,13 @@
     1. connect, TLS without checking; ask for the CA's certificate     nothing secret has been sent
     2. compare its SHA-256 with the fingerprint that the operator gave
     3. connect again, TLS checked against that CA; send token and signing request
-    4. check that the certificate is for our key and our gateway_id; store CA, key and certificate
+    4. check that the certificate is for this key and this gateway_id; store CA, key and certificate
 
-Whoever stands in between cannot pass step 2 with another CA, nor step 3 without a key that the CA has signed
-for a server, so he never sees the token. The private key never leaves this machine.
+A host in between cannot pass step 2 with another CA, nor step 3 without a key that the CA has signed
+for a server, so it never sees the token. The private key never leaves this machine.
 
-Durability: all is on disk when ``enrol`` returns. If we die before, the token may be spent: make another. A
-failure before step 4 leaves a former identity as it was.
+Durability: all is on disk when ``enrol`` returns. If the process dies before, the token may be spent: make
+another. A failure before step 4 leaves a former identity as it was.
 
 Source: DESIGN.md 5 "Credentials"; docs/operations/security.md.
 """
@@ -23,8 +23,8 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
+from gateway_agent.errors import EnrolmentFailed
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import EnrolmentFailed
 from gateway_agent.link.identity import CA, DIRECTORY, write_credential
 from pmdaemon.errors import WireError
 from pmdaemon.pki import certificates, contexts
@@ -43,7 +43,7 @@ _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def normal_fingerprint(text: str) -> str:
-    """64 lower-case hexadecimal digits, from whatever way it is usually written.
+    """64 lower-case hexadecimal digits, from any way in which it is written.
 
     Raises:
         ValueError: it is none.
@@ -77,19 +77,19 @@ def enrol(
         raise EnrolmentFailed(where, f"the CA certificate cannot be kept: {exc}") from exc
     key = certificates.make_key()
     body = {"token": token, "gw": gateway_id, "csr": certificates.make_request(key, gateway_id)}
-    with _Talk(server, context, deadline) as talk:
+    with _EnrolConnection(server, context, deadline) as talk:
         made = talk.ask(Kind.ENROL, body, Kind.CERTIFICATE).get("cert")
     try:
         if not isinstance(made, bytes):
             raise ValueError("it sent no certificate")
-        held = certificates.credential(certificates.issued(made, key, ca_pem))
-        if held.gateway_id != gateway_id:
-            raise ValueError(f"the certificate is for gateway {held.gateway_id}")
+        credential = certificates.credential(certificates.issued(made, key, ca_pem))
+        if credential.gateway_id != gateway_id:
+            raise ValueError(f"the certificate is for gateway {credential.gateway_id}")
         (directory / _NEW_CA).replace(directory / CA)
         write_credential(directory, key, made)
     except (ValueError, OSError, PkiError) as exc:
         raise EnrolmentFailed(where, str(exc)) from exc
-    return held
+    return credential
 
 
 def _pinned(server: tuple[str, int], fingerprint: str, deadline: Deadline) -> bytes:
@@ -99,7 +99,7 @@ def _pinned(server: tuple[str, int], fingerprint: str, deadline: Deadline) -> by
         EnrolmentFailed: it is not the one that the operator gave the fingerprint of.
     """
     where = f"{server[0]}:{server[1]}"
-    with _Talk(server, contexts.unverified(), deadline) as talk:
+    with _EnrolConnection(server, contexts.unverified(), deadline) as talk:
         authority = talk.ask(Kind.CA_QUERY, {}, Kind.CA_CERT).get("ca")
     if not isinstance(authority, bytes):
         raise EnrolmentFailed(where, "it sent no CA certificate")
@@ -113,7 +113,7 @@ def _pinned(server: tuple[str, int], fingerprint: str, deadline: Deadline) -> by
     return authority
 
 
-class _Talk:
+class _EnrolConnection:
     """One short TLS connection: a question, an answer."""
 
     def __init__(self, server: tuple[str, int], context: ssl.SSLContext, deadline: Deadline) -> None:
@@ -139,7 +139,7 @@ class _Talk:
             self._socket.close()
             raise EnrolmentFailed(self._where, "its certificate is not a server's")
 
-    def __enter__(self) -> _Talk:
+    def __enter__(self) -> _EnrolConnection:
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -1,15 +1,26 @@
-"""Errors of the gateway agent's data planes and throttles.
+"""Errors of the gateway agent: its data planes, its link and its parent.
 
-    SlaError
+    SlaError (pmdaemon.errors)
     └── GatewayError               root of what this package raises on purpose
         ├── NbdProtocolError       an NBD peer (client or upstream) broke the protocol; it is disconnected
         ├── UpstreamError          the upstream of a volume refused, died or did not answer; clients see EIO
         ├── ExportRefused          a client asked for something this plane does not serve; says what and why
         ├── BackingFileError       a file or device of file mode cannot be used
-        └── BadCaps                a set of caps or thresholds that cannot be applied; the former stay
+        ├── BadCaps                a set of caps or thresholds that cannot be applied; the former stay
+        ├── LocalProtocolError     the link sent a frame that the session's state does not allow: a bug here
+        ├── PeerLost               a connection of the link has ended; dial again (retryable)
+        │   ├── ServerLost         the session to the PMDaemon ended
+        │   └── PlaneLost          the control socket of a data plane closed, or broke the protocol
+        ├── SpoolWriteFailed       a cut could not be spooled (disk full?); its sources keep it (retryable)
+        ├── SpoolUnusable          the spool's directory cannot be read or written at all
+        ├── SourceReadFailed       a source of statistics could not be read this time (retryable)
+        ├── StateFileBroken        a file in state_dir is not what the agent wrote
+        ├── NotEnrolled            `tls` is on and this gateway has no certificate
+        ├── EnrolmentFailed        the server, or what it sent, was not what `enrol` needs
+        └── AlreadyRunning         another agent holds the lock of this state_dir or runtime_dir
 
-``retryable`` says whether the same action may succeed later. Errors of the link process are in
-``gateway_agent.link.errors``; wrong configuration is ``pmdaemon.errors.ConfigError``.
+``retryable`` says whether the same action may succeed later. Wrong configuration is
+``pmdaemon.errors.ConfigError``.
 """
 
 from __future__ import annotations
@@ -82,3 +93,118 @@ class BadCaps(GatewayError):
         self.what = what
         self.problem = problem
         super().__init__(f"{what} refused, the former stay in force: {problem}")
+
+
+class LocalProtocolError(GatewayError):
+    """The agent tried to send a frame that the session's state does not allow: a bug here, not the peer's."""
+
+    exit_status = 70  # EX_SOFTWARE
+
+    def __init__(self, state: str, frame: str) -> None:
+        self.state = state
+        self.frame = frame
+        super().__init__(f"tried to send {frame} while {state}; report this as a bug of the agent")
+
+
+class PeerLost(GatewayError):
+    """A connection has ended; the loop closes it and dials again after its backoff."""
+
+    retryable = True
+
+
+class ServerLost(PeerLost):
+    """The session to the PMDaemon ended."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"session to the PMDaemon ended: {reason}")
+
+
+class PlaneLost(PeerLost):
+    """A data plane's control socket closed, or carried something that is not the protocol."""
+
+    def __init__(self, plane: str, reason: str) -> None:
+        self.plane = plane
+        self.reason = reason
+        super().__init__(f"data plane {plane}: {reason}")
+
+
+class SpoolWriteFailed(GatewayError):
+    """A cut could not be written. Nothing is lost: its sources keep it and hand it over again."""
+
+    retryable = True
+
+    def __init__(self, path: str, cause: str) -> None:
+        self.path = path
+        self.cause = cause
+        super().__init__(f"{path}: the cut could not be spooled ({cause}). Check the disk")
+
+
+class SpoolUnusable(GatewayError):
+    """The spool's directory cannot be used at all."""
+
+    def __init__(self, path: str, cause: str) -> None:
+        self.path = path
+        self.cause = cause
+        super().__init__(
+            f"{path}: the spool cannot be used ({cause}). Check state_dir, its owner and its mode"
+        )
+
+
+class SourceReadFailed(GatewayError):
+    """A source of statistics could not be read this time."""
+
+    retryable = True
+
+    def __init__(self, source: str, cause: str) -> None:
+        self.source = source
+        self.cause = cause
+        super().__init__(f"source {source} cannot be read: {cause}")
+
+
+class StateFileBroken(GatewayError):
+    """A file in state_dir is not what the agent wrote."""
+
+    exit_status = 78  # EX_CONFIG
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}. {fix}")
+
+
+class NotEnrolled(GatewayError):
+    """The server wants TLS and this gateway has no certificate yet."""
+
+    exit_status = 78  # EX_CONFIG
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path}: there is no certificate. On the server: sla ca token NAME; then run here what it "
+            "prints (gateway-agent enrol ...)"
+        )
+
+
+class EnrolmentFailed(GatewayError):
+    """No certificate was obtained; nothing was changed here."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+
+    def __init__(self, server: str, problem: str) -> None:
+        self.server = server
+        self.problem = problem
+        super().__init__(f"enrolment at {server} failed: {problem}")
+
+
+class AlreadyRunning(GatewayError):
+    """Another agent holds the lock of this state_dir or runtime_dir."""
+
+    exit_status = 75  # EX_TEMPFAIL
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} is locked: another gateway-agent runs here. Stop it, or give this one its own state_dir "
+            "and runtime_dir"
+        )

@@ -2,7 +2,7 @@
 
 The plane does not acknowledge DP_CAPS. But its control socket keeps order, so the answer to a DP_COLLECT that
 was sent *behind* a DP_CAPS shows what became of it: its ``tg`` is -1 (the caps changed within this cut) or
-the generation itself. Another ``tg`` may be an older cut that the plane had kept for us; twice in a row it
+the generation itself. Another ``tg`` may be an older cut that the plane had kept; twice in a row it
 means that the plane refused the caps, as it does with values it cannot apply (its own log says why).
 """
 
@@ -62,7 +62,7 @@ class NbdEnforcer:
             self._send(frame.encode(Kind.DP_LEASE, {}))
 
     def source_answered(self) -> None:
-        """The source took in a DP_CUT: look what generation it was made under."""
+        """The source received a DP_CUT: find which generation it was made under."""
         sample = self._source.sample
         if self._sent_gen is None or sample is None or self._source.answers < self._proof_at:
             return

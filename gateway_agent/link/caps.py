@@ -22,9 +22,9 @@ from typing import Any
 import structlog
 
 from gateway_agent.enforcers.base import CapSet, Enforcer
+from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import commands, state_files
 from gateway_agent.link.commands import Thresholds
-from gateway_agent.link.errors import StateFileBroken
 from pmdaemon.errors import MalformedFrame
 
 log = structlog.get_logger("caps")

@@ -43,8 +43,8 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from gateway_agent.errors import SourceReadFailed, SpoolWriteFailed, StateFileBroken
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import SourceReadFailed, SpoolWriteFailed, StateFileBroken
 from gateway_agent.link.spool import Spool
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample, StreamKey

@@ -32,7 +32,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from gateway_agent.link.errors import LinkError, PeerLost
+from gateway_agent.errors import GatewayError, PeerLost
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff
@@ -156,7 +156,7 @@ class ServerConnection:
     def _connected(self, dialled: socket.socket) -> None:
         try:
             code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            # A dial to a port of the ephemeral range that nobody listens on may connect to itself.
+            # A dial to a port of the ephemeral range that no process listens on may connect to itself.
             is_own_echo = not code and dialled.getsockname() == dialled.getpeername() != ""
             if code or is_own_echo:
                 self._failed(os.strerror(code or errno.ECONNREFUSED))
@@ -173,7 +173,7 @@ class ServerConnection:
         try:
             name = self._server_name
             self._socket = TlsTransport(dialled, self._tls(), server_side=False, server_name=name)
-        except (OSError, LinkError) as exc:
+        except (OSError, GatewayError) as exc:
             self._failed(str(exc))
             return
         self._selector.register(self._socket, selectors.EVENT_WRITE, self)
@@ -332,7 +332,7 @@ class LinkListener:
         try:
             name = self._server_name
             self._candidate = TlsTransport(sock, self._tls(), server_side=False, server_name=name)
-        except (OSError, LinkError) as exc:
+        except (OSError, GatewayError) as exc:
             log.warning("cannot-answer", reason=str(exc))
             sock.close()
             return

@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from gateway_agent.enforcers.base import CapSet
+from gateway_agent.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link import commands, reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
-from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.session import AgentSession, AgentSessionState
@@ -45,7 +45,7 @@ DEFAULT_INTERVAL_NS: Final = 1_000_000_000  # until a server has named its own i
 SILENCE_FLOOR_NS: Final = 10_000_000_000  # and three intervals: a server may restart its database
 
 
-class Facts(NamedTuple):
+class AgentFacts(NamedTuple):
     """Identity of this agent; each link process draws another ``epoch``."""
 
     gateway_id: str
@@ -64,7 +64,7 @@ class LinkCore:
 
     def __init__(
         self,
-        facts: Facts,
+        facts: AgentFacts,
         spool: Spool,
         stream_names: StreamNames,
         thresholds: ThresholdStore,

@@ -23,6 +23,8 @@ from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import Facts, LinkCore
+from gateway_agent.link.connection import Backoff
+from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
@@ -63,7 +65,7 @@ def build(
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
     software = f"gateway-agent {version('storage-sla-server')}"
-    facts = Facts(gateway_id, config.name, draw_epoch(), software)
+    facts = AgentFacts(gateway_id, config.name, draw_epoch(), software)
     return LinkCore(facts, spool, stream_names, thresholds, clock, planes, sources, identity), spool
 
 

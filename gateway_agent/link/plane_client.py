@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway_agent.enforcers.nbd import NbdEnforcer
-from gateway_agent.link.errors import PlaneLost
+from gateway_agent.errors import PlaneLost
 from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.excerpt import excerpt
@@ -97,7 +97,7 @@ class PlaneClient:
         self.is_stopping = header.get("stopping") is True
         self.pid = pid if isinstance(pid, int) else 0
         self.listening = [str(item) for item in listening] if isinstance(listening, list) else []
-        return self.source.said_hello([self._export(item) for item in exports])
+        return self.source.introduced([self._export(item) for item in exports])
 
     def _export(self, item: Any) -> dict[str, Any]:
         """What REGISTER says of one export: these five keys and no other."""

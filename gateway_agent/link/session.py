@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Final
 
+from gateway_agent.errors import LocalProtocolError
 from gateway_agent.link import commands
 from gateway_agent.link.commands import Command
-from gateway_agent.link.errors import LocalProtocolError
 from pmdaemon.errors import MalformedFrame, ProtocolViolation
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind

@@ -43,8 +43,8 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from gateway_agent.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
 from pmdaemon.errors import WireError
@@ -137,8 +137,8 @@ INDEX_SYNC_NS: Final = 10_000_000_000
 _READ_BYTES: Final = 4 << 20  # at a time, at recovery
 
 
-class Spooled(NamedTuple):
-    """One cut as it stands in the spool, its ``gap`` filled in."""
+class SpooledCut(NamedTuple):
+    """One cut of the spool, its ``gap`` filled in."""
 
     epoch: int
     seq: int
@@ -146,7 +146,7 @@ class Spooled(NamedTuple):
 
 
 class SpoolPlace(NamedTuple):
-    """Where a cut stands: its record's number in the queue, and its size."""
+    """Where a cut is: its record's number in the queue, and its size."""
 
     number: int
     size_bytes: int
@@ -159,7 +159,7 @@ class _Epoch:
         self.seqs: list[int] = []
         self.places: list[SpoolPlace] = []
 
-    def cut_front(self, count: int) -> list[SpoolPlace]:
+    def remove_front(self, count: int) -> list[SpoolPlace]:
         gone = self.places[:count]
         del self.seqs[:count], self.places[:count]
         return gone
@@ -242,7 +242,7 @@ class Spool:
                 self._notes.append(number)
                 through = record.first
             else:
-                self._enter((record.first, record.second), SpoolPlace(number, len(data)))
+                self._add((record.first, record.second), SpoolPlace(number, len(data)))
                 self._newest_raw, through = record.raw, 0
         self._queue.delete_through(through)
         self._forget_places(through)
@@ -264,8 +264,8 @@ class Spool:
 
     def _count_holes(self) -> int:
         before_dropped = self.dropped
-        for epoch, held in self._epochs.items():
-            for before, seq in zip(held.seqs, held.seqs[1:], strict=False):
+        for epoch, entry in self._epochs.items():
+            for before, seq in zip(entry.seqs, entry.seqs[1:], strict=False):
                 if seq - before > 1 and (epoch, seq) not in self._gaps:
                     self.dropped += seq - before - 1
                     self._gaps[epoch, seq] = seq - before - 1
@@ -283,8 +283,8 @@ class Spool:
             log.error("spool-cannot-be-reopened", path=str(self._directory), problem=str(exc))
 
     def _holds(self, epoch: int, seq: int) -> bool:
-        held = self._epochs.get(epoch)
-        return held is not None and bool(held.seqs) and held.seqs[0] <= seq <= held.seqs[-1]
+        entry = self._epochs.get(epoch)
+        return entry is not None and bool(entry.seqs) and entry.seqs[0] <= seq <= entry.seqs[-1]
 
     # -- append
 
@@ -309,7 +309,7 @@ class Spool:
         done, self._notes = self._notes, []
         if self._newest is not None and not self._holds(*self._newest[0]):
             done.append(self._newest[1].number)
-        self._enter((epoch, seq), place)
+        self._add((epoch, seq), place)
         self._newest_raw, self.marks = raw, dict(marks)
         self._queue.discard(done)
         self._sync_index_if_due()
@@ -327,13 +327,13 @@ class Spool:
             else:
                 return SpoolPlace(self._confirmed, len(data))
 
-    def _enter(self, key: Key, place: SpoolPlace) -> None:
-        held = self._epochs.setdefault(key[0], _Epoch())
-        if held.seqs and held.seqs[-1] == key[1]:  # the former record of this cut was never confirmed
-            self._queue.discard([held.places.pop().number])
-            held.seqs.pop()
-        held.seqs.append(key[1])
-        held.places.append(place)
+    def _add(self, key: Key, place: SpoolPlace) -> None:
+        entry = self._epochs.setdefault(key[0], _Epoch())
+        if entry.seqs and entry.seqs[-1] == key[1]:  # the former record of this cut was never confirmed
+            self._queue.discard([entry.places.pop().number])
+            entry.seqs.pop()
+        entry.seqs.append(key[1])
+        entry.places.append(place)
         self._newest = (key, place)
 
     def _sync_index_if_due(self) -> None:
@@ -354,8 +354,8 @@ class Spool:
         """Drop a sixteenth of the spool for the cut ``coming``; False if there is only the newest."""
         wanted_bytes, through = self._queue.ring_bytes // DROPS_PER_SPOOL, 0
         newest = self._newest[1].number if self._newest else 0
-        for held in self._epochs.values():
-            for place in held.places:
+        for entry in self._epochs.values():
+            for place in entry.places:
                 if wanted_bytes <= 0 or place.number == newest:
                     break
                 wanted_bytes -= place.size_bytes
@@ -367,21 +367,21 @@ class Spool:
     def _drop_through(self, through: int, coming: Key | None = None) -> None:
         """Drop all cuts up to that number in the queue; see the module's text.
 
-        What they were, and what they had to tell of earlier ones, the oldest cut left tells: ``coming``
+        The oldest cut left reports them, and what they would have reported of earlier ones: ``coming``
         when all others are dropped or forgotten.
         """
-        lost, told, gaps, heir = 0, 0, dict(self._gaps), None
+        lost, unreported, gaps, heir = 0, 0, dict(self._gaps), None
         doomed: list[str] = []
-        for epoch, held in self._epochs.items():
-            count = bisect_right(held.places, through, key=lambda place: place.number)
+        for epoch, entry in self._epochs.items():
+            count = bisect_right(entry.places, through, key=lambda place: place.number)
             lost += count
-            doomed += [f"{epoch}:{held.seqs[0]}-{held.seqs[count - 1]}"] if count else []
-            told += sum(gaps.pop((epoch, seq), 0) for seq in held.seqs[:count])
-            if heir is None and count < len(held.seqs):
-                heir = (epoch, held.seqs[count])
+            doomed += [f"{epoch}:{entry.seqs[0]}-{entry.seqs[count - 1]}"] if count else []
+            unreported += sum(gaps.pop((epoch, seq), 0) for seq in entry.seqs[:count])
+            if heir is None and count < len(entry.seqs):
+                heir = (epoch, entry.seqs[count])
         heir = heir or coming
         assert heir is not None  # at recovery more than one epoch is held
-        gaps[heir] = gaps.get(heir, 0) + lost + told
+        gaps[heir] = gaps.get(heir, 0) + lost + unreported
         log.debug("dropping-cuts", cuts=",".join(doomed))
         data = pack_record(through, 0, DropAccount(self.dropped + lost, gaps))
         self._confirmed = self._queue.put(data, kind=RECORD_NOTE, reserved=True)
@@ -392,21 +392,21 @@ class Spool:
         self._forget_places(through)
 
     def _forget_places(self, through: int) -> None:
-        for held in self._epochs.values():
-            held.cut_front(bisect_right(held.places, through, key=lambda place: place.number))
-        self._epochs = {epoch: held for epoch, held in self._epochs.items() if held.seqs}
+        for entry in self._epochs.values():
+            entry.remove_front(bisect_right(entry.places, through, key=lambda place: place.number))
+        self._epochs = {epoch: entry for epoch, entry in self._epochs.items() if entry.seqs}
 
     def forget(self, epoch: int, seq: int) -> None:
         """The server has every cut of ``epoch`` up to ``seq`` on disk."""
-        held = self._epochs.get(epoch)
-        if held is None:
+        entry = self._epochs.get(epoch)
+        if entry is None:
             return
-        count = bisect_right(held.seqs, seq)
-        for done in held.seqs[:count]:
+        count = bisect_right(entry.seqs, seq)
+        for done in entry.seqs[:count]:
             self._gaps.pop((epoch, done), None)
         newest = self._newest[1].number if self._newest else 0
-        gone = [place.number for place in held.cut_front(count) if place.number != newest]
-        if not held.seqs:
+        gone = [place.number for place in entry.remove_front(count) if place.number != newest]
+        if not entry.seqs:
             del self._epochs[epoch]
         with suppress(
             DiskQueueError
@@ -417,10 +417,10 @@ class Spool:
 
     def epochs(self) -> list[list[int]]:
         """``[epoch, first seq, last seq]`` of what is not forgotten, oldest first; REGISTER's ``spool``."""
-        return [[epoch, held.seqs[0], held.seqs[-1]] for epoch, held in self._epochs.items()]
+        return [[epoch, entry.seqs[0], entry.seqs[-1]] for epoch, entry in self._epochs.items()]
 
-    def read_from(self, start: Key | None) -> Iterator[Spooled]:
-        """Cuts in order, from ``start`` on; from the oldest when ``start`` is None or its epoch is not held.
+    def read_from(self, start: Key | None) -> Iterator[SpooledCut]:
+        """Cuts in order, from ``start`` on; from the oldest when ``start`` is None or its epoch is not here.
 
         Neither append nor forget while the iterator is in use.
 
@@ -428,23 +428,23 @@ class Spool:
             SpoolUnusable: a cut cannot be read any more.
         """
         started = start is None or start[0] not in self._epochs
-        for epoch, held in list(self._epochs.items()):
+        for epoch, entry in list(self._epochs.items()):
             first = 0
             if not started and start is not None:
                 if epoch != start[0]:
                     continue
                 started = True
-                first = bisect_left(held.seqs, start[1])
-            for index in range(first, len(held.seqs)):
-                yield self._spooled((epoch, held.seqs[index]), held.places[index])
+                first = bisect_left(entry.seqs, start[1])
+            for index in range(first, len(entry.seqs)):
+                yield self._spooled((epoch, entry.seqs[index]), entry.places[index])
 
-    def newest(self) -> Spooled | None:
+    def newest(self) -> SpooledCut | None:
         """The cut appended last, even if it is forgotten; None for an empty spool."""
         if self._newest is None:
             return None
         return self._spooled(*self._newest)
 
-    def _spooled(self, key: Key, place: SpoolPlace) -> Spooled:
+    def _spooled(self, key: Key, place: SpoolPlace) -> SpooledCut:
         if self._newest is not None and key == self._newest[0]:
             raw = self._newest_raw
         else:
@@ -452,15 +452,15 @@ class Spool:
                 message = self._queue.read(place.number)
             except DiskQueueError as exc:
                 raise SpoolUnusable(str(self._directory), str(exc)) from exc
-            assert message is not None  # what is not forgotten stands in the queue
+            assert message is not None  # what is not forgotten is in the queue
             raw = unpack_record(message.data).raw
         gap = self._gaps.get(key, 0)
-        return Spooled(*key, with_gap(raw, gap) if gap else raw)
+        return SpooledCut(*key, with_gap(raw, gap) if gap else raw)
 
     @property
     def cuts(self) -> int:
         """Cuts not forgotten."""
-        return sum(len(held.seqs) for held in self._epochs.values())
+        return sum(len(entry.seqs) for entry in self._epochs.values())
 
     @property
     def size_bytes(self) -> int:

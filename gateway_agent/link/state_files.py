@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
+from gateway_agent.errors import AlreadyRunning, StateFileBroken
 from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 
 
@@ -66,7 +66,7 @@ def gateway_id(state_dir: Path) -> str:
             write_whole(path, made + "\n", synced=True)
             return made
         text = path.read_text(errors="replace").strip()
-        sync_directory(state_dir)  # whoever made it may have died before its name was on disk
+        sync_directory(state_dir)  # the process that made it may have died before its name was on disk
     except OSError as exc:
         raise _unusable(path, exc) from exc
     try:

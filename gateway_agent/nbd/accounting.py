@@ -366,7 +366,7 @@ class CutMaker:
         self.thresholds = thresholds
         for stream in self.table.streams:
             stream.set_thresholds(thresholds)
-        # Too many kept cuts (nobody collects): this one goes on, its missed counts are of no single version.
+        # Too many kept cuts (no link collects): this one goes on, its missed counts are of no single version.
         self._version = thresholds.version if may_close else MIXED
 
     def finish(self, now_ns: int, now_unix_us: int) -> None:

@@ -162,7 +162,7 @@ class RequestBuffer:
     def skip(self, request: Request) -> None:
         """Drop the request at the head of what is not admitted, and its payload, also what is still to come.
 
-        Only when ``is_drained``: what stands before it must have gone.
+        Only when ``is_drained``: what is before it must have gone.
         """
         assert self.is_drained, "a refused request must not overtake admitted ones"  # callers ask first
         self.admit_pos = self.sent_pos = request[END]
@@ -264,7 +264,7 @@ class MemoryOwner(Protocol):
         """Others wait for memory of yours whose time has passed."""
 
 
-class _Part:
+class _MemoryPart:
     """Bytes with a limit in all and a share of each stream."""
 
     def __init__(self, limit_bytes: int, share_bytes: int) -> None:
@@ -298,13 +298,13 @@ class MemoryBudget:
         self._loop = loop
         self._quick_bytes = limit_bytes // 32
         reserve_bytes = limit_bytes // 4
-        self._common = _Part(limit_bytes - reserve_bytes, limit_bytes // 4)
-        self._reserve = _Part(reserve_bytes, reserve_bytes // 4)
-        self._taken: dict[MemoryOwner, list[tuple[int, _Part]]] = {}
+        self._common = _MemoryPart(limit_bytes - reserve_bytes, limit_bytes // 4)
+        self._reserve = _MemoryPart(reserve_bytes, reserve_bytes // 4)
+        self._taken: dict[MemoryOwner, list[tuple[int, _MemoryPart]]] = {}
         self._owed: dict[MemoryOwner, tuple[int, int]] = {}  # bytes its client has to move, until when
         self._waiting: dict[MemoryOwner, int] = {}
         self._offered_to: MemoryOwner | None = None
-        self._kept: set[_Part] = set()  # for owners that came before the one that is offered room
+        self._kept: set[_MemoryPart] = set()  # for owners that came before the one that is offered room
 
     @property
     def held_bytes(self) -> int:
@@ -341,10 +341,10 @@ class MemoryBudget:
 
     # -- the line -------------------------------------------------------------------------------------------
 
-    def _parts_for(self, size_bytes: int) -> tuple[_Part, ...]:
+    def _parts_for(self, size_bytes: int) -> tuple[_MemoryPart, ...]:
         return (self._common, self._reserve) if size_bytes <= self._quick_bytes else (self._common,)
 
-    def _room_for(self, owner: MemoryOwner, size_bytes: int) -> _Part | None:
+    def _room_for(self, owner: MemoryOwner, size_bytes: int) -> _MemoryPart | None:
         for part in self._parts_for(size_bytes):
             if part not in self._kept and part.has_room(owner.stream, size_bytes):
                 return part

@@ -79,7 +79,7 @@ class ControlServer:
         return self._link is not None
 
     def send_hello(self) -> None:
-        """Tell the link, if there is one, who we are and what we export."""
+        """Send the name, the addresses and the exports of this plane to the link, if there is one."""
         if self._link is not None:
             self._link.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
 

@@ -53,13 +53,13 @@ PIECE_BYTES: Final = 1 << 20  # read or written at a time: well below a millisec
 MAX_JOBS: Final = 64  # of one connection with a pool of workers at a time
 
 
-class Job:
+class StorageJob:
     """One request: ``data`` is a write's payload, or a read's reply with room for its header before it."""
 
     __slots__ = ("_at", "data", "done", "error", "request", "storage")
 
     def __init__(
-        self, storage: VolumeStorage, request: Request, data: bytearray, done: Callable[[Job], None]
+        self, storage: VolumeStorage, request: Request, data: bytearray, done: Callable[[StorageJob], None]
     ) -> None:
         self.storage = storage
         self.request = request
@@ -132,7 +132,7 @@ class JobRunner(Protocol):
     most_jobs: int
     is_loop: bool
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: StorageJob) -> None:
         """Take a job; ``job.done`` is called when it is done."""
 
 
@@ -144,9 +144,9 @@ class LoopRunner:
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[StorageJob] = deque()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: StorageJob) -> None:
         """See ``JobRunner``."""
         self._jobs.append(job)
         self._loop.at(self, self._loop.clock.monotonic_ns(), self._turn)
@@ -181,8 +181,8 @@ class WorkerPool:
 
     def __init__(self, loop: EventLoop, name: str, workers: int) -> None:
         self._loop = loop
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: deque[Job] = deque()
+        self._jobs: queue.SimpleQueue[StorageJob | None] = queue.SimpleQueue()
+        self._done: deque[StorageJob] = deque()
         self._workers = workers
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._group = ThreadGroup()
@@ -190,7 +190,7 @@ class WorkerPool:
             self._group.start(f"{name[:11]}-w{number}", self._work)
         loop.watch(self._wake_fd, IN, self._on_done, lambda _exc: None)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: StorageJob) -> None:
         """See ``JobRunner``."""
         self._jobs.put(job)
 
@@ -350,7 +350,7 @@ class FileSession(NbdSession):
         if command == p.Cmd.WRITE:
             payload = self.requests.span(end_pos - length, end_pos)
             return self._storage.write(payload, offset, fua=bool(flags & p.CMD_FLAG_FUA))
-        job = Job(self._storage, request, bytearray(), self._on_job)
+        job = StorageJob(self._storage, request, bytearray(), self._on_job)
         job.run()
         return job.error
 
@@ -371,7 +371,7 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
-        self._runner.submit(Job(self._storage, request, data, self._on_job))
+        self._runner.submit(StorageJob(self._storage, request, data, self._on_job))
         return _REQUEST_WORK
 
     def _reply_buffer(self, request: Request) -> bytearray | None:
@@ -425,7 +425,7 @@ class FileSession(NbdSession):
             self._context.reply_memory.moved(self, size)
         self._release(self._context.reply_memory, size)
 
-    def _on_job(self, job: Job) -> None:
+    def _on_job(self, job: StorageJob) -> None:
         self._jobs -= 1
         context, size = self._context, len(job.data)
         is_read, is_reply = job.request[2] == p.Cmd.READ, False

@@ -3,7 +3,7 @@
 Everything here and everything called from here runs in one thread and never blocks (file mode without
 workers excepted: it trusts its file not to).
 
-Policy for surprises: a handler that raises is logged and its owner is told (``on_failure``), which closes
+Policy for surprises: a handler that raises is logged and reported to its owner (``on_failure``), which closes
 that one connection; the others go on.
 """
 
@@ -125,7 +125,7 @@ class EventLoop:
             if self._timers.pop(key, None) is not None:
                 try:
                     handler(now_ns)
-                except Exception:  # outermost loop: logged; the owner plans anew at its next event
+                except Exception:  # outermost loop: logged; the owner plans again at its next event
                     log.exception("timer-failed")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One client until its transmission phase: the I/O shell around ``ServerHandshake``.
+"""One client until its transmission phase: the I/O around ``ServerHandshake``.
 
 It names the client, opens the volume's storage and hands the socket to a session. It ends by itself after
 ``LIMIT_NS``, so that a client that says nothing holds no descriptor for ever.
@@ -34,7 +34,7 @@ class Negotiation:
         loop: what watches it.
         sock: the client's socket, prepared.
         exports: what may be asked for.
-        on_over: called once when this object has let go of the client.
+        on_end: called once when this object has let go of the client.
     """
 
     def __init__(
@@ -42,26 +42,26 @@ class Negotiation:
         loop: EventLoop,
         sock: socket.socket,
         exports: ExportTable,
-        on_over: Callable[[Negotiation], None],
+        on_end: Callable[[Negotiation], None],
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._exports = exports
-        self._on_over = on_over
+        self._on_end = on_end
         self._address_name = client_name(sock)
         self._handshake = ServerHandshake(exports.names, f"client {self._address_name}")
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
         self._stream: StreamAccount | None = None
         self._left_over = b""
-        self._is_over = False
+        self._has_ended = False
         loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
         loop.at(
             self, loop.clock.monotonic_ns() + LIMIT_NS, lambda _now: self.close("negotiation takes too long")
         )
 
     def start(self) -> None:
-        """Greet the client."""
+        """Send the greeting."""
         self._send(self._handshake.greeting())
 
     def _on_event(self, events: int) -> None:
@@ -79,7 +79,7 @@ class Negotiation:
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            if self._is_over:
+            if self._has_ended:
                 return
             if isinstance(action, Send):
                 self._send(action.data)
@@ -155,14 +155,14 @@ class Negotiation:
             self._do(self._handshake.opened(facts))
             return
         self._do(self._handshake_reply(facts))
-        if self._is_over:  # the client left meanwhile
+        if self._has_ended:  # the client left meanwhile
             if upstream is not None:
                 upstream.close()
             return
         stream = self._stream
         self._let_go()
         session = self._exports.session(self._sock, self._volume, stream, facts, upstream)
-        self._on_over(self)
+        self._on_end(self)
         session.start(self._left_over)
 
     def _handshake_reply(self, facts: p.ExportFacts) -> list[Action]:
@@ -172,18 +172,18 @@ class Negotiation:
         return [action for action in actions if not isinstance(action, Transmit)]
 
     def _let_go(self) -> None:
-        self._is_over = True
+        self._has_ended = True
         self._claim(None)
         self._loop.cancel(self)
         self._loop.forget(self._sock.fileno())
 
     def close(self, reason: str) -> None:
         """Close the connection. Safe to call twice."""
-        if self._is_over:
+        if self._has_ended:
             return
         log.debug("negotiation-closed", peer=self._address_name, reason=reason)
         self._let_go()
         if self._opening is not None:
             self._opening.cancel()
         self._sock.close()
-        self._on_over(self)
+        self._on_end(self)

@@ -153,7 +153,7 @@ class UpstreamOpening:
         self._handshake = ClientHandshake(
             export, uri, will_transmit=will_transmit, wants_block_size=wants_block_size
         )
-        self._is_over = False
+        self._has_ended = False
         loop.at(self, loop.clock.monotonic_ns(), self._begin)
 
     def _begin(self, now_ns: int) -> None:
@@ -218,19 +218,19 @@ class UpstreamOpening:
         self._fail(UpstreamError(self._uri, str(exc)))
 
     def _fail(self, error: GatewayError) -> None:
-        if not self._is_over:
+        if not self._has_ended:
             self.cancel()
             self._on_failed(error)
 
     def _end(self) -> None:
-        self._is_over = True
+        self._has_ended = True
         self._loop.cancel(self)
         if self._sock is not None:
             self._loop.forget(self._sock.fileno())
 
     def cancel(self) -> None:
         """Give up and call neither function."""
-        if self._is_over:
+        if self._has_ended:
             return
         self._end()
         if self._sock is not None:
@@ -238,7 +238,7 @@ class UpstreamOpening:
                 self._sock.close()
 
 
-_HEADER_ROOM = p.SIMPLE_REPLY_BYTES  # kept free before received bytes for the start of a cut-off header
+_HEADER_ROOM = p.SIMPLE_REPLY_BYTES  # kept free before received bytes for the start of such a header
 _NO_COOKIE = -1  # cookies are unsigned
 
 
@@ -263,7 +263,7 @@ class ProxySession(NbdSession):
         self._up_fd = upstream.fileno()
         self._up_is_watched = False
         self._reader = ReplyReader(f"upstream of {volume.export.volume}")
-        self._cut_off = b""  # first bytes of a reply header whose rest has not come
+        self._partial_header = b""  # first bytes of a reply header
         self._local: list[tuple[bytes, Finished]] = []  # our own replies, waiting for a boundary
         self._want_upstream(IN)
 
@@ -304,7 +304,7 @@ class ProxySession(NbdSession):
             self._serve_on()
         if self.is_closed or self._ending or not events & (IN | GONE) or not self._out.is_empty:
             return
-        start = _HEADER_ROOM - len(self._cut_off)
+        start = _HEADER_ROOM - len(self._partial_header)
         scratch = self._context.scratch
         try:
             count = self._up.recv_into(scratch[_HEADER_ROOM:])
@@ -316,13 +316,13 @@ class ProxySession(NbdSession):
         if not count:
             self._upstream_gone("it closed the connection")
             return
-        scratch[start:_HEADER_ROOM] = self._cut_off
+        scratch[start:_HEADER_ROOM] = self._partial_header
         self._on_replies(scratch[start : _HEADER_ROOM + count])
 
     def _on_replies(self, view: memoryview) -> None:
         now_ns = self._context.clock.monotonic_ns()
         usable, finished = self._reader.feed(view, self._out.queued_pos, self.inflight, now_ns)
-        self._cut_off = bytes(view[usable:])
+        self._partial_header = bytes(view[usable:])
         boundary = self._reader.boundary
         if self._local and boundary is not None:
             local, shift = self._take_local(self._out.queued_pos + boundary)
@@ -381,7 +381,7 @@ class ProxySession(NbdSession):
 
     def _release_storage(self) -> None:
         self._want_upstream(0)
-        if self.requests.is_drained:  # else DISC would become the end of a cut-off write's payload
+        if self.requests.is_drained:  # else DISC would become the end of a torn write's payload
             with contextlib.suppress(OSError):
                 self._up.send(p.request(p.Cmd.DISC, 0, 0, 0))
         with contextlib.suppress(OSError):

@@ -101,10 +101,10 @@ class NbdSession(ABC):
 
     Args:
         context: what the plane's connections share.
-        sock: the client's socket, non-blocking, watched by nobody.
+        sock: the client's socket, non-blocking, not watched yet.
         volume: what it uses.
         stream: where it is counted.
-        facts: size and flags as the client was told.
+        facts: size and flags as sent to the client.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class NbdSession(ABC):
         request = self.requests.queue[0]
         _, cookie, command, length, _, _, end_pos = request
         if cookie in self.inflight:
-            self._blocked = True  # answers are told apart by their cookies: wait for the first one
+            self._blocked = True  # answers differ by their cookies only: wait for the first one
             return
         error = refusal(request, self._facts)
         if error:
@@ -328,8 +328,8 @@ class NbdSession(ABC):
     def _watch_or_end(self) -> None:
         """Watch for what is wanted now; end the session when its client said DISC and all is answered.
 
-        Without storage the client is told the end behind its last answer, and closes. Closing here with
-        bytes unread would reset the connection, and the reset overtakes the answers.
+        Without storage the connection is shut down behind the last answer, and the client closes. Closing
+        here with bytes unread would reset the connection, and the reset overtakes the answers.
         """
         if self.is_closed:
             return

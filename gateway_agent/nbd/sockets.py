@@ -77,7 +77,7 @@ def parse_upstream(uri: str) -> tuple[Address, str]:
 
 
 def listen_at(address: Address, mode: int) -> socket.socket:
-    """A non-blocking listening socket. A stale Unix socket file (nobody listens behind it) is replaced.
+    """A non-blocking listening socket. A stale Unix socket file (no process listens behind it) is replaced.
 
     Args:
         address: where.

@@ -4,8 +4,8 @@ Every call may block as long as the file does. Thread: any; the descriptor is us
 ``trim`` and ``write_zeroes`` do a first piece and say how far they came, so that none takes long.
 
 A ``VolumeStorage`` is one opening of the file and keeps its size for ever. ``is_current`` says whether a
-client that opens the file now would find the same. It lives as long as someone holds it (``hold``,
-``release``).
+client that opens the file now would find the same. It lives as long as a session or the export holds it
+(``hold``, ``release``).
 
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
 """
@@ -143,10 +143,14 @@ class VolumeStorage:
         """Whether the path still names this file, with this size.
 
         Raises:
-            OSError: it names nothing that can be looked at.
+            OSError: it names nothing whose state can be read.
         """
-        mine, there = os.fstat(self._fd), os.stat(self._path)
-        is_same = (mine.st_dev, mine.st_ino, mine.st_rdev) == (there.st_dev, there.st_ino, there.st_rdev)
+        opened, named = os.fstat(self._fd), os.stat(self._path)
+        is_same = (opened.st_dev, opened.st_ino, opened.st_rdev) == (
+            named.st_dev,
+            named.st_ino,
+            named.st_rdev,
+        )
         return is_same and os.lseek(self._fd, 0, os.SEEK_END) == self.facts.size_bytes
 
     def hold(self) -> None:

@@ -1,7 +1,7 @@
 """What the link asks of a source of statistics.
 
-A source is asked, answers in its own time, and keeps its answer until it hears that the answer was spooled;
-only then does it count anew. That one rule is what makes a killed link lose nothing and double nothing.
+A source is asked, answers in its own time, and keeps its answer until ``spooled`` is called; only then does
+it begin the next sample. That one rule is what makes a killed link lose nothing and double nothing.
 
     ask ──► (answer arrives: at once for ``host``, over the control socket for ``nbd``) ──► sample ──► spooled
 """
@@ -40,7 +40,7 @@ class StatisticsSource(Protocol):
         """
 
     def spooled(self) -> None:
-        """The current sample is safe in the spool: forget it and count anew from its end."""
+        """The current sample is safe in the spool: forget it and count on from its end."""
 
     def exports(self) -> list[dict[str, Any]]:
         """What REGISTER says of this source: ``{volume, backend, size_bytes, read_only, source}`` each."""

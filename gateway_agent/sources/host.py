@@ -8,13 +8,13 @@ far as the kernel's counters are. Limits, all visible in the cuts:
   percentile can be judged from this source;
 - it counts completions only: ``arrived`` equals completed; ``inflight`` and ``held`` stay 0; errors are not
   known;
-- service time and latency are the same here, as nobody holds requests back;
+- service time and latency are the same here, as nothing holds requests back;
 - lifetime sums begin with this link process; I/O between its death and its restart is not counted (and that
   time is not covered by any cut either, so nothing is silently good).
 
 State: the raw counters of the last *spooled* reading (``_base``), of the current unspooled one (``_current``)
 and of each device's first sight (``_first``). A device that appears later, or whose counters ran backwards
-(it was replaced), starts anew.
+(it was replaced), starts again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
-from gateway_agent.link.errors import SourceReadFailed
+from gateway_agent.errors import SourceReadFailed
 from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut, names
@@ -80,7 +80,7 @@ def device_size_bytes(device: str) -> int:
 
 
 class HostSource:
-    """See ``Source``; answers at once. Thread: the link's loop only."""
+    """See ``StatisticsSource``; answers at once. Thread: the link's loop only."""
 
     name = "host"
     can_be_asked = True
@@ -116,7 +116,7 @@ class HostSource:
         return _Reading(self._clock.monotonic_ns(), self._clock.unix_us(), disks)
 
     def ask(self) -> None:
-        """See ``Source``."""
+        """See ``StatisticsSource``."""
         if self.sample is not None:
             return
         current = self._read()
@@ -142,12 +142,12 @@ class HostSource:
         )
 
     def spooled(self) -> None:
-        """See ``Source``."""
+        """See ``StatisticsSource``."""
         if self._current is not None:
             self._base, self._current, self.sample = self._current, None, None
 
     def exports(self) -> list[dict[str, Any]]:
-        """See ``Source``: one export a device seen at the last spooled reading."""
+        """See ``StatisticsSource``: one export a device seen at the last spooled reading."""
         return [
             {
                 "volume": self._volume(device),

@@ -21,7 +21,10 @@ from pmdaemon.wire.kinds import Kind
 
 
 class NbdSource:
-    """See ``Source``. State: the open question, the unspooled sample, the id of the last spooled DP_CUT."""
+    """See ``StatisticsSource``.
+
+    State: the open question, the unspooled sample, the id of the last spooled DP_CUT.
+    """
 
     def __init__(self, name: str, send: Callable[[bytes], None], got: int) -> None:
         self.name = name
@@ -52,15 +55,15 @@ class NbdSource:
         self.can_be_asked = self.awaits_answer = False
         self.sample = None
 
-    def said_hello(self, exports: list[dict[str, Any]]) -> bool:
-        """The plane introduced itself; returns whether its exports differ from what we knew."""
+    def introduced(self, exports: list[dict[str, Any]]) -> bool:
+        """The plane has introduced itself; returns whether its exports differ from those known."""
         self.can_be_asked = True
         changed = exports != self._exports
         self._exports = exports
         return changed
 
     def ask(self) -> None:
-        """See ``Source``: sends DP_COLLECT."""
+        """See ``StatisticsSource``: sends DP_COLLECT."""
         if not self.can_be_asked or self.awaits_answer or self.sample is not None:
             return
         self.awaits_answer = True
@@ -80,11 +83,11 @@ class NbdSource:
             self.sample = sample
 
     def spooled(self) -> None:
-        """See ``Source``: the next DP_COLLECT will say so."""
+        """See ``StatisticsSource``: the next DP_COLLECT will say so."""
         if self.sample is not None:
             self._got = self.sample.mark
             self.sample = None
 
     def exports(self) -> list[dict[str, Any]]:
-        """See ``Source``: as in the plane's last DP_HELLO, also while it is gone."""
+        """See ``StatisticsSource``: as in the plane's last DP_HELLO, also while it is gone."""
         return self._exports

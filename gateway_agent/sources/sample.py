@@ -1,7 +1,8 @@
 """A sample: what one source counted between two moments, ready to be merged into a cut.
 
 It holds exactly what a DP_CUT frame carries (docs/formats/messages.md), with names instead of indexes. Rows
-of ``counters`` are the cut's COLUMNS; row 0 (``stream_id``) is zero here and filled in by ``link.merge``.
+of ``counters`` are the cut's COLUMNS; row 0 (``stream_id``) is zero here and filled in by
+``link.collection``.
 """
 
 from __future__ import annotations

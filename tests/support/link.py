@@ -14,7 +14,7 @@ import numpy as np
 
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
-from gateway_agent.link.core import Facts, LinkCore
+from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
 from pmdaemon.runtime.clock import FakeClock
@@ -250,7 +250,7 @@ class Bench:
             abandon(former)
         self.spool = self._spools[tmp_path] = Spool(tmp_path / "spool", 1 << 20)
         self.core = LinkCore(
-            Facts(GATEWAY, "gw-a", epoch, "test"),
+            AgentFacts(GATEWAY, "gw-a", epoch, "test"),
             self.spool,
             StreamNames(GATEWAY, tmp_path / "streams.json"),
             ThresholdStore(tmp_path / "thresholds.json"),

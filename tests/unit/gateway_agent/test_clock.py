@@ -17,7 +17,7 @@ def test_without_the_variable_it_is_the_real_clock(monkeypatch):
 
 
 def test_the_wall_clock_follows_the_file_and_the_monotonic_one_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(clock, "LOOK_NS", 0)
+    monkeypatch.setattr(clock, "READ_NS", 0)
     path = tmp_path / "step"
     monkeypatch.setenv(STEP_FILE, str(path))
     stepped = agent_clock()

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from gateway_agent import agent
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig, load_agent, parse_server
+from gateway_agent.errors import AlreadyRunning
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import AlreadyRunning
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gateway_agent import enrol as enrolment
-from gateway_agent.link.errors import EnrolmentFailed
+from gateway_agent.errors import EnrolmentFailed
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Deadline, FakeClock

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway_agent.errors import PlaneLost, ServerLost
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import PlaneLost, ServerLost
 from gateway_agent.link.session import AgentSessionState
 from gateway_agent.link.spool import Spool
 from pmdaemon.runtime.clock import FakeClock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway_agent.link.errors import NotEnrolled, StateFileBroken
+from gateway_agent.errors import NotEnrolled, StateFileBroken
 from gateway_agent.link.identity import CA, CREDENTIAL, RETRY_S, Identity, write_credential
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import DAY_S, Authority

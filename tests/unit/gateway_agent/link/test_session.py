@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import gateway_agent
+from gateway_agent.errors import LocalProtocolError
 from gateway_agent.link import commands
-from gateway_agent.link.errors import LocalProtocolError
 from gateway_agent.link.session import (
     DEFERRABLE,
     MAX_DEFERRED,

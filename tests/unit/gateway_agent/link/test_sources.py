@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from gateway_agent.config import HostConfig
-from gateway_agent.link.errors import SourceReadFailed
+from gateway_agent.errors import SourceReadFailed
 from gateway_agent.sources.host import HostSource, read_disks
 from gateway_agent.sources.nbd import NbdSource
 from gateway_agent.sources.sample import StreamKey, from_dp_cut
@@ -168,7 +168,7 @@ def test_one_question_at_a_time_and_got_moves_only_when_spooled():
     source = NbdSource("nbd-0", sent.append, got=0)
     source.ask()
     assert sent == []  # not before its hello
-    source.said_hello([])
+    source.introduced([])
     source.ask()
     source.ask()
     source.answered(answer(plane, 0))
@@ -183,12 +183,12 @@ def test_an_answer_that_was_not_spooled_is_asked_for_again_on_a_new_connection()
     plane, sent = FakePlane(), []
     plane.io(reads=6)
     source = NbdSource("nbd-0", sent.append, got=0)
-    source.said_hello([])
+    source.introduced([])
     source.ask()
     source.answered(answer(plane, 0))
     source.disconnected()
     source.connected()
-    source.said_hello([])
+    source.introduced([])
     source.ask()
     assert [frame.decode(data).header["got"] for data in sent] == [0, 0]
     source.answered(answer(plane, 0))
@@ -198,7 +198,7 @@ def test_an_answer_that_was_not_spooled_is_asked_for_again_on_a_new_connection()
 def test_a_repetition_of_what_is_spooled_is_dropped():
     plane = FakePlane()
     source = NbdSource("nbd-0", lambda _data: None, got=0)
-    source.said_hello([])
+    source.introduced([])
     source.ask()
     source.answered(answer(plane, 0))
     source.spooled()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
+from gateway_agent.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link.spool import INDEX_SYNC_NS, MAX_EPOCHS, Spool, queue_settings
 from pmdaemon.diskqueue import DiskQueue
 from pmdaemon.diskqueue.format import DATA_START

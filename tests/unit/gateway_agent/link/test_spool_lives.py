@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from gateway_agent.link.errors import SpoolUnusable, SpoolWriteFailed
+from gateway_agent.errors import SpoolUnusable, SpoolWriteFailed
 from gateway_agent.link.spool import INDEX_SYNC_NS
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.faulty_disk import Crashed, FaultDisk

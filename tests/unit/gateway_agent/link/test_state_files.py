@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
+from gateway_agent.errors import AlreadyRunning, StateFileBroken
 from gateway_agent.link import state_files
-from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
 
 
 def test_identity_is_made_once_and_private(tmp_path):

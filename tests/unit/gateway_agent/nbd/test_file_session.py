@@ -9,7 +9,7 @@ from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, Job, LoopRunner, WorkerPool
+from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, LoopRunner, StorageJob, WorkerPool
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.clock import SystemClock
@@ -319,7 +319,7 @@ def test_workers_run_jobs_report_to_the_loop_and_stop():
     loop, done = EventLoop(SystemClock()), []
     pool = WorkerPool(loop, "a-volume-with-a-long-name", 3)
 
-    class Job:
+    class StorageJob:
         def run(self):
             self.was_run = True
 
@@ -327,7 +327,7 @@ def test_workers_run_jobs_report_to_the_loop_and_stop():
             done.append(job.was_run)
 
     for _ in range(20):
-        pool.submit(Job())
+        pool.submit(StorageJob())
     while len(done) < 20:
         loop.step()
     assert done == [True] * 20
@@ -354,7 +354,9 @@ def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
     storage = FailingStorage(ZeroDivisionError(), MemoryError())
     with capture_logs() as logs:
         for number in range(3):
-            runner.submit(Job(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.append))
+            runner.submit(
+                StorageJob(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.append)
+            )
         loop.at("deadline", loop.clock.monotonic_ns() + 60 * 10**9, lambda _now: done.extend([None] * 3))
         while len(done) < 3:
             loop.step()

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
+from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.commands import Thresholds
-from gateway_agent.link.errors import StateFileBroken
 from gateway_agent.link.identity import write_credential
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.errors import ConfigError
