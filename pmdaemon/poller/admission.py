@@ -74,7 +74,7 @@ class Admission:
         self._counters["strangers_evicted"] += 1
         self._refusals.warning(self._clock.monotonic_ns(), "evicted", address=conn.address, reason=reason)
 
-    def open(self, sock: socket.socket, address: str, *, is_known: bool) -> AgentConnection | None:
+    def open(self, sock: socket.socket, address: str) -> AgentConnection | None:
         """A connection on the socket; None if its peer is gone already."""
         now_ns = self._clock.monotonic_ns()
         transport: socket.socket | TlsTransport = sock
@@ -87,8 +87,7 @@ class Admission:
                 sock.close()
                 return None
         conn = AgentConnection(transport, address, now_ns, self._on_blocked)
-        if not is_known:
-            self.strangers.add(conn, now_ns)
+        self.strangers.add(conn, now_ns)
         self._counters["connections"] += 1
         log.debug("connected", address=address)
         return conn

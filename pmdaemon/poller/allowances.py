@@ -90,7 +90,7 @@ class Allowances:
                 f"{LIMITS['newcomers'].per_s:g} a second at most: dial again",
             )
         del self._of[oldest]
-        self._registry.give_away(oldest)
+        self._registry.forget(oldest)
 
     def _note(self, gateway_id: str, name: str, what: str) -> str:
         """Count what is too much, and raise an event if none was raised lately; returns its text."""

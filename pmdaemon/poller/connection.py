@@ -21,7 +21,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from pmdaemon.errors import ProtocolViolation
 from pmdaemon.pki.identity import Credential, credential_of_der
@@ -40,15 +40,6 @@ DRAIN_BYTES: Final = 4 << 20
 _POLL: Final = Kind.POLL
 _POLLING, _DRAINING, _CLOSED = SessionState.POLLING, SessionState.DRAINING, SessionState.CLOSED
 _SENT: Final = Sent.SENT
-
-
-class MovedSession(NamedTuple):
-    """What goes with a connection to another process: its descriptor, and bytes of both directions."""
-
-    descriptor: int
-    state: SessionState
-    pending: bytes
-    out: bytes
 
 
 class AgentConnection:
@@ -130,8 +121,8 @@ class AgentConnection:
 
     @property
     def is_movable(self) -> bool:
-        """Whether another process can go on with it: a TLS session cannot move, one not begun can."""
-        return self._tls is None or not self._tls.has_begun
+        """Whether another process can go on with it: HELLO was not answered, no TLS session has begun."""
+        return self.hello is None and not self._out and (self._tls is None or not self._tls.has_begun)
 
     @property
     def closed(self) -> bool:
@@ -254,36 +245,25 @@ class AgentConnection:
         """The whole frames among bytes that another process had received (``session.resume``)."""
         return self.session.feed(b"")
 
-    # -- moving
+    # -- new connections that are passed on to another process
 
-    def pack_up(self) -> MovedSession | None:
-        """Give the socket away, to be served by another process; None if it is ending. Inbound thread.
+    def detach(self) -> tuple[int, bytes]:
+        """Give the descriptor away, with what was received and not yielded. Inbound thread.
 
-        From here on ``send`` answers GONE: what another thread was about to send is not lost between two
-        processes, its sender knows.
+        Only while ``is_movable``: no other thread knows a connection without a gateway.
         """
-        with self._lock:
-            if self._closed or self.session.state in (SessionState.DRAINING, SessionState.CLOSED):
-                return None
-            self._closed = True
-            luggage = MovedSession(self._detach(), self.session.state, self.session.pending, bytes(self._out))
-            self._out.clear()
-        return luggage
-
-    def _detach(self) -> int:
         sock = self._sock
         assert isinstance(sock, socket.socket | TlsTransport)  # there are no others
-        return sock.detach()
+        self._closed = True
+        return sock.detach(), self.session.pending
 
     def peek(self) -> bytes:
         """What a peer has sent before its TLS handshake begins; it stays in the kernel. Inbound thread."""
         return self._tls.peek() if self._tls is not None else b""
 
-    def unpack(self, state: SessionState, pending: bytes, out: bytes) -> None:
-        """Go on with a connection of another process. Before anything is sent. Inbound thread."""
-        with self._lock:
-            self.session.resume(state, pending)
-            self._out += out
+    def resume(self, received: bytes) -> None:
+        """Go on with a new connection of another process, which has received these bytes. Inbound thread."""
+        self.session.resume(self.session.state, received)
 
     # -- ending
 

@@ -220,15 +220,11 @@ class FrameHandlers:
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 
     def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
-        """The same gateway has registered with another pair, or has moved here again: the newer wins."""
+        """The same gateway has registered with another pair: the newer session wins."""
         conn = gateway.conn
         if conn is not None:
             self._supersede(gateway, conn, address)
             gateway.end()
-
-    def announce_session(self, gateway: Gateway) -> None:
-        """GATEWAY up and STREAMS_SEEN to everybody: it has moved here from another pair."""
-        self._announce_to(gateway, DBMANAGER, SERVICES)
 
     def _announce(self, gateway: Gateway) -> None:
         """GATEWAY up to everybody.

@@ -202,20 +202,16 @@ class Inbound:
 
     # -- connections
 
-    def adopt(self, sock: socket.socket, address: str, *, is_known: bool = False) -> AgentConnection | None:
-        """Serve a new socket; None if it was turned away. With TLS configured it must speak that.
-
-        One that ``is_known``, a registered gateway's from another pair, needs no place among the strangers.
-        """
-        if not is_known:
-            may_stay, oldest = self._door.make_room(sock, address)
-            if oldest is not None:
-                reason = "it did not register, and others wait"
-                self._door.note_eviction(oldest, reason)
-                self._drop(oldest, reason)
-            if not may_stay:
-                return None
-        conn = self._door.open(sock, address, is_known=is_known)
+    def adopt(self, sock: socket.socket, address: str) -> AgentConnection | None:
+        """Serve a new socket; None if it was turned away. With TLS configured it must speak that."""
+        may_stay, oldest = self._door.make_room(sock, address)
+        if oldest is not None:
+            reason = "it did not register, and others wait"
+            self._door.note_eviction(oldest, reason)
+            self._drop(oldest, reason)
+        if not may_stay:
+            return None
+        conn = self._door.open(sock, address)
         if conn is not None:
             self._connections.add(conn)
             self._readiness.register(conn, selectors.EVENT_READ)
@@ -225,7 +221,7 @@ class Inbound:
         """One step of a TLS handshake; a few a round, the others come up again in the next."""
         if not self._door.handshakes_left:
             return
-        if self._mover is not None and self._mover.takes_before_tls(conn, self):
+        if self._mover is not None and self._mover.passes_on_before_tls(conn, self):
             return
         self._door.handshakes_left -= 1
         try:
@@ -268,9 +264,9 @@ class Inbound:
             self._mover = None
 
     def _move(self, mover: ShardMigrator) -> None:
-        """Let sessions leave, and ask for write readiness while the parent's end is full."""
+        """End sessions whose shards have left, and ask for write readiness while the parent's end is full."""
         if mover.has_work:
-            mover.work(self)
+            mover.end_leaving()
         if bool(mover.channel.waiting) != self._channel_waits:
             self._channel_waits = not self._channel_waits
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
@@ -351,7 +347,7 @@ class Inbound:
 
     def _note_refusal(self, conn: AgentConnection, code: str, reason: str) -> None:
         if conn.is_dialled and self._mover is not None:
-            self._mover.tell_refusal(conn, f"{code}: {reason}")
+            self._mover.report_refusal(conn, f"{code}: {reason}")
         self._door.note_refusal(conn, code, reason)
 
     def _leaves(self, conn: AgentConnection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
@@ -363,7 +359,7 @@ class Inbound:
             return False
         if isinstance(frames, Generator):
             frames.close()  # the session keeps HELLO and what follows it, for the other pair
-        self._mover.send_stranger(conn, received.header["gw"], self)
+        self._mover.pass_on(conn, received.header["gw"], self)
         return True
 
     def _refuse(self, conn: AgentConnection, error: WireError) -> None:

@@ -11,7 +11,7 @@ Pure; guarded by the gateway's lock, with the rest of its record.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container
 from typing import Final
 
 RANGES: Final = (
@@ -20,18 +20,12 @@ RANGES: Final = (
 
 
 class LiveCuts:
-    """Ranges (first, last), by epoch.
-
-    Args:
-        packed: as ``pack`` of another process gave them.
-    """
+    """Ranges (first, last), by epoch."""
 
     __slots__ = ("_ranges",)
 
-    def __init__(self, packed: Iterable[Sequence[int]] = ()) -> None:
+    def __init__(self) -> None:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
-        for epoch, first, last in packed:
-            self._ranges.setdefault(epoch, []).append((first, last))
 
     def __len__(self) -> int:
         return sum(map(len, self._ranges.values()))
@@ -67,7 +61,3 @@ class LiveCuts:
         """No other epoch will be heard of again; returns what is left, if anything."""
         self._ranges = {epoch: ranges for epoch, ranges in self._ranges.items() if epoch in epochs}
         return self if self._ranges else None
-
-    def pack(self) -> list[list[int]]:
-        """For another process."""
-        return [[epoch, *held] for epoch, ranges in self._ranges.items() for held in ranges]

@@ -74,13 +74,13 @@ PAIR: Final = (
         "counter",
         "Sessions ended by a newer one of the same gateway.",
     ),
-    Declared("moved_out", "moved_out_total", "counter", "Connections given to another pair."),
-    Declared("moved_in", "moved_in_total", "counter", "Connections taken from another pair."),
+    Declared("moved_out", "moved_out_total", "counter", "New connections given to another pair."),
+    Declared("moved_in", "moved_in_total", "counter", "New connections taken from another pair."),
     Declared(
         "moves_by_reconnect",
         "moves_by_reconnect_total",
         "counter",
-        "TLS sessions told to dial again elsewhere.",
+        "Sessions told to dial again elsewhere.",
     ),
     Declared(
         "mail_passed_on",

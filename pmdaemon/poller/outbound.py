@@ -32,7 +32,7 @@ from pmdaemon.poller.balance import shard_of
 from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.inbound_messages import AnnounceAgain, Hint, PostAnnouncement
 from pmdaemon.poller.interleave import in_turn
-from pmdaemon.poller.migration import Forward, Inherited, Ownership, PassedOn, ToOutbound
+from pmdaemon.poller.migration import Forward, Ownership, PassedOn, ToOutbound
 from pmdaemon.poller.peer import AgentPeer, Sent
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
 from pmdaemon.poller.registry import Registry
@@ -204,10 +204,6 @@ class Outbound:
         match item:
             case PassedOn(sender, payload):
                 self._obey(sender, payload, passed_on=True)
-            case Inherited(gateway_id, caps):
-                if caps is not None:
-                    self._book.inherit(gateway_id, *caps)
-                self._begin(gateway_id)
             case str():
                 self._begin(item)
 

@@ -211,7 +211,7 @@ class Pair:
             steps={"inbound thread": self.inbound.steps, "outbound thread": self.outbound.steps},
             metrics=self.metrics(),
         )
-        self._channel.tell({"op": "report", **report._asdict()})
+        self._channel.send_or_drop({"op": "report", **report._asdict()})
 
     def metrics(self) -> dict[str, float]:
         """What ``pmdaemon.poller.metrics`` declares of this process; asked once a second by ``_report``."""

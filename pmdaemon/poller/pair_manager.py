@@ -212,7 +212,5 @@ class PairManager:
             log.warning("not-passed-on", op=parcel.op, shard=parcel.header["shard"], pair=owner)
             return
         self.passed_on += 1
-        if "gw" in parcel.header and parcel.op == "moved":
-            self._where[parcel.header["gw"]] = owner
         control.send(parcel.header, parcel.descriptors)
         parcel.descriptors = []  # the channel closes them when they are sent

@@ -31,7 +31,7 @@ Source: DESIGN.md 4, points 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pmdaemon.errors import BadCut
 from pmdaemon.poller.catch_up import CatchUp
@@ -195,39 +195,6 @@ class CutPositions:
             position.floor = max(position.floor, position.acked_to_agent)
             position.ack = durable.get(epoch, 0)
         self.rewind()
-
-    def pack(self) -> dict[str, Any]:
-        """Everything but a pause, for the process that the gateway moves to."""
-        return {
-            "epochs": [
-                [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
-                for epoch, item in self._epochs.items()
-            ],
-            "judged": [[epoch, item.judged] for epoch, item in self._epochs.items()],
-            "live": [] if self._live is None else self._live.pack(),
-            "polls": [list(item) for item in self._polls],
-            "waiting_since_ns": self._waiting_since_ns,
-            "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
-        }
-
-    @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> CutPositions:
-        """The record of another process. Rewind it: what that one posted may come later than what we post."""
-        record = cls()
-        for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
-            position = _Epoch(epoch, floor, last, ack)
-            position.received, position.acked_to_agent = received, acked_to_agent
-            position.over_poll = over_poll
-            record._epochs[epoch] = position
-        for epoch, judged in packed["judged"]:
-            record._epochs[epoch].judged = judged
-        record._set_epochs(record._epochs)
-        record._live = LiveCuts(packed["live"]) if packed["live"] else None
-        record._polls = tuple((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
-        record._waiting_since_ns = packed["waiting_since_ns"]
-        counts = packed["counts"]
-        record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
-        return record
 
     def spool(self) -> list[list[int]]:
         """[epoch, first seq the agent may still hold, last seq known], oldest epoch first."""

@@ -61,25 +61,8 @@ class Registry:
             gateway.begin(conn, hello, registration, self._gather(gateway))
         return gateway
 
-    def take_in(self, gateway: Gateway, incarnation: int | None, notice: Notice) -> None:
-        """A gateway has moved here from another pair, with what that pair knew of its durable cuts.
-
-        What the other pair posted last may reach dbmanager after what we post: the record is rewound, so
-        everything behind the durable is asked for again, and dbmanager drops what it has.
-        """
-        with self.lock:
-            self._gateways[gateway.gateway_id] = gateway
-            mine = self.watermarks.incarnation
-            if mine is None or mine == incarnation:
-                self.watermarks.learn(notice)
-                with gateway.lock:
-                    gateway.record.rewind()
-            else:
-                with gateway.lock:
-                    gateway.record.restart(self.watermarks.of(gateway.gateway_id))
-
-    def give_away(self, gateway_id: str) -> tuple[int | None, Notice]:
-        """Forget a gateway that moves away or makes room; returns what is known of its durable cuts."""
+    def forget(self, gateway_id: str) -> tuple[int | None, Notice]:
+        """Forget a gateway that has moved away or makes room; returns what is known of its durable cuts."""
         with self.lock:
             gateway = self._gateways.pop(gateway_id, None)
             known = self.watermarks.of(gateway_id) if gateway is None else self._gather(gateway)

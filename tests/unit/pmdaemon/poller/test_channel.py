@@ -40,13 +40,13 @@ def test_a_moved_socket_works_with_bytes_that_were_already_there() -> None:
         item.close()
 
 
-def test_a_state_of_any_size_travels_with_its_socket() -> None:
+def test_bytes_of_any_size_travel_with_their_socket() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
     data = os.urandom(3 << 20)
-    pair.send({"op": "moved", "shard": 3}, [os.dup(near.fileno()), channel.state_file(data)])
+    pair.send({"op": "moved", "shard": 3}, [os.dup(near.fileno()), channel.memory_file(data)])
     (parcel,) = parent.take()
-    assert parcel.take_state() == data
+    assert parcel.take_bytes() == data
     with parcel.take_socket() as moved:
         moved.sendall(b"x")
         assert far.recv(1) == b"x"
@@ -120,13 +120,13 @@ def test_a_pair_that_does_not_take_refuses_and_nothing_blocks() -> None:
 def test_reports_are_dropped_when_nobody_reads() -> None:
     parent, pair = ends()
     report = channel.PairReport(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
-    pair.tell({"op": "report", **report._asdict()})
+    pair.send_or_drop({"op": "report", **report._asdict()})
     (parcel,) = parent.take()
     header = dict(parcel.header)
     assert header.pop("op") == "report"
     assert channel.PairReport(**header) == report
     for _ in range(100_000):
-        pair.tell({"op": "report"})  # no error, no wait
+        pair.send_or_drop({"op": "report"})  # no error, no wait
         if not select.select([], [pair], [], 0)[1]:
             break
     assert not pair.waiting

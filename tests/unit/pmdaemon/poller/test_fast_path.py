@@ -16,6 +16,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.frame import FLAG_LIVE
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import GATEWAY, Agent, make_cut
+from tests.support.slots import values_of
 from tests.unit.pmdaemon.poller.test_pair_steps import OTHER, Bench
 
 
@@ -219,7 +220,7 @@ def test_both_ways_have_the_same_effect(scenario: Callable[[Ways, Agent], None],
                 {
                     "posts": bench.box.posts,
                     "counters": dict(bench.counters),
-                    "record": gateway.record.pack(),
+                    "record": values_of(gateway.record),
                     "offset": gateway.offset.best,
                     "awaiting": gateway.awaiting_since_ns,
                     "dropped": gateway.dropped,
@@ -250,7 +251,7 @@ def test_wherever_answers_are_split_both_ways_have_the_same_effect(splits: list[
             bench.pass_time(0.1)
             assert bench.counters["replies"] == len(splits)
             assert [seq for seq, _ in bench.box.cuts_to("dbmanager")] == list(range(1, len(splits) + 1))
-            found.append((bench.box.posts, dict(bench.counters), bench.gateway().record.pack()))
+            found.append((bench.box.posts, dict(bench.counters), values_of(bench.gateway().record)))
         finally:
             bench.close()
     assert found[0] == found[1]

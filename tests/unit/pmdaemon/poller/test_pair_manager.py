@@ -186,14 +186,15 @@ def test_shards_of_the_only_pair_stay_its_own(parent: Parent) -> None:
     assert set(parent.traffic.owners) == {0}
 
 
-def test_moved_sessions_go_to_the_owner_and_are_remembered_there(parent: Parent) -> None:
+def test_connections_go_to_the_owner_and_are_remembered_once_registered(parent: Parent) -> None:
     parent.seconds(40, gateways=512)
     shard = parent.traffic.owners.index(2)
     header = {"op": "moved", "shard": shard, "gw": "g", "address": "a"}
     parent.traffic.pass_on(parent.children[0], [Parcel(header, [os.dup(0)])])
     assert parent.children[2].control.of("moved") == [header]
     assert parent.traffic.passed_on == 1
-    # The same gateway registers with another pair (it could not be moved): that session is the older one.
+    parent.traffic.pass_on(parent.children[2], [Parcel({"op": "up", "gw": "g", "address": "a"}, [])])
+    # The same gateway registers with another pair: the session at its owner is the older one.
     parent.traffic.pass_on(parent.children[3], [Parcel({"op": "up", "gw": "g", "address": "b"}, [])])
     assert parent.children[2].control.of("elsewhere") == [{"op": "elsewhere", "gw": "g", "address": "b"}]
     assert parent.children[3].control.of("elsewhere") == []
