@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.mailbox import Mailbox
-from pmdaemon.poller.backpressure import BackpressureReporter
+from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, SAID_S, Pulse
 from pmdaemon.wire.pressure import Problem

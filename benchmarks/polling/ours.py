@@ -49,7 +49,7 @@ class ProductWork:
         rig = self._rig
         rig.polls += 1
         now_ns = time.monotonic_ns()
-        asked = self._gateway.ask(rig.polls, now_ns, rig.book.lease_is_fresh(now_ns), rig.catch_up)
+        asked = self._gateway.ask(rig.polls, now_ns, rig.book.lease_is_fresh(now_ns), rig.registry.catch_up)
         assert asked is not None  # the round before is complete
         self._conn.session.sending(Kind.POLL)
         rig.sent_bytes += len(asked[1])

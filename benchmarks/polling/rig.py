@@ -15,14 +15,14 @@ from typing import Any
 from benchmarks.polling.peers import Sockets
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.frame_handlers import FrameHandlers
+from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.inbound import Hint, Inbound
 from pmdaemon.poller.migration import ToOutbound
 from pmdaemon.poller.outbound import Outbound
+from pmdaemon.poller.positions import Notice
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
-from pmdaemon.poller.watermarks import Notice
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame

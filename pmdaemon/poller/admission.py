@@ -1,27 +1,81 @@
-"""How a connection comes in: room among the strangers, TLS, and what is said of those that go again.
+"""Admission of new connections: room among the unregistered, TLS, and the log of those that are refused.
 
-Thread: belongs to the inbound thread.
+A connection that has not registered costs a descriptor and memory (less than a session: ``make bench-tls``)
+and has proved nothing. At most ``limit_for`` are kept: 1,024 with TLS, and never more than half of the
+descriptors, so that the other half is left to gateways. When one more comes, the oldest goes if it has had
+``PATIENCE_NS`` (an honest handshake takes milliseconds, a slow-loris takes for ever), else the newcomer
+goes: in a storm of honest reconnects those that wait are about to be served, and one that is turned away
+dials again after a random wait.
 
-Source: DESIGN.md 5; ``poller.unregistered`` for the limits.
+Log lines about them are limited too, or ten thousand attempts would fill the disk.
+
+Thread: the inbound thread's.
+
+Source: DESIGN.md 5.
 """
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
+from typing import Final, Generic, TypeVar
 
 import structlog
 
 from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.connection import AgentConnection
-from pmdaemon.poller.unregistered import HANDSHAKES_A_ROUND, UnregisteredConnections, limit_for
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.limited_log import LimitedLog
 from pmdaemon.runtime.transport import TlsTransport
 
 log = structlog.get_logger("inbound")
+
+
+MAX_STRANGERS: Final = 1024  # with TLS
+MAX_PLAIN: Final = 8192  # without: half of the default limit of open files, and twice a large fleet
+PATIENCE_NS: Final = 2 * 10**9
+TLS_LIMIT_NS: Final = 5 * 10**9  # a handshake is two round trips
+HANDSHAKES_A_ROUND: Final = 4  # about 1 ms each: what a registered gateway waits for behind a storm
+
+Conn = TypeVar("Conn")
+
+
+def limit_for(tls: bool) -> int:
+    """How many strangers this process may have, by what they cost and its limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    half = MAX_PLAIN if soft == resource.RLIM_INFINITY else min(MAX_PLAIN, soft // 2)
+    return min(MAX_STRANGERS, half) if tls else half
+
+
+class UnregisteredConnections(Generic[Conn]):
+    """Unregistered connections, oldest first."""
+
+    def __init__(self, limit: int = MAX_STRANGERS) -> None:
+        self._limit = limit
+        self._since: dict[Conn, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def admit(self, now_ns: int) -> tuple[bool, Conn | None]:
+        """Whether a newcomer may stay, and who must go for it."""
+        if len(self._since) < self._limit:
+            return True, None
+        oldest, since_ns = next(iter(self._since.items()))
+        if now_ns - since_ns >= PATIENCE_NS:
+            return True, oldest
+        return False, None
+
+    def add(self, conn: Conn, now_ns: int) -> None:
+        """A connection has come."""
+        self._since[conn] = now_ns
+
+    def remove(self, conn: Conn) -> None:
+        """It has registered, or is gone. Harmless for one that is not here."""
+        self._since.pop(conn, None)
 
 
 class Admission:

@@ -1,16 +1,18 @@
-"""The pair's thread ``pm-ca-N``: hands out certificates, rereads revocations, renews the server's own.
+"""The pair's thread ``pm-ca-N``: makes certificates, rereads revocations, renews the server's own.
 
 These touch files and sync them, which may take milliseconds: the two threads that serve gateways never do.
-They ask here (``enrol``, ``renew``) and go on; the answer comes as a hint to the inbound thread.
+They ask here (``enrol``, ``renew``) and go on; the answer comes as a message to the inbound thread, which
+announces it (``Enrolments``).
 
-Each second it looks whether the directory of revocations, or the server's certificate, is another than
-before. A revocation therefore ends a live session within about a second, on every pair, without a message.
+Each second the thread checks whether the directory of revocations, or the server's certificate, has
+changed. A revocation therefore ends a live session within about a second, on every pair, without a message.
 
 Bounded: a connection may have one question under way (``asking``), and connections are bounded.
 
-State: ``revoked`` is replaced as a whole, so any thread may read it. Everything else belongs to this thread.
+State: ``revoked`` is replaced as a whole, so any thread may read it. Everything else of
+``CertificateWorker`` belongs to its thread, everything of ``Enrolments`` to the inbound thread.
 
-Source: DESIGN.md 5 "Credentials"; P10.
+Source: P3, P10; DESIGN.md 5 "Credentials".
 """
 
 from __future__ import annotations
@@ -19,30 +21,55 @@ import select
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
-from pmdaemon.errors import PeerRefused
+from pmdaemon.errors import PeerRefused, WireError
 from pmdaemon.pki import contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
+from pmdaemon.poller import announcements
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.credentials import Enrolment
-from pmdaemon.poller.inbound_messages import Answered, CertificateRefused, Hint, Revoked
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import error_code
 
 LOOK_MS: Final = 1000
 SETTLED: Final = 65_536
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger who tries tokens must not fill the table of events
 log = structlog.get_logger("certificates")
+
+
+class Answered(NamedTuple):
+    """For the inbound thread: the certificate this connection asked for; ``held`` is what it says."""
+
+    conn: AgentConnection
+    held: Credential
+    encoded: bytes
+
+
+class CertificateRefused(NamedTuple):
+    """For the inbound thread: what this connection asked for is refused; it is sent the reason and closed."""
+
+    conn: AgentConnection
+    error: WireError
+
+
+class Revoked(NamedTuple):
+    """For the inbound thread: the list of revoked certificates has changed."""
+
+
+CertificateNews = Answered | CertificateRefused | Revoked
 
 
 class Used(NamedTuple):
@@ -68,8 +95,8 @@ class CertificateWorker:
     """See the module; a ``poller.credentials.Desk``.
 
     Args:
-        hints: where answers go.
-        counters: its own; nobody else writes to them.
+        answer: takes answers to the inbound thread.
+        counters: its own; no other thread writes to them.
 
     Raises:
         PkiError: the authority cannot be used.
@@ -78,13 +105,13 @@ class CertificateWorker:
     def __init__(
         self,
         authority: Authority,
-        hints: ThreadInbox[Hint],
+        answer: Callable[[CertificateNews], None],
         counters: Counter[str],
         clock: Clock | None = None,
     ) -> None:
         self._authority = authority
         self._clock = clock or SystemClock()
-        self._hints = hints
+        self._answer_with = answer
         self._counters = counters
         self._questions: ThreadInbox[Question | Used] = ThreadInbox()
         self._holders: tuple[int, Counter[str]] = (-1, Counter())
@@ -142,7 +169,7 @@ class CertificateWorker:
             if isinstance(question, Used):
                 self._settle(question.held)
             else:
-                self._hints.put(self._answer(question))
+                self._answer_with(self._answer(question))
 
     def _settle(self, held: Credential) -> None:
         """End the older certificates of a gateway, if it has any; only then its files are read."""
@@ -199,7 +226,7 @@ class CertificateWorker:
         if revoked != self.revoked:
             self.revoked = revoked
             log.info("revocations", serials=len(revoked))
-            self._hints.put(Revoked())
+            self._answer_with(Revoked())
 
     def _versions(self) -> tuple[int, int]:
         # Read before the files: a change between the two is then seen at the next look.
@@ -210,8 +237,33 @@ class CertificateWorker:
         self._questions.close()
 
 
-def open_clerk(
-    directory: Path, lifetime_s: float, hints: ThreadInbox[Hint], counters: Counter[str]
-) -> CertificateWorker:
-    """The clerk of a pair; raises as ``CertificateWorker``."""
-    return CertificateWorker(Authority(directory, lifetime_s), hints, counters)
+class Enrolments:
+    """Tells of certificates made and refused."""
+
+    def __init__(self, courier: CutPublisher, clock: Clock) -> None:
+        self._courier = courier
+        self._clock = clock
+        self._next_event_ns: dict[str, int] = {}
+
+    def made(self, conn: AgentPeer, held: Credential) -> None:
+        """The desk has made a certificate. A renewed one counts from now on; a first one is an event."""
+        if conn.credential is not None:
+            conn.credential = held
+            return
+        text = f"gateway {held.name} was enrolled from {conn.address}"
+        details = {"gateway_id": held.gateway_id, "serial": held.serial}
+        row = announcements.event(
+            "gateway-enrolled", "info", held.name, text, self._clock.unix_us(), **details
+        )
+        self._courier.news(row, DBMANAGER)
+
+    def refused(self, conn: AgentPeer, error: WireError) -> None:
+        """The desk has refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
+        now_ns, code = self._clock.monotonic_ns(), error_code(error)
+        if now_ns < self._next_event_ns.get(code, 0):
+            return
+        self._next_event_ns[code] = now_ns + REFUSAL_EVENT_NS
+        who = conn.credential.name if conn.credential is not None else conn.address
+        text = f"no certificate for {who} ({code}): {error}"
+        row = announcements.event("enrolment-refused", "warning", who, text, self._clock.unix_us(), code=code)
+        self._courier.news(row, DBMANAGER)

@@ -15,10 +15,11 @@ together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS
                      up {gw, address}                   a gateway has registered here
                      refused {address, reason, is_over}  why a dialled connection ends, or has ended
 
-*Bytes* are an unlinked memory file (memfd), so their size has no limit. Both ends are non-blocking. What the
-other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits for room
-in the acceptor: a *new* connection that finds a queue is refused, and the agent dials again. The kernel keeps
-descriptors in flight alive; if the receiver dies first, it closes them and the agents dial again.
+*Bytes* are an unlinked memory file (memfd), so their size has no limit. Both ends are non-blocking. What
+the other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits
+for room in the acceptor: a *new* connection that finds a queue is refused, and the agent dials again. The
+kernel keeps descriptors in flight alive; if the receiver dies first, it closes them and the agents dial
+again.
 
 Thread: ``send_or_drop`` may be called by any thread; everything else by the one that owns the end.
 
@@ -50,7 +51,7 @@ class PairReport(NamedTuple):
     Attributes:
         connections: open, registered or not.
         gateways: with a session.
-        t_ptmax_us: see ``sizing``.
+        t_ptmax_us: see ``poller.balance``.
         busy_ratio: CPU time of the process by wall time, since the last report.
         shards: (shard, gateways with a session), of shards that have any.
         steps: rounds each thread has made, by its name.

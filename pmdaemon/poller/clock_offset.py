@@ -19,9 +19,8 @@ from typing import Final, NamedTuple
 
 from pmdaemon.runtime.clock import STEP_US
 
-BLOCK: Final = (
-    16  # at one poll a second: short enough to follow a drifting clock, long enough to meet a quiet moment
-)
+# At one poll a second: short enough to follow a drifting clock, long enough to meet a quiet moment.
+BLOCK: Final = 16
 
 
 class OffsetSample(NamedTuple):

@@ -2,8 +2,8 @@
 
 Sending: any thread, under ``_lock``. If nothing is buffered the bytes go straight to the socket; only what
 would block is buffered, and then the inbound thread is asked (``on_blocked``) to register write interest.
-Measured: registering every write costs 6 us a poll, more than half of its whole cost. A peer that lets 1 MiB
-pile up is disconnected: polls are a few hundred bytes, so it has not read for minutes.
+Measured: registering every write costs 6 us a poll, more than half of its whole cost. A peer that lets 1
+MiB pile up is disconnected: polls are a few hundred bytes, so it has not read for minutes.
 
 Ending: ``finish`` sends a last frame and shuts our side down, then what the peer still sends is read and
 discarded until it closes, ``DRAIN_NS`` pass or ``DRAIN_BYTES`` arrive. Closing at once with unread input

@@ -1,21 +1,32 @@
-"""Dials gateways that are listed with an address, and again when such a connection ends.
+"""Gateways that are listed with an address: which they are, dialling them, and dialling again.
 
-Most agents dial in. Where storage hosts may not, the agent listens and is listed (``[[pmdaemon.gateway]]``,
-or the table ``gateway_list``). Only who opens the TCP connection differs: the agent still speaks first, and
-with TLS the PMDaemon is the server, so everything behind the acceptor is the same code.
+Most agents dial in. Where storage hosts may not, the agent listens and is listed. Only who opens the TCP
+connection differs: the agent still speaks first, and with TLS the PMDaemon is the server, so everything
+behind the acceptor is the same code.
 
     waiting ──due──► connecting ──► given to a pair and watched ──ended──► waiting
                          └── refused, 5 s ──────────────────────────────────►
 
-How the end is noticed. The connection lives in a pair, the parent keeps a duplicate of the descriptor and
-never reads from it. It asks epoll for nothing but hang-ups (EPOLLRDHUP): the gateway's, or the shutdown
-that every ``Connection.close`` makes. When a pair is killed nobody shuts down, so ``forget_pair`` does:
-without it the duplicate would keep the connection open.
+*The list* (``GatewayList``) has two sources: the configuration (``[[pmdaemon.gateway]]``) and the
+database's table ``gateway_list``, which dbmanager publishes as a file, ``<runtime_dir>/gateways.json``:
+``[{"name": ..., "address": ...}, ...]``. A file, because the parent of the pairs has no mailbox and needs
+the newest list only, whichever of the two starts first. Entries that cannot be dialled are named in the log
+and left out. When both lists have an address, the configuration's name counts.
 
-Waits double from ``FIRST_S`` to ``MAX_S``, each shortened by a random share, and begin anew after a
+*The end of a connection.* The connection lives in a pair; the parent keeps a duplicate of the descriptor
+and never reads from it. It asks epoll for nothing but hang-ups (EPOLLRDHUP): the gateway's, or the shutdown
+that every ``AgentConnection.close`` makes. When a pair is killed no process shuts down, so ``forget_pair``
+does: without it the duplicate would keep the connection open.
+
+*Waits* double from ``FIRST_S`` to ``MAX_S``, each shortened by a random share, and begin again after a
 connection that lived ``HEALTHY_NS``.
 
-Thread: the parent's only. ``fileno`` is an epoll descriptor, to be put into the parent's selector.
+*The report* (``DialledFile``) says how it goes with each, for the application server to show:
+``<runtime_dir>/metrics/dialled.json``, ``[{"name", "address", "source": "list"|"configuration", "state":
+"connected"|"dialling"|"waiting"|"not-dialled", "reason"}, ...]``, written whole when it changes and touched
+each second: an old file says that the daemon is gone.
+
+Thread: the parent's only. ``Dialler.fileno`` is an epoll descriptor, to be put into the parent's selector.
 
 Source: P3 (discovery); DESIGN.md 5.
 """
@@ -24,22 +35,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import select
 import socket
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import structlog
 
+from pmdaemon.poller.config import ListedGateway, PmFile
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
+from pmdaemon.runtime.files import write_whole
 
 FIRST_S: Final = 0.5
 MAX_S: Final = 30.0
 CONNECT_NS: Final = 5 * 10**9
 HEALTHY_NS: Final = 10 * 10**9
+MAX_LISTED: Final = 10_000
 log = structlog.get_logger("dialler")
 
 Offer = Callable[[socket.socket, str], object | None]
@@ -230,3 +246,80 @@ class Dialler:
         for line in self._lines.values():
             self._hang_up(line)
         self._epoll.close()
+
+
+class GatewayList:
+    """Rereads the file when it has changed. Thread: the parent's.
+
+    Attributes:
+        not_dialled: entries left out, as ``DialledFile`` tells of them.
+    """
+
+    def __init__(self, config: PmFile) -> None:
+        self.not_dialled: list[dict[str, str]] = []
+        self._config = config
+        self._version: int | None = None
+
+    def changed(self) -> list[Target] | None:
+        """The whole list if it is another than at the last call, or at the first."""
+        try:
+            version = self._config.list_path.stat().st_mtime_ns
+        except OSError:
+            version = 0
+        if version == self._version:
+            return None
+        self._version = version
+        listed = {item["address"]: Target(item["name"], item["address"]) for item in self._stored()}
+        for own in self._config.pmdaemon.gateway:
+            listed[own.address] = Target(own.name, own.address, "configuration")
+        return list(listed.values())
+
+    def _stored(self) -> list[dict[str, str]]:
+        self.not_dialled = []
+        try:
+            items = json.loads(self._config.list_path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, RecursionError) as exc:
+            log.warning("list-not-read", path=str(self._config.list_path), error=str(exc))
+            return []
+        kept = []
+        for item in items[:MAX_LISTED] if isinstance(items, list) else []:
+            try:
+                entry = ListedGateway.model_validate(item)
+            except ValueError as exc:
+                self._leave_out(item, str(exc).splitlines()[-2].strip()[:300])
+                continue
+            if self._config.pmdaemon.may_dial(entry.address):
+                kept.append(entry.model_dump())
+            else:
+                self._leave_out(item, "another machine's address, and TLS is off: see [pmdaemon.tls]")
+        return kept
+
+    def _leave_out(self, item: Any, reason: str) -> None:
+        log.warning("not-dialled", entry=str(item)[:200], reason=reason)
+        if isinstance(item, dict):
+            name, address = (str(item.get(key, ""))[:200] for key in ("name", "address"))
+            left_out = {"name": name, "address": address, "source": "list"}
+            self.not_dialled.append({**left_out, "state": "not-dialled", "reason": reason})
+
+
+class DialledFile:
+    """See the module. Thread: the parent's. State: what was written last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = ""
+
+    def write(self, rows: list[dict[str, str]]) -> None:
+        """Say how it goes.
+
+        Raises:
+            OSError: no room, or no directory.
+        """
+        text = json.dumps(rows)
+        if text == self._written and self._path.exists():
+            os.utime(self._path)
+            return
+        write_whole(self._path, text)
+        self._written = text

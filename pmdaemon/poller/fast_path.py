@@ -1,12 +1,12 @@
 """The usual answer, taken in one step: the next cut of a gateway and the REPLY behind it, in one read.
 
 Nearly every read of a healthy fleet is one CUT that follows the last one, and its REPLY. For these two
-frames this module does what ``wire.session`` and ``poller.frame_handlers`` would do, with the same effect on
-the same objects, but recognises them by their ``wire.frame_template`` instead of decoding them, and accounts
-for both in one go. It looks before it touches: whatever is not as usual (a frame split over two reads, an
-earlier or LIVE cut, several epochs, a rewind under way, a stalled gateway, anything malformed) is left as it
-is for the long way, which alone decides what is wrong with it. What the long way has accepted teaches the
-shapes.
+frames this module does what ``wire.session`` and ``poller.frame_handlers`` would do, with the same effect
+on the same objects, but recognises them by their ``wire.frame_template`` instead of decoding them, and
+accounts for both in one go. It looks before it touches: whatever is not as usual (a frame split over two
+reads, an earlier or LIVE cut, several epochs, a rewind under way, a stalled gateway, anything malformed) is
+left as it is for the long way, which alone decides what is wrong with it. What the long way has accepted
+teaches the shapes.
 
 Thread: belongs to the inbound thread.
 

@@ -22,7 +22,7 @@ import structlog
 from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
 from pmdaemon.poller import announcements
 from pmdaemon.poller.alerts import parse_alert
-from pmdaemon.poller.allowances import Allowances
+from pmdaemon.poller.certificates import Enrolments
 from pmdaemon.poller.credentials import (
     CertificateDesk,
     check_holder,
@@ -30,11 +30,11 @@ from pmdaemon.poller.credentials import (
     parse_enrol,
     parse_request,
 )
-from pmdaemon.poller.enrolments import Enrolments
 from pmdaemon.poller.fast_path import FastPath
-from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState
+from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState, Registry
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES, CutPublisher
+from pmdaemon.poller.quotas import Allowances
 from pmdaemon.poller.registration import (
     Hello,
     Registration,
@@ -43,7 +43,6 @@ from pmdaemon.poller.registration import (
     parse_register,
     parse_streams,
 )
-from pmdaemon.poller.registry import Registry
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.runtime.limited_log import LimitedLog

@@ -1,53 +1,49 @@
 """The inbound thread of a pair: the only one that selects on agents' sockets, reads, closes and posts.
 
-It wakes for data, for a blocked send that has cleared, for new connections from the parent and for hints
-of the outbound thread; it never waits for one gateway. Fairness: a ready socket gets one read of at most
-``ROOM_BYTES`` a round (epoll is level-triggered, what is left comes up in the next round), so a gateway
-with a large backlog delays another by one read's work. Time: every ``SWEEP_NS`` it ends the sessions that
-``poller.timeouts`` names. Who comes in is the affair of ``poller.admission``.
+It wakes for data, for a blocked send that has cleared, for new connections from the parent and for messages
+of the outbound thread and the certificate thread (``Hint``); it never waits for one gateway. Fairness: a
+ready socket gets one read of at most ``ROOM_BYTES`` a round (epoll is level-triggered, what is left comes
+up in the next round), so a gateway with a large backlog delays another by one read's work. Time: every
+``SWEEP_NS`` it ends the sessions that ``poller.timeouts`` names. Admission of new connections lives in
+``poller.admission``.
 
-Whatever goes wrong while one connection is served ends that connection: it is logged with its trace, counted
-(``connection_faults``) and closed, and the thread goes on. A damaged mailbox alone is no peer's doing and
-ends the process, which the parent replaces.
+Whatever goes wrong while one connection is served ends that connection: it is logged with its trace,
+counted (``connection_faults``) and closed, and the thread goes on. A damaged mailbox alone is no peer's
+doing and ends the process, which the parent replaces.
 
-Owns: the selector, every ``AgentConnection``'s ending, the courier. Shares: the registry (its locks),
-``hints`` (a handover); moves connections with ``poller.migration``.
+``Readiness`` is epoll itself, with the owner of each descriptor found by its number:
+``selectors.EpollSelector`` builds a key object for every event and looks it up twice; measured, that is 1.5
+us a poll.
+
+Owns: the selector, every ``AgentConnection``'s ending, the publisher. Shares: the registry (its locks),
+``hints`` (a thread inbox); connections come and go through ``poller.migration``.
 
 Source: P10, P16; DESIGN.md 3.
 """
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
 from pmdaemon.errors import MailboxError, PeerGone, WireError
 from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.poller.admission import Admission
-from pmdaemon.poller.certificates import CertificateWorker
+from pmdaemon.poller.balance import DecayingMax
+from pmdaemon.poller.certificates import Answered, CertificateRefused, CertificateWorker, Revoked
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.fast_path import FRAMES
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.inbound_messages import (
-    AnnounceAgain,
-    Answered,
-    Blocked,
-    CertificateRefused,
-    Hint,
-    PostAnnouncement,
-    Revoked,
-)
+from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.migration import Forward, ShardMigrator
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.readiness import EVENTS_A_ROUND, READ, WRITE, Readiness
-from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.sizing import DecayingMax
 from pmdaemon.poller.timeouts import SWEEP_NS, SessionTimeouts, TimeoutPolicy
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
@@ -62,6 +58,80 @@ NEWS_RETRY_NS: Final = 20_000_000
 TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
 log = structlog.get_logger("inbound")
 _UNUSUAL: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
+
+
+READ: Final = select.EPOLLIN
+WRITE: Final = select.EPOLLOUT
+EVENTS_A_ROUND: Final = 256  # some 5 ms of work: hints, posts and sweeps are looked at between rounds
+_INTEREST: Final = {
+    selectors.EVENT_READ: READ,
+    selectors.EVENT_WRITE: WRITE,
+    selectors.EVENT_READ | selectors.EVENT_WRITE: READ | WRITE,
+}
+
+
+class Readable(Protocol):
+    """Something with a descriptor."""
+
+    def fileno(self) -> int:
+        """The descriptor; the same while it is registered."""
+
+
+class Readiness:
+    """Sources and what is awaited of them (``selectors.EVENT_READ``, ``EVENT_WRITE``).
+
+    Attributes:
+        owners: source by descriptor.
+        wait: (seconds or -1, most events) -> (descriptor, events) of those that are ready.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.owners: dict[int, Readable] = {}
+        self.wait = self._epoll.poll
+
+    def register(self, source: Readable, interest: int) -> None:
+        """Begin to wait for it."""
+        descriptor = source.fileno()
+        self._epoll.register(descriptor, _INTEREST[interest])
+        self.owners[descriptor] = source
+
+    def modify(self, source: Readable, interest: int) -> None:
+        """Wait for something else of it."""
+        self._epoll.modify(source.fileno(), _INTEREST[interest])
+
+    def unregister(self, source: Readable) -> None:
+        """Wait for it no more; its descriptor is still open."""
+        descriptor = source.fileno()
+        del self.owners[descriptor]
+        self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._epoll.close()
+        self.owners.clear()
+
+
+class PostAnnouncement(NamedTuple):
+    """Post this announcement."""
+
+    message: bytes
+    recipients: tuple[str, ...]
+
+
+class AnnounceAgain(NamedTuple):
+    """These recipients have restarted; announce every session to them."""
+
+    recipients: tuple[str, ...]
+
+
+class Blocked(NamedTuple):
+    """This connection has output waiting, or is doomed."""
+
+    conn: AgentConnection
+
+
+Hint = PostAnnouncement | AnnounceAgain | Blocked | Answered | CertificateRefused | Revoked | Forward
 
 
 class Inbound:

@@ -14,8 +14,8 @@ The parent owns the map of shards and sends it in ``map`` messages. A pair acts 
   has been passed on and finds no owner here is dropped and counted; its sender repeats it (caps under their
   lease, watermarks with the next notice).
 
-The race of an order with a migration: the outbound thread writes the book, then looks at the map; this thread
-writes the map, then reads the book. One of the two sees the other.
+The race of an order with a migration: the outbound thread writes the book, then looks at the map; this
+thread writes the map, then reads the book. One of the two sees the other.
 
 Thread: the inbound thread, except ``Ownership``, which is read by all.
 
@@ -35,9 +35,8 @@ from pmdaemon.poller.balance import SHARDS, Map, shard_of
 from pmdaemon.poller.channel import Channel, Parcel, memory_file
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.gateway import Gateway
+from pmdaemon.poller.gateway import Gateway, Registry
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
@@ -47,9 +46,8 @@ from pmdaemon.wire.sni import gateway_named
 if TYPE_CHECKING:
     from pmdaemon.poller.inbound import Inbound
 
-ENDS_A_STEP: Final = (
-    16  # some 60 us each: the end of many delays the other gateways by a millisecond at a time
-)
+# Some 60 us each: the end of many delays the other gateways by a millisecond at a time.
+ENDS_A_STEP: Final = 16
 REASON_CHARACTERS: Final = 300
 MAX_ID_CHARACTERS: Final = 64  # of a UUID in any of its forms; what is longer is refused here
 MOST_HOPS: Final = 3  # a connection that has been passed on so often is served where it is

@@ -27,15 +27,14 @@ import structlog
 from pmdaemon.errors import WireError
 from pmdaemon.mailbox import BACKSTOP_S
 from pmdaemon.mailbox.errors import MessageDamaged
-from pmdaemon.poller import announcements, watermarks
-from pmdaemon.poller.balance import shard_of
-from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.inbound_messages import AnnounceAgain, Hint, PostAnnouncement
-from pmdaemon.poller.interleave import in_turn
+from pmdaemon.poller import announcements
+from pmdaemon.poller.balance import in_turn, shard_of
+from pmdaemon.poller.gateway import Gateway, Registry
+from pmdaemon.poller.inbound import AnnounceAgain, Hint, PostAnnouncement
 from pmdaemon.poller.migration import Forward, Ownership, PassedOn, ToOutbound
 from pmdaemon.poller.peer import AgentPeer, Sent
+from pmdaemon.poller.positions import parse_notice
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps, thresholds_order
 from pmdaemon.runtime.clock import Clock
@@ -262,13 +261,13 @@ class Outbound:
             self._hints.put(Forward(shard, sender, frame.encode(received.kind, body)))
 
     def _watermarks(self, header: dict[str, Any]) -> None:
-        incarnation, notice = watermarks.parse(header)
+        incarnation, notice = parse_notice(header)
         if self._registry.open(incarnation, notice, self._now_ns()):
             log.info("watermarks", incarnation=incarnation, rows=len(notice))
             self._hints.put(AnnounceAgain((DBMANAGER, SERVICES)))
 
     def _durable(self, header: dict[str, Any]) -> None:
-        incarnation, notice = watermarks.parse(header)
+        incarnation, notice = parse_notice(header)
         if not self._registry.advance(incarnation, notice, self._now_ns()):
             self._counters["stale_durable_notices"] += 1
 

@@ -3,15 +3,23 @@
     main thread      starts the two, reports to the parent each second, logs a summary line each minute
     pm-out-<index>   outbound: takes from the mailbox, polls, sends
     pm-in-<index>    inbound: selects, receives, posts to the mailbox
-    pm-ca-<index>    net.clerk: hands out certificates; with TLS only
-    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: net.unified
+    pm-ca-<index>    poller.certificates: hands out certificates; with TLS only
+    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: poller.unified
 
-What they share: the registry (its locks), the book of orders, the map of shards, two handovers, and
+What they share: the registry (its locks), the book of orders, the map of shards, two thread inboxes, and
 counters. Each counter key is written by one thread only; the main thread merely reads them, so no lock is
 needed for a summary that is right to a unit.
 
 If either thread dies, the process ends with status 70 and the parent starts another: its state is in the
 agents' spools and in dbmanager, nothing is lost with it.
+
+*Processors.* A pair's threads share one interpreter lock, so a pair uses one processor; bound to one, it
+does not wander and its caches stay warm. But a bound process cannot step aside when something else runs
+there, so ``auto`` binds only where there is room for both: several pairs, and ``ROOMY_CPUS`` processors or
+more. Only what this process is allowed counts: a container's cpuset, ``taskset``, systemd's
+``CPUAffinity``.
+
+Source: P10-P12; DESIGN.md 3 ("Pinning is a setting: auto, from 4 CPUs").
 """
 
 from __future__ import annotations
@@ -22,26 +30,26 @@ import socket
 import time
 import uuid
 from collections import Counter
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Literal
 
 import structlog
 
 from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox.errors import ParticipantBusy, SegmentMissing
+from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import channel
-from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.certificates import open_clerk
+from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.config import PmFile
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.inbound import Inbound
-from pmdaemon.poller.inbound_messages import Hint
+from pmdaemon.poller.gateway import Registry
+from pmdaemon.poller.inbound import Hint, Inbound
+from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.pinning import pin
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
@@ -54,12 +62,45 @@ from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
-ATTACH_S: Final = (
-    10.0  # the supervisor makes the segment before it starts us; alone, the order is the operator's
-)
+# The supervisor makes the segment before it starts us; alone, the order is the operator's.
+ATTACH_S: Final = 10.0
 SUMMARY_S: Final = 60
 EX_SOFTWARE: Final = 70
 log = structlog.get_logger("pair")
+
+
+ROOMY_CPUS: Final = 4
+Pinning = Literal["auto", "on", "off"]
+
+
+def cpu_for(pair: int, pairs: int, setting: Pinning, allowed: Collection[int]) -> int | None:
+    """The processor of a pair, or None to let it run on any.
+
+    Args:
+        pair: its number.
+        pairs: how many there may be.
+        setting: of the configuration.
+        allowed: processors this process may use.
+    """
+    if setting == "off" or not allowed:
+        return None
+    if setting == "auto" and (pairs < 2 or len(allowed) < ROOMY_CPUS):
+        return None
+    return sorted(allowed)[pair % len(allowed)]
+
+
+def pin(pair: int, pairs: int, setting: Pinning) -> int | None:
+    """Bind this process, before it starts threads; returns the processor, or None if it is not bound."""
+    cpu = cpu_for(pair, pairs, setting, os.sched_getaffinity(0))
+    if cpu is None:
+        return None
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except OSError as exc:  # forbidden here (seccomp), or the cpuset has changed since we looked
+        log.warning("not-pinned", pair=pair, cpu=cpu, error=exc.strerror)
+        return None
+    log.info("pinned", pair=pair, cpu=cpu)
+    return cpu
 
 
 def attach_patiently(config: PmFile, name: str, stop: Stop, limit_s: float = ATTACH_S) -> Mailbox:
@@ -118,7 +159,9 @@ class Pair:
         self.ca_counters: Counter[str] = Counter()
         tls = settings.tls
         self._clerk = (
-            open_clerk(config.ca_dir, tls.lifetime_s, self._hints, self.ca_counters) if tls.enabled else None
+            CertificateWorker(Authority(config.ca_dir, tls.lifetime_s), self._hints.put, self.ca_counters)
+            if tls.enabled
+            else None
         )
         self._registered: ThreadInbox[ToOutbound] = ThreadInbox()
         self.ownership = Ownership(index)

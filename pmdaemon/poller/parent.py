@@ -1,13 +1,27 @@
 """The parent process of the PMDaemon: listens, hands connections to pairs, keeps the pairs alive.
 
 It reads no byte of any agent and posts nothing to gateways: it survives whatever a peer sends. One thread,
-one selector: the listener, one channel a pair, the stop. Each second ``traffic`` decides how many pairs there
-are and which of them has which shard.
+one selector: the listener, the dialler, one channel a pair, the stop.
 
-On disk: ``<runtime_dir>/pmdaemon.port`` holds the port and a newline, written aside and renamed, so a reader
-sees all of it or nothing; it is removed at a clean stop.
+``Daemon`` is the process; ``PairManager`` what it does for its pairs. State of the latter: the children in
+order of their numbers, the map of shards, and which pair has which registered gateway (only while there is
+more than one pair). Each second ``review`` asks ``balance.decide`` and carries the answer out: it starts
+pairs, sends the map, and retires the last pair: its shards move away, and when it serves no gateway any
+more, or after ``RETIRE_NS``, it is stopped. A pair that hangs is killed; a pair that has died loses its
+shards to the others at once, if there are others. The map is sent *before* anything is passed on under it,
+on the same channel, so a pair's map is never older than what reaches it. Descriptors and memory files are
+passed on unopened.
 
-Source: P9, P11, P12; DESIGN.md 3, 5.
+*Room.* The main segment is laid out for every pair there may be, but the room of a pair (its slots and
+rings, some 50 MiB) is taken from the tmpfs only before the pair is started. Where it does not fit, the pair
+is not started; the log and an event say so, and the pairs that run go on.
+
+On disk: ``<runtime_dir>/pmdaemon.port`` holds the port and a newline, written aside and renamed, so a
+reader sees all of it or nothing; it is removed at a clean stop.
+
+Thread: the parent's main thread.
+
+Source: P9, P11, P12, P14; DESIGN.md 3, 5.
 """
 
 from __future__ import annotations
@@ -19,21 +33,34 @@ import random
 import resource
 import selectors
 import socket
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from pmdaemon.errors import ConfigError
+from pmdaemon.errors import ConfigError, MailboxError
+from pmdaemon.mailbox import attach, reserve_room
+from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import metrics
-from pmdaemon.poller.channel import Channel
+from pmdaemon.poller.balance import (
+    SHARDS,
+    T_PTMAX_US,
+    Balance,
+    Map,
+    PairLoad,
+    decide,
+    evacuate,
+    pairs_by_formula,
+    pairs_needed,
+    shard_weights,
+)
+from pmdaemon.poller.channel import Channel, Parcel
 from pmdaemon.poller.children import PairChild
-from pmdaemon.poller.config import PmFile
-from pmdaemon.poller.dialler import Dialler
-from pmdaemon.poller.gateway_list import DialledFile, GatewayList
-from pmdaemon.poller.mailbox_rooms import reserve_pair
-from pmdaemon.poller.pair_manager import NO_ROOM_NS, PairManager
+from pmdaemon.poller.config import PmConfig, PmFile
+from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
@@ -41,12 +68,226 @@ from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.limited_log import LimitedLog
 from pmdaemon.runtime.listening import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
 
 LOOK_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
 ACCEPT_PAUSE_NS: Final = 10**9  # without descriptors: connections wait in the backlog, no loop spins
 NOFILE_MIN: Final = 256
+RETIRE_NS: Final = 30 * 10**9
+NO_ROOM_NS: Final = 60 * 10**9  # until it is tried again: somebody has to make room first
 log = structlog.get_logger("pmdaemon")
+
+
+def reserve_pair(segment: Path, clock: Clock, index: int) -> bool:
+    """Reserve the room of a pair; False if there is none, which has been made known."""
+    name = f"pair-{index}"
+    try:
+        reserve_room(segment, name)
+    except SegmentMissing:
+        return True  # not made yet: the pair waits for it, and its next start reserves
+    except MailboxError as exc:
+        log.error("no-room-for-pair", pair=index, error=str(exc))
+        _make_known(segment, clock.unix_us(), name, str(exc))
+        return False
+    return True
+
+
+def _make_known(segment: Path, at_us: int, name: str, problem: str) -> None:
+    event = {
+        "event_id": str(uuid.uuid4()),
+        "at_us": at_us,
+        "kind": "no-room-for-pair",
+        "severity": "warning",
+        "element": "pmdaemon",
+        "subject": name,
+        "text": f"{name} is not started: {problem}. The pairs that run serve its gateways, too",
+        "details": {},
+    }
+    try:
+        with attach(segment, "pmdaemon") as box:
+            header = {"rows": [["events", event]], "req": None, "from": "pmdaemon"}
+            box.post("dbmanager", frame.encode(Kind.RECORD, header))
+    except MailboxError as exc:
+        log.warning("not-announced", error=str(exc))
+
+
+class PairManager:
+    """See the module.
+
+    Attributes:
+        children: by number.
+        moves: shards that have changed their pair.
+        passed_on: sessions and messages passed from pair to pair.
+        lost: sessions and messages for which no pair was running; agents dial again.
+    """
+
+    def __init__(
+        self,
+        settings: PmConfig,
+        config_path: Path | None,
+        pipe: ParentPipe,
+        clock: Clock,
+        cpus: int,
+        has_room: Callable[[int], bool] = lambda _index: True,
+    ) -> None:
+        self.children: list[PairChild] = []
+        self.owners: Map = (0,) * SHARDS
+        self.moves = 0
+        self.passed_on = 0
+        self.lost = 0
+        self.t_ptmax_us = T_PTMAX_US
+        self.needed = 0
+        self._settings = settings
+        self._config_path = config_path
+        self._pipe = pipe
+        self._clock = clock
+        self._cpus = cpus
+        self._balance = Balance()
+        self._where: dict[str, int] = {}
+        self._retire_until_ns = 0
+        self._has_room = has_room
+        self._grow_again_ns = 0
+
+    # -- once a second
+
+    def look(self) -> None:
+        """Decide on the number of pairs and on the map."""
+        now_ns = self._clock.monotonic_ns()
+        for child in self.children:
+            if reason := child.hangs():
+                child.kill(reason)
+        if self._retire(now_ns):
+            return
+        wanted = self._wanted()
+        if not self.children or self._settings.fixed_pairs is not None:
+            self._grow(wanted)  # a fixed number needs no hysteresis, and the first pair no reason
+        # One that runs and has not reported yet (a slow start) takes no shards, but keeps those it has.
+        loads = [
+            PairLoad(child.index, child.last.busy_ratio, {row[0]: row[1] for row in child.last.shards})
+            for child in self.children
+            if child.is_running and (child.has_reported or child.index in self.owners)
+        ]
+        running = len(self.children)
+        self._balance, decision = decide(self._balance, self.owners, running, wanted, loads, now_ns)
+        self._grow(decision.pairs)
+        if decision.pairs < running:
+            self.children[-1].is_retiring = True
+            self._retire_until_ns = now_ns + RETIRE_NS
+            log.info("pair-retires", pair=self.children[-1].index)
+        if decision.moves:
+            self._set_map(decision.owners, decision.moves)
+
+    def _wanted(self) -> int:
+        settings = self._settings
+        gateways = sum(child.last.gateways for child in self.children)
+        self.t_ptmax_us = max((child.last.t_ptmax_us for child in self.children), default=0.0) or T_PTMAX_US
+        needed = pairs_needed(
+            gateways, settings.thread_quantum_ms, self.t_ptmax_us, self._cpus, settings.fixed_pairs
+        )
+        wanted = min(needed, settings.most_pairs)
+        if needed != self.needed:
+            self.needed = needed
+            formula = pairs_by_formula(gateways, settings.thread_quantum_ms, self.t_ptmax_us)
+            log.info(
+                "sizing",
+                gateways=gateways,
+                t_ptmax_us=round(self.t_ptmax_us),
+                formula=formula,
+                needed=needed,
+                pairs=max(wanted, len(self.children)),
+            )
+        return wanted
+
+    def _grow(self, pairs: int) -> None:
+        """Add pairs, as far as there is room for their mailboxes."""
+        if len(self.children) < pairs and self._clock.monotonic_ns() < self._grow_again_ns:
+            return
+        while len(self.children) < pairs:
+            index = len(self.children)
+            if not self._has_room(index) and index:  # without any pair there is nothing: it may wait for room
+                self._grow_again_ns = self._clock.monotonic_ns() + NO_ROOM_NS
+                return
+            self.children.append(PairChild(index, self._config_path, self._pipe, self._clock))
+
+    def _retire(self, now_ns: int) -> bool:
+        """Stop a retiring pair when it serves nobody; True while one is on its way out."""
+        child = self.children[-1] if self.children else None
+        if child is None or not child.is_retiring:
+            return False
+        if child.is_running and child.last.connections and now_ns < self._retire_until_ns:
+            return True
+        self.children.pop()
+        child.stop()
+        log.info("pair-retired", pair=child.index)
+        return False
+
+    def _set_map(self, owners: Map, moves: int) -> None:
+        self.owners = owners
+        self.moves += moves
+        counts = ",".join(str(owners.count(child.index)) for child in self.children)
+        log.info("shards-moved", moves=moves, shards_by_pair=counts)
+        for child in self.children:
+            self.tell_map(child)
+
+    def tell_map(self, child: PairChild) -> None:
+        """Tell a pair who owns what."""
+        if child.control is not None:
+            child.control.send({"op": "map", "owners": list(self.owners)})
+
+    # -- births and deaths
+
+    def started(self, child: PairChild) -> None:
+        """It runs: tell it the map, unless it has everything, which it assumes."""
+        if len(self.children) > 1 or self.owners.count(child.index) < SHARDS:
+            self.tell_map(child)
+
+    def died(self, child: PairChild) -> None:
+        """Its shards go to those that run; its gateways dial again."""
+        self._where = {gateway_id: pair for gateway_id, pair in self._where.items() if pair != child.index}
+        living = [item.index for item in self.children if item.is_running and not item.is_retiring]
+        if living and child.index in self.owners:
+            following = evacuate(self.owners, living, shard_weights(self.owners, []))
+            moves = sum(a != b for a, b in zip(self.owners, following, strict=True))
+            self._set_map(following, moves)
+
+    # -- passing on
+
+    def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> PairChild | None:
+        """Give a new connection to the pair with the fewest; None if none can take it."""
+        running = [child for child in self.children if child.is_running and not child.is_retiring]
+        ordered = sorted(running, key=lambda child: child.load)
+        return next((child for child in ordered if child.offer(sock, address, is_dialled)), None)
+
+    def pass_on(self, sender: PairChild, parcels: list[Parcel]) -> None:
+        """What a pair has sent for others."""
+        for parcel in parcels:
+            if parcel.op == "up":
+                self._note(sender.index, parcel.header["gw"], parcel.header["address"])
+            else:
+                self._to_owner(parcel)
+            parcel.close()
+
+    def _note(self, pair: int, gateway_id: str, address: str) -> None:
+        """A gateway has registered; if another pair serves it too, that session is the older one."""
+        older = self._where.get(gateway_id)
+        self._where[gateway_id] = pair
+        if older is not None and older != pair and older < len(self.children):
+            control = self.children[older].control
+            if control is not None:
+                control.send({"op": "elsewhere", "gw": gateway_id, "address": address})
+
+    def _to_owner(self, parcel: Parcel) -> None:
+        owner = self.owners[parcel.header["shard"]]
+        control = self.children[owner].control if owner < len(self.children) else None
+        if control is None:
+            self.lost += 1
+            log.warning("not-passed-on", op=parcel.op, shard=parcel.header["shard"], pair=owner)
+            return
+        self.passed_on += 1
+        control.send(parcel.header, parcel.descriptors)
+        parcel.descriptors = []  # the channel closes them when they are sent
 
 
 def raise_open_files(wanted: int) -> int:

@@ -23,26 +23,34 @@ rewind. ``received`` returns a verdict for both recipients, so that each gets a 
 Invariants: floor[e], ack[e] <= received[e]; positions only grow, except ``received`` in a rewind, and
 ``ack`` when another dbmanager knows less (a restored database).
 
-Thread: no lock of its own; the gateway's lock guards it (``poller.gateway``).
+``Watermarks`` is what dbmanager has on disk, by gateway and epoch. WATERMARKS opens an *incarnation* of
+dbmanager: what it names is durable, everything else that was on its way is in doubt and must be asked for
+again. Further WATERMARKS and DURABLE of the same incarnation only advance. A notice of another incarnation
+than the open one is a leftover in the mailbox and is ignored. While a gateway's record holds an epoch, its
+high water is there, and ``Watermarks`` keeps what it was when the record began: a notice comes for each
+poll, and would else be entered twice.
 
-Source: DESIGN.md 4, points 2 and 3.
+Thread: no locks of their own; the gateway's lock guards its positions, the registry's the watermarks
+(``poller.gateway``).
+
+Source: DESIGN.md 4; docs/formats/messages.md (WATERMARKS, DURABLE).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pmdaemon.errors import BadCut
-from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.live_cuts import LiveCuts
-from pmdaemon.poller.refusal_backoff import BEYOND, RefusalBackoff
+from pmdaemon.errors import BadCut, MalformedFrame
+from pmdaemon.poller.catch_up import BEYOND, CatchUp, RefusalBackoff
+from pmdaemon.poller.cut_batch import LiveCuts
+from pmdaemon.runtime.excerpt import excerpt
 
-FREE_CUTS: Final = (
-    4  # a backlog so short costs hardly more than the newest cut alone, which would come as well
-)
+# A backlog so short costs hardly more than the newest cut alone, which would come as well.
+FREE_CUTS: Final = 4
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
+_ROW: Final = (str, int, int)
 
 
 class CutVerdict(NamedTuple):
@@ -398,3 +406,66 @@ class CutPositions:
         position.received = seq
         if self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
+
+
+Notice = Sequence[Sequence[Any]]
+"""Rows of (gateway_id, epoch, seq)."""
+
+
+def parse_notice(header: Mapping[str, Any]) -> tuple[int, Notice]:
+    """(incarnation, [(gateway_id, epoch, seq), ...]) of a WATERMARKS or DURABLE header.
+
+    Raises:
+        MalformedFrame: a key is missing or of the wrong type.
+    """
+    incarnation, rows = header.get("inc"), header.get("hw")
+    if type(incarnation) is not int or not isinstance(rows, list):
+        raise MalformedFrame(f"a durable notice of incarnation {excerpt(incarnation)}")
+    if not _are_sound(rows):
+        wrong = next(row for row in rows if type(row) is not list or tuple(map(type, row)) != _ROW)
+        raise MalformedFrame(f"a durable notice with the row {excerpt(wrong)}")
+    return incarnation, rows
+
+
+def _are_sound(rows: list[Any]) -> bool:
+    """Whether each row is a list of the types of ``_ROW``. By columns: there is a row for each poll."""
+    if not rows:
+        return True
+    if set(map(type, rows)) != {list} or set(map(len, rows)) != {len(_ROW)}:
+        return False
+    columns = zip(*rows, strict=True)
+    return all(set(map(type, column)) == {kind} for column, kind in zip(columns, _ROW, strict=True))
+
+
+class Watermarks:
+    """High water per (gateway, epoch). ``incarnation`` is None until the first WATERMARKS."""
+
+    def __init__(self) -> None:
+        self.incarnation: int | None = None
+        self._high: dict[str, dict[int, int]] = {}
+
+    def open(self, incarnation: int, notice: Notice) -> bool:
+        """Take a WATERMARKS; True if it opens another incarnation, so that everybody must rewind."""
+        is_new = incarnation != self.incarnation
+        if is_new:
+            self.incarnation = incarnation
+            self._high.clear()
+        self._raise(notice)
+        return is_new
+
+    def learn(self, notice: Notice) -> None:
+        """Take what is durable of the open incarnation: rows that no record holds, or held until now."""
+        self._raise(notice)
+
+    def of(self, gateway_id: str) -> dict[int, int]:
+        """Epoch to high water of one gateway (a copy)."""
+        return dict(self._high.get(gateway_id, {}))
+
+    def _raise(self, notice: Notice) -> None:
+        known = self._high.get
+        for gateway_id, epoch, seq in notice:
+            epochs = known(gateway_id)
+            if epochs is None:
+                self._high[gateway_id] = {epoch: seq}
+            elif seq > epochs.get(epoch, 0):
+                epochs[epoch] = seq

@@ -21,12 +21,11 @@ from typing import Final, NamedTuple
 import structlog
 
 from pmdaemon.errors import PeerRefused
+from pmdaemon.poller.admission import TLS_LIMIT_NS
 from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.gateway import Gateway, GatewayState
-from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.unregistered import TLS_LIMIT_NS
+from pmdaemon.poller.gateway import Gateway, GatewayState, Registry
 from pmdaemon.runtime.clock import Clock
 
 SWEEP_NS: Final = 500_000_000

@@ -30,7 +30,7 @@ import structlog
 from sqlalchemy import Engine
 
 from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.poller.backpressure import BackpressureReporter
+from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory

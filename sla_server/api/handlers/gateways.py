@@ -1,7 +1,7 @@
 """The gateways that the PMDaemon dials: who is listed, and how it goes with each.
 
 Three sources are joined by address: the table ``gateway_list``, what the PMDaemon writes about its dialling
-(``pmdaemon.poller.gateway_list``), and the gateways ever seen, whose address says who answered there. A row:
+(``pmdaemon.poller.dialler``), and the gateways ever seen, whose address says who answered there. A row:
 
     {address, name, source: "list" | "configuration", state, reason, answers_as: name or null}
 

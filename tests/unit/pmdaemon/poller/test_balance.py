@@ -1,4 +1,4 @@
-"""Shards: spread, decisions with hysteresis, hung pairs."""
+"""Number of pairs, shards of each, whose turn: formula, hysteresis, bounded waits, hung pairs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import random
 import uuid
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.poller import balance
 from pmdaemon.poller.balance import (
+    HALF_LIFE_NS,
     SHARDS,
+    SHARE,
+    T_PTMAX_US,
     Balance,
+    DecayingMax,
     Decision,
     HangDetector,
     PairLoad,
     decide,
     evacuate,
+    in_turn,
     level,
+    pairs_by_formula,
+    pairs_needed,
     shard_of,
 )
 
@@ -169,3 +177,91 @@ def test_a_thread_without_progress_is_named_after_ten_looks() -> None:
 def test_progress_now_and_then_is_enough() -> None:
     watch = HangDetector()
     assert not any(watch.look({"inbound thread": tick // 9}) for tick in range(200))
+
+
+@pytest.mark.parametrize(
+    ("n", "t_thr_ms", "t_ptmax_us", "pairs"),
+    [
+        (0, 10, 200, 0),
+        (1, 10, 200, 1),
+        (50, 10, 200, 1),
+        (51, 10, 200, 2),
+        (150, 10, 200, 3),
+        (1000, 10, 200, 20),
+        (4000, 10, 20, 8),
+        (30, 10, 300, 1),
+        (34, 10, 300, 2),
+        (7, 1, 2000, 14),
+    ],
+)
+def test_stated_cases(n: int, t_thr_ms: float, t_ptmax_us: float, pairs: int) -> None:
+    assert pairs_by_formula(n, t_thr_ms, t_ptmax_us) == pairs
+
+
+@given(st.integers(0, 10**6), st.integers(1, 100), st.integers(20, 2000))
+def test_enough_and_not_one_too_many(n: int, t_thr_ms: int, t_ptmax_us: int) -> None:
+    pairs = pairs_by_formula(n, t_thr_ms, t_ptmax_us)
+    assert pairs * t_thr_ms * 1000 >= n * t_ptmax_us
+    assert pairs == 0 or (pairs - 1) * t_thr_ms * 1000 < n * t_ptmax_us
+
+
+def test_clamp_and_fixed() -> None:
+    assert pairs_needed(0, 10, 200, 8) == 1
+    assert pairs_needed(10_000, 10, 200, 8) == 8
+    assert pairs_needed(120, 10, 200, 8) == 3
+    assert pairs_needed(10_000, 10, 200, 8, fixed=5) == 5
+    assert pairs_needed(1, 10, 200, 0) == 1
+
+
+@pytest.mark.parametrize("bad", [(-1, 10, 200), (1, 0, 200), (1, 10, 0)])
+def test_nonsense_is_refused(bad: tuple[int, float, float]) -> None:
+    with pytest.raises(ValueError):
+        pairs_by_formula(*bad)
+
+
+def test_decaying_maximum() -> None:
+    peak = DecayingMax()
+    assert peak.value_us == T_PTMAX_US
+    peak.add(800, 0)
+    peak.add(100, 0)
+    assert peak.value_us == 800
+    peak.add(100, HALF_LIFE_NS)
+    assert peak.value_us == pytest.approx(400)
+    peak.add(100, 3 * HALF_LIFE_NS)
+    assert peak.value_us == 100
+    peak.add(1, 20 * HALF_LIFE_NS)
+    assert peak.value_us == 20
+    peak.add(9e9, 20 * HALF_LIFE_NS)
+    assert peak.value_us == 2000
+
+
+def shard(name: str) -> int:
+    return int(name.split("-")[0])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=300), st.integers(1, 10))
+def test_everybody_once_and_in_order_within_a_shard(shards: list[int], share: int) -> None:
+    names = [f"{number}-{index}" for index, number in enumerate(shards)]
+    served = list(in_turn(names, shard, share))
+    assert sorted(served) == sorted(names)
+    for number in set(shards):
+        mine = [name for name in names if shard(name) == number]
+        assert [name for name in served if shard(name) == number] == mine
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=300), st.integers(1, 10))
+def test_wait_is_bounded_by_shares_not_by_the_others_numbers(shards: list[int], share: int) -> None:
+    names = [f"{number}-{index}" for index, number in enumerate(shards)]
+    served = list(in_turn(names, shard, share))
+    others = len(set(shards)) - 1
+    for number in set(shards):
+        for place, name in enumerate(name for name in names if shard(name) == number):
+            turns = place // share + 1
+            assert served.index(name) <= place + turns * others * share
+
+
+def test_a_huge_shard_does_not_starve_a_small_one() -> None:
+    names = [f"0-{index}" for index in range(10_000)] + ["1-last"]
+    assert list(in_turn(names, shard)).index("1-last") == SHARE

@@ -12,11 +12,11 @@ from pmdaemon.poller import channel
 from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.frame_handlers import FrameHandlers
+from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.inbound import Hint, Inbound
 from pmdaemon.poller.migration import ENDS_A_STEP, Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy

@@ -12,20 +12,19 @@ import structlog
 
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.poller import publisher as courier_module
-from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.admission import UnregisteredConnections
+from pmdaemon.poller.catch_up import BEYOND, CatchUp
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS
 from pmdaemon.poller.frame_handlers import FrameHandlers
+from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.inbound import TIMED_READS, Hint, Inbound
 from pmdaemon.poller.migration import ToOutbound
 from pmdaemon.poller.outbound import MANY_DUE, MAX_SLEEP_MS, Outbound
 from pmdaemon.poller.positions import LAG_NS
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.refusal_backoff import BEYOND
 from pmdaemon.poller.registration import Registration
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
-from pmdaemon.poller.unregistered import UnregisteredConnections
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import cut, frame

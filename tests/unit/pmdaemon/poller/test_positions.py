@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.errors import BadCut
-from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.catch_up import BEYOND, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, CatchUp
 from pmdaemon.poller.positions import LAG_NS, MAX_POLLS_OUT, CutPositions, CutVerdict, PollRequest
-from pmdaemon.poller.refusal_backoff import BEYOND, FIRST_NS, MOST_NS
 from tests.support.slots import values_of
 
 BOTH, NEITHER = CutVerdict(True, True), CutVerdict(False, False)
@@ -271,7 +270,7 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
         record.durable(7, seq, now_ns)
     assert record.poll_sole(9, now_ns) is not None, "the short way is open again"
     record.refused(now_ns, 0.5)
-    assert record.poll(10, now_ns + FIRST_NS, PLENTY).start == [7, 5], (
+    assert record.poll(10, now_ns + FIRST_PAUSE_NS, PLENTY).start == [7, 5], (
         "what becomes durable undoes the doubling"
     )
 
@@ -420,8 +419,8 @@ def test_nothing_is_lost_or_stored_twice(steps: list[str]) -> None:
             case "again":
                 world.register()
             case "wait":
-                world.now_ns += FIRST_NS
-    world.now_ns += MOST_NS
+                world.now_ns += FIRST_PAUSE_NS
+    world.now_ns += LONGEST_PAUSE_NS
     for _ in range(4):  # quiet times: everything made so far must come through
         world.poll(100)
         while world.wire:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pmdaemon.poller import newest_cuts
+from pmdaemon.poller import cut_batch
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutsBuilder
 from pmdaemon.poller.publisher import NEWS_BYTES, CutPublisher
 from pmdaemon.wire import frame
@@ -174,7 +174,7 @@ def test_what_waits_for_services_is_bounded_by_its_bytes(
     box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size_bytes = len(make_cut())
-    monkeypatch.setattr(newest_cuts, "WAITING_BYTES", 3 * size_bytes)  # the real limit takes 4,000 gateways
+    monkeypatch.setattr(cut_batch, "WAITING_BYTES", 3 * size_bytes)  # the real limit takes 4,000 gateways
     post = Post(box)
     box.full = {"services"}
     for number in range(5):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pmdaemon.poller import allowances
+from pmdaemon.poller import quotas
 from pmdaemon.poller.gateway import ANSWER_BYTES
 from pmdaemon.poller.quotas import EVENT_NS, LIMITS, REMEMBERED, Quotas
 from pmdaemon.wire import frame, names
@@ -167,7 +167,7 @@ def test_sessions_are_bounded(bench: Bench) -> None:
 
 
 def test_a_process_knows_so_many_gateways(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 2)
+    monkeypatch.setattr(quotas, "MAX_GATEWAYS", 2)
     bench.up()
     bench.up(OTHER)
     third = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0003"
@@ -181,7 +181,7 @@ def test_a_process_knows_so_many_gateways(bench: Bench, monkeypatch: pytest.Monk
 def test_a_gateway_that_is_away_makes_room_for_a_new_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 3)
+    monkeypatch.setattr(quotas, "MAX_GATEWAYS", 3)
     third, fourth = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0003", "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0004"
     bench.up()  # the least recently heard, and there
     for gateway_id in (OTHER, third):
@@ -194,7 +194,7 @@ def test_a_gateway_that_is_away_makes_room_for_a_new_one(
 
 
 def test_gateways_are_forgotten_at_a_limited_rate(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 1)
+    monkeypatch.setattr(quotas, "MAX_GATEWAYS", 1)
     ids = [f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{number:04x}" for number in range(LIMITS["newcomers"].burst + 2)]
     for gateway_id in ids[:-1]:
         bench.up(gateway_id).sock.close()

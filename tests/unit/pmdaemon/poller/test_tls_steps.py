@@ -11,15 +11,14 @@ import pytest
 
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.authority import Authority
-from pmdaemon.poller import unregistered
+from pmdaemon.poller import admission
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.inbound import Inbound
-from pmdaemon.poller.inbound_messages import Hint
+from pmdaemon.poller.gateway import Registry
+from pmdaemon.poller.inbound import Hint, Inbound
 from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.quotas import LIMITS
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.thread_inbox import ThreadInbox
@@ -82,7 +81,7 @@ class Bench:
         self.real.init()
         self.counters: Counter[str] = Counter()
         self.hints: ThreadInbox[Hint] = ThreadInbox()
-        self.clerk = CertificateWorker(self.real, self.hints, Counter())
+        self.clerk = CertificateWorker(self.real, self.hints.put, Counter())
         self.registered: ThreadInbox[str] = ThreadInbox()
         registry, box = Registry(CatchUp(1 << 40, 10**9)), FakeMailbox()
         courier = CutPublisher(box, 0, registry.refused)
@@ -199,14 +198,14 @@ def test_handshakes_have_a_bounded_share_of_a_round(bench: Bench) -> None:
         return sum(far.tls is not None and far.tls.handshake() is None for far in fars)
 
     bench.inbound.step(0)
-    assert answered() == unregistered.HANDSHAKES_A_ROUND
+    assert answered() == admission.HANDSHAKES_A_ROUND
     for _ in range(6):
         bench.inbound.step(0)
     assert answered() == 10
 
 
 def test_a_flood_of_strangers_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.inbound._door, "strangers", unregistered.UnregisteredConnections(limit=8))
+    monkeypatch.setattr(bench.inbound._door, "strangers", admission.UnregisteredConnections(limit=8))
     good = bench.secure(bench.dial(), bench.keys())
     assert good.tls is not None
     good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))

@@ -1,4 +1,4 @@
-"""Who may wait to register, and how many log lines strangers can cause."""
+"""Unregistered connections: how many may wait, which goes first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from pmdaemon.poller.unregistered import (
+from pmdaemon.poller.admission import (
     MAX_PLAIN,
     MAX_STRANGERS,
     PATIENCE_NS,

@@ -1,4 +1,4 @@
-"""Readiness: owners by descriptor, interest in both directions, level-triggered."""
+"""The selector of the inbound thread: owners by descriptor, interest in both directions, level-triggered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 
 import pytest
 
-from pmdaemon.poller.readiness import READ, WRITE, Readiness
+from pmdaemon.poller.inbound import READ, WRITE, Readiness
 
 
 @pytest.fixture

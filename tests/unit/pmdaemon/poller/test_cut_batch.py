@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.poller.live_cuts import RANGES, LiveCuts
+from pmdaemon.poller.cut_batch import RANGES, LiveCuts
 
 
 def test_cuts_that_follow_each_other_are_one_range() -> None:

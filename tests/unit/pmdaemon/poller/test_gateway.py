@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.gateway import Gateway
+from pmdaemon.poller.gateway import Gateway, Registry
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.registration import Hello, Registration
-from pmdaemon.poller.registry import Registry
 
 GATEWAY = "00000000-0000-4000-8000-000000000001"
 STRANGER = "00000000-0000-4000-8000-000000000002"
