@@ -43,7 +43,7 @@ HOLD_NS: Final = 5 * 10**9  # after a move the reports need two rounds to show w
 GROW_NS: Final = 5 * 10**9
 SHRINK_NS: Final = 60 * 10**9  # the half-life of T_ptmax: one slow message must not start and stop pairs
 MOVES_AT_ONCE: Final = 64
-HUNG_LOOKS: Final = 10  # looks of the parent, a second apart, without progress of a thread
+HUNG_CHECKS: Final = 10  # checks by the parent, a second apart, without progress of a thread
 Map = tuple[int, ...]
 T_THR_MS: Final = 10.0
 T_PTMAX_US: Final = 200.0
@@ -59,7 +59,7 @@ def shard_of(gateway_id: str) -> int:
 
 
 class PairLoad(NamedTuple):
-    """What a pair has told last.
+    """What a pair has reported last.
 
     Attributes:
         pair: its number.
@@ -86,7 +86,7 @@ class Decision(NamedTuple):
 
     Attributes:
         owners: the new map; the same object as before when nothing moves.
-        pairs: how many pairs there shall be.
+        pairs: how many pairs there should be.
         moves: shards that change their pair.
     """
 
@@ -98,10 +98,10 @@ class Decision(NamedTuple):
 def decide(
     balance: Balance, owners: Map, running: int, wanted: int, loads: Sequence[PairLoad], now_ns: int
 ) -> tuple[Balance, Decision]:
-    """One look.
+    """One review.
 
     Args:
-        balance: as returned by the last look.
+        balance: as returned by the last review.
         owners: the map in force.
         running: pairs there are (the last one may be on its way out).
         wanted: pairs the formula or the configuration asks for.
@@ -253,7 +253,7 @@ class DecayingMax:
 Item = TypeVar("Item")
 
 
-def in_turn(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: int = SHARE) -> list[Item]:
+def interleave(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: int = SHARE) -> list[Item]:
     """Every gateway once, shards in the order of their first gateway, ``share`` of a shard in a turn.
 
     Within a shard the order is kept. With s shards waiting, the k-th gateway of a shard is served after those
@@ -281,17 +281,17 @@ def in_turn(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: in
 class HangDetector:
     """Notices a pair whose threads live and do nothing.
 
-    Counts *looks*, not time: a parent that was itself suspended has not looked, and blames nobody.
+    Counts *checks*, not time: a parent that was itself suspended has not checked, and blames no pair.
     """
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
         self._idle: dict[str, int] = {}
 
-    def look(self, steps: Mapping[str, int]) -> str:
-        """One look at the steps each thread has made; names what hangs, or nothing."""
+    def check(self, steps: Mapping[str, int]) -> str:
+        """One check of the steps each thread has made; names what hangs, or nothing."""
         for name, made in steps.items():
             self._idle[name] = self._idle.get(name, 0) + 1 if self._steps.get(name) == made else 0
             self._steps[name] = made
-        hung = [name for name, idle in self._idle.items() if idle >= HUNG_LOOKS]
-        return f"its {' and '.join(sorted(hung))} made no progress for {HUNG_LOOKS} s" if hung else ""
+        hung = [name for name, idle in self._idle.items() if idle >= HUNG_CHECKS]
+        return f"its {' and '.join(sorted(hung))} made no progress for {HUNG_CHECKS} s" if hung else ""

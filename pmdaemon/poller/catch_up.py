@@ -45,7 +45,8 @@ _WEIGHT: Final = 0.1  # of one answer in the mean
 _SLOW_WEIGHT: Final = 0.05
 FIRST_PAUSE_NS: Final = 10**9
 LONGEST_PAUSE_NS: Final = 8 * 10**9  # before it is spread; 4,000 gateways then try some 100 MB/s
-BEYOND: Final = 1 << 62  # a seq behind all there will ever be: who asks from there wants the newest cut alone
+# A seq behind all there will ever be: a poll from there asks for the newest cut alone.
+BEYOND: Final = 1 << 62
 
 
 class CatchUp:

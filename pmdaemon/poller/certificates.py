@@ -44,17 +44,17 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import error_code
 
-LOOK_MS: Final = 1000
-SETTLED: Final = 65_536
-REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger who tries tokens must not fill the table of events
+REREAD_MS: Final = 1000
+MAX_NEWEST_SERIALS: Final = 65_536
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger that tries tokens must not fill the table of events
 log = structlog.get_logger("certificates")
 
 
 class Answered(NamedTuple):
-    """For the inbound thread: the certificate this connection asked for; ``held`` is what it says."""
+    """For the inbound thread: the certificate this connection asked for; ``credential`` is what it says."""
 
     conn: AgentConnection
-    held: Credential
+    credential: Credential
     encoded: bytes
 
 
@@ -75,7 +75,7 @@ CertificateNews = Answered | CertificateRefused | Revoked
 class Used(NamedTuple):
     """A gateway has shown this certificate and was let in."""
 
-    held: Credential
+    credential: Credential
 
 
 class Question(NamedTuple):
@@ -92,7 +92,7 @@ def _unusable() -> PeerRefused:
 
 
 class CertificateWorker:
-    """See the module; a ``poller.credentials.Desk``.
+    """See the module; the ``CertificateDesk`` of ``poller.credentials``.
 
     Args:
         answer: takes answers to the inbound thread.
@@ -115,7 +115,7 @@ class CertificateWorker:
         self._counters = counters
         self._questions: ThreadInbox[Question | Used] = ThreadInbox()
         self._holders: tuple[int, Counter[str]] = (-1, Counter())
-        self._settled: set[str] = set()  # serials whose older ones have ended
+        self._newest_serials: set[str] = set()  # serials whose older ones have ended
         self.authority_der = authority.certificate_der()
         self.context: ssl.SSLContext = contexts.server(
             authority.store.path(CA_CERTIFICATE), authority.ensure_server()
@@ -127,21 +127,21 @@ class CertificateWorker:
     # -- asked by the inbound thread
 
     def enrol(self, conn: AgentConnection, enrolment: Enrolment) -> None:
-        """See ``Desk``."""
+        """See ``CertificateDesk``."""
         self._ask(
             conn,
             f"gateway {enrolment.gateway_id}",
             lambda: self._authority.enrol(enrolment.token, enrolment.request, enrolment.gateway_id),
         )
 
-    def renew(self, conn: AgentConnection, held: Credential, request: bytes) -> None:
-        """See ``Desk``."""
-        self._ask(conn, f"gateway {held.name}", lambda: self._authority.renew(held, request))
+    def renew(self, conn: AgentConnection, credential: Credential, request: bytes) -> None:
+        """See ``CertificateDesk``."""
+        self._ask(conn, f"gateway {credential.name}", lambda: self._authority.renew(credential, request))
 
-    def used(self, held: Credential) -> None:
-        """See ``Desk``."""
-        if held.serial not in self._settled:
-            self._questions.put(Used(held))
+    def used(self, credential: Credential) -> None:
+        """See ``CertificateDesk``."""
+        if credential.serial not in self._newest_serials:
+            self._questions.put(Used(credential))
 
     def _ask(self, conn: AgentConnection, who: str, ask: Callable[[], bytes]) -> None:
         if conn.asking:
@@ -158,8 +158,8 @@ class CertificateWorker:
             sleeper.register(source.fileno(), select.POLLIN)
         while not stop.is_set():
             watchdog.beat()
-            if not sleeper.poll(LOOK_MS):
-                self.look()
+            if not sleeper.poll(REREAD_MS):
+                self.reread()
             self.serve()
 
     def serve(self) -> None:
@@ -167,30 +167,34 @@ class CertificateWorker:
         for question in self._questions.drain():
             watchdog.beat()
             if isinstance(question, Used):
-                self._settle(question.held)
+                self._end_older(question.credential)
             else:
                 self._answer_with(self._answer(question))
 
-    def _settle(self, held: Credential) -> None:
+    def _end_older(self, credential: Credential) -> None:
         """End the older certificates of a gateway, if it has any; only then its files are read."""
         try:
             version = self._authority.store.version(ISSUED)
             if version != self._holders[0]:
                 self._holders = version, self._authority.holders()
-            older = self._authority.supersede(held) if self._holders[1][held.gateway_id] > 1 else []
+            older = (
+                self._authority.supersede(credential) if self._holders[1][credential.gateway_id] > 1 else []
+            )
         except PkiError as exc:
-            log.error("older-certificates-not-ended", gateway=held.name, error=str(exc))
+            log.error("older-certificates-not-ended", gateway=credential.name, error=str(exc))
             return
-        if len(self._settled) >= SETTLED:
-            self._settled.clear()
-        self._settled.add(held.serial)
+        if len(self._newest_serials) >= MAX_NEWEST_SERIALS:
+            self._newest_serials.clear()
+        self._newest_serials.add(credential.serial)
         for entry in older:
-            log.info("certificate-superseded", gateway=held.name, serial=entry.serial, by=held.serial)
+            log.info(
+                "certificate-superseded", gateway=credential.name, serial=entry.serial, by=credential.serial
+            )
 
     def _answer(self, question: Question) -> Answered | CertificateRefused:
         try:
             made = question.ask()
-            held = credential_of_der(made)
+            credential = credential_of_der(made)
             encoded = frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": self.authority_der})
         except CredentialRefused as exc:
             return CertificateRefused(question.conn, PeerRefused(exc.code, str(exc)))
@@ -204,9 +208,9 @@ class CertificateWorker:
             return CertificateRefused(question.conn, _unusable())
         self._counters["certificates_issued"] += 1
         log.info("certificate-issued", to=question.who, address=question.conn.address)
-        return Answered(question.conn, held, encoded)
+        return Answered(question.conn, credential, encoded)
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Take in what has changed on disk."""
         try:
             if self._clock.unix_us() >= self._server_due_us:
@@ -238,27 +242,27 @@ class CertificateWorker:
 
 
 class Enrolments:
-    """Tells of certificates made and refused."""
+    """Announces certificates made and refused."""
 
-    def __init__(self, courier: CutPublisher, clock: Clock) -> None:
-        self._courier = courier
+    def __init__(self, publisher: CutPublisher, clock: Clock) -> None:
+        self._publisher = publisher
         self._clock = clock
         self._next_event_ns: dict[str, int] = {}
 
-    def made(self, conn: AgentPeer, held: Credential) -> None:
-        """The desk has made a certificate. A renewed one counts from now on; a first one is an event."""
+    def made(self, conn: AgentPeer, credential: Credential) -> None:
+        """A certificate was made. A renewed one counts from now on; a first one is an event."""
         if conn.credential is not None:
-            conn.credential = held
+            conn.credential = credential
             return
-        text = f"gateway {held.name} was enrolled from {conn.address}"
-        details = {"gateway_id": held.gateway_id, "serial": held.serial}
+        text = f"gateway {credential.name} was enrolled from {conn.address}"
+        details = {"gateway_id": credential.gateway_id, "serial": credential.serial}
         row = announcements.event(
-            "gateway-enrolled", "info", held.name, text, self._clock.unix_us(), **details
+            "gateway-enrolled", "info", credential.name, text, self._clock.unix_us(), **details
         )
-        self._courier.news(row, DBMANAGER)
+        self._publisher.news(row, DBMANAGER)
 
     def refused(self, conn: AgentPeer, error: WireError) -> None:
-        """The desk has refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
+        """A request was refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
         now_ns, code = self._clock.monotonic_ns(), error_code(error)
         if now_ns < self._next_event_ns.get(code, 0):
             return
@@ -266,4 +270,4 @@ class Enrolments:
         who = conn.credential.name if conn.credential is not None else conn.address
         text = f"no certificate for {who} ({code}): {error}"
         row = announcements.event("enrolment-refused", "warning", who, text, self._clock.unix_us(), code=code)
-        self._courier.news(row, DBMANAGER)
+        self._publisher.news(row, DBMANAGER)

@@ -46,7 +46,7 @@ _FD_BYTES: Final = array.array("i").itemsize
 
 
 class PairReport(NamedTuple):
-    """What a pair tells the parent each second.
+    """What a pair reports to the parent each second.
 
     Attributes:
         connections: open, registered or not.
@@ -67,7 +67,7 @@ class PairReport(NamedTuple):
     metrics: dict[str, float] = {}  # noqa: RUF012  # as above
 
 
-class Parcel:
+class ChannelMessage:
     """A received message. ``descriptors`` are the receiver's to close."""
 
     def __init__(self, header: dict[str, Any], descriptors: list[int]) -> None:
@@ -80,7 +80,7 @@ class Parcel:
         return str(self.header["op"])
 
     def close(self) -> None:
-        """Close what nobody took."""
+        """Close what was not taken."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
@@ -162,13 +162,13 @@ class Channel:
             return False
         return True
 
-    def take(self) -> list[Parcel]:
+    def take(self) -> list[ChannelMessage]:
         """What has arrived, ``TAKE`` messages at most.
 
         Raises:
             PeerGone: the other side has closed its end or died, and everything it sent was taken.
         """
-        taken: list[Parcel] = []
+        taken: list[ChannelMessage] = []
         while len(taken) < TAKE:
             try:
                 data, ancillary, _, _ = self._sock.recvmsg(
@@ -188,7 +188,7 @@ class Channel:
                 if taken:
                     break  # serve these first; the end of the stream is still there
                 raise PeerGone("the other end", "its control socket is closed")
-            taken.append(Parcel(json.loads(data), list(descriptors)))
+            taken.append(ChannelMessage(json.loads(data), list(descriptors)))
         return taken
 
     def close(self) -> None:

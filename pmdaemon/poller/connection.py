@@ -49,12 +49,12 @@ class AgentConnection:
         address: "host:port" of the peer, for messages.
         opened_ns: when it was accepted (monotonic).
         last_received_ns: when bytes last arrived.
-        doomed: why it must be closed; set by whoever noticed, acted on by the inbound thread.
+        doomed: why it must be closed; set by the thread that noticed, acted on by the inbound thread.
         drain_until_ns: while draining, when to give up.
         secured: whether frames may flow: at once without TLS, else when the handshake is done.
         credential: what the peer's certificate says; None without one.
         asking: a certificate is being made for it.
-        is_dialled: we have dialled it; the parent wants to know why it is refused.
+        is_dialled: the parent has dialled it, and wants to know why it is refused.
     """
 
     __slots__ = (
@@ -147,9 +147,7 @@ class AgentConnection:
                 for kind, _ in frames:
                     self.session.sending(kind)
             except ProtocolViolation:
-                return (
-                    Sent.GONE
-                )  # a race with a session that ended and began anew: the frames are for the old one
+                return Sent.GONE  # a race with a session that has ended: the frames are for the former one
             result = self._write(data)
         if result is not _SENT:
             self._on_blocked(self)
@@ -158,8 +156,8 @@ class AgentConnection:
     def send_poll(self, data: bytes) -> Sent:
         """``send`` of a POLL frame alone, which nearly every write is. Any thread."""
         with self._lock:
-            is_usual = self.session.state is _POLLING and not self._closed
-            result = self._write(data) if is_usual else None
+            is_polling = self.session.state is _POLLING and not self._closed
+            result = self._write(data) if is_polling else None
         if result is _SENT:
             return result
         if result is None:

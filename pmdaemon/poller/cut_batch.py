@@ -176,15 +176,15 @@ class CutsBuilder:
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
             return [CutsMessage(True, True, len(entries), message, _gateways(entries), _nexts(entries))]
-        letters = []
+        messages = []
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
                 joined = self._join(chosen)
-                letters.append(
+                messages.append(
                     CutsMessage(keep, not keep, len(chosen), joined, _gateways(chosen), _nexts(chosen))
                 )
-        return letters
+        return messages
 
     def _join(self, entries: list[_Entry]) -> bytes:
         parts = [self._buffer[item[_START] : item[_END]] for item in entries]
@@ -240,13 +240,13 @@ class NewestCuts:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def keep(self, letter: CutsMessage) -> int:
+    def keep(self, cuts_message: CutsMessage) -> int:
         """Keep what is newest of a message; returns how many cuts will never be posted because of it."""
-        message = frame.decode(letter.message)
+        message = frame.decode(cuts_message.message)
         columns = (message.header[name] for name in ("recv_us", "offset_us", "live"))
         dropped = 0
         for gateway_id, is_next, raw, *rest in zip(
-            letter.gateway_ids, letter.is_next, frame.split(message.blob), *columns, strict=True
+            cuts_message.gateway_ids, cuts_message.is_next, frame.split(message.blob), *columns, strict=True
         ):
             dropped += self._put(gateway_id, _Waiting(bytes(raw), *rest), is_next=is_next)
         while self._size_bytes > WAITING_BYTES and len(self._waiting) > 1:
@@ -257,7 +257,7 @@ class NewestCuts:
     def _put(self, gateway_id: str, cut: _Waiting, *, is_next: bool) -> bool:
         """Whether one of two cuts had to go; an older one never replaces a newer one.
 
-        ``is_next``: it is the newer one, nobody need look; looking at every cut is dear when time is short.
+        ``is_next``: it is the newer one for certain; comparing every cut is dear when time is short.
         """
         former = self._waiting.get(gateway_id)
         if former is not None and not is_next and not cut.follows(former):
@@ -332,6 +332,6 @@ class LiveCuts:
         return self if self._ranges else None
 
     def keep_epochs(self, epochs: Container[int]) -> LiveCuts | None:
-        """No other epoch will be heard of again; returns what is left, if anything."""
+        """No other epoch will come again; returns what is left, if anything."""
         self._ranges = {epoch: ranges for epoch, ranges in self._ranges.items() if epoch in epochs}
         return self if self._ranges else None

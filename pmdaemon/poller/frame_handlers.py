@@ -68,7 +68,7 @@ class FrameHandlers:
         desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
 
     Attributes:
-        usual: takes nearly every answer before it comes here.
+        fast_path: takes nearly every answer before it comes here.
         enrolments: is told of certificates made and refused.
     """
 
@@ -95,7 +95,7 @@ class FrameHandlers:
         self._desk = desk
         self._allowances = Allowances(registry, courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
-        self.usual = FastPath(courier, clock, interval_us, counters)
+        self.fast_path = FastPath(courier, clock, interval_us, counters)
 
     def handle(self, conn: AgentPeer, received: frame.Frame) -> None:
         """Carry out one frame.

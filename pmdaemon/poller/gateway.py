@@ -44,7 +44,7 @@ ANSWER_BYTES: Final = 2 * MAX_CUT_BYTES
 
 
 class GatewayState(Enum):
-    """What the rest of the server is told of a gateway."""
+    """The state of a gateway, as it is announced to the rest of the server."""
 
     UP = "up"
     STALLED = "stalled"
@@ -52,7 +52,7 @@ class GatewayState(Enum):
 
 
 class Gateway:
-    """State of one gateway; see the module for who may touch what.
+    """State of one gateway; see the module for which thread may touch what.
 
     Attributes:
         lock: guards ``record``, ``conn`` and ``awaiting_since_ns``.
@@ -124,7 +124,7 @@ class Gateway:
             self.conn = conn
 
     def end(self) -> None:
-        """Its session is over."""
+        """Its session has ended."""
         self.condition = GatewayState.LOST
         with self.lock:
             self.conn = None
@@ -141,10 +141,10 @@ class Gateway:
             if conn is None or self.awaiting_since_ns is not None:
                 return None
             self.awaiting_since_ns = now_ns
-            sole = self.record.poll_sole(number, now_ns)
-            request = self.record.poll(number, now_ns, catch_up) if sole is None else None
-        if sole is not None:
-            epoch, ack, start = sole
+            single = self.record.poll_single_epoch(number, now_ns)
+            request = self.record.poll(number, now_ns, catch_up) if single is None else None
+        if single is not None:
+            epoch, ack, start = single
             return conn, poll.encode_sole(number, now_ns, epoch, ack, start, lease)
         assert request is not None  # one of the two
         return conn, poll.encode(number, now_ns, request.ack, request.start, lease)
@@ -189,7 +189,7 @@ class Registry:
 
     @property
     def has_watermarks(self) -> bool:
-        """Whether dbmanager has said what it holds; before that nobody is polled."""
+        """Whether dbmanager has said what it holds; before that no gateway is polled."""
         return self.watermarks.incarnation is not None
 
     def all(self) -> list[Gateway]:
@@ -222,7 +222,7 @@ class Registry:
         with self.lock:
             is_new = self.watermarks.open(incarnation, notice)
             if not is_new:
-                self._enter(notice, now_ns)
+                self._apply_durable(notice, now_ns)
                 return False
             for gateway in self._gateways.values():
                 with gateway.lock:
@@ -234,7 +234,7 @@ class Registry:
         with self.lock:
             if incarnation != self.watermarks.incarnation:
                 return False
-            self.watermarks.learn(self._enter(notice, now_ns))
+            self.watermarks.learn(self._apply_durable(notice, now_ns))
         return True
 
     def refused(self, gateway_ids: set[str], now_ns: int) -> None:
@@ -245,8 +245,8 @@ class Registry:
                 with gateway.lock:
                     gateway.record.refused(now_ns, gateway.shard / SHARDS)
 
-    def _enter(self, notice: Notice, now_ns: int) -> Notice:
-        """Enter what is durable where a record holds it; returns the other rows."""
+    def _apply_durable(self, notice: Notice, now_ns: int) -> Notice:
+        """Apply what is durable where a record holds the epoch; returns the other rows."""
         others = []
         for row in notice:
             gateway_id, epoch, seq = row

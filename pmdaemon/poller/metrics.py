@@ -160,16 +160,16 @@ PARENT: Final = (
 )
 
 
-def text(traffic: PairManager, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
+def text(pair_manager: PairManager, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
     """All figures."""
-    children = traffic.children
+    children = pair_manager.children
     parent = {
         "pairs": sum(child.is_running for child in children),
-        "pairs_needed": traffic.needed,
+        "pairs_needed": pair_manager.needed,
         "restarts": sum(max(child.restarts, 0) for child in children),
-        "moves": traffic.moves,
-        "passed_on": traffic.passed_on,
-        "lost": traffic.lost,
+        "moves": pair_manager.moves,
+        "passed_on": pair_manager.passed_on,
+        "lost": pair_manager.lost,
         "refused": refused_connections,
         "listed": listed,
         "dialled": dialled,
@@ -228,7 +228,7 @@ class BackpressureReporter:
     """See the module's text.
 
     Args:
-        mailbox: where it posts, and whose rings it tells of.
+        mailbox: where it posts, and whose rings it reports.
         fullness: shares in use beside those of the rings.
         refused: counters beside the mailbox's own.
         problems: what the process cannot use just now.
@@ -253,12 +253,12 @@ class BackpressureReporter:
         self._due_ns = 0
 
     def tick(self) -> None:
-        """Tell if it is time."""
+        """Report if it is time."""
         if self._clock.monotonic_ns() >= self._due_ns:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        """Tell now."""
+    def report(self) -> None:
+        """Report now."""
         self._due_ns = self._clock.monotonic_ns() + pressure.PERIOD_NS
         stats = self._mailbox.stats()
         fullness = {**stats["ring_fill_ratio"], **self._fullness()}

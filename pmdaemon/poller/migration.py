@@ -14,8 +14,8 @@ The parent owns the map of shards and sends it in ``map`` messages. A pair acts 
   has been passed on and finds no owner here is dropped and counted; its sender repeats it (caps under their
   lease, watermarks with the next notice).
 
-The race of an order with a migration: the outbound thread writes the book, then looks at the map; this
-thread writes the map, then reads the book. One of the two sees the other.
+The race of an order with a migration: the outbound thread writes the standing caps, then reads the map;
+this thread writes the map, then reads the standing caps. One of the two sees the other.
 
 Thread: the inbound thread, except ``Ownership``, which is read by all.
 
@@ -32,7 +32,7 @@ import structlog
 
 from pmdaemon.errors import MailboxError
 from pmdaemon.poller.balance import SHARDS, Map, shard_of
-from pmdaemon.poller.channel import Channel, Parcel, memory_file
+from pmdaemon.poller.channel import Channel, ChannelMessage, memory_file
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Gateway, Registry
@@ -97,18 +97,18 @@ class ShardMigrator:
         channel: Channel,
         ownership: Ownership,
         registry: Registry,
-        reception: FrameHandlers,
+        handlers: FrameHandlers,
         post_cuts: Callable[[], None],
-        book: StandingCaps,
+        standing_caps: StandingCaps,
         to_outbound: ThreadInbox[ToOutbound],
         counters: Counter[str],
     ) -> None:
         self.channel = channel
         self.ownership = ownership
         self._registry = registry
-        self._reception = reception
+        self._handlers = handlers
         self._post_cuts = post_cuts
-        self._book = book
+        self._standing_caps = standing_caps
         self._to_outbound = to_outbound
         self._counters = counters
         self._leaving: deque[str] = deque()
@@ -149,7 +149,7 @@ class ShardMigrator:
             finally:
                 item.close()
 
-    def _act(self, item: Parcel, inbound: Inbound) -> None:
+    def _act(self, item: ChannelMessage, inbound: Inbound) -> None:
         header = item.header
         if item.op == "new":
             conn = inbound.adopt(item.take_socket(), header["address"])
@@ -164,9 +164,9 @@ class ShardMigrator:
         elif item.op == "elsewhere":
             gateway = self._registry.get(header["gw"])
             if gateway is not None:
-                self._reception.registered_elsewhere(gateway, header["address"])
+                self._handlers.registered_elsewhere(gateway, header["address"])
 
-    def _take_connection(self, item: Parcel, inbound: Inbound) -> None:
+    def _take_connection(self, item: ChannelMessage, inbound: Inbound) -> None:
         """Go on with a new connection from which another pair has read HELLO, or nothing."""
         header, received = item.header, item.take_bytes()
         conn = inbound.adopt(item.take_socket(), header["address"])
@@ -273,7 +273,7 @@ class ShardMigrator:
         self._send_ahead(gateway)
         bye = frame.encode(Kind.BYE, {"reason": "its shard has moved to another pair: connect again"})
         conn.finish(Kind.BYE, bye, "its shard has moved to another pair")
-        self._reception.lost(conn, conn.end_reason, by_us=True)
+        self._handlers.lost(conn, conn.end_reason, by_us=True)
 
     def _send_ahead(self, gateway: Gateway) -> None:
         """Forget a gateway; what is known of it goes to the new owner, as the messages it came with.
@@ -284,7 +284,7 @@ class ShardMigrator:
         if durable:
             notice = frame.encode(Kind.DURABLE, {"inc": incarnation, "hw": durable})
             self.forward(Forward(gateway.shard, DBMANAGER, notice))
-        if (caps := self._book.caps_of(gateway.gateway_id)) is not None:
+        if (caps := self._standing_caps.caps_of(gateway.gateway_id)) is not None:
             order = {"gw": gateway.gateway_id, **frame.decode(caps[1]).header}
             self.forward(Forward(gateway.shard, SERVICES, frame.encode(Kind.SET_CAPS, order)))
 

@@ -6,7 +6,7 @@
     pm-ca-<index>    poller.certificates: hands out certificates; with TLS only
     pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: poller.unified
 
-What they share: the registry (its locks), the book of orders, the map of shards, two thread inboxes, and
+What they share: the registry (its locks), the standing caps, the map of shards, two thread inboxes, and
 counters. Each counter key is written by one thread only; the main thread merely reads them, so no lock is
 needed for a summary that is right to a unit.
 
@@ -45,7 +45,7 @@ from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.config import PmFile
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Registry
-from pmdaemon.poller.inbound import Hint, Inbound
+from pmdaemon.poller.inbound import Inbound, ToInbound
 from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
@@ -121,14 +121,14 @@ def attach_patiently(config: PmFile, name: str, stop: Stop, limit_s: float = ATT
 
 
 class BusyMeter:
-    """CPU time of this process by wall time between two looks."""
+    """CPU time of this process by wall time between two reports."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._at_ns, self._cpu_ns = clock.monotonic_ns(), time.process_time_ns()
 
     def ratio(self) -> float:
-        """Since the last look; above 1.0 when more than one CPU was used."""
+        """Since the last report; above 1.0 when more than one CPU was used."""
         at_ns, cpu_ns = self._clock.monotonic_ns(), time.process_time_ns()
         ratio = (cpu_ns - self._cpu_ns) / max(at_ns - self._at_ns, 1)
         self._at_ns, self._cpu_ns = at_ns, cpu_ns
@@ -155,62 +155,64 @@ class Pair:
         self.registry = Registry(CatchUp(settings.catch_up_bytes_per_s, settings.interval_ns))
         self.in_counters: Counter[str] = Counter()
         self.out_counters: Counter[str] = Counter()
-        self._hints: ThreadInbox[Hint] = ThreadInbox()
+        self._to_inbound: ThreadInbox[ToInbound] = ThreadInbox()
         self.ca_counters: Counter[str] = Counter()
         tls = settings.tls
-        self._clerk = (
-            CertificateWorker(Authority(config.ca_dir, tls.lifetime_s), self._hints.put, self.ca_counters)
+        self._certificate_worker = (
+            CertificateWorker(
+                Authority(config.ca_dir, tls.lifetime_s), self._to_inbound.put, self.ca_counters
+            )
             if tls.enabled
             else None
         )
-        self._registered: ThreadInbox[ToOutbound] = ThreadInbox()
+        self._to_outbound: ThreadInbox[ToOutbound] = ThreadInbox()
         self.ownership = Ownership(index)
         self._busy = BusyMeter(clock)
-        self._last_look = (0.0, 0)  # CPU seconds and polls at the last report
-        book = StandingCaps()
-        self._courier = CutPublisher(mailbox, index, self.registry.refused)
+        self._last_report = (0.0, 0)  # CPU seconds and polls at the last report
+        standing_caps = StandingCaps()
+        self._publisher = CutPublisher(mailbox, index, self.registry.refused)
         self._schedule = Schedule(settings.interval_ns)
-        reception = FrameHandlers(
+        handlers = FrameHandlers(
             self.registry,
-            self._courier,
+            self._publisher,
             clock,
             interval_us=settings.interval_ns // 1000,
-            on_registered=lambda gateway_id: mover.registered(gateway_id),  # noqa: PLW0108  # made below
+            on_registered=lambda gateway_id: migrator.registered(gateway_id),  # noqa: PLW0108  # made below
             counters=self.in_counters,
-            desk=self._clerk,
+            desk=self._certificate_worker,
         )
-        mover = ShardMigrator(
+        migrator = ShardMigrator(
             self._channel,
             self.ownership,
             self.registry,
-            reception,
-            self._courier.post_cuts,
-            book,
-            self._registered,
+            handlers,
+            self._publisher.post_cuts,
+            standing_caps,
+            self._to_outbound,
             self.in_counters,
         )
-        teller = BackpressureReporter(mailbox, clock, dict, self._refused)
+        reporter = BackpressureReporter(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
-            reception,
-            self._courier,
+            handlers,
+            self._publisher,
             clock,
             TimeoutPolicy.for_interval(settings.interval_ns),
-            hints=self._hints,
-            mover=mover,
+            to_inbound=self._to_inbound,
+            migrator=migrator,
             counters=self.in_counters,
-            clerk=self._clerk,
-            on_sweep=teller.tick,
+            certificate_worker=self._certificate_worker,
+            on_sweep=reporter.tick,
         )
         self.outbound = Outbound(
             self.registry,
             mailbox,
             clock,
             self._schedule,
-            hints=self._hints,
-            registered=self._registered,
+            to_inbound=self._to_inbound,
+            to_outbound=self._to_outbound,
             counters=self.out_counters,
-            book=book,
+            standing_caps=standing_caps,
             ownership=self.ownership,
         )
 
@@ -225,8 +227,8 @@ class Pair:
         else:
             threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop), by_parent)
             threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop), by_parent)
-        if (clerk := self._clerk) is not None:
-            threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
+        if (certificate_worker := self._certificate_worker) is not None:
+            threads.start(f"pm-ca-{self.index}", lambda: certificate_worker.run(stop))
         seconds = 0
         while not stop.wait(1.0):
             seconds += 1
@@ -237,10 +239,10 @@ class Pair:
         log.info("stopped", reason=stop.reason, **self.summary())
         if core is not None:
             core.close()
-        self._hints.close()
-        self._registered.close()
-        if self._clerk is not None:
-            self._clerk.close()
+        self._to_inbound.close()
+        self._to_outbound.close()
+        if self._certificate_worker is not None:
+            self._certificate_worker.close()
         return EX_SOFTWARE if threads.failed else 0
 
     def _report(self) -> None:
@@ -262,7 +264,7 @@ class Pair:
         figures = self._mailbox.stats()
         conditions = Counter(gateway.condition.value for gateway in self.registry.all())
         cpu_s, polls = usage.ru_utime + usage.ru_stime, self.out_counters["polls"]
-        (cpu_before_s, polls_before), self._last_look = self._last_look, (cpu_s, polls)
+        (cpu_before_s, polls_before), self._last_report = self._last_report, (cpu_s, polls)
         return {
             **{name: float(value) for name, value in self.summary().items() if isinstance(value, int)},
             **{f"gateways_{name}": float(count) for name, count in conditions.items()},
@@ -278,17 +280,17 @@ class Pair:
         }
 
     def _refused(self) -> dict[str, int]:
-        """What found no room, since the start."""
-        courier = self._courier
+        """Counts of what found no room, since the start."""
+        publisher = self._publisher
         return {
-            "batches_to_keep": courier.refused_keeping,
-            "live_cuts": courier.dropped_live_cuts,
-            "news": courier.dropped_news,
+            "batches_to_keep": publisher.refused_keeping,
+            "live_cuts": publisher.dropped_live_cuts,
+            "news": publisher.dropped_news,
         }
 
     def summary(self) -> dict[str, object]:
         """Counters since the start, and gauges."""
-        courier = self._courier
+        publisher = self._publisher
         records = [gateway.record for gateway in self.registry.all()]
         return {
             **self.ca_counters,
@@ -299,18 +301,18 @@ class Pair:
             "skipped_cuts": sum(record.skipped_cuts for record in records),
             "repeated_cuts": sum(record.repeated_cuts for record in records),
             "not_kept_cuts": sum(record.not_kept_cuts for record in records),
-            "posted_cuts": courier.posted_cuts,
-            "posted_bytes": courier.posted_bytes,
-            "refused_keeping": courier.refused_keeping,
-            "dropped_live_cuts": courier.dropped_live_cuts,
-            "dropped_news": courier.dropped_news,
+            "posted_cuts": publisher.posted_cuts,
+            "posted_bytes": publisher.posted_bytes,
+            "refused_keeping": publisher.refused_keeping,
+            "dropped_live_cuts": publisher.dropped_live_cuts,
+            "dropped_news": publisher.dropped_news,
             **dict(self.in_counters),
             **dict(self.out_counters),
         }
 
 
 def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
-    """Let people see this process: its row, and an event if it is not the first of its name.
+    """Announce this process: its row, and an event if it is not the first of its name.
 
     Thread: the main thread, before the threads start (one poster a mailbox).
     """
@@ -358,5 +360,6 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
         try:
             status = Pair(config, index, mailbox, control).run(stop)
         finally:
-            mailbox.close(release=status == 0)  # else what it has taken and not obeyed is its successor's
+            # After a failure, what it has taken and not carried out is its successor's.
+            mailbox.close(release=status == 0)
         return status

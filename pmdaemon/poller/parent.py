@@ -57,7 +57,7 @@ from pmdaemon.poller.balance import (
     pairs_needed,
     shard_weights,
 )
-from pmdaemon.poller.channel import Channel, Parcel
+from pmdaemon.poller.channel import Channel, ChannelMessage
 from pmdaemon.poller.children import PairChild
 from pmdaemon.poller.config import PmConfig, PmFile
 from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
@@ -71,17 +71,17 @@ from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
-LOOK_NS: Final = 10**9
+REVIEW_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
 ACCEPT_PAUSE_NS: Final = 10**9  # without descriptors: connections wait in the backlog, no loop spins
 NOFILE_MIN: Final = 256
 RETIRE_NS: Final = 30 * 10**9
-NO_ROOM_NS: Final = 60 * 10**9  # until it is tried again: somebody has to make room first
+NO_ROOM_NS: Final = 60 * 10**9  # until the next try: an operator has to make room first
 log = structlog.get_logger("pmdaemon")
 
 
 def reserve_pair(segment: Path, clock: Clock, index: int) -> bool:
-    """Reserve the room of a pair; False if there is none, which has been made known."""
+    """Reserve the room of a pair; False if there is none, which has been announced."""
     name = f"pair-{index}"
     try:
         reserve_room(segment, name)
@@ -89,12 +89,12 @@ def reserve_pair(segment: Path, clock: Clock, index: int) -> bool:
         return True  # not made yet: the pair waits for it, and its next start reserves
     except MailboxError as exc:
         log.error("no-room-for-pair", pair=index, error=str(exc))
-        _make_known(segment, clock.unix_us(), name, str(exc))
+        _announce_no_room(segment, clock.unix_us(), name, str(exc))
         return False
     return True
 
 
-def _make_known(segment: Path, at_us: int, name: str, problem: str) -> None:
+def _announce_no_room(segment: Path, at_us: int, name: str, problem: str) -> None:
     event = {
         "event_id": str(uuid.uuid4()),
         "at_us": at_us,
@@ -106,9 +106,9 @@ def _make_known(segment: Path, at_us: int, name: str, problem: str) -> None:
         "details": {},
     }
     try:
-        with attach(segment, "pmdaemon") as box:
+        with attach(segment, "pmdaemon") as mailbox:
             header = {"rows": [["events", event]], "req": None, "from": "pmdaemon"}
-            box.post("dbmanager", frame.encode(Kind.RECORD, header))
+            mailbox.post("dbmanager", frame.encode(Kind.RECORD, header))
     except MailboxError as exc:
         log.warning("not-announced", error=str(exc))
 
@@ -119,8 +119,8 @@ class PairManager:
     Attributes:
         children: by number.
         moves: shards that have changed their pair.
-        passed_on: sessions and messages passed from pair to pair.
-        lost: sessions and messages for which no pair was running; agents dial again.
+        passed_on: new connections and messages passed from pair to pair.
+        lost: connections and messages for which no pair was running; agents dial again.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class PairManager:
 
     # -- once a second
 
-    def look(self) -> None:
+    def review(self) -> None:
         """Decide on the number of pairs and on the map."""
         now_ns = self._clock.monotonic_ns()
         for child in self.children:
@@ -212,7 +212,7 @@ class PairManager:
             self.children.append(PairChild(index, self._config_path, self._pipe, self._clock))
 
     def _retire(self, now_ns: int) -> bool:
-        """Stop a retiring pair when it serves nobody; True while one is on its way out."""
+        """Stop a retiring pair when it serves no gateway; True while one is on its way out."""
         child = self.children[-1] if self.children else None
         if child is None or not child.is_retiring:
             return False
@@ -229,19 +229,19 @@ class PairManager:
         counts = ",".join(str(owners.count(child.index)) for child in self.children)
         log.info("shards-moved", moves=moves, shards_by_pair=counts)
         for child in self.children:
-            self.tell_map(child)
+            self.send_map(child)
 
-    def tell_map(self, child: PairChild) -> None:
-        """Tell a pair who owns what."""
+    def send_map(self, child: PairChild) -> None:
+        """Send the map to a pair."""
         if child.control is not None:
             child.control.send({"op": "map", "owners": list(self.owners)})
 
-    # -- births and deaths
+    # -- starts and deaths
 
     def started(self, child: PairChild) -> None:
-        """It runs: tell it the map, unless it has everything, which it assumes."""
+        """It runs: send it the map, unless it has all shards, which it assumes."""
         if len(self.children) > 1 or self.owners.count(child.index) < SHARDS:
-            self.tell_map(child)
+            self.send_map(child)
 
     def died(self, child: PairChild) -> None:
         """Its shards go to those that run; its gateways dial again."""
@@ -260,16 +260,16 @@ class PairManager:
         ordered = sorted(running, key=lambda child: child.load)
         return next((child for child in ordered if child.offer(sock, address, is_dialled)), None)
 
-    def pass_on(self, sender: PairChild, parcels: list[Parcel]) -> None:
+    def pass_on(self, sender: PairChild, messages: list[ChannelMessage]) -> None:
         """What a pair has sent for others."""
-        for parcel in parcels:
-            if parcel.op == "up":
-                self._note(sender.index, parcel.header["gw"], parcel.header["address"])
+        for message in messages:
+            if message.op == "up":
+                self._record_registration(sender.index, message.header["gw"], message.header["address"])
             else:
-                self._to_owner(parcel)
-            parcel.close()
+                self._to_owner(message)
+            message.close()
 
-    def _note(self, pair: int, gateway_id: str, address: str) -> None:
+    def _record_registration(self, pair: int, gateway_id: str, address: str) -> None:
         """A gateway has registered; if another pair serves it too, that session is the older one."""
         older = self._where.get(gateway_id)
         self._where[gateway_id] = pair
@@ -278,23 +278,23 @@ class PairManager:
             if control is not None:
                 control.send({"op": "elsewhere", "gw": gateway_id, "address": address})
 
-    def _to_owner(self, parcel: Parcel) -> None:
-        owner = self.owners[parcel.header["shard"]]
+    def _to_owner(self, message: ChannelMessage) -> None:
+        owner = self.owners[message.header["shard"]]
         control = self.children[owner].control if owner < len(self.children) else None
         if control is None:
             self.lost += 1
-            log.warning("not-passed-on", op=parcel.op, shard=parcel.header["shard"], pair=owner)
+            log.warning("not-passed-on", op=message.op, shard=message.header["shard"], pair=owner)
             return
         self.passed_on += 1
-        control.send(parcel.header, parcel.descriptors)
-        parcel.descriptors = []  # the channel closes them when they are sent
+        control.send(message.header, message.descriptors)
+        message.descriptors = []  # the channel closes them when they are sent
 
 
 def raise_open_files(wanted: int) -> int:
     """Raise RLIMIT_NOFILE to ``wanted`` or as far as the hard limit allows; returns the limit in force.
 
     Raises:
-        ConfigError: the hard limit is too low to serve anybody.
+        ConfigError: the hard limit is too low to serve any gateway.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
@@ -340,7 +340,7 @@ class Daemon:
         self._pipe = ParentPipe()
         cpus = len(os.sched_getaffinity(0))
         self._has_room = functools.partial(reserve_pair, config.segment_path, self._clock)
-        self.traffic = PairManager(
+        self.pair_manager = PairManager(
             config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._has_room
         )
         self._selector = selectors.DefaultSelector()
@@ -348,10 +348,10 @@ class Daemon:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
         self._list = GatewayList(config)
-        offer = functools.partial(self.traffic.new, is_dialled=True)
+        offer = functools.partial(self.pair_manager.new, is_dialled=True)
         self._dialler = Dialler(offer, self._clock, random.Random())  # noqa: S311 - guards nothing
-        self._told = DialledFile(config.dialled_path)
-        self._look_at_ns = 0
+        self._dialled_file = DialledFile(config.dialled_path)
+        self._review_at_ns = 0
         self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is
         self._refusals = LimitedLog("pmdaemon")
         self.refused_connections = 0
@@ -372,7 +372,7 @@ class Daemon:
         try:
             while not self._stop.is_set():
                 watchdog.beat()
-                self._look()
+                self._review()
                 self._start_due()
                 self._accept_again()
                 self._dialler.step()
@@ -390,7 +390,7 @@ class Daemon:
         log.info("stopping", reason=self._stop.reason)
         self._listener.close()
         self._dialler.close()
-        for child in self.traffic.children:
+        for child in self.pair_manager.children:
             child.stop()
         self._pipe.close()
         self._selector.close()
@@ -399,12 +399,12 @@ class Daemon:
                 path.unlink()
 
     def _timeout_s(self) -> float:
-        waiting = [child.start_at_ns for child in self.traffic.children if not child.is_running]
+        waiting = [child.start_at_ns for child in self.pair_manager.children if not child.is_running]
         if (due_ns := self._dialler.due_ns()) is not None:
             waiting.append(due_ns)
         if self._accept_at_ns is not None:
             waiting.append(self._accept_at_ns)
-        until_ns = min([self._look_at_ns, *waiting])
+        until_ns = min([self._review_at_ns, *waiting])
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _accept_again(self) -> None:
@@ -429,7 +429,7 @@ class Daemon:
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"
-                if self.traffic.new(sock, address) is None:
+                if self.pair_manager.new(sock, address) is None:
                     # Closed: the agent dials again after its backoff.
                     self.refused_connections += 1
                     self._refusals.warning(
@@ -444,31 +444,31 @@ class Daemon:
             channel.flush()
         if not events & selectors.EVENT_READ:
             return
-        parcels = child.take()
-        if parcels is None:
+        messages = child.take()
+        if messages is None:
             self._selector.unregister(channel)
             child.bury()
-            self.traffic.died(child)
+            self.pair_manager.died(child)
             self._dialler.forget_pair(child)
         else:
-            for parcel in parcels:
-                if parcel.op == "refused":
-                    header = parcel.header
+            for message in messages:
+                if message.op == "refused":
+                    header = message.header
                     self._dialler.refused(header["address"], header["reason"], is_over=header["is_over"])
-            self.traffic.pass_on(child, [parcel for parcel in parcels if parcel.op != "refused"])
+            self.pair_manager.pass_on(child, [message for message in messages if message.op != "refused"])
 
-    def _look(self) -> None:
+    def _review(self) -> None:
         """Once a second: how many pairs, and which has which shard."""
         now_ns = self._clock.monotonic_ns()
-        if now_ns < self._look_at_ns:
+        if now_ns < self._review_at_ns:
             return
-        self._look_at_ns = now_ns + LOOK_NS
+        self._review_at_ns = now_ns + REVIEW_NS
         if (listed := self._list.changed()) is not None:
             self._dialler.replace(listed)
-        before = {child: child.control for child in self.traffic.children}
-        self.traffic.look()
+        before = {child: child.control for child in self.pair_manager.children}
+        self.pair_manager.review()
         for child, channel in before.items():
-            if channel is not None and child not in self.traffic.children:
+            if channel is not None and child not in self.pair_manager.children:
                 self._forget(channel)
         self._publish()
 
@@ -479,27 +479,27 @@ class Daemon:
     def _publish(self) -> None:
         rows = self._dialler.states() + self._list.not_dialled
         text = metrics.text(
-            self.traffic, self.refused_connections, listed=len(rows), dialled=self._dialler.connected
+            self.pair_manager, self.refused_connections, listed=len(rows), dialled=self._dialler.connected
         )
         try:
             metrics.write(self._config.metrics_path, text)
-            self._told.write(rows)
+            self._dialled_file.write(rows)
         except OSError as exc:  # no room on the tmpfs: polling goes on, the figures stay old
             log.warning("metrics-not-written", error=exc.strerror)
 
     def _start_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        for child in self.traffic.children:
+        for child in self.pair_manager.children:
             if not child.is_running and now_ns >= child.start_at_ns:
-                if not self._has_room(child.index):  # the segment may have been made anew since
+                if not self._has_room(child.index):  # the segment may have been made again since
                     child.start_at_ns = now_ns + NO_ROOM_NS
                     continue
                 self._selector.register(child.start(), selectors.EVENT_READ, child)
-                self.traffic.started(child)
+                self.pair_manager.started(child)
 
     def _ask_for_room(self) -> None:
         """Write readiness of the channels on which something waits."""
-        for child in self.traffic.children:
+        for child in self.pair_manager.children:
             if child.control is not None:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.control.waiting else 0)
                 if self._selector.get_key(child.control).events != events:

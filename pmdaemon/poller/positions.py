@@ -127,7 +127,7 @@ class CutPositions:
         "_over",
         "_pause",
         "_polls",
-        "_sole",
+        "_single_epoch",
         "_spooled",
         "_waiting_since_ns",
         "backlog_poll",
@@ -144,9 +144,9 @@ class CutPositions:
         self.repeated_cuts = 0
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
-        self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
+        self._single_epoch: _Epoch | None = None  # the running epoch while there is no other: nearly always
         self._live: LiveCuts | None = None  # nearly always
-        self._over: dict[int, int] = {}  # what was durable of epochs that are over
+        self._over: dict[int, int] = {}  # what was durable of epochs that have ended
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
         self._pause: RefusalBackoff | None = None  # until the first refusal
@@ -181,7 +181,7 @@ class CutPositions:
 
     def _set_epochs(self, epochs: dict[int, _Epoch]) -> None:
         self._epochs = epochs
-        self._sole = next(iter(epochs.values())) if len(epochs) == 1 else None
+        self._single_epoch = next(iter(epochs.values())) if len(epochs) == 1 else None
 
     def rewind(self) -> None:
         """Ask again for everything that is not durable."""
@@ -197,7 +197,7 @@ class CutPositions:
         self.rewind()
 
     def restart(self, durable: Mapping[int, int]) -> None:
-        """Another dbmanager: only what it names is durable, what the agent was told to forget is gone."""
+        """Another dbmanager: only what it names is durable, what was acknowledged to the agent is gone."""
         self._over = {}
         for epoch, position in self._epochs.items():
             position.floor = max(position.floor, position.acked_to_agent)
@@ -230,7 +230,7 @@ class CutPositions:
 
     def durable(self, epoch: int, seq: int, now_ns: int) -> bool:
         """Notice of dbmanager that all up to ``seq`` is on disk; False if the epoch is not held here."""
-        position = self._sole
+        position = self._single_epoch
         if position is None or position.number != epoch:
             position = self._epochs.get(epoch)
         if position is None:
@@ -243,7 +243,7 @@ class CutPositions:
         if seq > position.received:
             position.received = seq
         behind = position.received > seq and position.received > position.floor
-        if not behind and position is not self._sole:
+        if not behind and position is not self._single_epoch:
             behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
         return True
@@ -262,7 +262,7 @@ class CutPositions:
     @property
     def has_backlog(self) -> bool:
         """Whether the agent is known to hold more than the next cut."""
-        position = self._sole
+        position = self._single_epoch
         return self._live is not None or position is None or position.received + 1 < self._spooled
 
     def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
@@ -288,15 +288,15 @@ class CutPositions:
         return PollRequest(ack, start)
 
     def _backlog_is_short(self) -> bool:
-        position = self._sole
+        position = self._single_epoch
         if position is None:
             return False
         newest = self._live.newest(position.number) if self._live is not None else 0
         return max(newest, self._spooled) - position.received <= FREE_CUTS
 
-    def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
+    def poll_single_epoch(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""
-        position = self._sole
+        position = self._single_epoch
         if position is None or self._polls or self._pause is not None or self.has_backlog:
             return None
         self._polls = ((poll, now_ns, self.rewinds),)
@@ -305,7 +305,7 @@ class CutPositions:
             position.acked_to_agent = ack
         return position.number, ack, position.received + 1
 
-    def answered_usually(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
+    def answered_in_order(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
         """The next cut of the only epoch and the REPLY behind it, in one step.
 
         As ``received``, with the verdict to keep and to judge, and ``answered`` would account for them.
@@ -313,7 +313,7 @@ class CutPositions:
         Returns:
             When the poll was sent; None in any other case: nothing was changed, take those two.
         """
-        position, polls = self._sole, self._polls
+        position, polls = self._single_epoch, self._polls
         if position is None or len(polls) != 1 or self._live is not None:
             return None
         number, sent_ns, rewinds = polls[0]
@@ -331,7 +331,7 @@ class CutPositions:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
 
         Older polls the agent left out are forgotten. An old epoch whose last cut was acknowledged in an
-        answered poll is over.
+        answered poll has ended.
         """
         polls = self._polls
         for place, (number, sent_ns, _) in enumerate(polls):
@@ -445,7 +445,7 @@ class Watermarks:
         self._high: dict[str, dict[int, int]] = {}
 
     def open(self, incarnation: int, notice: Notice) -> bool:
-        """Take a WATERMARKS; True if it opens another incarnation, so that everybody must rewind."""
+        """Take a WATERMARKS; True if it opens another incarnation, so that every gateway must rewind."""
         is_new = incarnation != self.incarnation
         if is_new:
             self.incarnation = incarnation

@@ -100,7 +100,7 @@ class Quotas:
         known |= new
         return True
 
-    def should_tell(self, what: str, now_ns: int) -> bool:
+    def should_report(self, what: str, now_ns: int) -> bool:
         """Whether an event is due: at most one of a kind in ``EVENT_NS``."""
         if now_ns < self._event_ns.get(what, 0):
             return False
@@ -114,7 +114,7 @@ log = structlog.get_logger("reception")
 class Allowances:
     """See the module.
 
-    At most ``MAX_GATEWAYS``: for one more, the one that was heard least recently and has no session is
+    At most ``MAX_GATEWAYS``: for one more, the one that spoke least recently and has no session is
     forgotten, by the registry too; how often that happens has a limit as well.
 
     Args:
@@ -122,13 +122,13 @@ class Allowances:
     """
 
     def __init__(
-        self, registry: Registry, courier: CutPublisher, clock: Clock, counters: Counter[str]
+        self, registry: Registry, publisher: CutPublisher, clock: Clock, counters: Counter[str]
     ) -> None:
         self._registry = registry
-        self._courier = courier
+        self._publisher = publisher
         self._clock = clock
         self._counters = counters
-        self._of: dict[str, Quotas] = {}  # the least recently heard first
+        self._of: dict[str, Quotas] = {}  # the one that spoke least recently comes first
         self._claims = Quotas()
 
     def demand(self, gateway_id: str, name: str, what: str) -> None:
@@ -138,18 +138,18 @@ class Allowances:
             PeerRefused: ``over-limit``, or ``too-many-gateways``.
         """
         if not self._quotas(gateway_id).take(what, self._clock.monotonic_ns()):
-            raise PeerRefused("over-limit", self._note(gateway_id, name, what))
+            raise PeerRefused("over-limit", self._report_excess(gateway_id, name, what))
 
     def demand_new(self, gateway_id: str, name: str, what: str, names: Iterable[Hashable]) -> None:
         """Account for those names that were not named before; raises as ``demand``."""
         if not self._quotas(gateway_id).take_new(what, names, self._clock.monotonic_ns()):
-            raise PeerRefused("over-limit", self._note(gateway_id, name, what))
+            raise PeerRefused("over-limit", self._report_excess(gateway_id, name, what))
 
     def allow(self, gateway_id: str, name: str, what: str) -> bool:
         """``demand`` for what may be dropped: whether it is allowed."""
         if self._quotas(gateway_id).take(what, self._clock.monotonic_ns()):
             return True
-        self._note(gateway_id, name, what)
+        self._report_excess(gateway_id, name, what)
         return False
 
     def allow_claim(self, what: str) -> bool:
@@ -179,7 +179,7 @@ class Allowances:
         del self._of[oldest]
         self._registry.forget(oldest)
 
-    def _note(self, gateway_id: str, name: str, what: str) -> str:
+    def _report_excess(self, gateway_id: str, name: str, what: str) -> str:
         """Count what is too much, and raise an event if none was raised lately; returns its text."""
         quotas, limit = self._quotas(gateway_id), LIMITS[what]
         self._counters["over_limit"] += 1
@@ -187,10 +187,10 @@ class Allowances:
             f"gateway {name} sends more {what} than are allowed ({limit.burst} at once, then "
             f"{limit.per_s * 60:g} a minute); the excess is refused"
         )
-        if quotas.should_tell(what, self._clock.monotonic_ns()):
+        if quotas.should_report(what, self._clock.monotonic_ns()):
             log.warning("gateway-over-limit", gateway=name, what=what)
             details = {"gateway_id": gateway_id, "what": what, "refused": quotas.refused.get(what, 0)}
             now_us = self._clock.unix_us()
             row = announcements.event("gateway-over-limit", "warning", name, text, now_us, **details)
-            self._courier.news(row, DBMANAGER)
+            self._publisher.news(row, DBMANAGER)
         return text

@@ -145,7 +145,7 @@ def _tell(boxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
     BackpressureReporter(
         boxes[0], server_clock(), dict, dict, lambda: [problem], [(boxes[1], "appserver")]
-    ).tell()
+    ).report()
 
 
 def _run_threads(
@@ -179,12 +179,12 @@ def open_manager(
     config: ManagerConfig,
     stop: Stop,
     stack: ExitStack,
-    tell: Callable[[Problem], None] = lambda _problem: None,
+    report: Callable[[Problem], None] = lambda _problem: None,
     clock: Clock | None = None,
 ) -> Manager | None:
     """Schema, queue, recovery; waits for a database that is away. None if ``stop`` came first.
 
-    ``tell`` is called again and again while it waits.
+    ``report`` is called again and again while it waits.
     """
     clock = clock or server_clock()
     settings = config.database
@@ -221,7 +221,7 @@ def open_manager(
             log.warning("waiting-for-database", error=str(exc), retry_s=outage.wait_s())
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
             what = DAMAGED if isinstance(exc, DatabaseDamaged) else what
-            _wait(outage.wait_s(), stop, tell, Problem(what, outage.since_us, f"waits at its start: {exc}"))
+            _wait(outage.wait_s(), stop, report, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
         queue.go_on_behind(store.newest_cursor)
         retention = Retention(engine, settings.retention, clock)
@@ -259,11 +259,11 @@ def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
     )
 
 
-def _wait(limit_s: float, stop: Stop, tell: Callable[[Problem], None], problem: Problem) -> None:
+def _wait(limit_s: float, stop: Stop, report: Callable[[Problem], None], problem: Problem) -> None:
     """Sleep, telling now and every other second: nobody shall take this process for dead."""
     deadline = Deadline(limit_s)
     while True:
-        tell(problem)
+        report(problem)
         if deadline.passed or stop.wait(min(deadline.left_s(), TELL_S)):
             return
 

@@ -54,7 +54,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProces
 
 def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
     port = server.start(max_pairs=2, thread_quantum_ms=1000)
-    children = server.daemon.traffic.children
+    children = server.daemon.pair_manager.children
     fleet = Fleet.plain(port, GATEWAYS)
     try:
         until(server, lambda: len(server.stored) == GATEWAYS)
@@ -62,7 +62,7 @@ def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
         # Now they must be done within 0.1 ms: 24 * T_ptmax (20 us at least) / 100 us is 5 or more pairs.
         server.config.pmdaemon.thread_quantum_ms = 0.1
         until(server, lambda: "pair-1" in server.served_by.values())
-        assert server.daemon.traffic.needed == 2, "by the formula more, by the processors two"
+        assert server.daemon.pair_manager.needed == 2, "by the formula more, by the processors two"
         added = children[1].process
         before = dict(server.stored)
         until(server, lambda: all(server.stored[name] > before[name] + 3 for name in before))
@@ -72,7 +72,7 @@ def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
         until(server, lambda: added.returncode is not None)
         assert added.returncode == 0, "it ended by itself, asked to"
         assert set(server.served_by.values()) == {"pair-0"}
-        assert set(server.daemon.traffic.owners) == {0}
+        assert set(server.daemon.pair_manager.owners) == {0}
         before = dict(server.stored)
         until(server, lambda: all(server.stored[name] > before[name] + 3 for name in before))
         assert fleet.ended == {}, "no session was refused by any of it"

@@ -215,11 +215,11 @@ def test_without_a_descriptor_it_is_tried_again(bench: Bench, monkeypatch: pytes
 def test_an_answer_that_never_comes_is_given_up(bench: Bench) -> None:
     bench.dialler.replace([Target("gw-a", bench.address)])
     bench.dialler.step()  # under way; what epoll says is not looked at
-    line = bench.dialler._lines[bench.address]
-    bench.dialler._epoll.modify(line.sock.fileno(), 0)  # type: ignore[union-attr]  # as if no answer came
+    entry = bench.dialler._entries[bench.address]
+    bench.dialler._epoll.modify(entry.sock.fileno(), 0)  # type: ignore[union-attr]  # as if no answer came
     bench.clock.advance(CONNECT_NS / 1e9)
     bench.dialler.step()
-    assert line.sock is None
+    assert entry.sock is None
     assert bench.dialler.due_ns() == bench.clock.monotonic_ns() + round(FIRST_S * 1e9)
 
 
@@ -238,7 +238,7 @@ def test_a_long_list_is_not_dialled_in_one_instant() -> None:
     clock = FakeClock()
     dialler = Dialler(lambda _sock, _address: None, clock, random.Random(1))
     dialler.replace([Target(f"gw-{number}", f"127.0.0.1:{number}") for number in range(1, 1001)])
-    due = [line.due_ns - clock.monotonic_ns() for line in dialler._lines.values()]
+    due = [entry.due_ns - clock.monotonic_ns() for entry in dialler._entries.values()]
     assert sum(item < 1e8 for item in due) < 150
     assert max(due) <= 1e9
     dialler.close()

@@ -95,9 +95,9 @@ class Box:
 
 def test_it_tells_rings_and_counters_every_other_second() -> None:
     box, clock = Box(), FakeClock()
-    teller = BackpressureReporter(box, clock, lambda: {"ingest-queue": 0.25}, lambda: {"news": 1})
+    reporter = BackpressureReporter(box, clock, lambda: {"ingest-queue": 0.25}, lambda: {"news": 1})
     for _ in range(5):
-        teller.tick()
+        reporter.tick()
         clock.advance(1)
     assert [to for to, _ in box.posted] == ["services"] * 3
     told = pressure.parse(frame.decode(box.posted[0][1]).header)
@@ -109,10 +109,10 @@ def test_it_tells_rings_and_counters_every_other_second() -> None:
 def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
     box, clock = Box(), FakeClock()
     trouble = pressure.Problem("database", 7, "away " * 200)
-    teller = BackpressureReporter(box, clock, dict, dict, lambda: [trouble] * 40)
-    teller.tick()
-    teller.tell()
-    teller.tick()
+    reporter = BackpressureReporter(box, clock, dict, dict, lambda: [trouble] * 40)
+    reporter.tick()
+    reporter.report()
+    reporter.tick()
     assert len(box.posted) == 2
     told = pressure.parse(frame.decode(box.posted[1][1]).header)
     assert len(told.problems) == pressure.MOST_PROBLEMS
@@ -121,18 +121,18 @@ def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
 
 def test_others_get_the_same_whoever_has_no_room() -> None:
     box, other, clock = Box(), Box(), FakeClock()
-    teller = BackpressureReporter(box, clock, dict, dict, copies=[(other, "appserver")])
+    reporter = BackpressureReporter(box, clock, dict, dict, copies=[(other, "appserver")])
     box.is_full = True
-    teller.tick()
+    reporter.tick()
     assert [to for to, _ in other.posted] == ["appserver"]
 
 
 def test_without_room_it_says_nothing_and_goes_on() -> None:
     box, clock = Box(), FakeClock()
-    teller = BackpressureReporter(box, clock, dict, dict)
+    reporter = BackpressureReporter(box, clock, dict, dict)
     box.is_full = True
-    teller.tick()
+    reporter.tick()
     box.is_full = False
     clock.advance(2)
-    teller.tick()
+    reporter.tick()
     assert len(box.posted) == 1

@@ -224,12 +224,12 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
     assert len(record._live) == 1
     record.poll(3600, 0, PLENTY)
     assert set(take(record, *range(1, 3600))) == {KEEP}
-    assert record.answered_usually(3600, 7, 3600, 0) == 0, "nothing is left of it"
+    assert record.answered_in_order(3600, 7, 3600, 0) == 0, "nothing is left of it"
 
 
 def test_a_gateway_with_a_backlog_is_asked_for_it_while_the_budget_lasts() -> None:
     record, scarce = fresh(spool=[(7, 1, 40)]), Budget(0)
-    assert record.poll_sole(1, 0) is None, "it registered with more than the next cut"
+    assert record.poll_single_epoch(1, 0) is None, "it registered with more than the next cut"
     assert record.poll(1, 0, scarce).start == [7, BEYOND]
     assert take(record, 41, live=True) == [JUDGE]
     record.answered(1)
@@ -247,7 +247,7 @@ def test_a_gateway_with_a_backlog_is_asked_for_it_while_the_budget_lasts() -> No
     assert take(record, *range(31, 44)) == [*[BOTH] * 10, KEEP, KEEP, BOTH]
     record.answered(4)
     assert not record.has_backlog
-    assert record.poll_sole(5, 2 * 10**9 + 1) == (7, 0, 44), "who has caught up needs no budget"
+    assert record.poll_single_epoch(5, 2 * 10**9 + 1) == (7, 0, 44), "who has caught up needs no budget"
 
 
 def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() -> None:
@@ -268,7 +268,7 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
     assert pauses_s == [1, 2, 4, 8, 8, 8, 8]
     for seq in range(1, 5):
         record.durable(7, seq, now_ns)
-    assert record.poll_sole(9, now_ns) is not None, "the short way is open again"
+    assert record.poll_single_epoch(9, now_ns) is not None, "the short way is open again"
     record.refused(now_ns, 0.5)
     assert record.poll(10, now_ns + FIRST_PAUSE_NS, PLENTY).start == [7, 5], (
         "what becomes durable undoes the doubling"
@@ -323,10 +323,10 @@ class World:
         """The agent answers at once; what it sends is on the wire until ``arrive``."""
         self.poll_id += 1
         twin = copy.deepcopy(self.record)
-        sole = self.record.poll_sole(self.poll_id, self.now_ns)
-        asked = (self.record if sole is None else twin).poll(self.poll_id, self.now_ns, self.budget)
-        if sole is not None:  # the short way does what the long one does
-            epoch, acked, first = sole
+        single = self.record.poll_single_epoch(self.poll_id, self.now_ns)
+        asked = (self.record if single is None else twin).poll(self.poll_id, self.now_ns, self.budget)
+        if single is not None:  # the short way does what the long one does
+            epoch, acked, first = single
             assert asked == PollRequest([[epoch, acked]] if acked else [], [epoch, first])
             assert values_of(twin) == values_of(self.record)
         self.cut()
@@ -365,7 +365,7 @@ class World:
     def arrive_usually(self, poll: int, epoch: int, seq: int) -> bool:
         """The short way, if it is open: with the effect of the long one. Else nothing has changed."""
         twin = copy.deepcopy(self.record)
-        sent_ns = self.record.answered_usually(poll, epoch, seq, self.now_ns)
+        sent_ns = self.record.answered_in_order(poll, epoch, seq, self.now_ns)
         if sent_ns is not None:
             assert twin.received(epoch, seq, False, self.now_ns) == CutVerdict(keep=True, judge=True)
             assert twin.answered(poll) == sent_ns

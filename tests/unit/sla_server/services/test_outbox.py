@@ -5,7 +5,7 @@ from __future__ import annotations
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.services.outbox import Outbox
-from tests.support.services import FakeMailbox
+from tests.support.fake_mailbox import FakeMailbox
 
 
 def made(limit_bytes: int = 1000) -> tuple[Outbox, FakeMailbox, FakeMailbox]:
