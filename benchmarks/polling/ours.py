@@ -49,7 +49,9 @@ class ProductWork:
         rig = self._rig
         rig.polls += 1
         now_ns = time.monotonic_ns()
-        asked = self._gateway.ask(rig.polls, now_ns, rig.book.lease_is_fresh(now_ns), rig.catch_up)
+        asked = self._gateway.ask(
+            rig.polls, now_ns, rig.standing_caps.lease_is_fresh(now_ns), rig.registry.catch_up
+        )
         assert asked is not None  # the round before is complete
         self._conn.session.sending(Kind.POLL)
         rig.sent_bytes += len(asked[1])
@@ -57,18 +59,18 @@ class ProductWork:
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Session table, reception, courier, as inbound does."""
-        conn, done, usual = self._conn, False, self._rig.reception.usual
+        conn, done, fast_path = self._conn, False, self._rig.handlers.fast_path
         conn.last_received_ns = time.monotonic_ns()
         view = memoryview(data)
-        if usual.take(conn, view, len(view), is_placed=False):
+        if fast_path.take(conn, view, len(view), is_placed=False):
             return True
         messages = 0
         for received in conn.session.feed(view):
             messages += 1
-            self._rig.reception.handle(conn, received)
+            self._rig.handlers.handle(conn, received)
             done = done or received.kind == Kind.REPLY
-        if usual.has_lesson and messages == FRAMES:
-            usual.learn(view)
+        if fast_path.should_learn and messages == FRAMES:
+            fast_path.learn(view)
         return done
 
 
@@ -85,12 +87,12 @@ def product_works(sockets: Sockets) -> tuple[Sockets, list[ProductWork], Callabl
         taken.append(socket.socket(fileno=os.dup(conn.fileno())))
     for sock in taken:
         sock.setblocking(False)
-    usual = rig.reception.usual
-    usual.begin()
+    fast_path = rig.handlers.fast_path
+    fast_path.begin()
 
     def end_round() -> None:
-        rig.courier.post_cuts()
-        usual.begin()
+        rig.publisher.post_cuts()
+        fast_path.begin()
 
     return taken, works, end_round
 
@@ -100,7 +102,7 @@ def _await_durable(rig: Rig, mailbox: Any) -> None:
     sleeper = select.poll()
     sleeper.register(mailbox.fileno(), select.POLLIN)
     while rig.registry.durable_rows < rig.counters["cuts"]:  # some wait for their batch to be old enough
-        if rig.courier.refused_keeping:
+        if rig.publisher.refused_keeping:
             raise RuntimeError("the taker fell behind: a batch was refused, and its cuts will not come")
         rig.outbound.step()
         if mailbox.prepare_sleep():
@@ -240,7 +242,7 @@ def mailbox_pair(sockets: Sockets, stalled: int, go_on: GoOn) -> Timed:
             rig = Rig(mailbox)
             rig.register(sockets)
             times = _pair_rounds(rig, len(sockets) - stalled, go_on, mailbox)
-            assert rig.courier.posted_cuts > 0
+            assert rig.publisher.posted_cuts > 0
             return times
         finally:
             taker.terminate()

@@ -15,14 +15,14 @@ from typing import Any
 from benchmarks.polling.peers import Sockets
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.inbound import Hint, Inbound
+from pmdaemon.poller.gateway import Registry
+from pmdaemon.poller.inbound import Inbound, ToInbound
 from pmdaemon.poller.migration import ToOutbound
 from pmdaemon.poller.outbound import Outbound
+from pmdaemon.poller.positions import Notice
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
-from pmdaemon.poller.watermarks import Notice
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
@@ -118,14 +118,14 @@ class Rig:
         self.registry = CountingRegistry(CatchUp(1 << 40, 10**9))
         self.counters: Counter[str] = Counter()
         self.schedule = Rounds()
-        self.hints: ThreadInbox[Hint] = ThreadInbox()
+        self.to_inbound: ThreadInbox[ToInbound] = ThreadInbox()
         self.registered: ThreadInbox[ToOutbound] = ThreadInbox()
-        self.courier = CutPublisher(mailbox, 0, self.registry.refused)
-        self.book = StandingCaps()
+        self.publisher = CutPublisher(mailbox, 0, self.registry.refused)
+        self.standing_caps = StandingCaps()
         self.polls = self.sent_bytes = 0
-        self.reception = reception = FrameHandlers(
+        self.handlers = handlers = FrameHandlers(
             self.registry,
-            self.courier,
+            self.publisher,
             clock,
             interval_us=1_000_000,
             on_registered=self.registered.put,
@@ -133,12 +133,12 @@ class Rig:
         )
         self.inbound = Inbound(
             self.registry,
-            reception,
-            self.courier,
+            handlers,
+            self.publisher,
             clock,
             TimeoutPolicy.for_interval(10**9),
-            hints=self.hints,
-            mover=None,
+            to_inbound=self.to_inbound,
+            migrator=None,
             counters=self.counters,
         )
         self.outbound = Outbound(
@@ -146,10 +146,10 @@ class Rig:
             mailbox,
             clock,
             self.schedule,  # type: ignore[arg-type]  # what outbound uses of it
-            hints=self.hints,
-            registered=self.registered,
+            to_inbound=self.to_inbound,
+            to_outbound=self.registered,
             counters=Counter(),
-            book=self.book,
+            standing_caps=self.standing_caps,
         )
 
     def register(self, sockets: Sockets) -> None:
@@ -164,7 +164,9 @@ class Rig:
                 raise RuntimeError(f"{len(self.schedule.gateways)} of {len(sockets)} gateways registered")
         while not self.registry.has_watermarks:
             self.outbound.step()
-        while self.courier.waiting_news:  # while it waits, the first round's cuts would be refused
+        while self.publisher.waiting_news:  # while it waits, the first round's cuts would be refused
             self.inbound.step(0.05)
             if time.monotonic() > until_s:
-                raise RuntimeError(f"{self.courier.waiting_news} announcements found no room in the mailbox")
+                raise RuntimeError(
+                    f"{self.publisher.waiting_news} announcements found no room in the mailbox"
+                )

@@ -1,8 +1,13 @@
 """The performance-monitor daemon: a parent process and its thread pairs (docs/design/1-monitor-daemon.md).
 
-Process: ``parent`` listens, keeps the pairs alive (``children``, ``pair_manager``, ``balance``) and passes
-sockets to them over ``channel``. A ``pair`` is a process of two threads: ``inbound`` alone selects on agents'
-sockets (``connection``, ``transport``, ``admission``), ``outbound`` alone takes from the mailbox and sends.
-Rules of one gateway need no socket: ``gateway``, ``registration``, ``frame_handlers``, ``schedule``,
-``positions``, ``standing_caps``. ``publisher`` posts cuts and announcements to the other processes.
+Processes: ``parent`` listens, dials (``dialler``), keeps pairs alive (``children``) and decides which of
+them has which shard (``balance``); it passes new connections on over ``channel``. A ``pair`` is a process
+of two threads: ``inbound`` alone selects on agents' sockets (``connection``, ``admission``, ``timeouts``)
+and posts, ``outbound`` alone takes from the mailbox and sends; ``unified`` lets one thread do both.
+``certificates`` is a third thread; ``migration`` is the pair's side of shards that move.
+
+Rules of one gateway need no socket: ``gateway``, ``registration``, ``frame_handlers`` and its
+``fast_path``, ``schedule``, ``positions``, ``catch_up``, ``quotas``, ``standing_caps``, ``clock_offset``.
+``publisher`` posts cuts (``cut_batch``) and announcements to the other processes; ``metrics`` says how the
+daemon is doing.
 """

@@ -1,19 +1,28 @@
-"""Shards, and the decision how many pairs there are and which pair has which shard, as pure functions.
+"""Shards and pairs: how many pairs there are, which pair has which shard, and whose turn it is.
 
-A gateway belongs to one of 256 shards, for ever: the first byte of a hash of its id. A *map* says which pair
-has which shard; only the parent changes it. Theory of operation, once a second:
+Pure functions, decided by the parent once a second. A gateway belongs to one of 256 shards, for ever: the
+first byte of a hash of its id. A *map* says which pair has which shard; only the parent changes it.
 
-    number of pairs   grows when the formula (``sizing``) has asked for more for GROW_NS, shrinks when it has
-                      asked for fewer for SHRINK_NS. The pair with the highest number goes: all its shards
-                      move, then it is stopped.
-    which shard where  when a pair's load has been above ``OVERLOADED`` times the mean for SETTLE_NS, shards
+    number of pairs   Roundup(n / ((T_thr * 1000) / T_ptmax)). T_thr is a thread's time quantum in
+                      milliseconds, T_ptmax the longest processing time of one message in microseconds: a pair
+                      should get through all its gateways within one quantum. With the defaults (10 ms,
+                      200 us) that is 50 gateways a pair. More pairs than processors gain nothing (one
+                      interpreter lock a process), so the answer is clamped. The number grows when the formula
+                      has asked for more for GROW_NS, and shrinks when it has asked for fewer for SHRINK_NS.
+                      The pair with the highest number goes: all its shards move, then it is stopped.
+    which shard where when a pair's load has been above ``OVERLOADED`` times the mean for SETTLE_NS, shards
                       move from the fullest to the emptiest pair, the largest that fit first, until the
                       fullest is below ``BALANCED`` times the mean; at most MOVES_AT_ONCE with gateways in one
                       decision, and none again for HOLD_NS. Two thresholds and two times: load that swings
                       moves nothing. While there is no gateway, nothing swings: shards move at once.
+    whose turn        within a pair, many gateways that are due at once are served shard by shard
+                      (``interleave``), so that a full shard does not hold up the others.
 
 Load is CPU time where a pair uses more than ``BUSY`` of a core, else gateways, plus a little for an empty
 shard, so that a fleet that dials in later is spread too.
+
+T_ptmax is measured as thread CPU time, so other load on the machine does not count, and held as a decaying
+maximum: one slow message raises it at once, and it fades with a half-life of 60 s.
 
 Source: P11, P12; DESIGN.md 3.
 """
@@ -21,8 +30,8 @@ Source: P11, P12; DESIGN.md 3.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 SHARDS: Final = 256
 OVERLOADED: Final = 1.15
@@ -34,8 +43,14 @@ HOLD_NS: Final = 5 * 10**9  # after a move the reports need two rounds to show w
 GROW_NS: Final = 5 * 10**9
 SHRINK_NS: Final = 60 * 10**9  # the half-life of T_ptmax: one slow message must not start and stop pairs
 MOVES_AT_ONCE: Final = 64
-HUNG_LOOKS: Final = 10  # looks of the parent, a second apart, without progress of a thread
+HUNG_CHECKS: Final = 10  # checks by the parent, a second apart, without progress of a thread
 Map = tuple[int, ...]
+T_THR_MS: Final = 10.0
+T_PTMAX_US: Final = 200.0
+T_PTMAX_MIN_US: Final = 20.0  # below, the clock's own cost and resolution are most of what is measured
+T_PTMAX_MAX_US: Final = 2000.0  # above, it was a page fault or a collection of garbage, not a message
+HALF_LIFE_NS: Final = 60 * 10**9
+SHARE: Final = 8  # gateways of a shard in one turn: some 100 us, a hundredth of the thread's quantum
 
 
 def shard_of(gateway_id: str) -> int:
@@ -44,7 +59,7 @@ def shard_of(gateway_id: str) -> int:
 
 
 class PairLoad(NamedTuple):
-    """What a pair has told last.
+    """What a pair has reported last.
 
     Attributes:
         pair: its number.
@@ -71,7 +86,7 @@ class Decision(NamedTuple):
 
     Attributes:
         owners: the new map; the same object as before when nothing moves.
-        pairs: how many pairs there shall be.
+        pairs: how many pairs there should be.
         moves: shards that change their pair.
     """
 
@@ -83,10 +98,10 @@ class Decision(NamedTuple):
 def decide(
     balance: Balance, owners: Map, running: int, wanted: int, loads: Sequence[PairLoad], now_ns: int
 ) -> tuple[Balance, Decision]:
-    """One look.
+    """One review.
 
     Args:
-        balance: as returned by the last look.
+        balance: as returned by the last review.
         owners: the map in force.
         running: pairs there are (the last one may be on its way out).
         wanted: pairs the formula or the configuration asks for.
@@ -192,20 +207,91 @@ def level(owners: Map, pairs: Sequence[int], weights: Sequence[float]) -> Map:
     return tuple(following)
 
 
+def pairs_by_formula(n: int, t_thr_ms: float = T_THR_MS, t_ptmax_us: float = T_PTMAX_US) -> int:
+    """The formula alone, without regard to processors; 0 for no gateways.
+
+    Raises:
+        ValueError: a time that is not positive, or fewer than no gateways.
+    """
+    if t_thr_ms <= 0 or t_ptmax_us <= 0 or n < 0:
+        raise ValueError(f"pairs for {n} gateways, T_thr {t_thr_ms} ms, T_ptmax {t_ptmax_us} us")
+    # Roundup in integers of nanoseconds: 150 / (10000 / 200) must be 3, whatever floats say.
+    return -(-n * round(t_ptmax_us * 1000) // round(t_thr_ms * 1_000_000))
+
+
+def pairs_needed(n: int, t_thr_ms: float, t_ptmax_us: float, cpus: int, fixed: int | None = None) -> int:
+    """Pairs to run: ``fixed`` if given, else the formula's answer between 1 and ``cpus``."""
+    if fixed is not None:
+        return fixed
+    return max(1, min(pairs_by_formula(n, t_thr_ms, t_ptmax_us), max(cpus, 1)))
+
+
+class DecayingMax:
+    """T_ptmax of one pair: a maximum that fades by half every 60 s, clipped to 20..2000 us.
+
+    Thread: ``add`` by one thread; ``value_us`` may be read by any.
+    """
+
+    def __init__(self) -> None:
+        self._value_us = 0.0
+        self._at_ns = 0
+
+    def add(self, sample_us: float, now_ns: int) -> None:
+        """One message took ``sample_us`` of thread CPU time."""
+        faded_us = self._value_us * 0.5 ** ((now_ns - self._at_ns) / HALF_LIFE_NS) if self._value_us else 0.0
+        self._value_us = max(sample_us, faded_us)
+        self._at_ns = now_ns
+
+    @property
+    def value_us(self) -> float:
+        """The clipped maximum; the formula's default while nothing was measured."""
+        if not self._value_us:
+            return T_PTMAX_US
+        return min(max(self._value_us, T_PTMAX_MIN_US), T_PTMAX_MAX_US)
+
+
+Item = TypeVar("Item")
+
+
+def interleave(gateways: Iterable[Item], shard_of: Callable[[Item], int], share: int = SHARE) -> list[Item]:
+    """Every gateway once, shards in the order of their first gateway, ``share`` of a shard in a turn.
+
+    Within a shard the order is kept. With s shards waiting, the k-th gateway of a shard is served after those
+    before it in its own shard and ceil(k / share) * (s - 1) * share others at most, however many the other
+    shards have; plain order would make it wait for all that were due before it.
+    """
+    queues: dict[int, list[Item]] = {}
+    for gateway in gateways:
+        shard = shard_of(gateway)
+        if (queue := queues.get(shard)) is None:
+            queues[shard] = [gateway]
+        else:
+            queue.append(gateway)
+    ordered: list[Item] = []
+    served = 0
+    waiting = list(queues.values())
+    while waiting:
+        for queue in waiting:
+            ordered += queue[served : served + share]
+        served += share
+        waiting = [queue for queue in waiting if len(queue) > served]
+    return ordered
+
+
 class HangDetector:
     """Notices a pair whose threads live and do nothing.
 
-    Counts *looks*, not time: a parent that was itself suspended has not looked, and blames nobody.
+    Counts *checks*, not time: a parent that was itself suspended has not checked, and blames no pair.
     """
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
         self._idle: dict[str, int] = {}
 
-    def look(self, steps: Mapping[str, int]) -> str:
-        """One look at the steps each thread has made; names what hangs, or nothing."""
+    def check(self, steps: Mapping[str, int]) -> str:
+        """One check of the steps each thread has made; names what hangs, or nothing."""
         for name, made in steps.items():
             self._idle[name] = self._idle.get(name, 0) + 1 if self._steps.get(name) == made else 0
             self._steps[name] = made
-        hung = [name for name, idle in self._idle.items() if idle >= HUNG_LOOKS]
-        return f"its {' and '.join(sorted(hung))} made no progress for {HUNG_LOOKS} s" if hung else ""
+        hung = [name for name, idle in self._idle.items() if idle >= HUNG_CHECKS]
+        return f"its {' and '.join(sorted(hung))} made no progress for {HUNG_CHECKS} s" if hung else ""

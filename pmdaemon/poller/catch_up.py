@@ -1,19 +1,29 @@
-"""How much backlog a pair asks its gateways for, so that catching up leaves room for the present.
+"""How much backlog gateways are asked for: a budget of the pair, and a pause after a refusal.
 
-After an outage every gateway of a fleet holds a backlog, and each answer may carry 256 KB of it: thirty times
-what the present needs. Asked for by all at once, it fills the pair, dbmanager and the database, and answers
-come late, on which control depends. So a poll of a gateway that is behind asks for backlog only while this
-budget lasts; otherwise it asks for the newest cut alone, as during a pause (``poller.refusal_backoff``).
-Gateways that have caught up need none of the budget, so those that wait get their turn.
+*The budget* (``CatchUp``). After an outage every gateway of a fleet holds a backlog, and each answer may
+carry 256 KB of it: thirty times what the present needs. Asked for by all at once, it fills the pair,
+dbmanager and the database, and answers come late, on which control depends. So a poll of a gateway that is
+behind asks for backlog only while this budget lasts; otherwise it asks for the newest cut alone. Gateways
+that have caught up need none of the budget, so those that wait get their turn.
 
-The budget is a rate in bytes that finds its own size, as TCP finds a path's: what a machine can store beside
-the present is known to nobody beforehand, and differs by a factor of a hundred. Every answer with backlog
+The budget is a rate in bytes that finds its own size, as TCP finds a path's: what a machine can store
+beside the present is not known beforehand, and differs by a factor of a hundred. Every answer with backlog
 that comes in time raises it, twofold in a second at first, by a tenth after the first setback. It is halved
-when many answers take longer than ``SLOW`` of the interval, or when a batch found no room at dbmanager. Many:
-a few gateways behind slow links say nothing of this machine.
+when many answers take longer than ``SLOW`` of the interval, or when a batch found no room at dbmanager.
+Many: a few gateways behind slow links say nothing of this machine.
 
-Thread: any; it has a lock of its own. Only polls and answers of gateways that are behind come here.
-Source: DESIGN.md 4 ("paced"); ADR 17.
+*The pause* (``RefusalBackoff``). A gateway whose cuts found no room at dbmanager is not asked for them
+again at once: it would send up to 256 KB of backlog, most of it to be refused again; a thousand gateways a
+quarter of a gigabyte a second, and what services needs to judge the present would wait behind it. So its
+polls ask for the newest cut alone until the pause has ended. Each refusal that follows doubles the pause,
+each time that something becomes durable halves what the next one begins from: while dbmanager catches up,
+about as much is accepted as is refused. Pauses are spread over the gateways, so that those refused together
+do not come back together.
+
+Thread: ``CatchUp`` any; it has a lock of its own, and only polls and answers of gateways that are behind
+come here. ``RefusalBackoff`` is guarded by its gateway's lock.
+
+Source: DESIGN.md 4 ("paced"); P16; ADR 14, ADR 17.
 """
 
 from __future__ import annotations
@@ -33,6 +43,10 @@ _FIRST_ANSWER_BYTES: Final = 64 << 10
 _LEAST_ANSWER_BYTES: Final = 32 << 10  # an empty one costs, too, and the next may be full
 _WEIGHT: Final = 0.1  # of one answer in the mean
 _SLOW_WEIGHT: Final = 0.05
+FIRST_PAUSE_NS: Final = 10**9
+LONGEST_PAUSE_NS: Final = 8 * 10**9  # before it is spread; 4,000 gateways then try some 100 MB/s
+# A seq behind all there will ever be: a poll from there asks for the newest cut alone.
+BEYOND: Final = 1 << 62
 
 
 class CatchUp:
@@ -119,3 +133,28 @@ class CatchUp:
             self._halved_ns = now_ns
             self._growth = _GROWTH_AFTER
             self.bytes_per_s = max(min(self._most, float(LEAST_BYTES_PER_S)), self.bytes_per_s / 2)
+
+
+class RefusalBackoff:
+    """When a gateway may be asked for its backlog again.
+
+    Attributes:
+        until_ns: monotonic; before that it may not.
+    """
+
+    __slots__ = ("_length_ns", "until_ns")
+
+    def __init__(self) -> None:
+        self._length_ns = 0
+        self.until_ns = 0
+
+    def refused(self, now_ns: int, spread: float) -> None:
+        """Its cuts found no room. ``spread``: the gateway's own number, 0 <= spread < 1."""
+        if now_ns >= self.until_ns:  # else it was refused together with one that began the pause
+            self._length_ns = min(LONGEST_PAUSE_NS, 2 * self._length_ns or FIRST_PAUSE_NS)
+            self.until_ns = now_ns + int(self._length_ns * (0.5 + spread))
+
+    def accepted(self, now_ns: int) -> RefusalBackoff | None:
+        """Something of it became durable; returns what is left of the pause, if anything."""
+        self._length_ns = self._length_ns // 2 if self._length_ns > FIRST_PAUSE_NS else 0
+        return self if self._length_ns or now_ns < self.until_ns else None

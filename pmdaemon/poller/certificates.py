@@ -1,16 +1,18 @@
-"""The pair's thread ``pm-ca-N``: hands out certificates, rereads revocations, renews the server's own.
+"""The pair's thread ``pm-ca-N``: makes certificates, rereads revocations, renews the server's own.
 
 These touch files and sync them, which may take milliseconds: the two threads that serve gateways never do.
-They ask here (``enrol``, ``renew``) and go on; the answer comes as a hint to the inbound thread.
+They ask here (``enrol``, ``renew``) and go on; the answer comes as a message to the inbound thread, which
+announces it (``Enrolments``).
 
-Each second it looks whether the directory of revocations, or the server's certificate, is another than
-before. A revocation therefore ends a live session within about a second, on every pair, without a message.
+Each second the thread checks whether the directory of revocations, or the server's certificate, has
+changed. A revocation therefore ends a live session within about a second, on every pair, without a message.
 
 Bounded: a connection may have one question under way (``asking``), and connections are bounded.
 
-State: ``revoked`` is replaced as a whole, so any thread may read it. Everything else belongs to this thread.
+State: ``revoked`` is replaced as a whole, so any thread may read it. Everything else of
+``CertificateWorker`` belongs to its thread, everything of ``Enrolments`` to the inbound thread.
 
-Source: DESIGN.md 5 "Credentials"; P10.
+Source: P3, P10; DESIGN.md 5 "Credentials".
 """
 
 from __future__ import annotations
@@ -19,36 +21,61 @@ import select
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
-from pmdaemon.errors import PeerRefused
+from pmdaemon.errors import PeerRefused, WireError
 from pmdaemon.pki import contexts
 from pmdaemon.pki.authority import Authority
 from pmdaemon.pki.certificates import Credential, credential_of_der
 from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
+from pmdaemon.poller import announcements
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.credentials import Enrolment
-from pmdaemon.poller.inbound_messages import Answered, CertificateRefused, Hint, Revoked
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.session import error_code
 
-LOOK_MS: Final = 1000
-SETTLED: Final = 65_536
+REREAD_MS: Final = 1000
+MAX_NEWEST_SERIALS: Final = 65_536
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger that tries tokens must not fill the table of events
 log = structlog.get_logger("certificates")
+
+
+class Answered(NamedTuple):
+    """For the inbound thread: the certificate this connection asked for; ``credential`` is what it says."""
+
+    conn: AgentConnection
+    credential: Credential
+    encoded: bytes
+
+
+class CertificateRefused(NamedTuple):
+    """For the inbound thread: what this connection asked for is refused; it is sent the reason and closed."""
+
+    conn: AgentConnection
+    error: WireError
+
+
+class Revoked(NamedTuple):
+    """For the inbound thread: the list of revoked certificates has changed."""
+
+
+CertificateNews = Answered | CertificateRefused | Revoked
 
 
 class Used(NamedTuple):
     """A gateway has shown this certificate and was let in."""
 
-    held: Credential
+    credential: Credential
 
 
 class Question(NamedTuple):
@@ -65,11 +92,11 @@ def _unusable() -> PeerRefused:
 
 
 class CertificateWorker:
-    """See the module; a ``poller.credentials.Desk``.
+    """See the module; the ``CertificateDesk`` of ``poller.credentials``.
 
     Args:
-        hints: where answers go.
-        counters: its own; nobody else writes to them.
+        answer: takes answers to the inbound thread.
+        counters: its own; no other thread writes to them.
 
     Raises:
         PkiError: the authority cannot be used.
@@ -78,17 +105,17 @@ class CertificateWorker:
     def __init__(
         self,
         authority: Authority,
-        hints: ThreadInbox[Hint],
+        answer: Callable[[CertificateNews], None],
         counters: Counter[str],
         clock: Clock | None = None,
     ) -> None:
         self._authority = authority
         self._clock = clock or SystemClock()
-        self._hints = hints
+        self._answer_with = answer
         self._counters = counters
         self._questions: ThreadInbox[Question | Used] = ThreadInbox()
         self._holders: tuple[int, Counter[str]] = (-1, Counter())
-        self._settled: set[str] = set()  # serials whose older ones have ended
+        self._newest_serials: set[str] = set()  # serials whose older ones have ended
         self.authority_der = authority.certificate_der()
         self.context: ssl.SSLContext = contexts.server(
             authority.store.path(CA_CERTIFICATE), authority.ensure_server()
@@ -100,21 +127,21 @@ class CertificateWorker:
     # -- asked by the inbound thread
 
     def enrol(self, conn: AgentConnection, enrolment: Enrolment) -> None:
-        """See ``Desk``."""
+        """See ``CertificateDesk``."""
         self._ask(
             conn,
             f"gateway {enrolment.gateway_id}",
             lambda: self._authority.enrol(enrolment.token, enrolment.request, enrolment.gateway_id),
         )
 
-    def renew(self, conn: AgentConnection, held: Credential, request: bytes) -> None:
-        """See ``Desk``."""
-        self._ask(conn, f"gateway {held.name}", lambda: self._authority.renew(held, request))
+    def renew(self, conn: AgentConnection, credential: Credential, request: bytes) -> None:
+        """See ``CertificateDesk``."""
+        self._ask(conn, f"gateway {credential.name}", lambda: self._authority.renew(credential, request))
 
-    def used(self, held: Credential) -> None:
-        """See ``Desk``."""
-        if held.serial not in self._settled:
-            self._questions.put(Used(held))
+    def used(self, credential: Credential) -> None:
+        """See ``CertificateDesk``."""
+        if credential.serial not in self._newest_serials:
+            self._questions.put(Used(credential))
 
     def _ask(self, conn: AgentConnection, who: str, ask: Callable[[], bytes]) -> None:
         if conn.asking:
@@ -131,8 +158,8 @@ class CertificateWorker:
             sleeper.register(source.fileno(), select.POLLIN)
         while not stop.is_set():
             watchdog.beat()
-            if not sleeper.poll(LOOK_MS):
-                self.look()
+            if not sleeper.poll(REREAD_MS):
+                self.reread()
             self.serve()
 
     def serve(self) -> None:
@@ -140,30 +167,34 @@ class CertificateWorker:
         for question in self._questions.drain():
             watchdog.beat()
             if isinstance(question, Used):
-                self._settle(question.held)
+                self._end_older(question.credential)
             else:
-                self._hints.put(self._answer(question))
+                self._answer_with(self._answer(question))
 
-    def _settle(self, held: Credential) -> None:
+    def _end_older(self, credential: Credential) -> None:
         """End the older certificates of a gateway, if it has any; only then its files are read."""
         try:
             version = self._authority.store.version(ISSUED)
             if version != self._holders[0]:
                 self._holders = version, self._authority.holders()
-            older = self._authority.supersede(held) if self._holders[1][held.gateway_id] > 1 else []
+            older = (
+                self._authority.supersede(credential) if self._holders[1][credential.gateway_id] > 1 else []
+            )
         except PkiError as exc:
-            log.error("older-certificates-not-ended", gateway=held.name, error=str(exc))
+            log.error("older-certificates-not-ended", gateway=credential.name, error=str(exc))
             return
-        if len(self._settled) >= SETTLED:
-            self._settled.clear()
-        self._settled.add(held.serial)
+        if len(self._newest_serials) >= MAX_NEWEST_SERIALS:
+            self._newest_serials.clear()
+        self._newest_serials.add(credential.serial)
         for entry in older:
-            log.info("certificate-superseded", gateway=held.name, serial=entry.serial, by=held.serial)
+            log.info(
+                "certificate-superseded", gateway=credential.name, serial=entry.serial, by=credential.serial
+            )
 
     def _answer(self, question: Question) -> Answered | CertificateRefused:
         try:
             made = question.ask()
-            held = credential_of_der(made)
+            credential = credential_of_der(made)
             encoded = frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": self.authority_der})
         except CredentialRefused as exc:
             return CertificateRefused(question.conn, PeerRefused(exc.code, str(exc)))
@@ -177,9 +208,9 @@ class CertificateWorker:
             return CertificateRefused(question.conn, _unusable())
         self._counters["certificates_issued"] += 1
         log.info("certificate-issued", to=question.who, address=question.conn.address)
-        return Answered(question.conn, held, encoded)
+        return Answered(question.conn, credential, encoded)
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Take in what has changed on disk."""
         try:
             if self._clock.unix_us() >= self._server_due_us:
@@ -199,7 +230,7 @@ class CertificateWorker:
         if revoked != self.revoked:
             self.revoked = revoked
             log.info("revocations", serials=len(revoked))
-            self._hints.put(Revoked())
+            self._answer_with(Revoked())
 
     def _versions(self) -> tuple[int, int]:
         # Read before the files: a change between the two is then seen at the next look.
@@ -210,8 +241,33 @@ class CertificateWorker:
         self._questions.close()
 
 
-def open_clerk(
-    directory: Path, lifetime_s: float, hints: ThreadInbox[Hint], counters: Counter[str]
-) -> CertificateWorker:
-    """The clerk of a pair; raises as ``CertificateWorker``."""
-    return CertificateWorker(Authority(directory, lifetime_s), hints, counters)
+class Enrolments:
+    """Announces certificates made and refused."""
+
+    def __init__(self, publisher: CutPublisher, clock: Clock) -> None:
+        self._publisher = publisher
+        self._clock = clock
+        self._next_event_ns: dict[str, int] = {}
+
+    def made(self, conn: AgentPeer, credential: Credential) -> None:
+        """A certificate was made. A renewed one counts from now on; a first one is an event."""
+        if conn.credential is not None:
+            conn.credential = credential
+            return
+        text = f"gateway {credential.name} was enrolled from {conn.address}"
+        details = {"gateway_id": credential.gateway_id, "serial": credential.serial}
+        row = announcements.event(
+            "gateway-enrolled", "info", credential.name, text, self._clock.unix_us(), **details
+        )
+        self._publisher.news(row, DBMANAGER)
+
+    def refused(self, conn: AgentPeer, error: WireError) -> None:
+        """A request was refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
+        now_ns, code = self._clock.monotonic_ns(), error_code(error)
+        if now_ns < self._next_event_ns.get(code, 0):
+            return
+        self._next_event_ns[code] = now_ns + REFUSAL_EVENT_NS
+        who = conn.credential.name if conn.credential is not None else conn.address
+        text = f"no certificate for {who} ({code}): {error}"
+        row = announcements.event("enrolment-refused", "warning", who, text, self._clock.unix_us(), code=code)
+        self._publisher.news(row, DBMANAGER)

@@ -1,24 +1,27 @@
-"""The channel between the parent and a pair: headers, sockets, and states too large for a message.
+"""The channel between the parent and a pair: headers, sockets, and bytes too many for a message.
 
 One SOCK_SEQPACKET socket pair a child. Message boundaries are kept, so a header and its descriptors stay
 together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS):
 
     parent -> pair   new {address, dialled}, socket     an accepted or dialled connection, nothing read yet
                      map {owners}                       which pair has which shard
-                     moved {shard, gw, address, dialled, hops}, socket, state    see ``poller.migration``
-                     mail {shard, sender}, state        a message for a shard that has moved here
+                     moved {shard, gw, address, dialled, opened_ns, hops}, socket, bytes
+                                                        a new connection of a shard that is here, and what
+                                                        was read of it; see ``poller.migration``
+                     mail {shard, sender}, bytes        a message for a shard that has moved here
                      elsewhere {gw, address}            the same gateway has registered with another pair
     pair -> parent   report {...}                       once a second, see ``PairReport``
                      moved, mail                        as above, to be passed on
                      up {gw, address}                   a gateway has registered here
                      refused {address, reason, is_over}  why a dialled connection ends, or has ended
 
-A *state* is an unlinked memory file (memfd), so its size has no limit. Both ends are non-blocking. What the
-other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits for room
-in the acceptor: a *new* connection that finds a queue is refused, and the agent dials again. The kernel keeps
-descriptors in flight alive; if the receiver dies first, it closes them and the agents dial again.
+*Bytes* are an unlinked memory file (memfd), so their size has no limit. Both ends are non-blocking. What
+the other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits
+for room in the acceptor: a *new* connection that finds a queue is refused, and the agent dials again. The
+kernel keeps descriptors in flight alive; if the receiver dies first, it closes them and the agents dial
+again.
 
-Thread: ``tell`` may be called by any thread; everything else by the one that owns the end.
+Thread: ``send_or_drop`` may be called by any thread; everything else by the one that owns the end.
 
 Source: P12; DESIGN.md 5 (SOCK_SEQPACKET, measured with a prototype).
 """
@@ -43,12 +46,12 @@ _FD_BYTES: Final = array.array("i").itemsize
 
 
 class PairReport(NamedTuple):
-    """What a pair tells the parent each second.
+    """What a pair reports to the parent each second.
 
     Attributes:
         connections: open, registered or not.
         gateways: with a session.
-        t_ptmax_us: see ``sizing``.
+        t_ptmax_us: see ``poller.balance``.
         busy_ratio: CPU time of the process by wall time, since the last report.
         shards: (shard, gateways with a session), of shards that have any.
         steps: rounds each thread has made, by its name.
@@ -64,7 +67,7 @@ class PairReport(NamedTuple):
     metrics: dict[str, float] = {}  # noqa: RUF012  # as above
 
 
-class Parcel:
+class ChannelMessage:
     """A received message. ``descriptors`` are the receiver's to close."""
 
     def __init__(self, header: dict[str, Any], descriptors: list[int]) -> None:
@@ -77,7 +80,7 @@ class Parcel:
         return str(self.header["op"])
 
     def close(self) -> None:
-        """Close what nobody took."""
+        """Close what was not taken."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
@@ -86,7 +89,7 @@ class Parcel:
         """The first descriptor, as a socket."""
         return socket.socket(fileno=self.descriptors.pop(0))
 
-    def take_state(self) -> bytes:
+    def take_bytes(self) -> bytes:
         """The content of the last descriptor, a memory file; closes it."""
         with os.fdopen(self.descriptors.pop(), "rb") as file:
             file.seek(0)
@@ -101,7 +104,7 @@ def make() -> tuple[socket.socket, socket.socket]:
     return parent, pair
 
 
-def state_file(data: bytes) -> int:
+def memory_file(data: bytes) -> int:
     """A memory file with ``data``; returns its descriptor."""
     fd = os.memfd_create("sla-moved", os.MFD_CLOEXEC)
     with open(os.dup(fd), "wb") as file:
@@ -129,8 +132,8 @@ class Channel:
         """Send now, or not at all; False if there is no room. The caller closes its copy either way."""
         return not self._outbox and self._send(_encode(header), [sock.fileno()])
 
-    def tell(self, header: dict[str, Any]) -> None:
-        """Send now; dropped if the other side does not read just now. For what is soon told again."""
+    def send_or_drop(self, header: dict[str, Any]) -> None:
+        """Send now; dropped if the other side does not read just now. For what is soon reported again."""
         with contextlib.suppress(OSError):
             self._sock.send(_encode(header))
 
@@ -159,13 +162,13 @@ class Channel:
             return False
         return True
 
-    def take(self) -> list[Parcel]:
+    def take(self) -> list[ChannelMessage]:
         """What has arrived, ``TAKE`` messages at most.
 
         Raises:
             PeerGone: the other side has closed its end or died, and everything it sent was taken.
         """
-        taken: list[Parcel] = []
+        taken: list[ChannelMessage] = []
         while len(taken) < TAKE:
             try:
                 data, ancillary, _, _ = self._sock.recvmsg(
@@ -185,7 +188,7 @@ class Channel:
                 if taken:
                     break  # serve these first; the end of the stream is still there
                 raise PeerGone("the other end", "its control socket is closed")
-            taken.append(Parcel(json.loads(data), list(descriptors)))
+            taken.append(ChannelMessage(json.loads(data), list(descriptors)))
         return taken
 
     def close(self) -> None:

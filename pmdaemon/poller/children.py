@@ -93,7 +93,7 @@ class PairChild(Child):
         self.offered += 1
         return True
 
-    def take(self) -> list[channel.Parcel] | None:
+    def take(self) -> list[channel.ChannelMessage] | None:
         """What it has sent, without its reports, which are noted; None if it has died."""
         if self.control is None:
             return None
@@ -114,7 +114,7 @@ class PairChild(Child):
         if not self.is_running:
             return ""
         if self.has_reported:
-            return self._watch.look(self.last.steps)
+            return self._watch.check(self.last.steps)
         self._silent_looks += 1
         return f"it has not reported within {START_LOOKS} s" if self._silent_looks >= START_LOOKS else ""
 

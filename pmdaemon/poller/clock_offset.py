@@ -19,9 +19,8 @@ from typing import Final, NamedTuple
 
 from pmdaemon.runtime.clock import STEP_US
 
-BLOCK: Final = (
-    16  # at one poll a second: short enough to follow a drifting clock, long enough to meet a quiet moment
-)
+# At one poll a second: short enough to follow a drifting clock, long enough to meet a quiet moment.
+BLOCK: Final = 16
 
 
 class OffsetSample(NamedTuple):
@@ -34,9 +33,6 @@ class OffsetSample(NamedTuple):
 class OffsetEstimator:
     """Clock offset of one session, microseconds to *add* to the agent's times.
 
-    Args:
-        former: what another process knew of this session.
-
     Attributes:
         best: the sample that counts; of equal round trips the newest. None while nothing is known.
         offset_us: its offset, 0 while nothing is known.
@@ -44,8 +40,8 @@ class OffsetEstimator:
 
     __slots__ = ("_count", "_filling", "_former", "best", "offset_us")
 
-    def __init__(self, former: OffsetSample | None = None) -> None:
-        self._former = former  # the best of the full block
+    def __init__(self) -> None:
+        self._former: OffsetSample | None = None  # the best of the full block
         self._filling: OffsetSample | None = None  # the best so far of the other
         self._count = 0
         self._choose()

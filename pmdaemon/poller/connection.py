@@ -2,8 +2,8 @@
 
 Sending: any thread, under ``_lock``. If nothing is buffered the bytes go straight to the socket; only what
 would block is buffered, and then the inbound thread is asked (``on_blocked``) to register write interest.
-Measured: registering every write costs 6 us a poll, more than half of its whole cost. A peer that lets 1 MiB
-pile up is disconnected: polls are a few hundred bytes, so it has not read for minutes.
+Measured: registering every write costs 6 us a poll, more than half of its whole cost. A peer that lets 1
+MiB pile up is disconnected: polls are a few hundred bytes, so it has not read for minutes.
 
 Ending: ``finish`` sends a last frame and shuts our side down, then what the peer still sends is read and
 discarded until it closes, ``DRAIN_NS`` pass or ``DRAIN_BYTES`` arrive. Closing at once with unread input
@@ -21,7 +21,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from pmdaemon.errors import ProtocolViolation
 from pmdaemon.pki.certificates import Credential, credential_of_der
@@ -42,15 +42,6 @@ _POLLING, _DRAINING, _CLOSED = SessionState.POLLING, SessionState.DRAINING, Sess
 _SENT: Final = Sent.SENT
 
 
-class MovedSession(NamedTuple):
-    """What goes with a connection to another process: its descriptor, and bytes of both directions."""
-
-    descriptor: int
-    state: SessionState
-    pending: bytes
-    out: bytes
-
-
 class AgentConnection:
     """An accepted socket and its session.
 
@@ -58,12 +49,12 @@ class AgentConnection:
         address: "host:port" of the peer, for messages.
         opened_ns: when it was accepted (monotonic).
         last_received_ns: when bytes last arrived.
-        doomed: why it must be closed; set by whoever noticed, acted on by the inbound thread.
+        doomed: why it must be closed; set by the thread that noticed, acted on by the inbound thread.
         drain_until_ns: while draining, when to give up.
         secured: whether frames may flow: at once without TLS, else when the handshake is done.
         credential: what the peer's certificate says; None without one.
         asking: a certificate is being made for it.
-        is_dialled: we have dialled it; the parent wants to know why it is refused.
+        is_dialled: the parent has dialled it, and wants to know why it is refused.
     """
 
     __slots__ = (
@@ -130,8 +121,8 @@ class AgentConnection:
 
     @property
     def is_movable(self) -> bool:
-        """Whether another process can go on with it: a TLS session cannot move, one not begun can."""
-        return self._tls is None or not self._tls.has_begun
+        """Whether another process can go on with it: HELLO was not answered, no TLS session has begun."""
+        return self.hello is None and not self._out and (self._tls is None or not self._tls.has_begun)
 
     @property
     def closed(self) -> bool:
@@ -156,9 +147,7 @@ class AgentConnection:
                 for kind, _ in frames:
                     self.session.sending(kind)
             except ProtocolViolation:
-                return (
-                    Sent.GONE
-                )  # a race with a session that ended and began anew: the frames are for the old one
+                return Sent.GONE  # a race with a session that has ended: the frames are for the former one
             result = self._write(data)
         if result is not _SENT:
             self._on_blocked(self)
@@ -167,8 +156,8 @@ class AgentConnection:
     def send_poll(self, data: bytes) -> Sent:
         """``send`` of a POLL frame alone, which nearly every write is. Any thread."""
         with self._lock:
-            is_usual = self.session.state is _POLLING and not self._closed
-            result = self._write(data) if is_usual else None
+            is_polling = self.session.state is _POLLING and not self._closed
+            result = self._write(data) if is_polling else None
         if result is _SENT:
             return result
         if result is None:
@@ -254,36 +243,25 @@ class AgentConnection:
         """The whole frames among bytes that another process had received (``session.resume``)."""
         return self.session.feed(b"")
 
-    # -- moving
+    # -- new connections that are passed on to another process
 
-    def pack_up(self) -> MovedSession | None:
-        """Give the socket away, to be served by another process; None if it is ending. Inbound thread.
+    def detach(self) -> tuple[int, bytes]:
+        """Give the descriptor away, with what was received and not yielded. Inbound thread.
 
-        From here on ``send`` answers GONE: what another thread was about to send is not lost between two
-        processes, its sender knows.
+        Only while ``is_movable``: no other thread knows a connection without a gateway.
         """
-        with self._lock:
-            if self._closed or self.session.state in (SessionState.DRAINING, SessionState.CLOSED):
-                return None
-            self._closed = True
-            luggage = MovedSession(self._detach(), self.session.state, self.session.pending, bytes(self._out))
-            self._out.clear()
-        return luggage
-
-    def _detach(self) -> int:
         sock = self._sock
         assert isinstance(sock, socket.socket | TlsTransport)  # there are no others
-        return sock.detach()
+        self._closed = True
+        return sock.detach(), self.session.pending
 
     def peek(self) -> bytes:
         """What a peer has sent before its TLS handshake begins; it stays in the kernel. Inbound thread."""
         return self._tls.peek() if self._tls is not None else b""
 
-    def unpack(self, state: SessionState, pending: bytes, out: bytes) -> None:
-        """Go on with a connection of another process. Before anything is sent. Inbound thread."""
-        with self._lock:
-            self.session.resume(state, pending)
-            self._out += out
+    def resume(self, received: bytes) -> None:
+        """Go on with a new connection of another process, which has received these bytes. Inbound thread."""
+        self.session.resume(self.session.state, received)
 
     # -- ending
 

@@ -1,38 +1,55 @@
-"""CUTS: many cuts in one mailbox message, posted at 256 KB or 20 ms, whichever comes first.
+"""CUTS: many cuts in one mailbox message, and the bounded sets of cuts beside it.
 
-The inbound thread reads every connection into ``room``, the place right behind the last cut, so that a usual
-cut is where it belongs without being copied; any other is moved there. Cuts are never parsed again. The
-buffer is kept from batch to batch: measured, joining a list of copies cost 15 us a cut of 9 KB, nearly all of
-it page faults of memory fresh from the kernel. The frame's head is written last, right before the first cut:
+``CutsBuilder`` collects the batch that is posted at 256 KB or 20 ms, whichever comes first. The inbound
+thread reads every connection into ``room``, the place right behind the last cut, so that a cut in order is
+where it belongs without being copied; any other is moved there. Cuts are never parsed again. The buffer is
+kept from batch to batch: measured, joining a list of copies cost 15 us a cut of 9 KB, nearly all of it page
+faults of memory fresh from the kernel. The frame's head is written last, right before the first cut:
 
     |          HEAD_BYTES           | cut | cut | room |
               | prefix, header, pad |
               ^ the message begins here
 
-Nearly always both recipients get the same cuts, as one message. If a cut goes to one of them only, each gets
-a message of its own, joined from its cuts; order is kept for each.
+Nearly always both recipients get the same cuts, as one message. If a cut goes to one of them only, each
+gets a message of its own, joined from its cuts; order is kept for each.
+
+``NewestCuts`` holds the newest cut of each gateway that ``services`` had no room for. Control needs the
+present, not all of the past: while the mailbox of services is full, a later cut of one gateway replaces the
+one that still waits, and the replaced one is counted. So services is late by as much as it takes to read
+its mailbox, never by more, and no gateway is forgotten because it came last. Judging of slices loses
+nothing by it: it reads what dbmanager stores. Bounded by one cut a gateway and by ``WAITING_BYTES``; beyond
+that the cut that has waited longest goes.
+
+``LiveCuts`` remembers the cuts of one gateway that went to services ahead of their turn. While a backlog is
+worked off, or dbmanager takes nothing for an hour, the newest cut of each answer is judged at once and
+comes again in its turn, when it must not be judged again. The newest cuts follow each other, so they are
+kept as ranges of seq, nearly always one. An agent that sends what does not follow makes at most ``RANGES``
+an epoch; then two are joined, and what lies between them counts as judged: rather not at all than twice.
+
+Thread: the inbound thread's; ``LiveCuts`` is guarded by the gateway's lock, with the rest of its positions.
 
 Source: DESIGN.md 3 ("A pair posts at 256 KB or 20 ms"); docs/formats/messages.md (CUTS).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import MAX_CUT_BYTES
 
-BATCH_BYTES: Final = (
-    256 << 10
-)  # measured: posts of 100 KB and more cost 70 ns a KB, no header matters any more
+# Measured: posts of 100 KB and more cost 70 ns a KB, no header matters any more.
+BATCH_BYTES: Final = 256 << 10
 BATCH_AGE_NS: Final = 20_000_000  # a fiftieth of the shortest sensible reaction of the control loop
 BATCH_CUTS: Final = 2048  # recv_us and offset_us take up to 18 bytes a cut of the 64 KiB header
-ROOM_BYTES: Final = (
-    128 << 10
-)  # beyond 64 KiB no read gets cheaper (measured); a share of 128 KiB a round is ~50 us
+# Beyond 64 KiB no read gets cheaper (measured); a share of 128 KiB a round is ~50 us.
+ROOM_BYTES: Final = 128 << 10
 HEAD_BYTES: Final = frame.PREFIX.size + frame.MAX_HEADER_BYTES + 1
+WAITING_BYTES: Final = 64 << 20  # 4,000 gateways with 16 streams each take 26 MB
+# An extra cut between two answers (CAPS, another interval) ends a range: a minute of those.
+RANGES: Final = 64
 
 
 class CutsMessage(NamedTuple):
@@ -159,15 +176,15 @@ class CutsBuilder:
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
             return [CutsMessage(True, True, len(entries), message, _gateways(entries), _nexts(entries))]
-        letters = []
+        messages = []
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
                 joined = self._join(chosen)
-                letters.append(
+                messages.append(
                     CutsMessage(keep, not keep, len(chosen), joined, _gateways(chosen), _nexts(chosen))
                 )
-        return letters
+        return messages
 
     def _join(self, entries: list[_Entry]) -> bytes:
         parts = [self._buffer[item[_START] : item[_END]] for item in entries]
@@ -197,3 +214,124 @@ def _gateways(entries: list[_Entry]) -> list[str]:
 
 def _nexts(entries: list[_Entry]) -> list[bool]:
     return [item[_NEXT] for item in entries]
+
+
+class _Waiting(NamedTuple):
+    raw: bytes
+    recv_us: int
+    offset_us: int
+    live: bool
+
+    def follows(self, other: _Waiting) -> bool:
+        """Whether it is newer; epochs are random numbers, so between them the agent's clock decides."""
+        mine, its = frame.decode(self.raw).header, frame.decode(other.raw).header
+        field = "seq" if mine["ep"] == its["ep"] else "t"
+        return bool(mine[field] > its[field])
+
+
+class NewestCuts:
+    """Cuts that wait, one a gateway, in the order in which their gateways began to wait."""
+
+    def __init__(self, pair: int) -> None:
+        self._pair = pair
+        self._waiting: dict[str, _Waiting] = {}
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def keep(self, cuts_message: CutsMessage) -> int:
+        """Keep what is newest of a message; returns how many cuts will never be posted because of it."""
+        message = frame.decode(cuts_message.message)
+        columns = (message.header[name] for name in ("recv_us", "offset_us", "live"))
+        dropped = 0
+        for gateway_id, is_next, raw, *rest in zip(
+            cuts_message.gateway_ids, cuts_message.is_next, frame.split(message.blob), *columns, strict=True
+        ):
+            dropped += self._put(gateway_id, _Waiting(bytes(raw), *rest), is_next=is_next)
+        while self._size_bytes > WAITING_BYTES and len(self._waiting) > 1:
+            self._drop(next(iter(self._waiting)))
+            dropped += 1
+        return dropped
+
+    def _put(self, gateway_id: str, cut: _Waiting, *, is_next: bool) -> bool:
+        """Whether one of two cuts had to go; an older one never replaces a newer one.
+
+        ``is_next``: it is the newer one for certain; comparing every cut is dear when time is short.
+        """
+        former = self._waiting.get(gateway_id)
+        if former is not None and not is_next and not cut.follows(former):
+            return True
+        self._waiting[gateway_id] = cut
+        self._size_bytes += len(cut.raw) - (len(former.raw) if former else 0)
+        return former is not None
+
+    def first(self) -> tuple[Sequence[str], bytes]:
+        """A CUTS message of those that have waited longest, with its gateways; ``posted`` removes them."""
+        names: list[str] = []
+        size_bytes = 0
+        for gateway_id, cut in self._waiting.items():
+            size_bytes += len(cut.raw)
+            if names and (size_bytes > BATCH_BYTES or len(names) >= BATCH_CUTS):
+                break
+            names.append(gateway_id)
+        return names, self._message(names)
+
+    def posted(self, gateway_ids: Sequence[str]) -> None:
+        """Services has them."""
+        for gateway_id in gateway_ids:
+            self._drop(gateway_id)
+
+    def _drop(self, gateway_id: str) -> None:
+        self._size_bytes -= len(self._waiting.pop(gateway_id).raw)
+
+    def _message(self, names: Sequence[str]) -> bytes:
+        cuts = [self._waiting[name] for name in names]
+        size_bytes = sum(len(cut.raw) for cut in cuts)
+        recv_us, offset_us = [cut.recv_us for cut in cuts], [cut.offset_us for cut in cuts]
+        head = cuts_head(self._pair, recv_us, offset_us, [cut.live for cut in cuts], size_bytes)
+        return b"".join([head, *(cut.raw for cut in cuts)])
+
+
+class LiveCuts:
+    """Ranges (first, last), by epoch."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ranges.values()))
+
+    def __contains__(self, cut: tuple[int, int]) -> bool:
+        epoch, seq = cut
+        return any(first <= seq <= last for first, last in self._ranges.get(epoch, ()))
+
+    def newest(self, epoch: int) -> int:
+        """The newest cut of this epoch that went ahead; 0 if none did."""
+        ranges = self._ranges.get(epoch)
+        return ranges[-1][1] if ranges else 0
+
+    def add(self, epoch: int, seq: int) -> None:
+        """This cut went to services."""
+        ranges = self._ranges.setdefault(epoch, [])
+        if ranges and ranges[-1][1] + 1 == seq:
+            ranges[-1] = (ranges[-1][0], seq)
+            return
+        ranges.append((seq, seq))
+        if len(ranges) > RANGES:
+            oldest, next_one = ranges[:2]
+            ranges[:2] = [(min(oldest[0], next_one[0]), max(oldest[1], next_one[1]))]
+
+    def pass_by(self, epoch: int, seq: int) -> LiveCuts | None:
+        """All up to ``seq`` had their turn; returns what is left, if anything."""
+        left = [held for held in self._ranges.pop(epoch, ()) if held[1] > seq]
+        if left:
+            self._ranges[epoch] = left
+        return self if self._ranges else None
+
+    def keep_epochs(self, epochs: Container[int]) -> LiveCuts | None:
+        """No other epoch will come again; returns what is left, if anything."""
+        self._ranges = {epoch: ranges for epoch, ranges in self._ranges.items() if epoch in epochs}
+        return self if self._ranges else None

@@ -22,7 +22,7 @@ import structlog
 from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
 from pmdaemon.poller import announcements
 from pmdaemon.poller.alerts import parse_alert
-from pmdaemon.poller.allowances import Allowances
+from pmdaemon.poller.certificates import Enrolments
 from pmdaemon.poller.credentials import (
     CertificateDesk,
     check_holder,
@@ -30,11 +30,11 @@ from pmdaemon.poller.credentials import (
     parse_enrol,
     parse_request,
 )
-from pmdaemon.poller.enrolments import Enrolments
 from pmdaemon.poller.fast_path import FastPath
-from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState
+from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState, Registry
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES, CutPublisher
+from pmdaemon.poller.quotas import Allowances
 from pmdaemon.poller.registration import (
     Hello,
     Registration,
@@ -43,7 +43,6 @@ from pmdaemon.poller.registration import (
     parse_register,
     parse_streams,
 )
-from pmdaemon.poller.registry import Registry
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.runtime.logs import LimitedLog
@@ -69,7 +68,7 @@ class FrameHandlers:
         desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
 
     Attributes:
-        usual: takes nearly every answer before it comes here.
+        fast_path: takes nearly every answer before it comes here.
         enrolments: is told of certificates made and refused.
     """
 
@@ -96,7 +95,7 @@ class FrameHandlers:
         self._desk = desk
         self._allowances = Allowances(registry, courier, clock, counters)
         self.enrolments = Enrolments(courier, clock)
-        self.usual = FastPath(courier, clock, interval_us, counters)
+        self.fast_path = FastPath(courier, clock, interval_us, counters)
 
     def handle(self, conn: AgentPeer, received: frame.Frame) -> None:
         """Carry out one frame.
@@ -220,15 +219,11 @@ class FrameHandlers:
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 
     def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
-        """The same gateway has registered with another pair, or has moved here again: the newer wins."""
+        """The same gateway has registered with another pair: the newer session wins."""
         conn = gateway.conn
         if conn is not None:
             self._supersede(gateway, conn, address)
             gateway.end()
-
-    def announce_session(self, gateway: Gateway) -> None:
-        """GATEWAY up and STREAMS_SEEN to everybody: it has moved here from another pair."""
-        self._announce_to(gateway, DBMANAGER, SERVICES)
 
     def _announce(self, gateway: Gateway) -> None:
         """GATEWAY up to everybody.

@@ -1,8 +1,8 @@
-"""One gateway: what it is, its session, and the positions of its cuts.
+"""The gateways of a pair: what each is, its session, the positions of its cuts; and the registry of all.
 
 A ``Gateway`` lives as long as the pair process; sessions come and go. Two threads use it:
 
-    written by inbound alone     name, software, address, epoch, exports, streams, offset, state, dropped,
+    written by inbound alone     name, software, address, epoch, exports, streams, offset, condition, dropped,
                                  conn (under the lock)
     under ``lock``               record, conn, awaiting_since_ns
     read by outbound             conn, awaiting_since_ns, record: always under the lock
@@ -11,7 +11,16 @@ The lock is held for microseconds and never while sending: outbound takes what i
 connection), lets go, then sends. If a newer session took over in between, the bytes go to the old, closed
 connection and are dropped there; the new session starts with no poll out.
 
-Source: P3, P16.
+The ``Registry`` has a lock of its own, which guards the map of gateways and ``watermarks``. It is taken
+before a gateway's lock, never after. Story of the race it prevents: a gateway registers (inbound) while
+WATERMARKS of a new dbmanager arrive (outbound). Either the gateway is in the map before, and is rewound
+with the others; or it reads the new watermarks when it registers. Without the lock it could start from the
+old ones and never be rewound.
+
+What is durable of an epoch is stored in one place: in the gateway's record while that holds the epoch, else
+in ``watermarks``. A caller that needs both, before a record begins again or leaves, asks ``_gather``.
+
+Source: P3, P16; DESIGN.md 4 (watermarks before polls).
 """
 
 from __future__ import annotations
@@ -19,26 +28,23 @@ from __future__ import annotations
 import threading
 import uuid
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pmdaemon.poller.balance import shard_of
+from pmdaemon.poller.balance import SHARDS, shard_of
+from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.clock_offset import OffsetEstimator
-from pmdaemon.poller.positions import CutPositions
+from pmdaemon.poller.peer import AgentPeer
+from pmdaemon.poller.positions import CutPositions, Notice, Watermarks
 from pmdaemon.poller.registration import Hello, Registration, StreamEntry
 from pmdaemon.wire import poll
 from pmdaemon.wire.session import MAX_CUT_BYTES
-
-if TYPE_CHECKING:
-    from pmdaemon.poller.catch_up import CatchUp
-    from pmdaemon.poller.peer import AgentPeer
-
 
 ANSWER_BYTES: Final = 2 * MAX_CUT_BYTES
 """Of cuts in the answer to one poll: one in order of any size or 256 KB of them, and the newest as LIVE."""
 
 
 class GatewayState(Enum):
-    """What the rest of the server is told of a gateway."""
+    """The state of a gateway, as it is announced to the rest of the server."""
 
     UP = "up"
     STALLED = "stalled"
@@ -46,7 +52,7 @@ class GatewayState(Enum):
 
 
 class Gateway:
-    """State of one gateway; see the module for who may touch what.
+    """State of one gateway; see the module for which thread may touch what.
 
     Attributes:
         lock: guards ``record``, ``conn`` and ``awaiting_since_ns``.
@@ -118,7 +124,7 @@ class Gateway:
             self.conn = conn
 
     def end(self) -> None:
-        """Its session is over."""
+        """Its session has ended."""
         self.condition = GatewayState.LOST
         with self.lock:
             self.conn = None
@@ -135,10 +141,10 @@ class Gateway:
             if conn is None or self.awaiting_since_ns is not None:
                 return None
             self.awaiting_since_ns = now_ns
-            sole = self.record.poll_sole(number, now_ns)
-            request = self.record.poll(number, now_ns, catch_up) if sole is None else None
-        if sole is not None:
-            epoch, ack, start = sole
+            single = self.record.poll_single_epoch(number, now_ns)
+            request = self.record.poll(number, now_ns, catch_up) if single is None else None
+        if single is not None:
+            epoch, ack, start = single
             return conn, poll.encode_sole(number, now_ns, epoch, ack, start, lease)
         assert request is not None  # one of the two
         return conn, poll.encode(number, now_ns, request.ack, request.start, lease)
@@ -164,3 +170,96 @@ class Gateway:
         with self.lock:
             self.record.unsent(number)
             self.awaiting_since_ns = None
+
+
+class Registry:
+    """Gateways by id. A record outlives its sessions, until the gateway moves to another pair or makes room.
+
+    Attributes:
+        catch_up: the pair's budget for backlog.
+        get: a gateway that registered at least once, by its id, or None.
+    """
+
+    def __init__(self, catch_up: CatchUp) -> None:
+        self.catch_up = catch_up
+        self.lock = threading.Lock()
+        self.watermarks = Watermarks()
+        self._gateways: dict[str, Gateway] = {}
+        self.get = self._gateways.get
+
+    @property
+    def has_watermarks(self) -> bool:
+        """Whether dbmanager has said what it holds; before that no gateway is polled."""
+        return self.watermarks.incarnation is not None
+
+    def all(self) -> list[Gateway]:
+        """Every gateway known, in order of first registration."""
+        with self.lock:
+            return list(self._gateways.values())
+
+    def has_session(self, gateway_id: str) -> bool:
+        """Whether a gateway is there now."""
+        gateway = self.get(gateway_id)
+        return gateway is not None and gateway.conn is not None
+
+    def register(self, conn: AgentPeer, hello: Hello, registration: Registration) -> Gateway:
+        """Begin a session. Thread: inbound."""
+        with self.lock:
+            gateway = self._gateways.get(hello.gateway_id) or Gateway(hello.gateway_id)
+            self._gateways[hello.gateway_id] = gateway
+            gateway.begin(conn, hello, registration, self._gather(gateway))
+        return gateway
+
+    def forget(self, gateway_id: str) -> tuple[int | None, Notice]:
+        """Forget a gateway that has moved away or makes room; returns what is known of its durable cuts."""
+        with self.lock:
+            gateway = self._gateways.pop(gateway_id, None)
+            known = self.watermarks.of(gateway_id) if gateway is None else self._gather(gateway)
+            return self.watermarks.incarnation, [(gateway_id, epoch, seq) for epoch, seq in known.items()]
+
+    def open(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+        """WATERMARKS arrived; True if dbmanager is another one than before. Thread: outbound."""
+        with self.lock:
+            is_new = self.watermarks.open(incarnation, notice)
+            if not is_new:
+                self._apply_durable(notice, now_ns)
+                return False
+            for gateway in self._gateways.values():
+                with gateway.lock:
+                    gateway.record.restart(self.watermarks.of(gateway.gateway_id))
+        return True
+
+    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+        """DURABLE arrived; False if it is of another incarnation. Thread: outbound."""
+        with self.lock:
+            if incarnation != self.watermarks.incarnation:
+                return False
+            self.watermarks.learn(self._apply_durable(notice, now_ns))
+        return True
+
+    def refused(self, gateway_ids: set[str], now_ns: int) -> None:
+        """A batch of these gateways was refused: what is not durable is asked for again. Any thread."""
+        self.catch_up.refused(now_ns)
+        for gateway_id in gateway_ids:
+            if (gateway := self.get(gateway_id)) is not None:
+                with gateway.lock:
+                    gateway.record.refused(now_ns, gateway.shard / SHARDS)
+
+    def _apply_durable(self, notice: Notice, now_ns: int) -> Notice:
+        """Apply what is durable where a record holds the epoch; returns the other rows."""
+        others = []
+        for row in notice:
+            gateway_id, epoch, seq = row
+            if (gateway := self.get(gateway_id)) is not None:
+                with gateway.lock:
+                    if gateway.record.durable(epoch, seq, now_ns):
+                        continue
+            others.append(row)
+        return others
+
+    def _gather(self, gateway: Gateway) -> dict[int, int]:
+        """Epoch to high water, from both places."""
+        with gateway.lock:
+            held = gateway.record.high_water()
+        self.watermarks.learn([(gateway.gateway_id, epoch, seq) for epoch, seq in held])
+        return self.watermarks.of(gateway.gateway_id)

@@ -1,4 +1,4 @@
-"""Figures of the daemon about itself, as Prometheus text (P9..P16).
+"""Figures of the daemon about itself: Prometheus text (P9..P16), and back-pressure for ``services``.
 
 Pairs send their figures to the parent each second; the parent writes all of them, with its own, to one file
 in the runtime directory, aside and renamed: a reader sees a whole second or the one before. Any number of
@@ -8,20 +8,31 @@ long says that the daemon is gone. The application server adds every such file t
 
 A figure that is not declared here is not shown; one that a pair does not send is 0: it has not happened.
 
+``BackpressureReporter`` reports to ``services`` every other second how full is what a process writes to,
+and its problems (PRESSURE). Best effort: without room the report is not sent, and the next one says the
+same.
+
 Source: P11 (T_ptmax), P16; the text format of Prometheus, version 0.0.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from pmdaemon.poller.children import PairChild
-from pmdaemon.poller.pair_manager import PairManager
+from pmdaemon.mailbox.errors import MailboxError
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import write_whole
+from pmdaemon.wire import pressure
+
+if TYPE_CHECKING:
+    from pmdaemon.poller.children import PairChild
+    from pmdaemon.poller.parent import PairManager
 
 PREFIX: Final = "sla_pmdaemon_"
+SERVICES = "services"
 
 
 class Declared(NamedTuple):
@@ -74,13 +85,13 @@ PAIR: Final = (
         "counter",
         "Sessions ended by a newer one of the same gateway.",
     ),
-    Declared("moved_out", "moved_out_total", "counter", "Connections given to another pair."),
-    Declared("moved_in", "moved_in_total", "counter", "Connections taken from another pair."),
+    Declared("moved_out", "moved_out_total", "counter", "New connections given to another pair."),
+    Declared("moved_in", "moved_in_total", "counter", "New connections taken from another pair."),
     Declared(
         "moves_by_reconnect",
         "moves_by_reconnect_total",
         "counter",
-        "TLS sessions told to dial again elsewhere.",
+        "Sessions told to dial again elsewhere.",
     ),
     Declared(
         "mail_passed_on",
@@ -149,16 +160,16 @@ PARENT: Final = (
 )
 
 
-def text(traffic: PairManager, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
+def text(pair_manager: PairManager, refused_connections: int, *, listed: int = 0, dialled: int = 0) -> str:
     """All figures."""
-    children = traffic.children
+    children = pair_manager.children
     parent = {
         "pairs": sum(child.is_running for child in children),
-        "pairs_needed": traffic.needed,
+        "pairs_needed": pair_manager.needed,
         "restarts": sum(max(child.restarts, 0) for child in children),
-        "moves": traffic.moves,
-        "passed_on": traffic.passed_on,
-        "lost": traffic.lost,
+        "moves": pair_manager.moves,
+        "passed_on": pair_manager.passed_on,
+        "lost": pair_manager.lost,
         "refused": refused_connections,
         "listed": listed,
         "dialled": dialled,
@@ -197,3 +208,63 @@ def write(path: Path, content: str) -> None:
     """Replace the file, whole."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(path, content)
+
+
+class MailboxGauges(Protocol):
+    """What is needed of a mailbox."""
+
+    @property
+    def name(self) -> str:
+        """Of this participant."""
+
+    def post(self, recipients: str, payload: bytes) -> object:
+        """Deliver or raise MailboxFull."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters; ``full`` and ``ring_fill_ratio`` are used."""
+
+
+class BackpressureReporter:
+    """See the module's text.
+
+    Args:
+        mailbox: where it posts, and whose rings it reports.
+        fullness: shares in use beside those of the rings.
+        refused: counters beside the mailbox's own.
+        problems: what the process cannot use just now.
+        copies: further mailboxes, with the recipient there.
+    """
+
+    def __init__(
+        self,
+        mailbox: MailboxGauges,
+        clock: Clock,
+        fullness: Callable[[], Mapping[str, float]],
+        refused: Callable[[], Mapping[str, int]],
+        problems: Callable[[], Sequence[pressure.Problem]] = tuple,
+        copies: Sequence[tuple[MailboxGauges, str]] = (),
+    ) -> None:
+        self._mailbox = mailbox
+        self._clock = clock
+        self._fullness = fullness
+        self._refused = refused
+        self._problems = problems
+        self._recipients = ((mailbox, SERVICES), *copies)
+        self._due_ns = 0
+
+    def tick(self) -> None:
+        """Report if it is time."""
+        if self._clock.monotonic_ns() >= self._due_ns:
+            self.report()
+
+    def report(self) -> None:
+        """Report now."""
+        self._due_ns = self._clock.monotonic_ns() + pressure.PERIOD_NS
+        stats = self._mailbox.stats()
+        fullness = {**stats["ring_fill_ratio"], **self._fullness()}
+        refused = {"posts": stats["full"], **self._refused()}
+        now_us, problems = self._clock.unix_us(), self._problems()
+        frame = pressure.encode(self._mailbox.name, now_us, fullness, refused, problems)
+        for mailbox, recipient in self._recipients:
+            with suppress(MailboxError):  # full, or a segment without that route
+                mailbox.post(recipient, frame)

@@ -1,15 +1,15 @@
 """The outbound thread of a pair: the only one that takes from the mailbox and sends requests to gateways.
 
-Driven by the mailbox and the poll schedule. One round: take the messages, note what they order; find the
+Driven by the mailbox and the poll schedule. One round: take the messages, keep what they order; find the
 polls that are due; put all frames for one gateway together and send them as one write; sleep until the next
 poll or the doorbell. It never waits for a gateway: a send that would block leaves its rest in the
 connection's buffer and the inbound thread clears it.
 
-Nobody is polled before dbmanager has sent its first WATERMARKS: without them no cut could be acknowledged
+No gateway is polled before dbmanager has sent its first WATERMARKS: without them no cut could be acknowledged
 and an answer might repeat hours of backlog.
 
-Owns: the schedule, the control book, the mailbox's taking side. Shares: the registry (its locks), ``hints``
-to the inbound thread, ``registered`` from it.
+Owns: the schedule, the standing caps, the mailbox's taking side. Shares: the registry (its locks),
+``to_inbound`` to the inbound thread, ``to_outbound`` from it.
 
 Source: P7, P9, P10, P13, P16; DESIGN.md 3, 4.
 """
@@ -27,15 +27,14 @@ import structlog
 from pmdaemon.errors import WireError
 from pmdaemon.mailbox import BACKSTOP_S
 from pmdaemon.mailbox.errors import MessageDamaged
-from pmdaemon.poller import announcements, watermarks
-from pmdaemon.poller.balance import shard_of
-from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.inbound_messages import AnnounceAgain, Hint, PostAnnouncement
-from pmdaemon.poller.interleave import in_turn
-from pmdaemon.poller.migration import Forward, Inherited, Ownership, PassedOn, ToOutbound
+from pmdaemon.poller import announcements
+from pmdaemon.poller.balance import interleave, shard_of
+from pmdaemon.poller.gateway import Gateway, Registry
+from pmdaemon.poller.inbound import AnnounceAgain, PostAnnouncement, ToInbound
+from pmdaemon.poller.migration import Forward, Ownership, PassedOn, ToOutbound
 from pmdaemon.poller.peer import AgentPeer, Sent
+from pmdaemon.poller.positions import parse_notice
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps, thresholds_order
 from pmdaemon.runtime.clock import Clock
@@ -82,10 +81,10 @@ class Outbound:
         clock: Clock,
         schedule: Schedule,
         *,
-        hints: ThreadInbox[Hint],
-        registered: ThreadInbox[ToOutbound],
+        to_inbound: ThreadInbox[ToInbound],
+        to_outbound: ThreadInbox[ToOutbound],
         counters: Counter[str],
-        book: StandingCaps | None = None,
+        standing_caps: StandingCaps | None = None,
         ownership: Ownership | None = None,
     ) -> None:
         self._registry = registry
@@ -93,11 +92,11 @@ class Outbound:
         self._clock = clock
         self._now_ns = clock.monotonic_ns
         self._schedule = schedule
-        self._hints = hints
-        self._registered = registered
+        self._to_inbound = to_inbound
+        self._to_outbound = to_outbound
         self._services_incarnation: object = None
         self._counters = counters
-        self._book = book or StandingCaps()
+        self._standing_caps = standing_caps or StandingCaps()
         self._ownership = ownership or Ownership(0)
         self._catch_up = registry.catch_up
         # Numbers of different pairs differ, so that a gateway that moves cannot confuse two polls.
@@ -117,7 +116,7 @@ class Outbound:
     def sleeper(self) -> select.poll:
         """What this side's work is woken by."""
         sleeper = select.poll()
-        for source in (self._registered, self._mailbox):
+        for source in (self._to_outbound, self._mailbox):
             sleeper.register(source.fileno(), select.POLLIN)
         return sleeper
 
@@ -131,7 +130,7 @@ class Outbound:
         """One round: mailbox, registrations, due polls, sends."""
         self.steps += 1
         self._take_mail()
-        for item in self._registered.drain():
+        for item in self._to_outbound.drain():
             self._welcome(item)
         now_ns, leave_ns = self._now_ns(), self._leave_ns()
         if leave_ns is not None and now_ns >= leave_ns:
@@ -140,28 +139,28 @@ class Outbound:
             self._send(gateway_id, polled=False)
 
     def _send_polls(self, due: list[str]) -> None:
-        """Poll all these; few in the order of their times, many, after a pause, shard by shard."""
+        """Poll all these: a few in the order of their times; many, after a pause, shard by shard."""
         gateways = [gateway for gateway in map(self._registry.get, due) if gateway is not None]
         if len(gateways) < len(due):  # some have moved to another pair
             for gateway_id in due:
                 if self._registry.get(gateway_id) is None:
                     self._schedule.remove(gateway_id)
         if len(gateways) <= MANY_DUE:
-            self._poll_some(gateways)
+            self._poll_group(gateways)
             return
-        ordered = in_turn(gateways, _SHARD)
+        ordered = interleave(gateways, _SHARD)
         for first in range(0, len(ordered), MANY_DUE):
-            self._poll_some(ordered[first : first + MANY_DUE])
+            self._poll_group(ordered[first : first + MANY_DUE])
             self._take_mail()  # caps do not wait for thousands of polls
 
-    def _poll_some(self, gateways: list[Gateway]) -> None:
+    def _poll_group(self, gateways: list[Gateway]) -> None:
         """Poll these. All polls are made before the first one leaves.
 
         Two loops stay in the processor's caches where one would not (measured); a round trip counts the part
         of a millisecond that a poll waits for the others.
         """
         now_ns, number, orders, catch_up = self._now_ns, self._poll, self._orders, self._catch_up
-        lease = self._book.lease_is_fresh(now_ns())
+        lease = self._standing_caps.lease_is_fresh(now_ns())
         asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]] = []
         for gateway in gateways:
             if orders and gateway.gateway_id in orders:
@@ -197,17 +196,13 @@ class Outbound:
             log.error("message-discarded", error=str(exc))
             return
         for message in messages:
-            self._obey(message.sender, message.payload)
+            self._carry_out(message.sender, message.payload)
 
     def _welcome(self, item: ToOutbound) -> None:
-        """What the inbound thread has left for us."""
+        """Act on what the inbound thread has put into our inbox."""
         match item:
             case PassedOn(sender, payload):
-                self._obey(sender, payload, passed_on=True)
-            case Inherited(gateway_id, caps):
-                if caps is not None:
-                    self._book.inherit(gateway_id, *caps)
-                self._begin(gateway_id)
+                self._carry_out(sender, payload, passed_on=True)
             case str():
                 self._begin(item)
 
@@ -233,8 +228,8 @@ class Outbound:
 
     # -- the mailbox
 
-    def _obey(self, sender: str, payload: bytes | memoryview, passed_on: bool = False) -> None:
-        """Carry out one message. A malformed one is a defect of ours: logged and dropped, nothing stops."""
+    def _carry_out(self, sender: str, payload: bytes | memoryview, passed_on: bool = False) -> None:
+        """Carry out one message. A malformed one, a defect of the server, is logged and dropped."""
         try:
             received = frame.decode(payload)
             action = self._actions.get(received.kind)
@@ -263,28 +258,28 @@ class Outbound:
             self._counters["mail_dropped"] += len(away)
             return
         for shard, body in away.items():
-            self._hints.put(Forward(shard, sender, frame.encode(received.kind, body)))
+            self._to_inbound.put(Forward(shard, sender, frame.encode(received.kind, body)))
 
     def _watermarks(self, header: dict[str, Any]) -> None:
-        incarnation, notice = watermarks.parse(header)
+        incarnation, notice = parse_notice(header)
         if self._registry.open(incarnation, notice, self._now_ns()):
             log.info("watermarks", incarnation=incarnation, rows=len(notice))
-            self._hints.put(AnnounceAgain((DBMANAGER, SERVICES)))
+            self._to_inbound.put(AnnounceAgain((DBMANAGER, SERVICES)))
 
     def _durable(self, header: dict[str, Any]) -> None:
-        incarnation, notice = watermarks.parse(header)
+        incarnation, notice = parse_notice(header)
         if not self._registry.advance(incarnation, notice, self._now_ns()):
             self._counters["stale_durable_notices"] += 1
 
     def _lease(self, header: dict[str, Any]) -> None:
-        self._book.renew_lease(self._now_ns())
+        self._standing_caps.renew_lease(self._now_ns())
         if header.get("inc") != self._services_incarnation:
-            # Another services process than before: it has to be told again who is there.
+            # A new services process: every session has to be announced to it again.
             self._services_incarnation = header.get("inc")
-            self._hints.put(AnnounceAgain((SERVICES,)))
+            self._to_inbound.put(AnnounceAgain((SERVICES,)))
 
     def _set_caps(self, header: dict[str, Any]) -> None:
-        gateway_id, gen, encoded = self._book.set_caps(header)
+        gateway_id, gen, encoded = self._standing_caps.set_caps(header)
         self._order(gateway_id, Kind.CAPS, encoded)
         self._caps_leaving[gateway_id] = gen
 
@@ -309,7 +304,7 @@ class Outbound:
 
     def _send_standing_orders(self, gateway_id: str) -> None:
         """A gateway has registered: caps in force go with its first write."""
-        if (caps := self._book.caps_of(gateway_id)) is not None:
+        if (caps := self._standing_caps.caps_of(gateway_id)) is not None:
             self._order(gateway_id, Kind.CAPS, caps[1])
             self._caps_leaving[gateway_id] = caps[0]
 
@@ -319,11 +314,11 @@ class Outbound:
         gen = self._caps_leaving.pop(gateway_id, None)
         gateway = self._registry.get(gateway_id)
         if gateway is None:
-            # Ordered for a gateway of the future (the book keeps it), or it has moved to another pair.
+            # It has not come yet (its caps are kept), or it has moved to another pair.
             self._schedule.remove(gateway_id)
             return
         now_ns = self._now_ns()
-        lease = self._book.lease_is_fresh(now_ns)
+        lease = self._standing_caps.lease_is_fresh(now_ns)
         asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up) if polled else None
         conn: AgentPeer | None
         if asked is not None:
@@ -347,4 +342,4 @@ class Outbound:
             self._counters["polls"] += asked is not None
             if gen is not None:
                 message = announcements.caps_state(gateway_id, gen, "sent", "", self._clock.unix_us())
-                self._hints.put(PostAnnouncement(message, (SERVICES,)))
+                self._to_inbound.put(PostAnnouncement(message, (SERVICES,)))

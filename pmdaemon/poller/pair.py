@@ -3,15 +3,23 @@
     main thread      starts the two, reports to the parent each second, logs a summary line each minute
     pm-out-<index>   outbound: takes from the mailbox, polls, sends
     pm-in-<index>    inbound: selects, receives, posts to the mailbox
-    pm-ca-<index>    net.clerk: hands out certificates; with TLS only
-    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: net.unified
+    pm-ca-<index>    poller.certificates: hands out certificates; with TLS only
+    pm-core-<index>  instead of pm-out, with ``pairs = "unified"``: poller.unified
 
-What they share: the registry (its locks), the book of orders, the map of shards, two handovers, and
+What they share: the registry (its locks), the standing caps, the map of shards, two thread inboxes, and
 counters. Each counter key is written by one thread only; the main thread merely reads them, so no lock is
 needed for a summary that is right to a unit.
 
 If either thread dies, the process ends with status 70 and the parent starts another: its state is in the
 agents' spools and in dbmanager, nothing is lost with it.
+
+*Processors.* A pair's threads share one interpreter lock, so a pair uses one processor; bound to one, it
+does not wander and its caches stay warm. But a bound process cannot step aside when something else runs
+there, so ``auto`` binds only where there is room for both: several pairs, and ``ROOMY_CPUS`` processors or
+more. Only what this process is allowed counts: a container's cpuset, ``taskset``, systemd's
+``CPUAffinity``.
+
+Source: P10-P12; DESIGN.md 3 ("Pinning is a setting: auto, from 4 CPUs").
 """
 
 from __future__ import annotations
@@ -22,26 +30,26 @@ import socket
 import time
 import uuid
 from collections import Counter
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Literal
 
 import structlog
 
 from pmdaemon.errors import MailboxError, SlaError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.mailbox.errors import ParticipantBusy, SegmentMissing
+from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import channel
-from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.certificates import open_clerk
+from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.config import PmFile
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.inbound import Inbound
-from pmdaemon.poller.inbound_messages import Hint
+from pmdaemon.poller.gateway import Registry
+from pmdaemon.poller.inbound import Inbound, ToInbound
+from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.pinning import pin
 from pmdaemon.poller.publisher import CutPublisher
-from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
@@ -53,12 +61,45 @@ from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
-ATTACH_S: Final = (
-    10.0  # the supervisor makes the segment before it starts us; alone, the order is the operator's
-)
+# The supervisor makes the segment before it starts us; alone, the order is the operator's.
+ATTACH_S: Final = 10.0
 SUMMARY_S: Final = 60
 EX_SOFTWARE: Final = 70
 log = structlog.get_logger("pair")
+
+
+ROOMY_CPUS: Final = 4
+Pinning = Literal["auto", "on", "off"]
+
+
+def cpu_for(pair: int, pairs: int, setting: Pinning, allowed: Collection[int]) -> int | None:
+    """The processor of a pair, or None to let it run on any.
+
+    Args:
+        pair: its number.
+        pairs: how many there may be.
+        setting: of the configuration.
+        allowed: processors this process may use.
+    """
+    if setting == "off" or not allowed:
+        return None
+    if setting == "auto" and (pairs < 2 or len(allowed) < ROOMY_CPUS):
+        return None
+    return sorted(allowed)[pair % len(allowed)]
+
+
+def pin(pair: int, pairs: int, setting: Pinning) -> int | None:
+    """Bind this process, before it starts threads; returns the processor, or None if it is not bound."""
+    cpu = cpu_for(pair, pairs, setting, os.sched_getaffinity(0))
+    if cpu is None:
+        return None
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except OSError as exc:  # forbidden here (seccomp), or the cpuset has changed since we looked
+        log.warning("not-pinned", pair=pair, cpu=cpu, error=exc.strerror)
+        return None
+    log.info("pinned", pair=pair, cpu=cpu)
+    return cpu
 
 
 def attach_patiently(config: PmFile, name: str, stop: Stop, limit_s: float = ATTACH_S) -> Mailbox:
@@ -79,14 +120,14 @@ def attach_patiently(config: PmFile, name: str, stop: Stop, limit_s: float = ATT
 
 
 class BusyMeter:
-    """CPU time of this process by wall time between two looks."""
+    """CPU time of this process by wall time between two reports."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._at_ns, self._cpu_ns = clock.monotonic_ns(), time.process_time_ns()
 
     def ratio(self) -> float:
-        """Since the last look; above 1.0 when more than one CPU was used."""
+        """Since the last report; above 1.0 when more than one CPU was used."""
         at_ns, cpu_ns = self._clock.monotonic_ns(), time.process_time_ns()
         ratio = (cpu_ns - self._cpu_ns) / max(at_ns - self._at_ns, 1)
         self._at_ns, self._cpu_ns = at_ns, cpu_ns
@@ -113,60 +154,64 @@ class Pair:
         self.registry = Registry(CatchUp(settings.catch_up_bytes_per_s, settings.interval_ns))
         self.in_counters: Counter[str] = Counter()
         self.out_counters: Counter[str] = Counter()
-        self._hints: ThreadInbox[Hint] = ThreadInbox()
+        self._to_inbound: ThreadInbox[ToInbound] = ThreadInbox()
         self.ca_counters: Counter[str] = Counter()
         tls = settings.tls
-        self._clerk = (
-            open_clerk(config.ca_dir, tls.lifetime_s, self._hints, self.ca_counters) if tls.enabled else None
+        self._certificate_worker = (
+            CertificateWorker(
+                Authority(config.ca_dir, tls.lifetime_s), self._to_inbound.put, self.ca_counters
+            )
+            if tls.enabled
+            else None
         )
-        self._registered: ThreadInbox[ToOutbound] = ThreadInbox()
+        self._to_outbound: ThreadInbox[ToOutbound] = ThreadInbox()
         self.ownership = Ownership(index)
         self._busy = BusyMeter(clock)
-        self._last_look = (0.0, 0)  # CPU seconds and polls at the last report
-        book = StandingCaps()
-        self._courier = CutPublisher(mailbox, index, self.registry.refused)
+        self._last_report = (0.0, 0)  # CPU seconds and polls at the last report
+        standing_caps = StandingCaps()
+        self._publisher = CutPublisher(mailbox, index, self.registry.refused)
         self._schedule = Schedule(settings.interval_ns)
-        reception = FrameHandlers(
+        handlers = FrameHandlers(
             self.registry,
-            self._courier,
+            self._publisher,
             clock,
             interval_us=settings.interval_ns // 1000,
-            on_registered=lambda gateway_id: mover.registered(gateway_id),  # noqa: PLW0108  # made below
+            on_registered=lambda gateway_id: migrator.registered(gateway_id),  # noqa: PLW0108  # made below
             counters=self.in_counters,
-            desk=self._clerk,
+            desk=self._certificate_worker,
         )
-        mover = ShardMigrator(
+        migrator = ShardMigrator(
             self._channel,
             self.ownership,
             self.registry,
-            reception,
-            self._courier.post_cuts,
-            book,
-            self._registered,
+            handlers,
+            self._publisher.post_cuts,
+            standing_caps,
+            self._to_outbound,
             self.in_counters,
         )
-        teller = BackpressureReporter(mailbox, clock, dict, self._refused)
+        reporter = BackpressureReporter(mailbox, clock, dict, self._refused)
         self.inbound = Inbound(
             self.registry,
-            reception,
-            self._courier,
+            handlers,
+            self._publisher,
             clock,
             TimeoutPolicy.for_interval(settings.interval_ns),
-            hints=self._hints,
-            mover=mover,
+            to_inbound=self._to_inbound,
+            migrator=migrator,
             counters=self.in_counters,
-            clerk=self._clerk,
-            on_sweep=teller.tick,
+            certificate_worker=self._certificate_worker,
+            on_sweep=reporter.tick,
         )
         self.outbound = Outbound(
             self.registry,
             mailbox,
             clock,
             self._schedule,
-            hints=self._hints,
-            registered=self._registered,
+            to_inbound=self._to_inbound,
+            to_outbound=self._to_outbound,
             counters=self.out_counters,
-            book=book,
+            standing_caps=standing_caps,
             ownership=self.ownership,
         )
 
@@ -181,8 +226,8 @@ class Pair:
         else:
             threads.start(f"pm-out-{self.index}", lambda: self.outbound.run(stop), by_parent)
             threads.start(f"pm-in-{self.index}", lambda: self.inbound.run(stop), by_parent)
-        if (clerk := self._clerk) is not None:
-            threads.start(f"pm-ca-{self.index}", lambda: clerk.run(stop))
+        if (certificate_worker := self._certificate_worker) is not None:
+            threads.start(f"pm-ca-{self.index}", lambda: certificate_worker.run(stop))
         seconds = 0
         while not stop.wait(1.0):
             seconds += 1
@@ -193,10 +238,10 @@ class Pair:
         log.info("stopped", reason=stop.reason, **self.summary())
         if core is not None:
             core.close()
-        self._hints.close()
-        self._registered.close()
-        if self._clerk is not None:
-            self._clerk.close()
+        self._to_inbound.close()
+        self._to_outbound.close()
+        if self._certificate_worker is not None:
+            self._certificate_worker.close()
         return EX_SOFTWARE if threads.failed else 0
 
     def _report(self) -> None:
@@ -210,7 +255,7 @@ class Pair:
             steps={"inbound thread": self.inbound.steps, "outbound thread": self.outbound.steps},
             metrics=self.metrics(),
         )
-        self._channel.tell({"op": "report", **report._asdict()})
+        self._channel.send_or_drop({"op": "report", **report._asdict()})
 
     def metrics(self) -> dict[str, float]:
         """What ``pmdaemon.poller.metrics`` declares of this process; asked once a second by ``_report``."""
@@ -218,7 +263,7 @@ class Pair:
         figures = self._mailbox.stats()
         conditions = Counter(gateway.condition.value for gateway in self.registry.all())
         cpu_s, polls = usage.ru_utime + usage.ru_stime, self.out_counters["polls"]
-        (cpu_before_s, polls_before), self._last_look = self._last_look, (cpu_s, polls)
+        (cpu_before_s, polls_before), self._last_report = self._last_report, (cpu_s, polls)
         return {
             **{name: float(value) for name, value in self.summary().items() if isinstance(value, int)},
             **{f"gateways_{name}": float(count) for name, count in conditions.items()},
@@ -234,17 +279,17 @@ class Pair:
         }
 
     def _refused(self) -> dict[str, int]:
-        """What found no room, since the start."""
-        courier = self._courier
+        """Counts of what found no room, since the start."""
+        publisher = self._publisher
         return {
-            "batches_to_keep": courier.refused_keeping,
-            "live_cuts": courier.dropped_live_cuts,
-            "news": courier.dropped_news,
+            "batches_to_keep": publisher.refused_keeping,
+            "live_cuts": publisher.dropped_live_cuts,
+            "news": publisher.dropped_news,
         }
 
     def summary(self) -> dict[str, object]:
         """Counters since the start, and gauges."""
-        courier = self._courier
+        publisher = self._publisher
         records = [gateway.record for gateway in self.registry.all()]
         return {
             **self.ca_counters,
@@ -255,18 +300,18 @@ class Pair:
             "skipped_cuts": sum(record.skipped_cuts for record in records),
             "repeated_cuts": sum(record.repeated_cuts for record in records),
             "not_kept_cuts": sum(record.not_kept_cuts for record in records),
-            "posted_cuts": courier.posted_cuts,
-            "posted_bytes": courier.posted_bytes,
-            "refused_keeping": courier.refused_keeping,
-            "dropped_live_cuts": courier.dropped_live_cuts,
-            "dropped_news": courier.dropped_news,
+            "posted_cuts": publisher.posted_cuts,
+            "posted_bytes": publisher.posted_bytes,
+            "refused_keeping": publisher.refused_keeping,
+            "dropped_live_cuts": publisher.dropped_live_cuts,
+            "dropped_news": publisher.dropped_news,
             **dict(self.in_counters),
             **dict(self.out_counters),
         }
 
 
 def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
-    """Let people see this process: its row, and an event if it is not the first of its name.
+    """Announce this process: its row, and an event if it is not the first of its name.
 
     Thread: the main thread, before the threads start (one poster a mailbox).
     """
@@ -314,5 +359,6 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
         try:
             status = Pair(config, index, mailbox, control).run(stop)
         finally:
-            mailbox.close(release=status == 0)  # else what it has taken and not obeyed is its successor's
+            # After a failure, what it has taken and not carried out is its successor's.
+            mailbox.close(release=status == 0)
         return status

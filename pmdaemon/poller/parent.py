@@ -1,13 +1,27 @@
 """The parent process of the PMDaemon: listens, hands connections to pairs, keeps the pairs alive.
 
 It reads no byte of any agent and posts nothing to gateways: it survives whatever a peer sends. One thread,
-one selector: the listener, one channel a pair, the stop. Each second ``traffic`` decides how many pairs there
-are and which of them has which shard.
+one selector: the listener, the dialler, one channel a pair, the stop.
 
-On disk: ``<runtime_dir>/pmdaemon.port`` holds the port and a newline, written aside and renamed, so a reader
-sees all of it or nothing; it is removed at a clean stop.
+``Daemon`` is the process; ``PairManager`` what it does for its pairs. State of the latter: the children in
+order of their numbers, the map of shards, and which pair has which registered gateway (only while there is
+more than one pair). Each second ``review`` asks ``balance.decide`` and carries the answer out: it starts
+pairs, sends the map, and retires the last pair: its shards move away, and when it serves no gateway any
+more, or after ``RETIRE_NS``, it is stopped. A pair that hangs is killed; a pair that has died loses its
+shards to the others at once, if there are others. The map is sent *before* anything is passed on under it,
+on the same channel, so a pair's map is never older than what reaches it. Descriptors and memory files are
+passed on unopened.
 
-Source: P9, P11, P12; DESIGN.md 3, 5.
+*Room.* The main segment is laid out for every pair there may be, but the room of a pair (its slots and
+rings, some 50 MiB) is taken from the tmpfs only before the pair is started. Where it does not fit, the pair
+is not started; the log and an event say so, and the pairs that run go on.
+
+On disk: ``<runtime_dir>/pmdaemon.port`` holds the port and a newline, written aside and renamed, so a
+reader sees all of it or nothing; it is removed at a clean stop.
+
+Thread: the parent's main thread.
+
+Source: P9, P11, P12, P14; DESIGN.md 3, 5.
 """
 
 from __future__ import annotations
@@ -19,21 +33,34 @@ import random
 import resource
 import selectors
 import socket
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from pmdaemon.errors import ConfigError
+from pmdaemon.errors import ConfigError, MailboxError
+from pmdaemon.mailbox import attach, reserve_room
+from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import metrics
-from pmdaemon.poller.channel import Channel
+from pmdaemon.poller.balance import (
+    SHARDS,
+    T_PTMAX_US,
+    Balance,
+    Map,
+    PairLoad,
+    decide,
+    evacuate,
+    pairs_by_formula,
+    pairs_needed,
+    shard_weights,
+)
+from pmdaemon.poller.channel import Channel, ChannelMessage
 from pmdaemon.poller.children import PairChild
-from pmdaemon.poller.config import PmFile
-from pmdaemon.poller.dialler import Dialler
-from pmdaemon.poller.gateway_list import DialledFile, GatewayList
-from pmdaemon.poller.mailbox_rooms import reserve_pair
-from pmdaemon.poller.pair_manager import NO_ROOM_NS, PairManager
+from pmdaemon.poller.config import PmConfig, PmFile
+from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
@@ -41,19 +68,233 @@ from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
 
-LOOK_NS: Final = 10**9
+REVIEW_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
 ACCEPT_PAUSE_NS: Final = 10**9  # without descriptors: connections wait in the backlog, no loop spins
 NOFILE_MIN: Final = 256
+RETIRE_NS: Final = 30 * 10**9
+NO_ROOM_NS: Final = 60 * 10**9  # until the next try: an operator has to make room first
 log = structlog.get_logger("pmdaemon")
+
+
+def reserve_pair(segment: Path, clock: Clock, index: int) -> bool:
+    """Reserve the room of a pair; False if there is none, which has been announced."""
+    name = f"pair-{index}"
+    try:
+        reserve_room(segment, name)
+    except SegmentMissing:
+        return True  # not made yet: the pair waits for it, and its next start reserves
+    except MailboxError as exc:
+        log.error("no-room-for-pair", pair=index, error=str(exc))
+        _announce_no_room(segment, clock.unix_us(), name, str(exc))
+        return False
+    return True
+
+
+def _announce_no_room(segment: Path, at_us: int, name: str, problem: str) -> None:
+    event = {
+        "event_id": str(uuid.uuid4()),
+        "at_us": at_us,
+        "kind": "no-room-for-pair",
+        "severity": "warning",
+        "element": "pmdaemon",
+        "subject": name,
+        "text": f"{name} is not started: {problem}. The pairs that run serve its gateways, too",
+        "details": {},
+    }
+    try:
+        with attach(segment, "pmdaemon") as mailbox:
+            header = {"rows": [["events", event]], "req": None, "from": "pmdaemon"}
+            mailbox.post("dbmanager", frame.encode(Kind.RECORD, header))
+    except MailboxError as exc:
+        log.warning("not-announced", error=str(exc))
+
+
+class PairManager:
+    """See the module.
+
+    Attributes:
+        children: by number.
+        moves: shards that have changed their pair.
+        passed_on: new connections and messages passed from pair to pair.
+        lost: connections and messages for which no pair was running; agents dial again.
+    """
+
+    def __init__(
+        self,
+        settings: PmConfig,
+        config_path: Path | None,
+        pipe: ParentPipe,
+        clock: Clock,
+        cpus: int,
+        has_room: Callable[[int], bool] = lambda _index: True,
+    ) -> None:
+        self.children: list[PairChild] = []
+        self.owners: Map = (0,) * SHARDS
+        self.moves = 0
+        self.passed_on = 0
+        self.lost = 0
+        self.t_ptmax_us = T_PTMAX_US
+        self.needed = 0
+        self._settings = settings
+        self._config_path = config_path
+        self._pipe = pipe
+        self._clock = clock
+        self._cpus = cpus
+        self._balance = Balance()
+        self._where: dict[str, int] = {}
+        self._retire_until_ns = 0
+        self._has_room = has_room
+        self._grow_again_ns = 0
+
+    # -- once a second
+
+    def review(self) -> None:
+        """Decide on the number of pairs and on the map."""
+        now_ns = self._clock.monotonic_ns()
+        for child in self.children:
+            if reason := child.hangs():
+                child.kill(reason)
+        if self._retire(now_ns):
+            return
+        wanted = self._wanted()
+        if not self.children or self._settings.fixed_pairs is not None:
+            self._grow(wanted)  # a fixed number needs no hysteresis, and the first pair no reason
+        # One that runs and has not reported yet (a slow start) takes no shards, but keeps those it has.
+        loads = [
+            PairLoad(child.index, child.last.busy_ratio, {row[0]: row[1] for row in child.last.shards})
+            for child in self.children
+            if child.is_running and (child.has_reported or child.index in self.owners)
+        ]
+        running = len(self.children)
+        self._balance, decision = decide(self._balance, self.owners, running, wanted, loads, now_ns)
+        self._grow(decision.pairs)
+        if decision.pairs < running:
+            self.children[-1].is_retiring = True
+            self._retire_until_ns = now_ns + RETIRE_NS
+            log.info("pair-retires", pair=self.children[-1].index)
+        if decision.moves:
+            self._set_map(decision.owners, decision.moves)
+
+    def _wanted(self) -> int:
+        settings = self._settings
+        gateways = sum(child.last.gateways for child in self.children)
+        self.t_ptmax_us = max((child.last.t_ptmax_us for child in self.children), default=0.0) or T_PTMAX_US
+        needed = pairs_needed(
+            gateways, settings.thread_quantum_ms, self.t_ptmax_us, self._cpus, settings.fixed_pairs
+        )
+        wanted = min(needed, settings.most_pairs)
+        if needed != self.needed:
+            self.needed = needed
+            formula = pairs_by_formula(gateways, settings.thread_quantum_ms, self.t_ptmax_us)
+            log.info(
+                "sizing",
+                gateways=gateways,
+                t_ptmax_us=round(self.t_ptmax_us),
+                formula=formula,
+                needed=needed,
+                pairs=max(wanted, len(self.children)),
+            )
+        return wanted
+
+    def _grow(self, pairs: int) -> None:
+        """Add pairs, as far as there is room for their mailboxes."""
+        if len(self.children) < pairs and self._clock.monotonic_ns() < self._grow_again_ns:
+            return
+        while len(self.children) < pairs:
+            index = len(self.children)
+            if not self._has_room(index) and index:  # without any pair there is nothing: it may wait for room
+                self._grow_again_ns = self._clock.monotonic_ns() + NO_ROOM_NS
+                return
+            self.children.append(PairChild(index, self._config_path, self._pipe, self._clock))
+
+    def _retire(self, now_ns: int) -> bool:
+        """Stop a retiring pair when it serves no gateway; True while one is on its way out."""
+        child = self.children[-1] if self.children else None
+        if child is None or not child.is_retiring:
+            return False
+        if child.is_running and child.last.connections and now_ns < self._retire_until_ns:
+            return True
+        self.children.pop()
+        child.stop()
+        log.info("pair-retired", pair=child.index)
+        return False
+
+    def _set_map(self, owners: Map, moves: int) -> None:
+        self.owners = owners
+        self.moves += moves
+        counts = ",".join(str(owners.count(child.index)) for child in self.children)
+        log.info("shards-moved", moves=moves, shards_by_pair=counts)
+        for child in self.children:
+            self.send_map(child)
+
+    def send_map(self, child: PairChild) -> None:
+        """Send the map to a pair."""
+        if child.control is not None:
+            child.control.send({"op": "map", "owners": list(self.owners)})
+
+    # -- starts and deaths
+
+    def started(self, child: PairChild) -> None:
+        """It runs: send it the map, unless it has all shards, which it assumes."""
+        if len(self.children) > 1 or self.owners.count(child.index) < SHARDS:
+            self.send_map(child)
+
+    def died(self, child: PairChild) -> None:
+        """Its shards go to those that run; its gateways dial again."""
+        self._where = {gateway_id: pair for gateway_id, pair in self._where.items() if pair != child.index}
+        living = [item.index for item in self.children if item.is_running and not item.is_retiring]
+        if living and child.index in self.owners:
+            following = evacuate(self.owners, living, shard_weights(self.owners, []))
+            moves = sum(a != b for a, b in zip(self.owners, following, strict=True))
+            self._set_map(following, moves)
+
+    # -- passing on
+
+    def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> PairChild | None:
+        """Give a new connection to the pair with the fewest; None if none can take it."""
+        running = [child for child in self.children if child.is_running and not child.is_retiring]
+        ordered = sorted(running, key=lambda child: child.load)
+        return next((child for child in ordered if child.offer(sock, address, is_dialled)), None)
+
+    def pass_on(self, sender: PairChild, messages: list[ChannelMessage]) -> None:
+        """What a pair has sent for others."""
+        for message in messages:
+            if message.op == "up":
+                self._record_registration(sender.index, message.header["gw"], message.header["address"])
+            else:
+                self._to_owner(message)
+            message.close()
+
+    def _record_registration(self, pair: int, gateway_id: str, address: str) -> None:
+        """A gateway has registered; if another pair serves it too, that session is the older one."""
+        older = self._where.get(gateway_id)
+        self._where[gateway_id] = pair
+        if older is not None and older != pair and older < len(self.children):
+            control = self.children[older].control
+            if control is not None:
+                control.send({"op": "elsewhere", "gw": gateway_id, "address": address})
+
+    def _to_owner(self, message: ChannelMessage) -> None:
+        owner = self.owners[message.header["shard"]]
+        control = self.children[owner].control if owner < len(self.children) else None
+        if control is None:
+            self.lost += 1
+            log.warning("not-passed-on", op=message.op, shard=message.header["shard"], pair=owner)
+            return
+        self.passed_on += 1
+        control.send(message.header, message.descriptors)
+        message.descriptors = []  # the channel closes them when they are sent
 
 
 def raise_open_files(wanted: int) -> int:
     """Raise RLIMIT_NOFILE to ``wanted`` or as far as the hard limit allows; returns the limit in force.
 
     Raises:
-        ConfigError: the hard limit is too low to serve anybody.
+        ConfigError: the hard limit is too low to serve any gateway.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
@@ -99,7 +340,7 @@ class Daemon:
         self._pipe = ParentPipe()
         cpus = len(os.sched_getaffinity(0))
         self._has_room = functools.partial(reserve_pair, config.segment_path, self._clock)
-        self.traffic = PairManager(
+        self.pair_manager = PairManager(
             config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._has_room
         )
         self._selector = selectors.DefaultSelector()
@@ -107,10 +348,10 @@ class Daemon:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
         self._list = GatewayList(config)
-        offer = functools.partial(self.traffic.new, is_dialled=True)
+        offer = functools.partial(self.pair_manager.new, is_dialled=True)
         self._dialler = Dialler(offer, self._clock, random.Random())  # noqa: S311 - guards nothing
-        self._told = DialledFile(config.dialled_path)
-        self._look_at_ns = 0
+        self._dialled_file = DialledFile(config.dialled_path)
+        self._review_at_ns = 0
         self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is
         self._refusals = LimitedLog("pmdaemon")
         self.refused_connections = 0
@@ -131,7 +372,7 @@ class Daemon:
         try:
             while not self._stop.is_set():
                 watchdog.beat()
-                self._look()
+                self._review()
                 self._start_due()
                 self._accept_again()
                 self._dialler.step()
@@ -149,7 +390,7 @@ class Daemon:
         log.info("stopping", reason=self._stop.reason)
         self._listener.close()
         self._dialler.close()
-        for child in self.traffic.children:
+        for child in self.pair_manager.children:
             child.stop()
         self._pipe.close()
         self._selector.close()
@@ -158,12 +399,12 @@ class Daemon:
                 path.unlink()
 
     def _timeout_s(self) -> float:
-        waiting = [child.due_ns for child in self.traffic.children if not child.is_running]
+        waiting = [child.due_ns for child in self.pair_manager.children if not child.is_running]
         if (due_ns := self._dialler.due_ns()) is not None:
             waiting.append(due_ns)
         if self._accept_at_ns is not None:
             waiting.append(self._accept_at_ns)
-        until_ns = min([self._look_at_ns, *waiting])
+        until_ns = min([self._review_at_ns, *waiting])
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _accept_again(self) -> None:
@@ -188,7 +429,7 @@ class Daemon:
                 return
             with sock:
                 address = f"{peer[0]}:{peer[1]}"
-                if self.traffic.new(sock, address) is None:
+                if self.pair_manager.new(sock, address) is None:
                     # Closed: the agent dials again after its backoff.
                     self.refused_connections += 1
                     self._refusals.warning(
@@ -203,31 +444,31 @@ class Daemon:
             channel.flush()
         if not events & selectors.EVENT_READ:
             return
-        parcels = child.take()
-        if parcels is None:
+        messages = child.take()
+        if messages is None:
             self._selector.unregister(channel)
             child.reap()
-            self.traffic.died(child)
+            self.pair_manager.died(child)
             self._dialler.forget_pair(child)
         else:
-            for parcel in parcels:
-                if parcel.op == "refused":
-                    header = parcel.header
+            for message in messages:
+                if message.op == "refused":
+                    header = message.header
                     self._dialler.refused(header["address"], header["reason"], is_over=header["is_over"])
-            self.traffic.pass_on(child, [parcel for parcel in parcels if parcel.op != "refused"])
+            self.pair_manager.pass_on(child, [message for message in messages if message.op != "refused"])
 
-    def _look(self) -> None:
+    def _review(self) -> None:
         """Once a second: how many pairs, and which has which shard."""
         now_ns = self._clock.monotonic_ns()
-        if now_ns < self._look_at_ns:
+        if now_ns < self._review_at_ns:
             return
-        self._look_at_ns = now_ns + LOOK_NS
+        self._review_at_ns = now_ns + REVIEW_NS
         if (listed := self._list.changed()) is not None:
             self._dialler.replace(listed)
-        before = {child: child.control for child in self.traffic.children}
-        self.traffic.look()
+        before = {child: child.control for child in self.pair_manager.children}
+        self.pair_manager.review()
         for child, channel in before.items():
-            if channel is not None and child not in self.traffic.children:
+            if channel is not None and child not in self.pair_manager.children:
                 self._forget(channel)
         self._publish()
 
@@ -238,27 +479,27 @@ class Daemon:
     def _publish(self) -> None:
         rows = self._dialler.states() + self._list.not_dialled
         text = metrics.text(
-            self.traffic, self.refused_connections, listed=len(rows), dialled=self._dialler.connected
+            self.pair_manager, self.refused_connections, listed=len(rows), dialled=self._dialler.connected
         )
         try:
             metrics.write(self._config.metrics_path, text)
-            self._told.write(rows)
+            self._dialled_file.write(rows)
         except OSError as exc:  # no room on the tmpfs: polling goes on, the figures stay old
             log.warning("metrics-not-written", error=exc.strerror)
 
     def _start_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        for child in self.traffic.children:
+        for child in self.pair_manager.children:
             if child.is_due:
-                if not self._has_room(child.index):  # the segment may have been made anew since
+                if not self._has_room(child.index):  # the segment may have been made again since
                     child.due_ns = now_ns + NO_ROOM_NS
                 elif child.start() and child.control is not None:
                     self._selector.register(child.control, selectors.EVENT_READ, child)
-                    self.traffic.started(child)
+                    self.pair_manager.started(child)
 
     def _ask_for_room(self) -> None:
         """Write readiness of the channels on which something waits."""
-        for child in self.traffic.children:
+        for child in self.pair_manager.children:
             if child.control is not None:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.control.waiting else 0)
                 if self._selector.get_key(child.control).events != events:

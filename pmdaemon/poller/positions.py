@@ -23,9 +23,17 @@ rewind. ``received`` returns a verdict for both recipients, so that each gets a 
 Invariants: floor[e], ack[e] <= received[e]; positions only grow, except ``received`` in a rewind, and
 ``ack`` when another dbmanager knows less (a restored database).
 
-Thread: no lock of its own; the gateway's lock guards it (``poller.gateway``).
+``Watermarks`` is what dbmanager has on disk, by gateway and epoch. WATERMARKS opens an *incarnation* of
+dbmanager: what it names is durable, everything else that was on its way is in doubt and must be asked for
+again. Further WATERMARKS and DURABLE of the same incarnation only advance. A notice of another incarnation
+than the open one is a leftover in the mailbox and is ignored. While a gateway's record holds an epoch, its
+high water is there, and ``Watermarks`` keeps what it was when the record began: a notice comes for each
+poll, and would else be entered twice.
 
-Source: DESIGN.md 4, points 2 and 3.
+Thread: no locks of their own; the gateway's lock guards its positions, the registry's the watermarks
+(``poller.gateway``).
+
+Source: DESIGN.md 4; docs/formats/messages.md (WATERMARKS, DURABLE).
 """
 
 from __future__ import annotations
@@ -33,16 +41,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pmdaemon.errors import BadCut
-from pmdaemon.poller.catch_up import CatchUp
-from pmdaemon.poller.live_cuts import LiveCuts
-from pmdaemon.poller.refusal_backoff import BEYOND, RefusalBackoff
+from pmdaemon.errors import BadCut, MalformedFrame
+from pmdaemon.poller.catch_up import BEYOND, CatchUp, RefusalBackoff
+from pmdaemon.poller.cut_batch import LiveCuts
+from pmdaemon.runtime.excerpt import excerpt
 
-FREE_CUTS: Final = (
-    4  # a backlog so short costs hardly more than the newest cut alone, which would come as well
-)
+# A backlog so short costs hardly more than the newest cut alone, which would come as well.
+FREE_CUTS: Final = 4
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
+_ROW: Final = (str, int, int)
 
 
 class CutVerdict(NamedTuple):
@@ -119,7 +127,7 @@ class CutPositions:
         "_over",
         "_pause",
         "_polls",
-        "_sole",
+        "_single_epoch",
         "_spooled",
         "_waiting_since_ns",
         "backlog_poll",
@@ -136,9 +144,9 @@ class CutPositions:
         self.repeated_cuts = 0
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
-        self._sole: _Epoch | None = None  # the running epoch while there is no other: nearly always
+        self._single_epoch: _Epoch | None = None  # the running epoch while there is no other: nearly always
         self._live: LiveCuts | None = None  # nearly always
-        self._over: dict[int, int] = {}  # what was durable of epochs that are over
+        self._over: dict[int, int] = {}  # what was durable of epochs that have ended
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
         self._pause: RefusalBackoff | None = None  # until the first refusal
@@ -173,7 +181,7 @@ class CutPositions:
 
     def _set_epochs(self, epochs: dict[int, _Epoch]) -> None:
         self._epochs = epochs
-        self._sole = next(iter(epochs.values())) if len(epochs) == 1 else None
+        self._single_epoch = next(iter(epochs.values())) if len(epochs) == 1 else None
 
     def rewind(self) -> None:
         """Ask again for everything that is not durable."""
@@ -189,45 +197,12 @@ class CutPositions:
         self.rewind()
 
     def restart(self, durable: Mapping[int, int]) -> None:
-        """Another dbmanager: only what it names is durable, what the agent was told to forget is gone."""
+        """Another dbmanager: only what it names is durable, what was acknowledged to the agent is gone."""
         self._over = {}
         for epoch, position in self._epochs.items():
             position.floor = max(position.floor, position.acked_to_agent)
             position.ack = durable.get(epoch, 0)
         self.rewind()
-
-    def pack(self) -> dict[str, Any]:
-        """Everything but a pause, for the process that the gateway moves to."""
-        return {
-            "epochs": [
-                [epoch, item.floor, item.last, item.ack, item.received, item.acked_to_agent, item.over_poll]
-                for epoch, item in self._epochs.items()
-            ],
-            "judged": [[epoch, item.judged] for epoch, item in self._epochs.items()],
-            "live": [] if self._live is None else self._live.pack(),
-            "polls": [list(item) for item in self._polls],
-            "waiting_since_ns": self._waiting_since_ns,
-            "counts": [self.rewinds, self.skipped_cuts, self.repeated_cuts, self.not_kept_cuts],
-        }
-
-    @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> CutPositions:
-        """The record of another process. Rewind it: what that one posted may come later than what we post."""
-        record = cls()
-        for epoch, floor, last, ack, received, acked_to_agent, over_poll in packed["epochs"]:
-            position = _Epoch(epoch, floor, last, ack)
-            position.received, position.acked_to_agent = received, acked_to_agent
-            position.over_poll = over_poll
-            record._epochs[epoch] = position
-        for epoch, judged in packed["judged"]:
-            record._epochs[epoch].judged = judged
-        record._set_epochs(record._epochs)
-        record._live = LiveCuts(packed["live"]) if packed["live"] else None
-        record._polls = tuple((number, sent_ns, rewinds) for number, sent_ns, rewinds in packed["polls"])
-        record._waiting_since_ns = packed["waiting_since_ns"]
-        counts = packed["counts"]
-        record.rewinds, record.skipped_cuts, record.repeated_cuts, record.not_kept_cuts = counts
-        return record
 
     def spool(self) -> list[list[int]]:
         """[epoch, first seq the agent may still hold, last seq known], oldest epoch first."""
@@ -255,7 +230,7 @@ class CutPositions:
 
     def durable(self, epoch: int, seq: int, now_ns: int) -> bool:
         """Notice of dbmanager that all up to ``seq`` is on disk; False if the epoch is not held here."""
-        position = self._sole
+        position = self._single_epoch
         if position is None or position.number != epoch:
             position = self._epochs.get(epoch)
         if position is None:
@@ -268,7 +243,7 @@ class CutPositions:
         if seq > position.received:
             position.received = seq
         behind = position.received > seq and position.received > position.floor
-        if not behind and position is not self._sole:
+        if not behind and position is not self._single_epoch:
             behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
         return True
@@ -287,7 +262,7 @@ class CutPositions:
     @property
     def has_backlog(self) -> bool:
         """Whether the agent is known to hold more than the next cut."""
-        position = self._sole
+        position = self._single_epoch
         return self._live is not None or position is None or position.received + 1 < self._spooled
 
     def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
@@ -313,15 +288,15 @@ class CutPositions:
         return PollRequest(ack, start)
 
     def _backlog_is_short(self) -> bool:
-        position = self._sole
+        position = self._single_epoch
         if position is None:
             return False
         newest = self._live.newest(position.number) if self._live is not None else 0
         return max(newest, self._spooled) - position.received <= FREE_CUTS
 
-    def poll_sole(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
+    def poll_single_epoch(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""
-        position = self._sole
+        position = self._single_epoch
         if position is None or self._polls or self._pause is not None or self.has_backlog:
             return None
         self._polls = ((poll, now_ns, self.rewinds),)
@@ -330,7 +305,7 @@ class CutPositions:
             position.acked_to_agent = ack
         return position.number, ack, position.received + 1
 
-    def answered_usually(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
+    def answered_in_order(self, poll: int, epoch: int, seq: int, now_ns: int) -> int | None:
         """The next cut of the only epoch and the REPLY behind it, in one step.
 
         As ``received``, with the verdict to keep and to judge, and ``answered`` would account for them.
@@ -338,7 +313,7 @@ class CutPositions:
         Returns:
             When the poll was sent; None in any other case: nothing was changed, take those two.
         """
-        position, polls = self._sole, self._polls
+        position, polls = self._single_epoch, self._polls
         if position is None or len(polls) != 1 or self._live is not None:
             return None
         number, sent_ns, rewinds = polls[0]
@@ -356,7 +331,7 @@ class CutPositions:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
 
         Older polls the agent left out are forgotten. An old epoch whose last cut was acknowledged in an
-        answered poll is over.
+        answered poll has ended.
         """
         polls = self._polls
         for place, (number, sent_ns, _) in enumerate(polls):
@@ -431,3 +406,66 @@ class CutPositions:
         position.received = seq
         if self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
+
+
+Notice = Sequence[Sequence[Any]]
+"""Rows of (gateway_id, epoch, seq)."""
+
+
+def parse_notice(header: Mapping[str, Any]) -> tuple[int, Notice]:
+    """(incarnation, [(gateway_id, epoch, seq), ...]) of a WATERMARKS or DURABLE header.
+
+    Raises:
+        MalformedFrame: a key is missing or of the wrong type.
+    """
+    incarnation, rows = header.get("inc"), header.get("hw")
+    if type(incarnation) is not int or not isinstance(rows, list):
+        raise MalformedFrame(f"a durable notice of incarnation {excerpt(incarnation)}")
+    if not _are_sound(rows):
+        wrong = next(row for row in rows if type(row) is not list or tuple(map(type, row)) != _ROW)
+        raise MalformedFrame(f"a durable notice with the row {excerpt(wrong)}")
+    return incarnation, rows
+
+
+def _are_sound(rows: list[Any]) -> bool:
+    """Whether each row is a list of the types of ``_ROW``. By columns: there is a row for each poll."""
+    if not rows:
+        return True
+    if set(map(type, rows)) != {list} or set(map(len, rows)) != {len(_ROW)}:
+        return False
+    columns = zip(*rows, strict=True)
+    return all(set(map(type, column)) == {kind} for column, kind in zip(columns, _ROW, strict=True))
+
+
+class Watermarks:
+    """High water per (gateway, epoch). ``incarnation`` is None until the first WATERMARKS."""
+
+    def __init__(self) -> None:
+        self.incarnation: int | None = None
+        self._high: dict[str, dict[int, int]] = {}
+
+    def open(self, incarnation: int, notice: Notice) -> bool:
+        """Take a WATERMARKS; True if it opens another incarnation, so that every gateway must rewind."""
+        is_new = incarnation != self.incarnation
+        if is_new:
+            self.incarnation = incarnation
+            self._high.clear()
+        self._raise(notice)
+        return is_new
+
+    def learn(self, notice: Notice) -> None:
+        """Take what is durable of the open incarnation: rows that no record holds, or held until now."""
+        self._raise(notice)
+
+    def of(self, gateway_id: str) -> dict[int, int]:
+        """Epoch to high water of one gateway (a copy)."""
+        return dict(self._high.get(gateway_id, {}))
+
+    def _raise(self, notice: Notice) -> None:
+        known = self._high.get
+        for gateway_id, epoch, seq in notice:
+            epochs = known(gateway_id)
+            if epochs is None:
+                self._high[gateway_id] = {epoch: seq}
+            elif seq > epochs.get(epoch, 0):
+                epochs[epoch] = seq

@@ -4,7 +4,7 @@ Two kinds of messages with different promises:
 
 * *Cuts.* A batch that dbmanager cannot take is not kept here: the cuts are still with their
   agents. ``on_refused`` rewinds those gateways, and they are asked for their cuts again. For services the
-  newest cut of each gateway waits here (``poller.newest_cuts``) until there is room; the older ones it
+  newest cut of each gateway waits here (``poller.cut_batch``) until there is room; the older ones it
   replaces are counted.
 * *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). No process asks for news again, so it is queued
   for recipients without room (``mailbox.sender``) and posted at the next ``flush``. While news waits for a
@@ -26,8 +26,7 @@ import structlog
 
 from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.mailbox.sender import OTHERS, MailboxSender, PostingMailbox
-from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutsBuilder, CutsMessage
-from pmdaemon.poller.newest_cuts import NewestCuts
+from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutsBuilder, CutsMessage, NewestCuts
 
 SERVICES: Final = "services"
 DBMANAGER: Final = "dbmanager"

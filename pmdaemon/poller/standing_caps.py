@@ -46,12 +46,6 @@ class StandingCaps:
         self._caps[gateway_id] = (gen, encoded)
         return gateway_id, gen, encoded
 
-    def inherit(self, gateway_id: str, gen: int, encoded: bytes) -> None:
-        """Caps of a gateway that has moved here from another pair; a newer order taken here stays."""
-        known = self._caps.get(gateway_id)
-        if known is None or known[0] < gen:
-            self._caps[gateway_id] = (gen, encoded)
-
     def caps_of(self, gateway_id: str) -> tuple[int, bytes] | None:
         """Generation and CAPS frame last ordered for a gateway."""
         return self._caps.get(gateway_id)

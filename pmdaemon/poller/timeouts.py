@@ -1,4 +1,4 @@
-"""Which sessions are over because of time: silent, late with their handshake, done draining, or expired.
+"""Sessions that end because of time: silent, late with their handshake, done draining, or expired.
 
 The inbound thread asks every ``SWEEP_NS`` and ends what is named here; a gateway that is merely late is
 called stalled, and one whose durability lags is rewound.
@@ -21,12 +21,11 @@ from typing import Final, NamedTuple
 import structlog
 
 from pmdaemon.errors import PeerRefused
+from pmdaemon.poller.admission import TLS_LIMIT_NS
 from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
-from pmdaemon.poller.gateway import Gateway, GatewayState
-from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.unregistered import TLS_LIMIT_NS
+from pmdaemon.poller.gateway import Gateway, GatewayState, Registry
 from pmdaemon.runtime.clock import Clock
 
 SWEEP_NS: Final = 500_000_000
@@ -58,43 +57,43 @@ class Overdue(NamedTuple):
 
 
 class SessionTimeouts:
-    """Looks at all sessions and records; ends nothing itself."""
+    """Checks all sessions and positions; ends nothing itself."""
 
     def __init__(
         self,
         registry: Registry,
-        reception: FrameHandlers,
+        handlers: FrameHandlers,
         clock: Clock,
-        patience: TimeoutPolicy,
+        policy: TimeoutPolicy,
         counters: Counter[str],
-        clerk: CertificateWorker | None,
+        certificate_worker: CertificateWorker | None,
     ) -> None:
         self._registry = registry
-        self._reception = reception
+        self._handlers = handlers
         self._clock = clock
-        self._patience = patience
+        self._policy = policy
         self._counters = counters
-        self._clerk = clerk
+        self._certificate_worker = certificate_worker
 
     def overdue(self, connections: Iterable[AgentConnection], now_ns: int) -> Iterator[Overdue]:
         """Those to be dropped now; gateways that are merely late are called stalled."""
-        recent_ns = now_ns - self._patience.stalled_after_ns
+        recent_ns = now_ns - self._policy.stalled_after_ns
         for conn in connections:
             gateway = conn.gateway
             if conn.drain_until_ns is not None:
                 if now_ns >= conn.drain_until_ns:
                     yield Overdue(conn, conn.end_reason)
             elif gateway is None:
-                yield from self._late_stranger(conn, now_ns)
+                yield from self._late_unregistered(conn, now_ns)
             else:
-                # Nearly everybody, nearly always: nothing awaited for long. Read without the lock, which at
+                # Nearly all, nearly always: nothing awaited for long. Read without the lock, which at
                 # worst sees a poll of this moment as none.
                 awaiting_ns = gateway.awaiting_since_ns
                 is_well = awaiting_ns is None or awaiting_ns > recent_ns
                 if gateway.condition is not GatewayState.UP or not is_well:
                     yield from self._silent(conn, gateway, now_ns)
 
-    def _late_stranger(self, conn: AgentConnection, now_ns: int) -> Iterator[Overdue]:
+    def _late_unregistered(self, conn: AgentConnection, now_ns: int) -> Iterator[Overdue]:
         limit_ns, awaited = (HANDSHAKE_NS, "REGISTER") if conn.secured else (TLS_LIMIT_NS, "TLS handshake")
         if now_ns - conn.opened_ns >= limit_ns:
             yield Overdue(conn, f"no {awaited} within {limit_ns // 10**9} s of connecting", "slow")
@@ -105,42 +104,41 @@ class SessionTimeouts:
         if oldest_ns is None:
             return
         silent_ns = now_ns - max(conn.last_received_ns, oldest_ns)
-        if silent_ns >= self._patience.lost_after_ns:
+        if silent_ns >= self._policy.lost_after_ns:
             yield Overdue(conn, f"nothing arrived for {silent_ns / 1e9:.1f} s")
-        elif awaiting_ns is not None and now_ns - awaiting_ns >= self._patience.stalled_after_ns:
-            self._reception.stalled(gateway, f"no reply for {(now_ns - awaiting_ns) / 1e9:.1f} s")
+        elif awaiting_ns is not None and now_ns - awaiting_ns >= self._policy.stalled_after_ns:
+            self._handlers.stalled(gateway, f"no reply for {(now_ns - awaiting_ns) / 1e9:.1f} s")
 
     def expired(
         self, connections: Iterable[AgentConnection]
     ) -> Iterator[tuple[AgentConnection, PeerRefused]]:
         """A certificate that ends while its session lives ends the session; the agent has a newer one."""
         now_us = self._clock.unix_us()
-        for conn in connections if self._clerk is not None else ():
-            held = conn.credential
-            if held is not None and now_us >= held.not_after_us and conn.drain_until_ns is None:
-                text = (
-                    f"the certificate {held.serial} of {held.name} has expired; dial again with its successor"
-                )
+        for conn in connections if self._certificate_worker is not None else ():
+            credential = conn.credential
+            if credential is not None and now_us >= credential.not_after_us and conn.drain_until_ns is None:
+                which = f"the certificate {credential.serial} of {credential.name}"
+                text = f"{which} has expired; dial again with its successor"
                 yield conn, PeerRefused("certificate-expired", text)
 
     def revoked(
         self, connections: Iterable[AgentConnection]
     ) -> Iterator[tuple[AgentConnection, PeerRefused]]:
         """Sessions whose certificate was revoked."""
-        revoked = self._clerk.revoked if self._clerk is not None else frozenset()
+        revoked = self._certificate_worker.revoked if self._certificate_worker is not None else frozenset()
         for conn in connections:
-            held = conn.credential
-            if held is not None and held.serial in revoked and conn.drain_until_ns is None:
-                text = f"the certificate {held.serial} of {held.name} was revoked"
+            credential = conn.credential
+            if credential is not None and credential.serial in revoked and conn.drain_until_ns is None:
+                text = f"the certificate {credential.serial} of {credential.name} was revoked"
                 yield conn, PeerRefused("revoked", text)
 
-    def tend_records(self, now_ns: int) -> None:
+    def check_durability(self, now_ns: int) -> None:
         """Rewind records whose durability lags; announce what agents have lost."""
         for gateway in self._registry.all():
             if gateway.record.lags(now_ns):
                 self._rewind_lagging(gateway, now_ns)
             if gateway.dropped > gateway.announced_dropped[0]:
-                self._reception.announce_losses(gateway, LOSSES_NS)
+                self._handlers.announce_losses(gateway, LOSSES_NS)
 
     def _rewind_lagging(self, gateway: Gateway, now_ns: int) -> None:
         with gateway.lock:

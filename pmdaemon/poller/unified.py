@@ -1,6 +1,6 @@
 """Unified mode (P15): the outbound work in the core's own thread, the inbound thread only wakes it.
 
-Two threads take turns with everything the inbound side owns (selector, connections, courier):
+Two threads take turns with everything the inbound side owns (selector, connections, publisher):
 
     pm-in-0   armed: waits in the selector, posts and sweeps when their time comes; at the first reply it
     serves what is ready, hands over and sleeps pm-core-0 sends; once handed over, it drains what is ready
@@ -8,8 +8,8 @@ Two threads take turns with everything the inbound side owns (selector, connecti
     until a poll is due, mail arrives or it is handed over again
 
 So the inbound thread is switched to once a burst, not once a reply; while a round of replies comes in, one
-thread runs. The turn is the boolean ``_mine``: written by the core when it arms, and after it has read
-``_handed``. The two eventfds order it: the side that writes one does not touch the inbound side again
+thread runs. The turn is the boolean ``_is_core_turn``: written by the core when it arms, and after it has
+read ``_handed``. The two eventfds order it: the side that writes one does not touch the inbound side again
 before it has read the other.
 
 Source: P15. ``pairs = "unified"``; measured beside the pair by ``benchmarks/poll.py``.
@@ -30,7 +30,7 @@ DRAINS_A_TURN: Final = 8  # rounds of reading before it is the sends' turn again
 
 
 def _wait(*fds: int, timeout_ms: int | None = None) -> None:
-    sleeper = select.poll()  # descriptors above 1023 are usual here, ``select.select`` refuses them
+    sleeper = select.poll()  # descriptors above 1023 are common here, ``select.select`` refuses them
     for fd in fds:
         sleeper.register(fd, select.POLLIN)
     sleeper.poll(timeout_ms)
@@ -44,7 +44,7 @@ class UnifiedCore:
         self._outbound = outbound
         self._armed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._handed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._mine = True
+        self._is_core_turn = True
         self.handovers = 0
 
     # -- pm-core-0
@@ -68,13 +68,13 @@ class UnifiedCore:
     def step(self) -> bool:
         """Send what is due, then drain for a turn; True when there is nothing left but to sleep."""
         self._outbound.step()
-        if not self._mine:
-            self._mine = self._read(self._handed)
-        if not self._mine:
+        if not self._is_core_turn:
+            self._is_core_turn = self._read(self._handed)
+        if not self._is_core_turn:
             return True
         for _ in range(DRAINS_A_TURN):
             if not self._inbound.step(0):
-                self._mine = False
+                self._is_core_turn = False
                 os.eventfd_write(self._armed, 1)
                 return True
         return False

@@ -30,7 +30,7 @@ import structlog
 from sqlalchemy import Engine
 
 from pmdaemon.mailbox import Mailbox, attach
-from pmdaemon.poller.backpressure import BackpressureReporter
+from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
@@ -145,7 +145,7 @@ def _report(mailboxes: Sequence[Mailbox], problem: Problem) -> None:
     """PRESSURE at once, from the main thread: only while there is no intake thread."""
     BackpressureReporter(
         mailboxes[0], server_clock(), dict, dict, lambda: [problem], [(mailboxes[1], "appserver")]
-    ).tell()
+    ).report()
 
 
 def _run_threads(

@@ -29,9 +29,10 @@ from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from tests.fuzz import Counts
-from tests.support.gateways import GATEWAY, Taken, hello, make_cut, register, schema, streams
+from tests.support.fake_mailbox import Taken
+from tests.support.gateways import GATEWAY, hello, make_cut, register, schema, streams
+from tests.support.pair import OTHER, PairRig
 from tests.support.services import Bench as ServicesBench
-from tests.unit.pmdaemon.poller.test_pair_steps import OTHER, Bench
 
 Header = dict[str, Any]
 NOW_US: Final = 1_800_000_000_000_000
@@ -220,45 +221,47 @@ def agent_side(chance: Random) -> bool:
 
 def pair(chance: Random) -> bool:
     """A bad gateway beside a good one; whether the bad one was refused."""
-    bench = Bench()
+    rig = PairRig()
     try:
-        bench.marks()
-        good, bad = bench.up(OTHER), bench.dial()
+        rig.watermarks()
+        good, bad = rig.up(OTHER), rig.dial()
         data = b"".join(session(chance))
         at = chance.randrange(len(data)) if data and chance.random() < 0.3 else len(data)
         bad.send(data[:at])
-        bench.step()
-        bench.pass_time(1.1)
+        rig.step()
+        rig.pass_time(1.1)
         with contextlib.suppress(OSError):  # it may be closed already
             bad.send(data[at:])
-        for poll in bench.polls(good):
+        for poll in rig.polls(good):
             good.answer(poll)
-        bench.pass_time(0.3)
-        assert bench.counters["connection_faults"] == 0, "a defect of ours ended a connection"
+        rig.pass_time(0.3)
+        assert rig.counters["connection_faults"] == 0, "a defect of ours ended a connection"
         kept = [
             frame.decode(raw).header["seq"]
-            for batch in bench.box.to("dbmanager", Kind.CUTS)
+            for batch in rig.mailbox.to("dbmanager", Kind.CUTS)
             for raw in frame.split(batch.blob)
             if frame.decode(raw).header["gw"].hex() == OTHER.replace("-", "")
         ]
         assert kept == [1], f"cuts of the other gateway: {kept}"
-        passed_on(bench)
-        return bench.counters["refused_sessions"] > 0
+        passed_on(rig)
+        return rig.counters["refused_sessions"] > 0
     finally:
-        bench.close()
+        rig.close()
 
 
-def passed_on(bench: Bench) -> None:
+def passed_on(rig: PairRig) -> None:
     """Services and dbmanager accept all that the pair has posted."""
     services, intake = ServicesBench(), IngestIntake(1, HighWater([]))
-    for recipients, payload in bench.box.posts:
+    for recipients, payload in rig.mailbox.posts:
         if "services" in recipients:
             services.core.on_message("pair-0", payload, 1, NOW_US)
     services.tick(1)
     services.tick(1)
     assert services.core.bad_frames == 0, "services refused what the pair passed on"
     assert services.journal.lost == 0
-    mail = [Taken("pair-0", payload) for recipients, payload in bench.box.posts if "dbmanager" in recipients]
+    mail = [
+        Taken("pair-0", payload) for recipients, payload in rig.mailbox.posts if "dbmanager" in recipients
+    ]
     intake.absorb(mail)
     wrong = {
         name: intake.counts[name] for name in ("malformed", "unknown", "rows_refused") if intake.counts[name]

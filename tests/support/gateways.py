@@ -1,4 +1,4 @@
-"""Test doubles of the daemon's neighbours: an agent that speaks the protocol, and an in-memory mailbox.
+"""An agent that speaks the daemon's protocol, and the frames it sends.
 
 The agent keeps its cuts like a real one: in a list per epoch, forgotten only when acknowledged. It reads
 with a deadline and never sleeps.
@@ -6,7 +6,6 @@ with a deadline and never sleeps.
 
 from __future__ import annotations
 
-import os
 import socket
 import uuid
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.frame import Frame, FrameReader
 from pmdaemon.wire.kinds import Kind
@@ -194,76 +192,3 @@ class Agent:
 
     def close(self) -> None:
         self.sock.close()
-
-
-class FakeMailbox:
-    """Posts are kept, takes are given; ``full`` names recipients without room."""
-
-    def __init__(self) -> None:
-        self.posts: list[tuple[tuple[str, ...], bytes]] = []
-        self.inbox: list[Any] = []
-        self.full: set[str] = set()
-        self.refusals = 0
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK)
-
-    def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
-        wanted = (recipients,) if isinstance(recipients, str) else tuple(recipients)
-        served = tuple(name for name in wanted if name not in self.full)
-        if served:
-            self.posts.append((served, bytes(payload)))
-        if refused := tuple(name for name in wanted if name in self.full):
-            self.refusals += 1
-            raise MailboxFull("pair-0", refused)
-
-    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
-        for number, payload in enumerate(payloads):
-            try:
-                self.post(recipient, payload)
-            except MailboxFull:
-                raise MailboxFull("pair-0", (recipient,), posted=number) from None
-
-    def deliver(self, sender: str, kind: Kind, header: dict[str, Any]) -> None:
-        self.inbox.append(Taken(sender, frame.encode(kind, header)))
-        os.eventfd_write(self._fd, 1)
-
-    def take(self, max_messages: int = 64, max_bytes: int = 262_144) -> list[Any]:
-        taken, self.inbox = self.inbox[:max_messages], self.inbox[max_messages:]
-        return taken
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def prepare_sleep(self) -> bool:
-        return not self.inbox
-
-    def awake(self) -> None:
-        pass
-
-    def to(self, recipient: str, kind: Kind | None = None) -> list[Frame]:
-        """Frames posted to a recipient so far, of one kind."""
-        decoded = [frame.decode(payload) for names, payload in self.posts if recipient in names]
-        return [item for item in decoded if kind is None or item.kind == kind]
-
-    def cuts_to(self, recipient: str) -> list[tuple[int, bool]]:
-        """(seq, live) of all cuts posted to a recipient."""
-        found = []
-        for batch in self.to(recipient, Kind.CUTS):
-            raws = list(frame.split(batch.blob))
-            assert len(raws) == batch.header["n"] == len(batch.header["recv_us"])
-            for raw, live in zip(raws, batch.header["live"], strict=True):
-                found.append((frame.decode(raw).header["seq"], live))
-        return found
-
-    def states(self, recipient: str = "services") -> list[tuple[str, str]]:
-        """(gateway_id, state) of the GATEWAY announcements."""
-        return [(item.header["gw"], item.header["state"]) for item in self.to(recipient, Kind.GATEWAY)]
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-class Taken:
-    def __init__(self, sender: str, payload: bytes) -> None:
-        self.sender = sender
-        self.payload = payload
-        self.sequence = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
+from tests.support.fake_mailbox import FakeMailbox
 
 Row = dict[str, Any]
 MINUTE_US = 60_000_000
@@ -197,33 +198,6 @@ class FakeStore:
             }
         )
         self.progress_us[gateway] = max(self.progress_us.get(gateway, 0), slot_us + MINUTE_US)
-
-
-class FakeMailbox:
-    """Keeps what is posted; recipients in ``full`` have no room, and ``post_many`` finds ``room`` at most."""
-
-    def __init__(self) -> None:
-        self.posted: list[tuple[str, frame.Frame]] = []
-        self.full: set[str] = set()
-        self.room = 1 << 30
-
-    def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
-        assert isinstance(recipients, str)
-        if recipients in self.full:
-            raise MailboxFull("services", (recipients,))
-        self.posted.append((recipients, frame.decode(payload)))
-
-    def post_many(self, recipient: str, payloads: Sequence[bytes]) -> None:
-        room = 0 if recipient in self.full else self.room
-        self.posted += [(recipient, frame.decode(payload)) for payload in payloads[:room]]
-        if len(payloads) > room:
-            raise MailboxFull("services", (recipient,), posted=room)
-
-    def take_posted(self, kind: Kind) -> list[tuple[str, dict[str, Any]]]:
-        """Headers of one kind posted since the last call; others stay."""
-        found = [(to, one.header) for to, one in self.posted if one.kind == kind]
-        self.posted = [(to, one) for to, one in self.posted if one.kind != kind]
-        return found
 
 
 class FakeBrain:

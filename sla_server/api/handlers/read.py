@@ -43,7 +43,7 @@ def listed_gateways(context: AppContext) -> list[Row]:
     """The gateways that the PMDaemon dials, by address.
 
     Three sources are joined by address: the table ``gateway_list``, the file in which the PMDaemon reports
-    its dialling (``pmdaemon.poller.gateway_list``), and the gateways ever seen, whose address says which one
+    its dialling (``pmdaemon.poller.dialler``), and the gateways ever seen, whose address says which one
     answered there.
 
     Returns:

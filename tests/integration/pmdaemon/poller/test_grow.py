@@ -54,15 +54,15 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProces
 
 def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
     port = server.start(max_pairs=2, thread_quantum_ms=1000)
-    children = server.daemon.traffic.children
-    fleet = Fleet(port, GATEWAYS)
+    children = server.daemon.pair_manager.children
+    fleet = Fleet.plain(port, GATEWAYS)
     try:
         until(server, lambda: len(server.stored) == GATEWAYS)
         assert len(children) == 1, "24 gateways of at most 2 ms each are done within 1000 ms"
         # Now they must be done within 0.1 ms: 24 * T_ptmax (20 us at least) / 100 us is 5 or more pairs.
         server.config.pmdaemon.thread_quantum_ms = 0.1
         until(server, lambda: "pair-1" in server.served_by.values())
-        assert server.daemon.traffic.needed == 2, "by the formula more, by the processors two"
+        assert server.daemon.pair_manager.needed == 2, "by the formula more, by the processors two"
         added = children[1].process
         before = dict(server.stored)
         until(server, lambda: all(server.stored[name] > before[name] + 3 for name in before))
@@ -72,12 +72,12 @@ def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
         until(server, lambda: added.returncode is not None)
         assert added.returncode == 0, "it ended by itself, asked to"
         assert set(server.served_by.values()) == {"pair-0"}
-        assert set(server.daemon.traffic.owners) == {0}
+        assert set(server.daemon.pair_manager.owners) == {0}
         before = dict(server.stored)
         until(server, lambda: all(server.stored[name] > before[name] + 3 for name in before))
-        assert fleet.ended == {}, "no session was ended by any of it"
+        assert fleet.ended == {}, "no session was refused by any of it"
         assert server.holes == []
         judged = server.judged()
-        assert len(judged) == len(set(judged)), "each cut was judged once"
+        assert len(judged) == len(set(judged)), "no pair judged one twice"
     finally:
         fleet.close()

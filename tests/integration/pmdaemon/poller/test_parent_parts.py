@@ -193,7 +193,7 @@ def test_without_descriptors_nothing_is_accepted_for_a_second(
     parent._selector.register(parent._listener, selectors.EVENT_READ)
     parent._accept()
     assert (len(tries), list(parent._selector.get_map())) == (1, [])
-    parent._look_at_ns = clock.monotonic_ns() + 60 * 10**9
+    parent._review_at_ns = clock.monotonic_ns() + 60 * 10**9
     assert parent._timeout_s() == 1.0
     parent._accept_again()
     assert not parent._selector.get_map()

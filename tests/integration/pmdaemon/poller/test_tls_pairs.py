@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import ssl
-import threading
 import uuid
-from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.sni import name_of
-from tests.integration.pmdaemon.poller.test_move import TwoPairs, until
+from tests.integration.pmdaemon.poller.test_move import Fleet, TwoPairs, until
 from tests.support.gateways import DEADLINE_S, Agent
 
 GATEWAYS = 16
@@ -89,62 +87,16 @@ def test_each_gateway_lands_at_its_owner_and_stays(server: TwoPairs) -> None:
     assert "peer-refused" not in server.log.read_text()
 
 
-class Redialling:
-    """Agents over TLS that answer every poll and dial again when told BYE, as real ones do."""
-
-    def __init__(self, site: Site, port: int, count: int) -> None:
-        self.goodbyes: Counter[str] = Counter()
-        self.errors: list[str] = []
-        self._stopping = threading.Event()
-        self._site, self._port = site, port
-        self._open: dict[str, Agent] = {}
-        names = [str(uuid.uuid4()) for _ in range(count)]
-        contexts_by_name = {name: site.context(name) for name in names}
-        self._threads = [
-            threading.Thread(target=self._live, args=(name, context))
-            for name, context in contexts_by_name.items()
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _live(self, name: str, context: ssl.SSLContext) -> None:
-        cuts: dict[tuple[int, int], bytes] = {}
-        next_seq = 1
-        while not self._stopping.is_set():
-            agent = self._open[name] = self._site.dial(self._port, name, context)
-            agent.cuts, agent.next_seq = cuts, next_seq
-            try:
-                agent.register()
-                self._answer(agent)
-            except (EOFError, OSError):
-                pass
-            cuts, next_seq = agent.cuts, agent.next_seq
-            agent.close()
-
-    def _answer(self, agent: Agent) -> None:
-        while True:
-            received = agent.read()
-            if received.kind == Kind.POLL:
-                agent.answer(received)
-            elif received.kind == Kind.BYE:
-                self.goodbyes[agent.gateway_id] += 1
-            elif received.kind == Kind.ERROR:
-                self.errors.append(str(received.header))
-
-    def close(self) -> None:
-        self._stopping.set()
-        for agent in self._open.values():
-            with contextlib.suppress(OSError):
-                agent.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
+def fleet_of(site: Site, port: int, count: int) -> Fleet:
+    names = [str(uuid.uuid4()) for _ in range(count)]
+    return Fleet({name: partial(site.dial, port, name, site.context(name)) for name in names})
 
 
 def test_a_shard_moves_by_reconnect_under_load_and_no_cut_is_lost(server: TwoPairs) -> None:
     site = Site(server.directory)
     port = server.start(pairs=2, **{"tls.enabled": True, "tls.state_dir": str(site.directory)})
     server.greet()
-    fleet = Redialling(site, port, GATEWAYS)  # all shards begin with pair-0
+    fleet = fleet_of(site, port, GATEWAYS)  # all shards begin with pair-0
     try:
         until(server, lambda: len(server.stored) == GATEWAYS)
         until(server, lambda: set(server.served_by.values()) == {"pair-0", "pair-1"})
@@ -152,7 +104,7 @@ def test_a_shard_moves_by_reconnect_under_load_and_no_cut_is_lost(server: TwoPai
         until(server, lambda: all(server.stored[name] > before[name] + 5 for name in before))
         assert fleet.goodbyes, "sessions were told to dial again"
         assert max(fleet.goodbyes.values()) <= 3, "and stay where they arrive"
-        assert fleet.errors == []
+        assert fleet.ended == {}
         assert server.holes == [], "dbmanager takes every cut, in order: none is missing, repeats are dropped"
         owners = {shard_of(name): pair for name, pair in server.served_by.items()}
         assert all(owners[shard_of(name)] == pair for name, pair in server.served_by.items())

@@ -23,7 +23,8 @@ from sla_server.services import process
 from sla_server.services.config import ServicesConfig
 from sla_server.services.record_sender import RecordSender
 from tests.support.agreements import simple
-from tests.support.services import GATEWAY, START_US, FakeMailbox, FakeStore
+from tests.support.fake_mailbox import FakeMailbox
+from tests.support.services import GATEWAY, START_US, FakeStore
 
 LIMIT_S = 60.0
 MIB = 1 << 20

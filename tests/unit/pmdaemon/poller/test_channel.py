@@ -25,9 +25,9 @@ def test_a_moved_socket_works_with_bytes_that_were_already_there() -> None:
     far.sendall(b"sent before the move")
     assert parent.offer({"op": "new", "address": "127.0.0.1:5000"}, near)
     near.close()
-    (parcel,) = pair.take()
-    assert parcel.header == {"op": "new", "address": "127.0.0.1:5000"}
-    moved = parcel.take_socket()
+    (message,) = pair.take()
+    assert message.header == {"op": "new", "address": "127.0.0.1:5000"}
+    moved = message.take_socket()
     assert moved.recv(100) == b"sent before the move"
     moved.sendall(b"answer")
     assert far.recv(100) == b"answer"
@@ -40,17 +40,17 @@ def test_a_moved_socket_works_with_bytes_that_were_already_there() -> None:
         item.close()
 
 
-def test_a_state_of_any_size_travels_with_its_socket() -> None:
+def test_bytes_of_any_size_travel_with_their_socket() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
     data = os.urandom(3 << 20)
-    pair.send({"op": "moved", "shard": 3}, [os.dup(near.fileno()), channel.state_file(data)])
-    (parcel,) = parent.take()
-    assert parcel.take_state() == data
-    with parcel.take_socket() as moved:
+    pair.send({"op": "moved", "shard": 3}, [os.dup(near.fileno()), channel.memory_file(data)])
+    (message,) = parent.take()
+    assert message.take_bytes() == data
+    with message.take_socket() as moved:
         moved.sendall(b"x")
         assert far.recv(1) == b"x"
-    assert parcel.descriptors == []
+    assert message.descriptors == []
     for item in (parent, pair, near, far):
         item.close()
 
@@ -67,9 +67,9 @@ def test_what_finds_no_room_waits_in_order_and_closes_its_descriptors() -> None:
     assert not parent.offer({"op": "new"}, far)  # a new connection does not overtake
     got: list[int] = []
     while len(got) < count:
-        for parcel in pair.take():
-            got.append(parcel.header["n"])
-            parcel.close()
+        for message in pair.take():
+            got.append(message.header["n"])
+            message.close()
         parent.flush()
     assert got == list(range(count))
     assert not parent.waiting
@@ -95,8 +95,8 @@ def test_messages_before_the_end_of_the_stream_are_served_first() -> None:
     near, far = socket.socketpair()
     assert parent.offer({"op": "new"}, near)
     parent.close()
-    (parcel,) = pair.take()
-    parcel.close()
+    (message,) = pair.take()
+    message.close()
     with pytest.raises(PeerGone):
         pair.take()
     for item in (pair, near, far):
@@ -120,13 +120,13 @@ def test_a_pair_that_does_not_take_refuses_and_nothing_blocks() -> None:
 def test_reports_are_dropped_when_nobody_reads() -> None:
     parent, pair = ends()
     report = channel.PairReport(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
-    pair.tell({"op": "report", **report._asdict()})
-    (parcel,) = parent.take()
-    header = dict(parcel.header)
+    pair.send_or_drop({"op": "report", **report._asdict()})
+    (message,) = parent.take()
+    header = dict(message.header)
     assert header.pop("op") == "report"
     assert channel.PairReport(**header) == report
     for _ in range(100_000):
-        pair.tell({"op": "report"})  # no error, no wait
+        pair.send_or_drop({"op": "report"})  # no error, no wait
         if not select.select([], [pair], [], 0)[1]:
             break
     assert not pair.waiting

@@ -43,17 +43,6 @@ def test_of_equal_round_trips_the_newest_counts() -> None:
         assert estimator.offset_us == server_us
 
 
-def test_another_process_goes_on_with_the_best() -> None:
-    estimator = OffsetEstimator()
-    estimator.add(0, 1_000, 0)
-    estimator.add(0, 9_000, 2_000)
-    other = OffsetEstimator(estimator.best)
-    assert other.offset_us == 1_000
-    for _ in range(BLOCK):
-        other.add(0, 9_000, 2_000)
-    assert other.offset_us == 8_000
-
-
 @pytest.mark.parametrize("step_us", [180_000_000, -3_600_000_000])
 def test_a_stepped_clock_is_followed_with_the_next_answer(step_us: int) -> None:
     estimator = OffsetEstimator()

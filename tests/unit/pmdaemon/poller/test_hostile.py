@@ -1,6 +1,6 @@
 """Whatever a peer sends, in whatever state: the worst it brings about is the end of its own connection.
 
-Property tests over the whole receiving side of a pair (``test_pair_steps.Bench``): a step that raises is a
+Property tests over the whole receiving side of a pair (``PairRig``): a step that raises is a
 dead pair. The other gateway is polled and its cut is kept in every example.
 """
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import GATEWAY, hello, make_cut, register, schema, streams
-from tests.unit.pmdaemon.poller.test_pair_steps import OTHER, Bench
+from tests.support.pair import OTHER, PairRig
 
 HANDSHAKE = (hello(), schema(), register(), streams())
 POLLED = len(HANDSHAKE) + 1
@@ -69,11 +69,11 @@ def frames(draw: st.DrawFn) -> bytes:
     return frame.encode(kind, header, draw(st.just(blob) | st.binary(max_size=64)))
 
 
-def cuts_of(bench: Bench, gateway_id: str) -> list[tuple[int, int]]:
+def cuts_of(rig: PairRig, gateway_id: str) -> list[tuple[int, int]]:
     """(seq, epoch) of the cuts of one gateway that were given to dbmanager."""
     headers = [
         frame.decode(raw).header
-        for batch in bench.box.to("dbmanager", Kind.CUTS)
+        for batch in rig.mailbox.to("dbmanager", Kind.CUTS)
         for raw in frame.split(batch.blob)
     ]
     wanted = gateway_id.replace("-", "")
@@ -86,25 +86,25 @@ def told_of_the_other(said: bytes, after: int) -> tuple[list[int], tuple[str, st
     Returns:
         Of another gateway: the seqs of its cuts; the first news of all, which is of it; all its states.
     """
-    bench = Bench()
+    rig = PairRig()
     try:
-        bench.marks()
-        good, bad = bench.up(OTHER), bench.dial()
+        rig.watermarks()
+        good, bad = rig.up(OTHER), rig.dial()
         bad.send(*HANDSHAKE[:after], *(() if after == POLLED else (said,)))
-        bench.step()
-        bench.pass_time(1.1)
+        rig.step()
+        rig.pass_time(1.1)
         if after == POLLED:
             bad.send(said)
-            bench.step()
-        for poll in bench.polls(good):
+            rig.step()
+        for poll in rig.polls(good):
             good.answer(poll)
-        bench.pass_time(0.2)
-        states = bench.box.states()
-        seqs = [seq for seq, _ in cuts_of(bench, OTHER)]
-        assert not bench.counters["connection_faults"], "a defect of ours ended a connection"
+        rig.pass_time(0.2)
+        states = rig.mailbox.states()
+        seqs = [seq for seq, _ in cuts_of(rig, OTHER)]
+        assert not rig.counters["connection_faults"], "a defect of ours ended a connection"
         return seqs, states[0], {state for gateway_id, state in states if gateway_id == OTHER}
     finally:
-        bench.close()
+        rig.close()
 
 
 UNHARMED = ([1], (OTHER, "up"), {"up"})
@@ -133,37 +133,37 @@ def test_every_key_of_every_frame_may_be_a_deep_nest(depth: int, after: int) -> 
 
 @pytest.mark.parametrize("where", ["_handle", "_receive", "_serve"])
 def test_a_defect_of_ours_ends_the_connection_that_met_it(where: str) -> None:
-    bench = Bench()
+    rig = PairRig()
     try:
-        bench.marks()
-        good, bad = bench.up(OTHER), bench.up()
-        original = getattr(bench.inbound, where)
+        rig.watermarks()
+        good, bad = rig.up(OTHER), rig.up()
+        original = getattr(rig.inbound, where)
 
         def defect(conn: Any, *rest: Any) -> Any:
             if conn.gateway is not None and conn.gateway.gateway_id == GATEWAY:
                 raise RecursionError("a defect")
             return original(conn, *rest)
 
-        with patch.object(bench.inbound, where, defect):
-            bench.pass_time(1.1)
+        with patch.object(rig.inbound, where, defect):
+            rig.pass_time(1.1)
             if where == "_serve":  # is asked when the socket can be written to, too
                 (conn,) = (
-                    c for c in bench.inbound._connections if c.gateway and c.gateway.gateway_id == GATEWAY
+                    c for c in rig.inbound._connections if c.gateway and c.gateway.gateway_id == GATEWAY
                 )
-                bench.inbound._readiness.modify(conn, 3)
+                rig.inbound._readiness.modify(conn, 3)
             bad.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
-            for poll in bench.polls(good):
+            for poll in rig.polls(good):
                 good.answer(poll)
-            bench.pass_time(0.2)
-        assert bench.counters["connection_faults"] == 1
-        assert bench.box.states()[-1] == (GATEWAY, "lost")
-        assert [seq for seq, _ in cuts_of(bench, OTHER)] == [1]
-        again = bench.up()  # and it may come again
+            rig.pass_time(0.2)
+        assert rig.counters["connection_faults"] == 1
+        assert rig.mailbox.states()[-1] == (GATEWAY, "lost")
+        assert [seq for seq, _ in cuts_of(rig, OTHER)] == [1]
+        again = rig.up()  # and it may come again
         again.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
-        bench.step()
-        assert bench.counters["connection_faults"] == 1
+        rig.step()
+        assert rig.counters["connection_faults"] == 1
     finally:
-        bench.close()
+        rig.close()
 
 
 @settings(max_examples=150)
@@ -178,17 +178,17 @@ def test_a_damaged_session(data: Any) -> None:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_answer_after_good_ones(data: Any) -> None:
-    bench = Bench()
+    rig = PairRig()
     try:
-        bench.marks()
-        good, bad = bench.up(OTHER), bench.up()
+        rig.watermarks()
+        good, bad = rig.up(OTHER), rig.up()
         for _ in range(3):
-            bench.pass_time(1)
+            rig.pass_time(1)
             for agent in (good, bad):
-                for poll in bench.polls(agent):
+                for poll in rig.polls(agent):
                     agent.answer(poll)
-        bench.pass_time(1)
-        (poll,) = bench.polls(bad)
+        rig.pass_time(1)
+        (poll,) = rig.polls(bad)
         said: list[bytes] = []
         with patch.object(bad, "send", lambda *frames: said.extend(frames)):
             bad.answer(poll)
@@ -196,14 +196,14 @@ def test_a_damaged_answer_after_good_ones(data: Any) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
             whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
         bad.send(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
-        for poll in bench.polls(good):
+        for poll in rig.polls(good):
             good.answer(poll)
-        bench.step()
-        bench.pass_time(0.2)
-        gateway = bench.registry.get(OTHER)
+        rig.step()
+        rig.pass_time(0.2)
+        gateway = rig.registry.get(OTHER)
         assert gateway is not None
         assert (gateway.conn is not None, good.next_seq) == (True, 5)
-        assert [seq for seq, _ in cuts_of(bench, OTHER)] == [1, 2, 3, 4]
-        assert len(cuts_of(bench, GATEWAY)) in (3, 4)
+        assert [seq for seq, _ in cuts_of(rig, OTHER)] == [1, 2, 3, 4]
+        assert len(cuts_of(rig, GATEWAY)) in (3, 4)
     finally:
-        bench.close()
+        rig.close()

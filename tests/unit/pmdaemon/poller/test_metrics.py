@@ -1,4 +1,4 @@
-"""The daemon's figures as text: every line declared, labels, whole files."""
+"""The daemon's figures as text: every line declared, labels, whole files; reports of back-pressure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any, cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.poller import metrics
 from pmdaemon.poller.channel import PairReport
-from pmdaemon.poller.pair_manager import PairManager
+from pmdaemon.poller.metrics import BackpressureReporter
+from pmdaemon.poller.parent import PairManager
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame, pressure
 
 
 class FakeChild:
@@ -71,3 +75,64 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     metrics.write(path, "a 2\n")
     assert path.read_text() == "a 2\n"
     assert [item.name for item in path.parent.iterdir()] == ["pmdaemon.prom"]
+
+
+class Box:
+    name = "pair-0"
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, bytes]] = []
+        self.is_full = False
+
+    def post(self, recipients: str, payload: bytes) -> None:
+        if self.is_full:
+            raise MailboxFull(self.name, (recipients,))
+        self.posted.append((recipients, payload))
+
+    def stats(self) -> dict[str, Any]:
+        return {"full": 4, "ring_fill_ratio": {"services": 0.5, "dbmanager": 0.0}}
+
+
+def test_it_tells_rings_and_counters_every_other_second() -> None:
+    box, clock = Box(), FakeClock()
+    reporter = BackpressureReporter(box, clock, lambda: {"ingest-queue": 0.25}, lambda: {"news": 1})
+    for _ in range(5):
+        reporter.tick()
+        clock.advance(1)
+    assert [to for to, _ in box.posted] == ["services"] * 3
+    told = pressure.parse(frame.decode(box.posted[0][1]).header)
+    assert told.fullness == {"services": 0.5, "dbmanager": 0.0, "ingest-queue": 0.25}
+    assert told.refused == {"posts": 4, "news": 1}
+    assert told.problems == ()
+
+
+def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
+    box, clock = Box(), FakeClock()
+    trouble = pressure.Problem("database", 7, "away " * 200)
+    reporter = BackpressureReporter(box, clock, dict, dict, lambda: [trouble] * 40)
+    reporter.tick()
+    reporter.report()
+    reporter.tick()
+    assert len(box.posted) == 2
+    told = pressure.parse(frame.decode(box.posted[1][1]).header)
+    assert len(told.problems) == pressure.MOST_PROBLEMS
+    assert told.problems[0] == trouble._replace(reason=trouble.reason[: pressure.REASON_CHARS])
+
+
+def test_others_get_the_same_whoever_has_no_room() -> None:
+    box, other, clock = Box(), Box(), FakeClock()
+    reporter = BackpressureReporter(box, clock, dict, dict, copies=[(other, "appserver")])
+    box.is_full = True
+    reporter.tick()
+    assert [to for to, _ in other.posted] == ["appserver"]
+
+
+def test_without_room_it_says_nothing_and_goes_on() -> None:
+    box, clock = Box(), FakeClock()
+    reporter = BackpressureReporter(box, clock, dict, dict)
+    box.is_full = True
+    reporter.tick()
+    box.is_full = False
+    clock.advance(2)
+    reporter.tick()
+    assert len(box.posted) == 1

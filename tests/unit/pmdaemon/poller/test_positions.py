@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.errors import BadCut
-from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.catch_up import BEYOND, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, CatchUp
 from pmdaemon.poller.positions import LAG_NS, MAX_POLLS_OUT, CutPositions, CutVerdict, PollRequest
-from pmdaemon.poller.refusal_backoff import BEYOND, FIRST_NS, MOST_NS
+from tests.support.slots import values_of
 
 BOTH, NEITHER = CutVerdict(True, True), CutVerdict(False, False)
 KEEP, JUDGE = CutVerdict(True, False), CutVerdict(False, True)
@@ -223,12 +224,12 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
     assert len(record._live) == 1
     record.poll(3600, 0, PLENTY)
     assert set(take(record, *range(1, 3600))) == {KEEP}
-    assert record.answered_usually(3600, 7, 3600, 0) == 0, "nothing is left of it"
+    assert record.answered_in_order(3600, 7, 3600, 0) == 0, "nothing is left of it"
 
 
 def test_a_gateway_with_a_backlog_is_asked_for_it_while_the_budget_lasts() -> None:
     record, scarce = fresh(spool=[(7, 1, 40)]), Budget(0)
-    assert record.poll_sole(1, 0) is None, "it registered with more than the next cut"
+    assert record.poll_single_epoch(1, 0) is None, "it registered with more than the next cut"
     assert record.poll(1, 0, scarce).start == [7, BEYOND]
     assert take(record, 41, live=True) == [JUDGE]
     record.answered(1)
@@ -246,7 +247,7 @@ def test_a_gateway_with_a_backlog_is_asked_for_it_while_the_budget_lasts() -> No
     assert take(record, *range(31, 44)) == [*[BOTH] * 10, KEEP, KEEP, BOTH]
     record.answered(4)
     assert not record.has_backlog
-    assert record.poll_sole(5, 2 * 10**9 + 1) == (7, 0, 44), "who has caught up needs no budget"
+    assert record.poll_single_epoch(5, 2 * 10**9 + 1) == (7, 0, 44), "who has caught up needs no budget"
 
 
 def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() -> None:
@@ -267,9 +268,9 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
     assert pauses_s == [1, 2, 4, 8, 8, 8, 8]
     for seq in range(1, 5):
         record.durable(7, seq, now_ns)
-    assert record.poll_sole(9, now_ns) is not None, "the short way is open again"
+    assert record.poll_single_epoch(9, now_ns) is not None, "the short way is open again"
     record.refused(now_ns, 0.5)
-    assert record.poll(10, now_ns + FIRST_NS, PLENTY).start == [7, 5], (
+    assert record.poll(10, now_ns + FIRST_PAUSE_NS, PLENTY).start == [7, 5], (
         "what becomes durable undoes the doubling"
     )
 
@@ -321,13 +322,13 @@ class World:
     def poll(self, backlog: int) -> None:
         """The agent answers at once; what it sends is on the wire until ``arrive``."""
         self.poll_id += 1
-        twin = CutPositions.unpack(self.record.pack())
-        sole = self.record.poll_sole(self.poll_id, self.now_ns)
-        asked = (self.record if sole is None else twin).poll(self.poll_id, self.now_ns, self.budget)
-        if sole is not None:  # the short way does what the long one does
-            epoch, acked, first = sole
+        twin = copy.deepcopy(self.record)
+        single = self.record.poll_single_epoch(self.poll_id, self.now_ns)
+        asked = (self.record if single is None else twin).poll(self.poll_id, self.now_ns, self.budget)
+        if single is not None:  # the short way does what the long one does
+            epoch, acked, first = single
             assert asked == PollRequest([[epoch, acked]] if acked else [], [epoch, first])
-            assert twin.pack() == self.record.pack()
+            assert values_of(twin) == values_of(self.record)
         self.cut()
         acked = dict(map(tuple, asked.ack))
         self.spool = [item for item in self.spool if item[1] > acked.get(item[0], 0)]
@@ -363,14 +364,14 @@ class World:
 
     def arrive_usually(self, poll: int, epoch: int, seq: int) -> bool:
         """The short way, if it is open: with the effect of the long one. Else nothing has changed."""
-        twin = CutPositions.unpack(self.record.pack())
-        sent_ns = self.record.answered_usually(poll, epoch, seq, self.now_ns)
+        twin = copy.deepcopy(self.record)
+        sent_ns = self.record.answered_in_order(poll, epoch, seq, self.now_ns)
         if sent_ns is not None:
             assert twin.received(epoch, seq, False, self.now_ns) == CutVerdict(keep=True, judge=True)
             assert twin.answered(poll) == sent_ns
             self.mailbox.append((epoch, seq))
             self.judged.append((epoch, seq))
-        assert twin.pack() == self.record.pack()
+        assert values_of(twin) == values_of(self.record)
         return sent_ns is not None
 
     def store(self) -> None:
@@ -418,8 +419,8 @@ def test_nothing_is_lost_or_stored_twice(steps: list[str]) -> None:
             case "again":
                 world.register()
             case "wait":
-                world.now_ns += FIRST_NS
-    world.now_ns += MOST_NS
+                world.now_ns += FIRST_PAUSE_NS
+    world.now_ns += LONGEST_PAUSE_NS
     for _ in range(4):  # quiet times: everything made so far must come through
         world.poll(100)
         while world.wire:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pmdaemon.poller import newest_cuts
+from pmdaemon.poller import cut_batch
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutsBuilder
 from pmdaemon.poller.publisher import NEWS_BYTES, CutPublisher
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import MAX_CUT_BYTES
-from tests.support.gateways import GATEWAY, FakeMailbox, make_cut
+from tests.support.fake_mailbox import FakeMailbox
+from tests.support.gateways import GATEWAY, make_cut
 
 
 @pytest.fixture
@@ -25,12 +26,12 @@ def box() -> Iterator[FakeMailbox]:
 class Post:
     def __init__(self, box: FakeMailbox) -> None:
         self.rewound: list[set[str]] = []
-        self.courier = CutPublisher(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
+        self.publisher = CutPublisher(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
 
     def cut(
         self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0
     ) -> None:
-        self.courier.cut(
+        self.publisher.cut(
             make_cut(seq=seq),
             GATEWAY,
             keep=keep,
@@ -46,10 +47,10 @@ def test_batch_waits_20_ms_and_goes_out_as_one_message_for_both(box: FakeMailbox
     post = Post(box)
     post.cut(1, now_ns=100)
     post.cut(2, now_ns=200)
-    post.courier.flush(100 + BATCH_AGE_NS - 1)
+    post.publisher.flush(100 + BATCH_AGE_NS - 1)
     assert box.posts == []
-    assert post.courier.due_ns() == 100 + BATCH_AGE_NS
-    post.courier.flush(100 + BATCH_AGE_NS)
+    assert post.publisher.due_ns() == 100 + BATCH_AGE_NS
+    post.publisher.flush(100 + BATCH_AGE_NS)
     assert [names for names, _ in box.posts] == [("dbmanager", "services")]
     header = box.to("services")[0].header
     assert header == {
@@ -63,8 +64,8 @@ def test_batch_waits_20_ms_and_goes_out_as_one_message_for_both(box: FakeMailbox
         make_cut(seq=1),
         make_cut(seq=2),
     ]
-    assert post.courier.due_ns() is None
-    assert post.courier.posted_cuts == 2
+    assert post.publisher.due_ns() is None
+    assert post.publisher.posted_cuts == 2
 
 
 def test_full_batch_goes_at_once() -> None:
@@ -84,7 +85,7 @@ def test_live_goes_to_services_only_and_order_is_kept_per_recipient(box: FakeMai
     post.cut(9, keep=False, live=True)
     post.cut(2, judge=False)
     post.cut(3)
-    post.courier.flush(BATCH_AGE_NS)
+    post.publisher.flush(BATCH_AGE_NS)
     assert box.cuts_to("dbmanager") == [(1, False), (2, False), (3, False)]
     assert box.cuts_to("services") == [(1, False), (9, True), (3, False)]
 
@@ -93,14 +94,14 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     post = Post(box)
     box.full = {"dbmanager"}
     post.cut(1)
-    post.courier.flush(BATCH_AGE_NS)
+    post.publisher.flush(BATCH_AGE_NS)
     assert post.rewound == [{GATEWAY}]
     assert box.cuts_to("services") == [(1, False)]
-    assert post.courier.refused_keeping == 1
-    assert post.courier.posted_cuts == 0
+    assert post.publisher.refused_keeping == 1
+    assert post.publisher.posted_cuts == 0
     box.full = set()
     post.cut(1, judge=False)
-    post.courier.flush(BATCH_AGE_NS)
+    post.publisher.flush(BATCH_AGE_NS)
     assert box.cuts_to("dbmanager") == [(1, False)]
     assert len(post.rewound) == 1
 
@@ -114,19 +115,19 @@ def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMail
     for seq in (1, 2):
         post.cut(seq)
     other = make_cut(seq=7)
-    post.courier.cut(other, OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
-    post.courier.flush(BATCH_AGE_NS)
+    post.publisher.cut(other, OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.flush(BATCH_AGE_NS)
     post.cut(3, now_ns=BATCH_AGE_NS)
-    post.courier.flush(2 * BATCH_AGE_NS)
-    assert post.courier.dropped_live_cuts == 2
+    post.publisher.flush(2 * BATCH_AGE_NS)
+    assert post.publisher.dropped_live_cuts == 2
     assert post.rewound == []
     assert box.cuts_to("dbmanager") == [(1, False), (2, False), (7, False), (3, False)]
     assert box.cuts_to("services") == []
     box.full = set()
-    post.courier.flush(3 * BATCH_AGE_NS)
+    post.publisher.flush(3 * BATCH_AGE_NS)
     assert box.cuts_to("services") == [(3, False), (7, False)]
     assert box.to("services")[0].header["recv_us"] == [1003, 1]
-    post.courier.flush(4 * BATCH_AGE_NS)
+    post.publisher.flush(4 * BATCH_AGE_NS)
     assert len(box.to("services")) == 1, "each is posted once"
 
 
@@ -135,13 +136,13 @@ def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMa
     box.full = {"services"}
     post.cut(9, keep=False, live=True)
     post.cut(1)
-    post.courier.post_cuts()
-    assert post.courier.dropped_live_cuts == 1
+    post.publisher.post_cuts()
+    assert post.publisher.dropped_live_cuts == 1
     box.full = set()
-    post.courier.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
-    post.courier.post_cuts()
+    post.publisher.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.post_cuts()
     assert box.cuts_to("services") == [], "what waits goes first"
-    post.courier.flush(0)
+    post.publisher.flush(0)
     assert box.cuts_to("services") == [(9, True), (7, False)]
 
 
@@ -150,10 +151,10 @@ def test_a_cut_of_an_epoch_before_does_not_replace_the_newest(box: FakeMailbox) 
     box.full = {"services"}
     for epoch, seq, start_us in ((200, 5, 5_000_000), (100, 90, 4_000_000), (300, 1, 6_000_000)):
         cut = make_cut(seq=seq, epoch=epoch, start_us=start_us)
-        post.courier.cut(cut, GATEWAY, recv_unix_us=1, offset_us=0, now_ns=0)
-        post.courier.post_cuts()
+        post.publisher.cut(cut, GATEWAY, recv_unix_us=1, offset_us=0, now_ns=0)
+        post.publisher.post_cuts()
     box.full = set()
-    post.courier.flush(0)
+    post.publisher.flush(0)
     assert box.cuts_to("services") == [(1, False)]
 
 
@@ -161,12 +162,12 @@ def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> N
     post = Post(box)
     box.full = {"services"}
     post.cut(1)
-    post.courier.post_cuts()
-    post.courier.flush(1)
+    post.publisher.post_cuts()
+    post.publisher.flush(1)
     tries = box.refusals
-    post.courier.flush(2)
+    post.publisher.flush(2)
     assert box.refusals == tries
-    post.courier.flush(1 + BATCH_AGE_NS)
+    post.publisher.flush(1 + BATCH_AGE_NS)
     assert box.refusals == tries + 1
 
 
@@ -174,15 +175,17 @@ def test_what_waits_for_services_is_bounded_by_its_bytes(
     box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size_bytes = len(make_cut())
-    monkeypatch.setattr(newest_cuts, "WAITING_BYTES", 3 * size_bytes)  # the real limit takes 4,000 gateways
+    monkeypatch.setattr(cut_batch, "WAITING_BYTES", 3 * size_bytes)  # the real limit takes 4,000 gateways
     post = Post(box)
     box.full = {"services"}
     for number in range(5):
-        post.courier.cut(make_cut(seq=number + 1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
-    post.courier.post_cuts()
-    assert post.courier.dropped_live_cuts == 2
+        post.publisher.cut(
+            make_cut(seq=number + 1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0
+        )
+    post.publisher.post_cuts()
+    assert post.publisher.dropped_live_cuts == 2
     box.full = set()
-    post.courier.flush(0)
+    post.publisher.flush(0)
     assert box.cuts_to("services") == [(3, False), (4, False), (5, False)]
 
 
@@ -191,13 +194,13 @@ def test_what_waits_goes_out_in_messages_of_a_batch(box: FakeMailbox) -> None:
     box.full = {"services"}
     count = 2 * BATCH_BYTES // len(make_cut())
     for number in range(count):
-        post.courier.cut(make_cut(seq=1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
-    post.courier.post_cuts()
+        post.publisher.cut(make_cut(seq=1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.post_cuts()
     box.full = set()
-    post.courier.flush(0)
+    post.publisher.flush(0)
     assert len(box.cuts_to("services")) == count
     assert all(len(item.blob) <= BATCH_BYTES for item in box.to("services"))
-    assert post.courier.dropped_live_cuts == 0
+    assert post.publisher.dropped_live_cuts == 0
 
 
 def news(number: int) -> bytes:
@@ -207,18 +210,18 @@ def news(number: int) -> bytes:
 def test_refused_news_waits_in_order_and_cuts_do_not_overtake_it(box: FakeMailbox) -> None:
     post = Post(box)
     box.full = {"dbmanager"}
-    post.courier.news(news(1), "dbmanager", "services")
+    post.publisher.news(news(1), "dbmanager", "services")
     box.full = set()
-    post.courier.news(news(2), "dbmanager", "services")
+    post.publisher.news(news(2), "dbmanager", "services")
     post.cut(1)
-    post.courier.post_cuts()
+    post.publisher.post_cuts()
     assert box.to("dbmanager") == []
     assert post.rewound == [{GATEWAY}]
     assert [item.header.get("n") for item in box.to("services", Kind.GATEWAY_ALERT)] == [1, 2]
-    assert post.courier.waiting_news == 2
-    post.courier.flush(0)
+    assert post.publisher.waiting_news == 2
+    post.publisher.flush(0)
     assert [item.header["n"] for item in box.to("dbmanager")] == [1, 2]
-    assert post.courier.waiting_news == 0
+    assert post.publisher.waiting_news == 0
 
 
 def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
@@ -226,14 +229,14 @@ def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
     box.full = {"services"}
     message = frame.encode(Kind.GATEWAY_ALERT, {}, bytes(1 << 19))
     for _ in range(80):
-        post.courier.news(message, "services", "dbmanager")
-    assert post.courier.waiting_news * len(message) <= NEWS_BYTES
-    assert post.courier.dropped_news == 80 - post.courier.waiting_news > 0
-    assert post.courier.neglected() == []  # it could not take more yet
+        post.publisher.news(message, "services", "dbmanager")
+    assert post.publisher.waiting_news * len(message) <= NEWS_BYTES
+    assert post.publisher.dropped_news == 80 - post.publisher.waiting_news > 0
+    assert post.publisher.neglected() == []  # it could not take more yet
     box.full = set()
-    post.courier.flush(0)
-    assert post.courier.neglected() == ["services"]
-    assert post.courier.neglected() == []
+    post.publisher.flush(0)
+    assert post.publisher.neglected() == ["services"]
+    assert post.publisher.neglected() == []
 
 
 def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:

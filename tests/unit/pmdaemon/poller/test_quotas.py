@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from pmdaemon.poller import allowances
+from pmdaemon.poller import quotas
 from pmdaemon.poller.gateway import ANSWER_BYTES
 from pmdaemon.poller.quotas import EVENT_NS, LIMITS, REMEMBERED, Quotas
 from pmdaemon.wire import frame, names
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import GATEWAY, Agent, hello, make_cut, register, schema
-from tests.unit.pmdaemon.poller.test_pair_steps import OTHER, Bench
+from tests.support.pair import OTHER, PairRig
 
 SECOND = 10**9
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
+def rig() -> Iterator[PairRig]:
+    made = PairRig()
     yield made
     made.close()
 
@@ -30,8 +30,8 @@ def alert(**over: Any) -> bytes:
     return frame.encode(Kind.ALERT, header | over)
 
 
-def events(bench: Bench) -> list[dict[str, Any]]:
-    rows = [row for item in bench.box.to("dbmanager", Kind.RECORD) for row in item.header["rows"]]
+def events(rig: PairRig) -> list[dict[str, Any]]:
+    rows = [row for item in rig.mailbox.to("dbmanager", Kind.RECORD) for row in item.header["rows"]]
     return [row for table, row in rows if table == "events" and row["kind"] == "gateway-over-limit"]
 
 
@@ -66,7 +66,7 @@ def test_names_count_once() -> None:
 
 def test_one_event_in_a_while() -> None:
     quotas = Quotas()
-    assert [quotas.should_tell("alerts", at_ns) for at_ns in (5, 6, EVENT_NS + 4, EVENT_NS + 5)] == [
+    assert [quotas.should_report("alerts", at_ns) for at_ns in (5, 6, EVENT_NS + 4, EVENT_NS + 5)] == [
         True,
         False,
         False,
@@ -74,24 +74,24 @@ def test_one_event_in_a_while() -> None:
     ]
 
 
-def test_ten_thousand_alerts_are_dropped_but_the_session_lives(bench: Bench) -> None:
-    good, bad = bench.up(OTHER), bench.up()
+def test_ten_thousand_alerts_are_dropped_but_the_session_lives(rig: PairRig) -> None:
+    good, bad = rig.up(OTHER), rig.up()
     for _ in range(100):
         bad.send(*[alert() for _ in range(100)])
-        bench.step()
+        rig.step()
     burst = LIMITS["alerts"].burst
-    assert len(bench.box.to("services", Kind.GATEWAY_ALERT)) == burst
-    assert bench.counters["over_limit"] == 10_000 - burst
-    (event,) = events(bench)
+    assert len(rig.mailbox.to("services", Kind.GATEWAY_ALERT)) == burst
+    assert rig.counters["over_limit"] == 10_000 - burst
+    (event,) = events(rig)
     assert (event["severity"], event["details"]["what"]) == ("warning", "alerts")
     assert "50 at once" in event["text"]
     good.send(alert())
-    bench.step()
-    assert len(bench.box.to("services", Kind.GATEWAY_ALERT)) == burst + 1
-    bench.pass_time(3.1)
+    rig.step()
+    assert len(rig.mailbox.to("services", Kind.GATEWAY_ALERT)) == burst + 1
+    rig.pass_time(3.1)
     bad.send(*[alert() for _ in range(10)])
-    bench.step()
-    assert len(bench.box.to("services", Kind.GATEWAY_ALERT)) == burst + 1 + 3
+    rig.step()
+    assert len(rig.mailbox.to("services", Kind.GATEWAY_ALERT)) == burst + 1 + 3
 
 
 FLOODS = {
@@ -102,23 +102,23 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-def test_a_flood_of_other_kinds_ends_the_session(bench: Bench, what: str) -> None:
-    agent = bench.up()
+def test_a_flood_of_other_kinds_ends_the_session(rig: PairRig, what: str) -> None:
+    agent = rig.up()
     burst = LIMITS["answers" if what == "unknown" else what].burst
     for _ in range(burst):
         agent.send(FLOODS[what])
-        bench.step()
+        rig.step()
         if what != "answers":  # which are not answered themselves
             agent.read()
     agent.send(FLOODS[what])
-    bench.step()
+    rig.step()
     assert refused(agent) == "over-limit"
-    assert len(events(bench)) == 1
+    assert len(events(rig)) == 1
 
 
 @pytest.mark.parametrize("what", ["epochs", "volumes"])
-def test_names_that_were_never_used_before_are_bounded(bench: Bench, what: str) -> None:
-    agent = bench.up()
+def test_names_that_were_never_used_before_are_bounded(rig: PairRig, what: str) -> None:
+    agent = rig.up()
     burst = LIMITS[what].burst
     for first in range(0, burst, 250):
         if what == "epochs":
@@ -126,16 +126,16 @@ def test_names_that_were_never_used_before_are_bounded(bench: Bench, what: str) 
         else:
             said = register(volumes=[f"new-{number}" for number in range(first, first + 250)])
         agent.send(said)
-        bench.step()
+        rig.step()
     while (received := agent.read()).kind != Kind.ERROR:
         assert received.kind == Kind.REGISTERED
     assert received.header["code"] == "over-limit"
-    (event,) = events(bench)
+    (event,) = events(rig)
     assert event["details"]["what"] == what
 
 
-def test_streams_are_bounded(bench: Bench) -> None:
-    agent = bench.up()
+def test_streams_are_bounded(rig: PairRig) -> None:
+    agent = rig.up()
     burst, a_frame = LIMITS["streams"].burst, 500
     for first in range(0, burst + a_frame, a_frame):
         rows = [
@@ -148,115 +148,115 @@ def test_streams_are_bounded(bench: Bench) -> None:
             for number in range(first, first + a_frame)
         ]
         agent.send(frame.encode(Kind.STREAMS, {"streams": rows}))
-        bench.step()
+        rig.step()
     assert refused(agent) == "over-limit"
 
 
-def test_sessions_are_bounded(bench: Bench) -> None:
+def test_sessions_are_bounded(rig: PairRig) -> None:
     for _ in range(LIMITS["sessions"].burst):
-        bench.up().sock.close()
-        bench.step()
-    agent = bench.dial()
+        rig.up().sock.close()
+        rig.step()
+    agent = rig.dial()
     agent.send(hello(), schema(), register())
-    bench.step()
+    rig.step()
     agent.expect(Kind.WELCOME)
     assert refused(agent) == "over-limit"
-    bench.up(OTHER)  # another's
-    bench.pass_time(6)
-    bench.up()
+    rig.up(OTHER)  # another's
+    rig.pass_time(6)
+    rig.up()
 
 
-def test_a_process_knows_so_many_gateways(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 2)
-    bench.up()
-    bench.up(OTHER)
+def test_a_process_knows_so_many_gateways(rig: PairRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MAX_GATEWAYS", 2)
+    rig.up()
+    rig.up(OTHER)
     third = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0003"
-    agent = bench.dial(third)
+    agent = rig.dial(third)
     agent.send(hello(third), schema(), register())
-    bench.step()
+    rig.step()
     agent.expect(Kind.WELCOME)
     assert refused(agent) == "too-many-gateways"
 
 
 def test_a_gateway_that_is_away_makes_room_for_a_new_one(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: PairRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 3)
+    monkeypatch.setattr(quotas, "MAX_GATEWAYS", 3)
     third, fourth = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0003", "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0004"
-    bench.up()  # the least recently heard, and there
+    rig.up()  # the least recently heard, and there
     for gateway_id in (OTHER, third):
-        bench.up(gateway_id).sock.close()
-        bench.step()
-    bench.up(fourth)
-    assert [item.gateway_id for item in bench.registry.all()] == [GATEWAY, third, fourth]
-    bench.up(OTHER)
-    assert [item.gateway_id for item in bench.registry.all()] == [GATEWAY, fourth, OTHER]
+        rig.up(gateway_id).sock.close()
+        rig.step()
+    rig.up(fourth)
+    assert [item.gateway_id for item in rig.registry.all()] == [GATEWAY, third, fourth]
+    rig.up(OTHER)
+    assert [item.gateway_id for item in rig.registry.all()] == [GATEWAY, fourth, OTHER]
 
 
-def test_gateways_are_forgotten_at_a_limited_rate(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowances, "MAX_GATEWAYS", 1)
+def test_gateways_are_forgotten_at_a_limited_rate(rig: PairRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MAX_GATEWAYS", 1)
     ids = [f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{number:04x}" for number in range(LIMITS["newcomers"].burst + 2)]
     for gateway_id in ids[:-1]:
-        bench.up(gateway_id).sock.close()
-        bench.step()
-    agent = bench.dial(ids[-1])
+        rig.up(gateway_id).sock.close()
+        rig.step()
+    agent = rig.dial(ids[-1])
     agent.send(hello(ids[-1]), schema(), register())
-    bench.step()
+    rig.step()
     agent.expect(Kind.WELCOME)
     assert refused(agent) == "too-many-gateways"
-    bench.pass_time(1.1)
-    bench.up(ids[-1])
+    rig.pass_time(1.1)
+    rig.up(ids[-1])
 
 
 @pytest.mark.parametrize("flags", [0, frame.FLAG_LIVE])
-def test_cuts_come_in_answers_of_bounded_size(bench: Bench, flags: int) -> None:
-    bench.marks()
-    agent = bench.up()
-    bench.pass_time(1)
-    assert len(bench.polls(agent)) == 1
+def test_cuts_come_in_answers_of_bounded_size(rig: PairRig, flags: int) -> None:
+    rig.watermarks()
+    agent = rig.up()
+    rig.pass_time(1)
+    assert len(rig.polls(agent)) == 1
     size_bytes = len(make_cut(rows=1000))
     fitting = ANSWER_BYTES // size_bytes
     for seq in range(1, fitting + 1):
         agent.send(make_cut(seq=seq, rows=1000, flags=flags))
-        bench.step()
-    assert bench.counters["cuts"] == fitting
+        rig.step()
+    assert rig.counters["cuts"] == fitting
     agent.send(make_cut(seq=fitting + 1, rows=1000, flags=flags))
-    bench.step()
+    rig.step()
     error = agent.expect(Kind.ERROR).header
     assert error["code"] == "bad-cut"
     assert f"more than {ANSWER_BYTES} bytes" in error["text"]
-    assert bench.counters["cuts"] == fitting
+    assert rig.counters["cuts"] == fitting
 
 
-def test_each_poll_may_be_answered_in_full(bench: Bench) -> None:
-    bench.marks()
-    agent = bench.up()
+def test_each_poll_may_be_answered_in_full(rig: PairRig) -> None:
+    rig.watermarks()
+    agent = rig.up()
     a_poll = ANSWER_BYTES // len(make_cut(rows=1000))
     for turn in range(3):
-        bench.pass_time(1)
-        (poll,) = bench.polls(agent)
+        rig.pass_time(1)
+        (poll,) = rig.polls(agent)
         for seq in range(turn * a_poll + 1, (turn + 1) * a_poll + 1):
             agent.send(make_cut(seq=seq, rows=1000))
-            bench.step()
+            rig.step()
         reply = {"poll": poll.header["poll"], "sent_ns": poll.header["sent_ns"], "wall_us": 1, "dropped": 0}
         agent.send(frame.encode(Kind.REPLY, {**reply, "cuts": a_poll, "first": None, "last": None}))
-        bench.step()
-    assert bench.counters["cuts"] == 3 * a_poll
-    assert bench.counters["replies"] == 3
+        rig.step()
+    assert rig.counters["cuts"] == 3 * a_poll
+    assert rig.counters["replies"] == 3
 
 
-def test_a_refused_claim_does_not_touch_who_is_there(bench: Bench) -> None:
+def test_a_refused_claim_does_not_touch_who_is_there(rig: PairRig) -> None:
     """Without TLS a peer may use another gateway's id, and be refused under it."""
-    bench.up(OTHER)
+    rig.up(OTHER)
     for gateway_id in (OTHER, GATEWAY):
-        bench.dial().send(hello(gateway_id, proto_min=9, proto_max=9))
-        bench.step()
-    assert bench.box.states() == [(OTHER, "up"), (GATEWAY, "refused")]
+        rig.dial().send(hello(gateway_id, proto_min=9, proto_max=9))
+        rig.step()
+    assert rig.mailbox.states() == [(OTHER, "up"), (GATEWAY, "refused")]
 
 
-def test_refused_claims_are_bounded(bench: Bench) -> None:
+def test_refused_claims_are_bounded(rig: PairRig) -> None:
     for number in range(LIMITS["refusals"].burst + 20):
-        bench.dial().send(hello(f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{number:04x}", proto_min=9, proto_max=9))
-        bench.step()
-    assert len(bench.box.states()) == LIMITS["refusals"].burst
-    assert bench.counters["over_limit"] == 20
+        rig.dial().send(hello(f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{number:04x}", proto_min=9, proto_max=9))
+        rig.step()
+    assert len(rig.mailbox.states()) == LIMITS["refusals"].burst
+    assert rig.counters["over_limit"] == 20

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.poller import watermarks
+from pmdaemon.poller.positions import Watermarks, parse_notice
 from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, StandingCaps, thresholds_order
-from pmdaemon.poller.watermarks import Watermarks
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
@@ -74,7 +73,7 @@ def test_watermarks_open_and_learn() -> None:
 
 
 def test_parse_notice() -> None:
-    assert watermarks.parse({"inc": 3, "hw": [["a", 1, 2]]}) == (3, [["a", 1, 2]])
+    assert parse_notice({"inc": 3, "hw": [["a", 1, 2]]}) == (3, [["a", 1, 2]])
 
 
 @pytest.mark.parametrize(
@@ -83,4 +82,4 @@ def test_parse_notice() -> None:
 )
 def test_bad_notice(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        watermarks.parse(header)
+        parse_notice(header)

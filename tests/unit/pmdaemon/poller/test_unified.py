@@ -16,13 +16,13 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import Agent, hello, register, schema, streams
-from tests.unit.pmdaemon.poller.test_pair_steps import Bench
+from tests.support.pair import PairRig
 
 GATEWAYS = [f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f1{index:03}" for index in range(5)]
 
 
-class Unified(Bench):
-    """A bench whose two sides are driven by the core."""
+class Unified(PairRig):
+    """A rig whose two sides are driven by the core."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,84 +65,84 @@ class Unified(Bench):
 
 
 @pytest.fixture
-def bench() -> Iterator[Unified]:
+def rig() -> Iterator[Unified]:
     made = Unified()
     yield made
     made.close()
 
 
-def test_polls_and_answers_as_in_a_pair(bench: Unified) -> None:
-    bench.marks()
-    agents = bench.all_up()
-    bench.pass_time(1.0)
+def test_polls_and_answers_as_in_a_pair(rig: Unified) -> None:
+    rig.watermarks()
+    agents = rig.all_up()
+    rig.pass_time(1.0)
     for agent in agents:
-        (poll,) = bench.polls(agent)
+        (poll,) = rig.polls(agent)
         agent.answer(poll)
-    bench.step()
-    bench.pass_time(0.1)
-    assert bench.counters["replies"] == len(GATEWAYS)
-    assert len(bench.box.cuts_to("dbmanager")) == len(GATEWAYS)
+    rig.step()
+    rig.pass_time(0.1)
+    assert rig.counters["replies"] == len(GATEWAYS)
+    assert len(rig.mailbox.cuts_to("dbmanager")) == len(GATEWAYS)
 
 
-def test_many_replies_cost_one_handover(bench: Unified) -> None:
-    bench.marks()
-    agents = bench.all_up()
-    bench.pass_time(1.0)
+def test_many_replies_cost_one_handover(rig: Unified) -> None:
+    rig.watermarks()
+    agents = rig.all_up()
+    rig.pass_time(1.0)
     for agent in agents[1:]:
-        agent.answer(bench.polls(agent)[0])
-    before = bench.core.handovers
-    bench.step()
-    assert bench.counters["replies"] == len(GATEWAYS) - 1
-    assert bench.core.handovers - before <= 1
+        agent.answer(rig.polls(agent)[0])
+    before = rig.core.handovers
+    rig.step()
+    assert rig.counters["replies"] == len(GATEWAYS) - 1
+    assert rig.core.handovers - before <= 1
 
 
-def test_the_core_leaves_the_inbound_side_alone_while_it_is_armed(bench: Unified) -> None:
-    agent = bench.dial()
-    assert bench.core.step()  # nothing to drain: armed
+def test_the_core_leaves_the_inbound_side_alone_while_it_is_armed(rig: Unified) -> None:
+    agent = rig.dial()
+    assert rig.core.step()  # nothing to drain: armed
     agent.send(hello())
     for _ in range(5):
-        assert bench.core.step()
-    assert bench.inbound.connections == 1
-    assert bench.heard(agent) == []  # the core has not read it
-    bench.take_turn()
-    assert [item.kind for item in bench.heard(agent)] == [Kind.WELCOME]
-    bench.core.step()
+        assert rig.core.step()
+    assert rig.inbound.connections == 1
+    assert rig.received(agent) == []  # the core has not read it
+    rig.take_turn()
+    assert [item.kind for item in rig.received(agent)] == [Kind.WELCOME]
+    rig.core.step()
 
 
-def test_both_threads_stop_and_agents_are_told(bench: Unified) -> None:
-    agent = bench.up()
-    core = threading.Thread(target=lambda: bench.core.run(bench.stop))
-    inbound = threading.Thread(target=lambda: bench.core.run_inbound(bench.stop))
+def test_both_threads_stop_and_agents_are_told(rig: Unified) -> None:
+    agent = rig.up()
+    core = threading.Thread(target=lambda: rig.core.run(rig.stop))
+    inbound = threading.Thread(target=lambda: rig.core.run_inbound(rig.stop))
     # What the steps above left is taken over as it is: armed, or the core's turn.
     core.start()
     inbound.start()
-    bench.stop.set("the test is over")
+    rig.stop.set("the test is over")
     core.join(60)
     inbound.join(60)
     assert not core.is_alive()
     assert not inbound.is_alive()
-    assert Kind.BYE in [item.kind for item in bench.heard(agent)]
+    assert Kind.BYE in [item.kind for item in rig.received(agent)]
 
 
 def test_a_defect_of_ours_ends_one_connection_and_neither_thread() -> None:
-    bench = Unified()
+    rig = Unified()
     try:
-        bench.marks()
-        agents = bench.all_up()
-        original = bench.inbound._receive
+        rig.watermarks()
+        agents = rig.all_up()
+        original = rig.inbound._receive
 
         def defect(conn: AgentConnection) -> None:
             if conn.gateway is not None and conn.gateway.gateway_id == GATEWAYS[0]:
                 raise RecursionError("a defect")
             original(conn)
 
-        with patch.object(bench.inbound, "_receive", defect):
+        with patch.object(rig.inbound, "_receive", defect):
             for agent in agents:
                 agent.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
-            bench.step()
-        assert bench.counters["connection_faults"] == 1
-        assert bench.inbound.connections == len(GATEWAYS) - 1
-        bench.pass_time(1.1)
-        assert all(bench.polls(agent) for agent in agents[1:])
+            rig.step()
+        assert rig.counters["connection_faults"] == 1
+        assert rig.inbound.connections == len(GATEWAYS) - 1
+        rig.pass_time(1.1)
+        assert all(rig.polls(agent) for agent in agents[1:])
     finally:
-        bench.close()
+        rig.close()

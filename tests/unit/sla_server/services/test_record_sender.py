@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pmdaemon.wire.kinds import Kind
 from sla_server.services import record_sender as journals
 from sla_server.services.record_sender import RecordSender
-from tests.support.services import FakeMailbox
+from tests.support.fake_mailbox import FakeMailbox
 
 SECOND_NS = 1_000_000_000
 

@@ -1,4 +1,4 @@
-"""Which processor a pair gets."""
+"""The pair process: which processor it gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pytest
 import structlog
 
-from pmdaemon.poller.pinning import cpu_for, pin
+from pmdaemon.poller.pair import cpu_for, pin
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,27 @@
-"""The parent's decisions carried out on fake pairs: births, deaths, retirement, passing on, duplicates."""
+"""The parent on fake pairs: starts, deaths, retirement, passing on, duplicates; and room for a pair."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pmdaemon.poller import pair_manager as module
-from pmdaemon.poller.balance import HUNG_LOOKS, SHARDS, HangDetector
-from pmdaemon.poller.channel import PairReport, Parcel
+from pmdaemon.mailbox import attach, create_segment
+from pmdaemon.mailbox.errors import RoomMissing
+from pmdaemon.poller import parent as module
+from pmdaemon.poller.balance import HUNG_CHECKS, SHARDS, HangDetector
+from pmdaemon.poller.channel import ChannelMessage, PairReport
 from pmdaemon.poller.config import PmConfig
-from pmdaemon.poller.pair_manager import PairManager
+from pmdaemon.poller.parent import PairManager, reserve_pair
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import ParentPipe
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.topology import later_pairs, main_layout
 
 
 class FakeChannel:
@@ -48,7 +55,7 @@ class FakeChild:
         return True
 
     def hangs(self) -> str:
-        return self.watch.look(self.last.steps)
+        return self.watch.check(self.last.steps)
 
     def kill(self, reason: str) -> None:
         self.killed = reason
@@ -64,7 +71,7 @@ class Parent:
         self.pipe = ParentPipe()
         self.rooms = 99
         self.asked: list[int] = []
-        self.traffic = PairManager(config, None, self.pipe, self.clock, cpus=8, has_room=self._has_room)
+        self.pair_manager = PairManager(config, None, self.pipe, self.clock, cpus=8, has_room=self._has_room)
 
     def _has_room(self, index: int) -> bool:
         self.asked.append(index)
@@ -72,18 +79,18 @@ class Parent:
 
     @property
     def children(self) -> list[Any]:
-        return list(self.traffic.children)
+        return list(self.pair_manager.children)
 
     def seconds(self, count: int, gateways: int = 0) -> None:
         """Looks, a second apart; the gateways are where the map says."""
         for _ in range(count):
             for child in self.children:
-                mine = [shard for shard, owner in enumerate(self.traffic.owners) if owner == child.index]
+                mine = [shard for shard, owner in enumerate(self.pair_manager.owners) if owner == child.index]
                 rows = [[shard, gateways // SHARDS] for shard in mine]
                 total = sum(row[1] for row in rows)
                 child.last = PairReport(connections=total, gateways=total, t_ptmax_us=200.0, shards=rows)
-                self.traffic.started(child)
-            self.traffic.look()
+                self.pair_manager.started(child)
+            self.pair_manager.review()
             self.clock.advance(1)
 
 
@@ -100,8 +107,8 @@ def test_one_pair_at_once_and_more_when_the_need_lasts(parent: Parent) -> None:
     assert len(parent.children) == 1
     parent.seconds(30, gateways=512)
     assert len(parent.children) == 4  # no more than max_pairs
-    assert parent.traffic.needed == 8
-    assert {parent.traffic.owners.count(index) for index in range(4)} <= set(range(50, 80))
+    assert parent.pair_manager.needed == 8
+    assert {parent.pair_manager.owners.count(index) for index in range(4)} <= set(range(50, 80))
 
 
 def test_a_fixed_number_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +122,8 @@ def test_a_pair_without_room_is_not_started_and_the_others_have_all_shards(paren
     parent.rooms = 2
     parent.seconds(40, gateways=512)
     assert [child.index for child in parent.children] == [0, 1]
-    assert set(parent.traffic.owners) == {0, 1}
-    assert parent.traffic.needed == 8
+    assert set(parent.pair_manager.owners) == {0, 1}
+    assert parent.pair_manager.needed == 8
     parent.seconds(100, gateways=512)
     assert 2 <= parent.asked.count(2) <= 4  # not each second: somebody has to make room first
     parent.rooms = 99
@@ -135,7 +142,7 @@ def test_a_pair_retires_after_its_shards_have_left(parent: Parent) -> None:
     last = parent.children[-1]
     parent.seconds(61)
     assert last.is_retiring
-    assert last.index not in parent.traffic.owners
+    assert last.index not in parent.pair_manager.owners
     last_map = last.control.of("map")[-1]["owners"]
     assert last.index not in last_map
     parent.seconds(2)
@@ -150,12 +157,12 @@ def test_a_retiring_pair_is_waited_for_but_not_for_ever(parent: Parent) -> None:
     assert last.is_retiring
     for _ in range(29):
         last.last = PairReport(connections=1)
-        parent.traffic.look()
+        parent.pair_manager.review()
         parent.clock.advance(1)
         assert not last.stopped
     for _ in range(3):
         last.last = PairReport(connections=1)
-        parent.traffic.look()
+        parent.pair_manager.review()
         parent.clock.advance(1)
     assert last.stopped
 
@@ -165,7 +172,7 @@ def test_new_connections_go_to_the_pair_with_the_fewest(parent: Parent) -> None:
     parent.children[2].load = -1
     near, far = socket.socketpair()
     with near, far:
-        assert parent.traffic.new(near, "1.2.3.4:5")
+        assert parent.pair_manager.new(near, "1.2.3.4:5")
     assert parent.children[2].offers == ["1.2.3.4:5"]
 
 
@@ -173,39 +180,46 @@ def test_shards_of_a_dead_pair_go_to_the_living(parent: Parent) -> None:
     parent.seconds(40, gateways=512)
     dead = parent.children[1]
     dead.is_running, dead.control = False, None
-    parent.traffic.died(dead)
-    assert 1 not in parent.traffic.owners
-    assert set(parent.traffic.owners) == {0, 2, 3}
+    parent.pair_manager.died(dead)
+    assert 1 not in parent.pair_manager.owners
+    assert set(parent.pair_manager.owners) == {0, 2, 3}
 
 
 def test_shards_of_the_only_pair_stay_its_own(parent: Parent) -> None:
     parent.seconds(1)
     only = parent.children[0]
     only.is_running = False
-    parent.traffic.died(only)
-    assert set(parent.traffic.owners) == {0}
+    parent.pair_manager.died(only)
+    assert set(parent.pair_manager.owners) == {0}
 
 
-def test_moved_sessions_go_to_the_owner_and_are_remembered_there(parent: Parent) -> None:
+def test_connections_go_to_the_owner_and_are_remembered_once_registered(parent: Parent) -> None:
     parent.seconds(40, gateways=512)
-    shard = parent.traffic.owners.index(2)
+    shard = parent.pair_manager.owners.index(2)
     header = {"op": "moved", "shard": shard, "gw": "g", "address": "a"}
-    parent.traffic.pass_on(parent.children[0], [Parcel(header, [os.dup(0)])])
+    parent.pair_manager.pass_on(parent.children[0], [ChannelMessage(header, [os.dup(0)])])
     assert parent.children[2].control.of("moved") == [header]
-    assert parent.traffic.passed_on == 1
-    # The same gateway registers with another pair (it could not be moved): that session is the older one.
-    parent.traffic.pass_on(parent.children[3], [Parcel({"op": "up", "gw": "g", "address": "b"}, [])])
+    assert parent.pair_manager.passed_on == 1
+    parent.pair_manager.pass_on(
+        parent.children[2], [ChannelMessage({"op": "up", "gw": "g", "address": "a"}, [])]
+    )
+    # The same gateway registers with another pair: the session at its owner is the older one.
+    parent.pair_manager.pass_on(
+        parent.children[3], [ChannelMessage({"op": "up", "gw": "g", "address": "b"}, [])]
+    )
     assert parent.children[2].control.of("elsewhere") == [{"op": "elsewhere", "gw": "g", "address": "b"}]
     assert parent.children[3].control.of("elsewhere") == []
 
 
 def test_without_an_owner_descriptors_are_closed_and_it_is_counted(parent: Parent) -> None:
     parent.seconds(40, gateways=512)
-    shard = parent.traffic.owners.index(2)
+    shard = parent.pair_manager.owners.index(2)
     parent.children[2].control = None
     read_fd, write_fd = os.pipe()
-    parent.traffic.pass_on(parent.children[0], [Parcel({"op": "mail", "shard": shard}, [write_fd])])
-    assert parent.traffic.lost == 1
+    parent.pair_manager.pass_on(
+        parent.children[0], [ChannelMessage({"op": "mail", "shard": shard}, [write_fd])]
+    )
+    assert parent.pair_manager.lost == 1
     assert os.read(read_fd, 1) == b""  # the last copy of the other end is closed
     os.close(read_fd)
 
@@ -213,19 +227,60 @@ def test_without_an_owner_descriptors_are_closed_and_it_is_counted(parent: Paren
 def test_a_pair_whose_thread_makes_no_step_is_killed(parent: Parent) -> None:
     parent.seconds(1)
     child = parent.children[0]
-    for tick in range(HUNG_LOOKS + 1):
+    for tick in range(HUNG_CHECKS + 1):
         assert not child.killed
         child.last = PairReport(steps={"inbound thread": 5, "outbound thread": tick})
-        parent.traffic.look()
+        parent.pair_manager.review()
     assert "inbound thread made no progress" in child.killed
 
 
 def test_a_pair_that_starts_slowly_keeps_its_shards(parent: Parent) -> None:
     """All shards begin with the first pair; they must not all go to the second because it reports first."""
     parent = Parent(pairs=2)
-    parent.traffic.look()
+    parent.pair_manager.review()
     first, second = parent.children
     first.has_reported = False
-    parent.traffic.look()
-    assert SHARDS // 3 < parent.traffic.owners.count(second.index) < SHARDS // 2
-    assert set(parent.traffic.owners) == {first.index, second.index}
+    parent.pair_manager.review()
+    assert SHARDS // 3 < parent.pair_manager.owners.count(second.index) < SHARDS // 2
+    assert set(parent.pair_manager.owners) == {first.index, second.index}
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    create_segment(tmp_path / "main.mbx", main_layout(3), later_pairs(3))
+    return tmp_path / "main.mbx"
+
+
+def test_a_pair_can_attach_once_its_room_is_reserved(segment: Path) -> None:
+    attach(segment, "pair-0").close()
+    with pytest.raises(RoomMissing):
+        attach(segment, "pair-1")
+    assert reserve_pair(segment, FakeClock(), 1)
+    attach(segment, "pair-1").close()
+    with pytest.raises(RoomMissing):
+        attach(segment, "pair-2")
+
+
+def test_without_room_an_event_says_so(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_fd: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        assert not reserve_pair(segment, FakeClock(), 1)
+    with attach(segment, "dbmanager") as keeper:
+        (message,) = keeper.take()
+    received = frame.decode(message.payload)
+    assert received.kind == Kind.RECORD
+    ((table, row),) = received.header["rows"]
+    assert (table, row["kind"], row["subject"]) == ("events", "no-room-for-pair", "pair-1")
+    assert "Enlarge it" in row["text"]
+
+
+def test_a_pair_that_the_segment_does_not_know_is_not_started(segment: Path) -> None:
+    assert not reserve_pair(segment, FakeClock(), 7)
+
+
+def test_a_segment_that_is_not_made_yet_is_waited_for_by_the_pair(tmp_path: Path) -> None:
+    assert reserve_pair(tmp_path / "main.mbx", FakeClock(), 1)
