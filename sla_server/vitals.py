@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from pmdaemon.mailbox import Mailbox
-from pmdaemon.poller.backpressure import BackpressureReporter
-from pmdaemon.runtime.children import Child
 from pmdaemon.poller.metrics import BackpressureReporter
+from pmdaemon.runtime.children import Child
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, REPORTED_S
 from pmdaemon.wire.pressure import Problem

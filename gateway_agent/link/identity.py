@@ -21,11 +21,9 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link.errors import NotEnrolled, StateFileBroken
+from gateway_agent.errors import NotEnrolled, StateFileBroken
 from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.certificates import Credential
-from gateway_agent.errors import NotEnrolled, StateFileBroken
-from pmdaemon.pki import certificates, contexts, identity
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import write_whole

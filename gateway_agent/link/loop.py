@@ -16,9 +16,8 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.link.connection import LinkListener, ServerConnection
 from gateway_agent.errors import ServerLost
-from gateway_agent.link.connection import Backoff, LinkListener, ServerConnection
+from gateway_agent.link.connection import LinkListener, ServerConnection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.identity import Identity
 from pmdaemon.runtime import watchdog

@@ -22,8 +22,6 @@ from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
-from gateway_agent.link.core import Facts, LinkCore
-from gateway_agent.link.connection import Backoff
 from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop

@@ -46,8 +46,8 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.poller.config import ListedGateway, PmFile
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole

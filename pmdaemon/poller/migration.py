@@ -39,8 +39,6 @@ from pmdaemon.poller.gateway import Gateway, Registry
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.runtime.threads import ThreadInbox
-from pmdaemon.wire import frame, parcel
-from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.sni import gateway_named

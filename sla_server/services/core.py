@@ -35,7 +35,6 @@ from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, Se
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
-from sla_server.services.outbox import Outbox
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
 from sla_server.services.rows import Row, Rows, event_row, identity

@@ -19,7 +19,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.thread_inbox import ThreadInbox
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire.frame import Frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.fake_mailbox import FakeMailbox

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from pmdaemon.errors import SlaError
-from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame

@@ -10,7 +10,6 @@ from selectors import EVENT_READ, EVENT_WRITE
 import pytest
 import structlog
 
-from pmdaemon.poller import publisher
 from pmdaemon.poller.inbound import READ, TIMED_READS, WRITE, Readiness
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -81,7 +80,7 @@ def test_unregistered_is_forgotten_and_may_come_again(
 def test_services_that_missed_an_announcement_hear_of_everybody_again(
     rig: PairRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "NEWS_BYTES", 1)  # keeps one announcement
+    monkeypatch.setattr(rig.publisher._news, "_limit_bytes", 1)  # keeps one; its 32 MiB hold thousands
     rig.mailbox.full = {"services"}
     rig.up()
     rig.up(OTHER)

@@ -11,7 +11,6 @@ from pmdaemon.poller import channel
 from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.poller.migration import ENDS_A_STEP
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import GATEWAY, Agent, hello, register, schema, streams

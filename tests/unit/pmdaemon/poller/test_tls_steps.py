@@ -14,10 +14,6 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import admission
 from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.quotas import LIMITS
-from pmdaemon.poller.registry import Registry
-from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
-from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.poller.timeouts import HANDSHAKE_NS
 from pmdaemon.runtime.transport import TlsTransport, WantRead
 from pmdaemon.wire import frame
