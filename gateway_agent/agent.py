@@ -9,7 +9,7 @@ A dead link does not touch the planes: application I/O goes on, counters are kep
 collects them. Stop: the planes first, which close their clients and hand their last counts to the link; then
 the link.
 
-``runtime_dir/agent.json`` tells scripts who runs: ``{gateway_id, pid, children: {name: pid | null},
+``runtime_dir/agent.json`` says to scripts what runs: ``{gateway_id, pid, children: {name: pid | null},
 restarts}``.
 """
 
@@ -41,8 +41,13 @@ CHILDREN: Final = ChildKind("child", stop_s=12.0)
 RUNNING: Final = "running.toml"
 
 
+<<<<<<< HEAD
 def run(config: AgentConfig, path: Path) -> None:
     """Run the agent until SIGTERM or SIGINT, or until whoever started it with a parent pipe is gone.
+=======
+def run(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT, or until the process that started it with a parent pipe is gone.
+>>>>>>> base
 
     Raises:
         AlreadyRunning: another agent uses this state_dir or runtime_dir.

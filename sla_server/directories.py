@@ -93,7 +93,7 @@ def lock_data_dir(data_dir: Path) -> int:
 
 
 def running_pid(data_dir: Path) -> int | None:
-    """Pid of the server that holds the data directory, 0 if it cannot be told, None without a server.
+    """Pid of the server that holds the data directory, 0 if it is unknown, None without a server.
 
     Raises:
         OSError: the directory cannot be used.
@@ -117,7 +117,7 @@ def _pid_in(fd: int) -> int:
 
 
 def wait_stopped(data_dir: Path, limit_s: float) -> bool:
-    """Wait until nobody holds the data directory; False after the limit."""
+    """Wait until no process holds the data directory; False after the limit."""
     deadline = Deadline(limit_s)
     while running_pid(data_dir) is not None:
         if deadline.passed:

@@ -205,7 +205,7 @@ class Supervisor:
             self._reports.tick(problems)
 
     def _renew_segments(self, damaged: Mapping[str, str]) -> None:
-        """Parts have met damage in segments: end those that use them, make them anew; they start again.
+        """Parts have met damage in segments: end those that use them, make them again; the parts start again.
 
         Raises:
             MailboxError: one cannot be made; the server ends with that error.
@@ -345,7 +345,7 @@ class Supervisor:
         return 0, b""
 
     def _take(self) -> Sequence[Message]:
-        """What has arrived; a damaged message is none, a damaged segment is made anew by the next look."""
+        """What has arrived; a damaged message is none, a damaged segment is made again by the next step."""
         if self._mailbox is None:
             return ()
         try:

@@ -13,7 +13,7 @@ from pmdaemon.mailbox import Layout, Route
 
 MIB: Final = 1 << 20
 SLOTS_PER_SENDER: Final = 4096  # at 20 ms a batch, a recipient may be away 40 s before slots run out
-SLOTS_A_ROUTE: Final = 512  # of services and dbmanager, who post to every pair: seconds of orders for each
+SLOTS_A_ROUTE: Final = 512  # of services and dbmanager, which post to every pair: seconds of orders for each
 
 
 def pair_names(pairs: int) -> tuple[str, ...]:

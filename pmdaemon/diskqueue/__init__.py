@@ -1,7 +1,7 @@
 """Durable queue on disk: sequential records, batched syncs, deletion by touching a small index.
 
 ``queue.DiskQueue`` has a ``state`` (the records in memory), a ``commit`` (makes them durable in groups) and
-two files. ``ring`` says where records go, ``index`` keeps what is live, ``consumer`` who may take what next;
+two files. ``ring`` says where records go, ``index`` keeps what is live, ``consumer`` what may be taken next;
 ``opening``, ``recovery`` and ``resize`` bring a queue back. ``storage`` is the file system in five
 operations, ``format`` what is in the files.
 

@@ -1,4 +1,4 @@
-"""Consumers: who holds a record, and which record may be taken next.
+"""Consumers: which process holds a record, and which record may be taken next.
 
 A lock is held by a process, known by its number *and* start time, because numbers are used again. A zombie
 executes nothing any more and counts as gone. All processes live in one PID namespace.

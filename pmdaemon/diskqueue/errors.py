@@ -4,7 +4,7 @@ SlaError (pmdaemon.errors)
 └── DiskQueueError       1
     ├── QueueFull       75  no index entry or no data space just now (retryable); nothing was added
     ├── RecordTooLarge   1  it can never fit this queue
-    ├── QueuePoisoned   74  a write or sync failed; everything is refused until the queue is opened anew
+    ├── QueuePoisoned   74  a write or sync failed; everything is refused until the queue is opened again
     ├── QueueClosed      1  used after ``close``
     ├── QueueBusy       75  another process owns this queue (retryable)
     ├── QueueNoSpace    74  the file system cannot reserve the files

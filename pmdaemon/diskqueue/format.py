@@ -15,7 +15,7 @@ The data file:
             24      8     floor: every record with a smaller sequence number was deleted when this was written
             32      8     date, microseconds UTC
             40      4     length of data
-            44      4     lap: how often the ring had begun anew
+            44      4     lap: how often the ring had begun again
             48      2     type, the user's
             50      2     length of destination
             52      4     flags, 0
@@ -145,7 +145,7 @@ def check(ring: memoryview, seed: int, offset: int) -> Found | None:
 
 @dataclass(slots=True)
 class Scan:
-    """What stands in a ring.
+    """What is in a ring.
 
     Attributes:
         intact: headers of intact records in the order of their offsets.

@@ -130,7 +130,7 @@ def _make(data: Storage, settings: QueueSettings, now_us: int) -> FileHeader:
 
 
 def _put_file_header(data: Storage, file: FileHeader) -> None:
-    """Write both copies, the second when the first is durable: who reads two knows that one is on disk."""
+    """Write both copies, the second when the first is durable: a reader of two knows that one is on disk."""
     for start in (0, COPY_STEP):
         data.write(start, [file.pack()])
         data.sync()

@@ -409,7 +409,7 @@ class DiskQueue:
         return released
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until a record is ready or the time is over; returns whether one is ready now."""
+        """Sleep until a record is ready or the time has passed; returns whether one is ready now."""
         state = self._state
         deadline = Deadline(timeout_s)
         with state.lock:
@@ -500,7 +500,7 @@ class DiskQueue:
     def has_room(self, size_bytes: int, records: int) -> bool:
         """Whether so many bytes (overhead included) and entries are free beside the reserves.
 
-        Free bytes may lie in two pieces; who needs one piece of n bytes for certain asks for 2 n.
+        Free bytes may lie in two pieces; a caller that needs one piece of n bytes asks for 2 n.
         """
         with self._state.lock:
             return self._state.has_room(size_bytes, records)

@@ -39,7 +39,7 @@ class QueueSettings(StrictModel):
     gap_bytes: int = Field(default=1 << 20, ge=0)
     """Largest gap in the file that a batch still spans."""
     confirm_s: float = Field(default=60.0, gt=0)
-    """A waiter without confirmation for so long takes the disk, or the one who syncs, for dead."""
+    """A waiter without confirmation for so long takes the disk, or the thread that syncs, for dead."""
     index_sync_s: float = Field(default=10.0, gt=0)
     """Period of the index sync: what a crash may bring back was deleted within it."""
     retry_limit: int = Field(default=10, ge=0)

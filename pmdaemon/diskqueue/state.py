@@ -5,7 +5,7 @@ number -> entry), ``ready``, ``next_seq``, ``floor`` (below it everything was de
 ``poison``: why the queue refuses everything (also when it is closed). Every method is called with the lock
 held, except at the start; only ``refuse`` may be called without it.
 
-Life of a record: reserved (entry and space taken, not durable, nobody sees it) -> durable (readable) ->
+Life of a record: reserved (entry and space taken, not durable, not visible) -> durable (readable) ->
 deleted (entry and space free at once; the index file learns of it at its next sync, so a crash may bring it
 back).
 
@@ -126,7 +126,7 @@ class QueueState:
         return self.next_seq, self.ring.mark()
 
     def undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[IndexEntry]) -> None:
-        """Back to ``mark``; nobody has seen these entries. Lock held."""
+        """Back to ``mark``; no consumer has seen these entries. Lock held."""
         self.next_seq = mark[0]
         self.ring.undo(mark[1], entries)
         for entry in entries:

@@ -9,7 +9,7 @@ r"""The file system as the disk queue sees it: one file, five operations; severa
     sync        everything written before is durable on return; after a failure nothing is known
     close       lets go of the file; syncs nothing
 
-A file that stands alone can also be exchanged (``Replaceable``):
+A file that is alone can also be exchanged (``Replaceable``):
 
     aside       an empty file beside it, NAME.new, for its successor; one that an earlier try left is gone
     replace     the successor, synced before, takes the name; a crash leaves one or the other, never none;
@@ -24,10 +24,10 @@ mapping with msync; ``mmap.flush`` holds the interpreter lock while the disk wor
 
 An owner holds an exclusive lock on the file (``flock``), which the kernel releases however the owner dies:
 when the last reference to the locked descriptor is gone. So that descriptor is never mapped. A mapping
-outlives a killed process while somebody reads its ``/proc/PID/smaps``, and its successor would find the file
+outlives a killed process while a tool reads its ``/proc/PID/smaps``, and its successor would find the file
 "owned by another process" for that moment.
 
-Downside: a file that somebody truncates while it is mapped kills the reader with SIGBUS.
+Downside: a file that is truncated while it is mapped kills the reader with SIGBUS.
 
 ``SpannedStorage`` joins several data files, perhaps on several disks, end to end:
 
@@ -141,7 +141,7 @@ class FileStorage:
                     raise BlockingIOError
             self._remap()
         except BaseException as exc:
-            os.close(self._fd)  # and with it the lock: who tries again must not meet it
+            os.close(self._fd)  # and with it the lock: the next try must not meet it
             if isinstance(exc, BlockingIOError):
                 raise QueueBusy(str(path)) from exc
             raise
@@ -365,7 +365,7 @@ class SpannedStorage:
 
     def sync(self) -> None:
         """See ``Storage``."""
-        # Forgotten only when all are durable; after a failure nobody calls again.
+        # Forgotten only when all are durable; after a failure there is no further call.
         for number in sorted(self._written):
             self._files[number].sync()
         self._written.clear()
@@ -398,9 +398,7 @@ class SpannedStorage:
         if not self._read_only:
             for file, part in zip(self._files, parts, strict=True):
                 if len(file.view()) < PART_START + part.size_bytes:
-                    file.allocate(
-                        PART_START + part.size_bytes
-                    )  # somebody cut it off: zeros, found by the scan
+                    file.allocate(PART_START + part.size_bytes)  # it was truncated: zeros, found by the scan
         self._parts = parts
         self._remap()
 

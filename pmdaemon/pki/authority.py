@@ -119,7 +119,7 @@ class Authority:
         return certificates.fingerprint(self.certificate_der())
 
     def ensure_server(self) -> Path:
-        """The server's key and certificate, made anew from two thirds of its life on; returns the file.
+        """The server's key and certificate, made again from two thirds of its life on; returns the file.
 
         Raises:
             NoAuthority, UnsafeState, StateUnusable: there is no CA, or it cannot be used.
@@ -132,7 +132,7 @@ class Authority:
         return self.store.path(SERVER)
 
     def server_due_us(self) -> int:
-        """When the server's certificate must be made anew; 0 while there is none."""
+        """When the server's certificate must be made again; 0 while there is none."""
         try:
             data = self.store.read(SERVER)
         except FileNotFoundError:

@@ -237,7 +237,7 @@ class Credential(NamedTuple):
 
     @property
     def renew_at_us(self) -> int:
-        """When two thirds of its life are over (wall clock)."""
+        """When two thirds of its life have passed (wall clock)."""
         return self.not_before_us + (self.not_after_us - self.not_before_us) * 2 // 3
 
 

@@ -9,7 +9,7 @@
         ├── NothingToRevoke      no valid certificate is known by that name
         └── CredentialRefused    a peer's token, request or certificate is not accepted; has a ``code``
 
-``CredentialRefused`` is what a peer is told: its code goes into the ERROR frame, the log and a counter.
+``CredentialRefused`` is what a peer is sent: its code goes into the ERROR frame, the log and a counter.
 """
 
 from __future__ import annotations

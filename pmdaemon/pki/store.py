@@ -10,7 +10,7 @@
       tokens/used/HASH.json     tokens that were used
 
 A file a fact needs no merging and no lock to read: a revocation is there or not. A token is burnt by renaming
-its file, which succeeds for one process only, whoever else tries at the same moment.
+its file, which succeeds for one process only, however many try at the same moment.
 
 Durability: ``write`` and ``move`` are on disk when they return (file and directory synced).
 """
@@ -46,7 +46,7 @@ class CaStore:
         self.directory = directory
 
     def path(self, name: str) -> Path:
-        """Where a file stands."""
+        """Where a file is."""
         return self.directory / name
 
     def create(self) -> None:
@@ -65,7 +65,7 @@ class CaStore:
         self.check()
 
     def check(self) -> None:
-        """The directory must be ours and nobody else's to read.
+        """The directory must be ours, and no other user's to read.
 
         Raises:
             NoAuthority: it does not exist.
@@ -143,10 +143,10 @@ class CaStore:
         self.write(name, json.dumps(value, indent=1).encode() + b"\n")
 
     def move(self, name: str, to: str) -> None:
-        """Rename; of several who try, one succeeds.
+        """Rename; of several that try, one succeeds.
 
         Raises:
-            FileNotFoundError: somebody else was first, or it never was.
+            FileNotFoundError: another was first, or it never was.
             StateUnusable: not writable.
         """
         try:

@@ -1,7 +1,7 @@
 """One-time tokens: 256 random bits that let one gateway enrol once, until they expire.
 
 Only the SHA-256 of a token is stored; a token has full entropy, so a slow hash would protect nothing more.
-The look-up is by that hash: comparing is opening a file, and its time tells nothing about other tokens.
+The look-up is by that hash: comparing is opening a file, and its time says nothing about other tokens.
 
 Story of a race: two agents present the same token at the same moment to two processes. Both find the file;
 one rename succeeds, the other finds nothing to rename and is refused as a replay.
@@ -23,7 +23,7 @@ from pmdaemon.runtime.files import sync_directory
 
 TOKEN_BYTES: Final = 32
 MAX_TOKEN_CHARACTERS: Final = 100
-KEEP_USED_US: Final = 30 * 86_400 * 1_000_000  # a replay is told from a wrong token for that long
+KEEP_USED_US: Final = 30 * 86_400 * 1_000_000  # a replay is distinguished from a wrong token for that long
 
 
 class Token(NamedTuple):
@@ -77,7 +77,7 @@ def burn(store: CaStore, token: Token) -> None:
     """Spend it; on disk when this returns.
 
     Raises:
-        CredentialRefused: ``token-used``: somebody was faster.
+        CredentialRefused: ``token-used``: another was faster.
     """
     try:
         store.move(f"{TOKENS}/{token.digest}.json", f"{USED}/{token.digest}.json")

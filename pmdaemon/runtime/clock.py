@@ -59,7 +59,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that stands until told to advance; both bases move together unless stepped apart."""
+    """A clock that moves only by ``advance``; both bases move together unless stepped apart."""
 
     def __init__(self, unix_us: int = 1_800_000_000_000_000, monotonic_ns: int = 1_000_000_000) -> None:
         self._unix_us = unix_us
@@ -108,7 +108,7 @@ class SteadyClock:
 
     Args:
         wall: the machine's wall clock.
-        base_ns: a clock that nobody sets.
+        base_ns: a clock that is never set.
         hold_s: how long a step must last.
     """
 

@@ -1,7 +1,7 @@
 """Values of a peer in our messages and logs: bounded in length and depth, and without control characters.
 
 A peer chooses what it sends. ``repr`` of nested lists ends in a RecursionError, a long text fills a log, and
-an escape sequence reaches the terminal of whoever reads it. Everything that a peer has sent passes through
+an escape sequence reaches the terminal of its reader. Everything that a peer has sent passes through
 here on its way into an error, a log line or a table.
 """
 

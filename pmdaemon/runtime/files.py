@@ -3,7 +3,7 @@
 Every durable small file of the product is written here (docs/design/3-disk-queue.md has the table).
 
 The new content is written beside the file, under ``.NAME.PID``, and renamed over it. What a crash can leave:
-that file aside; the next process of the same number removes it, and nobody reads it.
+that file aside; the next process of the same number removes it, and no process reads it.
 """
 
 from __future__ import annotations

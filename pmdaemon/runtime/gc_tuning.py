@@ -39,7 +39,7 @@ class GcTuning:
     @staticmethod
     @contextmanager
     def in_charge() -> Iterator[None]:
-        """Meanwhile nobody but ``tick``, which must be called now and then, makes a full collection."""
+        """Meanwhile nothing but ``tick``, which must be called now and then, makes a full collection."""
         before = gc.get_threshold()
         gc.set_threshold(YOUNG, before[1], NEVER)
         try:

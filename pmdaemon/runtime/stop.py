@@ -103,7 +103,7 @@ class ParentPipe:
         return {PARENT_FD_VARIABLE: str(self.child_fd)}
 
     def close(self) -> None:
-        """Let go: every child that still runs is told to stop."""
+        """Let go: every child that still runs is asked to stop."""
         for fd in (self.child_fd, self._held_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)

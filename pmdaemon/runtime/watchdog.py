@@ -159,7 +159,7 @@ def _watched() -> list[Progress]:
 
 
 class Pulse:
-    """A child process as its parent hears it. Pass ``fd`` and ``env`` to the child.
+    """The progress of a child process, as its parent counts it. Pass ``fd`` and ``env`` to the child.
 
     Attributes:
         silent_s: looks since the newest beat, which are a second apart.
