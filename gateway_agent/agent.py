@@ -41,13 +41,8 @@ CHILDREN: Final = ChildKind("child", stop_s=12.0)
 RUNNING: Final = "running.toml"
 
 
-<<<<<<< HEAD
 def run(config: AgentConfig, path: Path) -> None:
-    """Run the agent until SIGTERM or SIGINT, or until whoever started it with a parent pipe is gone.
-=======
-def run(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, or until the process that started it with a parent pipe is gone.
->>>>>>> base
 
     Raises:
         AlreadyRunning: another agent uses this state_dir or runtime_dir.
