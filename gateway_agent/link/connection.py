@@ -3,7 +3,7 @@
     waiting ──backoff ends──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
                                   └───────────── 5 s for both ─────────────────────────────────────►
 
-``ServerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing; with TLS
+``PeerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing; with TLS
 the peer must show the server's certificate, from the pinned CA. What is said on it is the business of its
 ``ConnectionPeer``; the connection moves bytes and reports openings and losses.
 
@@ -13,7 +13,7 @@ the server (with TLS the agent is the client also here). So no other host can sp
 is one candidate at a time, for ``CANDIDATE_LIMIT_NS``; a newer one replaces it if it has not proved itself
 yet.
 
-    listening ──accept──► candidate ──TLS agreed──► ``ServerConnection.take``
+    listening ──accept──► candidate ──TLS agreed──► ``PeerConnection.take``
                               └── not the server, 5 s ──► closed, logged
 
 Thread: the link's loop only.
@@ -68,7 +68,7 @@ class ConnectionPeer(Protocol):
         """Bytes that wait to be sent; sent ones are deleted from its front."""
 
 
-class ServerConnection:
+class PeerConnection:
     """See the module docstring. ``address``: a path for a Unix socket, (host, port), or None: never dialled.
 
     ``tls`` gives the context for one dial; None for plain bytes. ``server_name`` goes into the ClientHello.
@@ -283,7 +283,7 @@ class LinkListener:
     def __init__(
         self,
         address: tuple[str, int],
-        connection: ServerConnection,
+        connection: PeerConnection,
         selector: selectors.BaseSelector,
         clock: Clock,
         tls: Callable[[], ssl.SSLContext] | None,

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from gateway_agent.errors import ServerLost
-from gateway_agent.link.connection import LinkListener, ServerConnection
+from gateway_agent.link.connection import LinkListener, PeerConnection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.identity import Identity
 from pmdaemon.runtime import watchdog
@@ -103,7 +103,7 @@ class LinkLoop:
         self._selector.register(stop, selectors.EVENT_READ)
         tls = identity.context if identity is not None else None
         name = sni.name_of(identity.credential.gateway_id) if identity is not None else None
-        self._server = ServerConnection(
+        self._server = PeerConnection(
             "pmdaemon", server, ServerPeer(core), server_backoff, self._selector, clock, tls, name
         )
         self.listener = (
@@ -111,7 +111,7 @@ class LinkLoop:
         )
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes = [
-            ServerConnection(
+            PeerConnection(
                 name, path, PlanePeer(core, name), Backoff(*PLANE_RETRY_S, 0.1, chance), self._selector, clock
             )
             for name, path in plane_sockets.items()
@@ -129,7 +129,7 @@ class LinkLoop:
         is_complete = all(plane.source.can_be_asked for plane in self._core.planes.values())
         return is_complete or self._clock.monotonic_ns() >= self._grace_end_ns
 
-    def _connections(self) -> list[ServerConnection]:
+    def _connections(self) -> list[PeerConnection]:
         if self._server.due_ns is None or self._server_may_be_dialled():
             return [*self._planes, self._server]
         return self._planes
@@ -138,7 +138,7 @@ class LinkLoop:
         for connection in self._connections():
             connection.turn()
         for key, events in self._selector.select(self._timeout_s(limit_s)):
-            if isinstance(key.data, ServerConnection | LinkListener):
+            if isinstance(key.data, PeerConnection | LinkListener):
                 key.data.ready(events)
         if self.listener is not None:
             self.listener.turn()

@@ -261,7 +261,7 @@ class MemoryOwner(Protocol):
         """Ask again: there is room now."""
 
     def on_too_slow(self) -> None:
-        """Others wait for memory of yours whose time has passed."""
+        """Other sessions wait for memory of this one, whose time has passed."""
 
 
 class _MemoryPart:
@@ -273,8 +273,8 @@ class _MemoryPart:
         self._taken: dict[object, int] = {}
 
     def is_within_share(self, stream: object, size_bytes: int) -> bool:
-        held_bytes = self._taken.get(stream, 0)
-        return not held_bytes or held_bytes + size_bytes <= self._share_bytes
+        used_bytes = self._taken.get(stream, 0)
+        return not used_bytes or used_bytes + size_bytes <= self._share_bytes
 
     def has_room(self, stream: object, size_bytes: int) -> bool:
         return size_bytes <= self._free_bytes and self.is_within_share(stream, size_bytes)
@@ -307,9 +307,9 @@ class MemoryBudget:
         self._kept: set[_MemoryPart] = set()  # for owners that came before the one that is offered room
 
     @property
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes in use."""
-        return sum(size for held in self._taken.values() for size, _ in held)
+        return sum(size for taken in self._taken.values() for size, _ in taken)
 
     def take(self, owner: MemoryOwner, size_bytes: int) -> bool:
         """Reserve ``size_bytes``, or put ``owner`` in line and return False."""
@@ -326,11 +326,11 @@ class MemoryBudget:
 
     def release(self, owner: MemoryOwner, size_bytes: int) -> None:
         """``size_bytes`` of ``owner``, taken in one, are free again."""
-        held = self._taken[owner]
-        part = next(part for size, part in held if size == size_bytes)
-        held.remove((size_bytes, part))
+        taken = self._taken[owner]
+        part = next(part for size, part in taken if size == size_bytes)
+        taken.remove((size_bytes, part))
         part.add(owner.stream, -size_bytes)
-        if not held:
+        if not taken:
             del self._taken[owner]
         self._wake()
 

@@ -122,7 +122,7 @@ class StorageJob:
 
 
 class JobRunner(Protocol):
-    """Who does a session's jobs.
+    """What does the jobs of a session.
 
     Attributes:
         most_jobs: of one session at a time.

@@ -156,7 +156,7 @@ class FakePlane:
 
 
 class FakeServer:
-    """Speaks the daemon's side; remembers what it was told. Cuts are counted once per identity."""
+    """Speaks the daemon's side; remembers what it received. Cuts are counted once per identity."""
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
@@ -275,7 +275,7 @@ class Bench:
         self.carry()
 
     def carry(self) -> None:
-        """Deliver bytes until nobody has anything more to say."""
+        """Deliver bytes until no side has more to send."""
         moved = True
         while moved:
             moved = False

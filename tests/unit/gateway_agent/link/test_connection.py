@@ -11,7 +11,7 @@ import pytest
 
 from gateway_agent.config import ReconnectConfig
 from gateway_agent.link import connection as module
-from gateway_agent.link.connection import LinkListener, ServerConnection
+from gateway_agent.link.connection import LinkListener, PeerConnection
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import FakeClock
 
@@ -40,7 +40,7 @@ def test_a_connection_that_was_reset_before_it_was_looked_at_is_dialled_again() 
     clock, peer = FakeClock(), Silent()
     with selectors.DefaultSelector() as selector:
         backoff = Backoff(1.0, 5.0, 0.0, random.Random(1))
-        connection = ServerConnection("pmdaemon", ("127.0.0.1", 9), peer, backoff, selector, clock)
+        connection = PeerConnection("pmdaemon", ("127.0.0.1", 9), peer, backoff, selector, clock)
         dialled = socket.socket()  # never connected: the kernel says of it what it says of a reset one
         connection._socket = dialled
         selector.register(dialled, selectors.EVENT_WRITE, connection)

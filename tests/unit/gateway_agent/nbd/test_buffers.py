@@ -242,7 +242,7 @@ def test_memory_is_given_in_the_order_of_asking(loop, memory):
     memory.release(two, LARGEST)
     loop.turn()
     assert five.wants == 0
-    assert memory.held_bytes == 72 * MIB
+    assert memory.used_bytes == 72 * MIB
     assert not loop.turn()
 
 
@@ -264,14 +264,14 @@ def test_quick_requests_have_a_reserve_that_large_ones_never_use(loop, memory):
     for owner in large:
         owner.take(LARGEST)
     loop.turn()
-    assert memory.held_bytes == LIMIT_BYTES * 3 // 4
+    assert memory.used_bytes == LIMIT_BYTES * 3 // 4
     for stream in streams[:4]:
         quick = owners(memory, *stream * 5)
         for owner in quick:
             owner.take(2 * MIB)
         loop.turn()
         assert [owner.wants for owner in quick] == [0] * 4 + [2 * MIB], "a quarter of the reserve"
-    assert memory.held_bytes == LIMIT_BYTES
+    assert memory.used_bytes == LIMIT_BYTES
 
 
 def test_who_is_called_and_does_not_take_holds_up_no_other(loop, memory):
@@ -369,7 +369,7 @@ def test_a_drip_renews_nothing(path, kind):
     assert session.is_closed
     client.say()
     assert len(client.sock.sent) == 16
-    assert client.rig.context.payload_memory.held_bytes == 0
+    assert client.rig.context.payload_memory.used_bytes == 0
 
 
 def test_a_reader_that_takes_its_reply_by_drips_makes_room(path):

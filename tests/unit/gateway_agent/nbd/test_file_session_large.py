@@ -46,7 +46,7 @@ def test_a_client_that_goes_away_within_a_write_leaves_nothing_of_it(client, pat
     client.session.close("the client is gone")
     client.say()
     assert content(path, 2 * MIB) == OLD * 2 * MIB
-    assert client.rig.context.payload_memory.held_bytes == 0
+    assert client.rig.context.payload_memory.used_bytes == 0
 
 
 def test_a_write_that_has_begun_is_finished_whatever_becomes_of_its_client(path):
@@ -57,7 +57,7 @@ def test_a_write_that_has_begun_is_finished_whatever_becomes_of_its_client(path)
     client.session.close("the client is gone")
     client.say()
     assert content(path, 3 * MIB + 1) == b"N" * 3 * MIB + b"\0"
-    assert client.rig.context.payload_memory.held_bytes == 0
+    assert client.rig.context.payload_memory.used_bytes == 0
 
 
 def test_a_stop_finishes_the_writes_that_have_begun_and_begins_no_other(path):
@@ -89,7 +89,7 @@ def test_a_large_write_behind_a_read_that_nobody_takes_is_done(client, path, mib
         assert len(client.sock.sent) > before
     found = {item[0]: item for item in replies(client.sock.sent, {1: mib * MIB})}
     assert found == {1: (1, 0, (OLD * 2 * MIB + bytes(30 * MIB))[: mib * MIB]), 2: (2, 0, b"")}
-    assert client.rig.context.reply_memory.held_bytes == 0
+    assert client.rig.context.reply_memory.used_bytes == 0
     assert client.row()["inflight"] == 0
 
 
@@ -116,7 +116,7 @@ def test_what_a_client_does_not_take_is_bounded(client):
     client.sock.window = 0
     client.say(*(read(n, 0, 1 + (n % 32 + 1) * MIB) for n in range(200)))
     session = client.session
-    held = client.rig.context.reply_memory.held_bytes
+    held = client.rig.context.reply_memory.used_bytes
     assert held <= 40 * MIB if client.pool is None else held <= LIMIT_BYTES
     assert session._out.unsent_bytes <= PIECE_BYTES + 200 * 16
     assert sum(len(data) for data, _, _ in session._replies) <= held + SMALL_LIMIT_BYTES + 200 * 16
@@ -137,13 +137,13 @@ def test_clients_of_a_plane_share_one_bound_and_all_are_served(path):
         client.say()
         assert not sock.incoming, "a payload waits for nobody's replies"
         assert 9 not in session.inflight
-    assert 0 < memory.held_bytes <= limit
+    assert 0 < memory.used_bytes <= limit
     for sock, _ in pairs * 4:
         client.rig.open_window(sock)
         client.say()
-        assert memory.held_bytes <= limit
+        assert memory.used_bytes <= limit
     assert {len(sock.sent) for sock, _ in pairs} == {4 * (3 * MIB + 16) + 16}
-    assert memory.held_bytes == 0
+    assert memory.used_bytes == 0
 
 
 def test_one_large_request_is_done_in_pieces_and_others_are_served_between(path):
@@ -187,7 +187,7 @@ def test_a_large_read_that_fails_is_an_error_and_not_a_torn_reply(client, path):
     client.say(read(1, 0, 4 * MIB), read(2, 0, 3 * MIB))
     found = sorted(item[:2] for item in replies(client.sock.sent, {2: 3 * MIB}))
     assert found == [(1, p.EIO), (2, 0)]
-    assert client.rig.context.reply_memory.held_bytes == 0
+    assert client.rig.context.reply_memory.used_bytes == 0
 
 
 def test_fua_of_a_large_trim_is_kept_at_its_end(client, monkeypatch):
