@@ -26,8 +26,8 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.neighbours import Neighbour, floor_for, may_slow, nobody_because
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import Signal
 from sla_server.services.control.throttle import LoopMemory
-from sla_server.services.control.windows import Signal
 
 Key = tuple[str, str]
 

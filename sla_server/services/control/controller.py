@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import Promise, VolumeClass
-from sla_server.services.control.arrivals import CutIntake
+from sla_server.services.control.cut_batch import CutIntake
 from sla_server.services.control.decisions import Decision, Reason
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
@@ -36,10 +36,8 @@ from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
-from sla_server.services.control.signal_row import SignalRow
 from sla_server.services.control.throttle import Rates, Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
-from sla_server.services.control.windows import Silence
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
 """Sources of statistics whose volumes no cap of ours reaches."""
@@ -75,10 +73,9 @@ class Controller:
         for promise in promises:
             kept = old.get(promise.key)
             if kept is None or kept.promise != promise:
-                kept = LiveState(self.settings, promise, Silence())
-                kept.r_on = self.around.r_on(promise.key)
+                kept = LiveState(self.settings, promise)
             self.live[promise.key] = kept
-        self._link_trackers(self.live)
+        self._link_rows(self.live)
         self._set_agreed_caps(self.around.volumes() | self.policy.layers["agreed"].keys(), whole=True)
 
     def set_budget(self, key: Key, burn_1h: float, remaining_ratio: float) -> None:
@@ -88,8 +85,6 @@ class Controller:
         self._arrivals.settle()
         self.around.budgets[key] = (burn_1h, remaining_ratio)
         self.scopes.set_r_on(key)
-        if key in self.live:
-            self.live[key].r_on = self.around.r_on(key)
 
     def set_mode(self, mode: str) -> None:
         """Mode "observe" (decide and write down) or "enforce".
@@ -111,6 +106,7 @@ class Controller:
         """A gateway registered, or its exports changed."""
         table = self._table(gateway_id)
         table.name, table.state, table.reason = name, "up", ""
+        self.scopes.table.set_up(gateway_id, True)
         exports = list(exports)
         table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
@@ -130,6 +126,7 @@ class Controller:
         if table is None:
             return
         table.state, table.reason = "lost", reason
+        self.scopes.table.set_up(gateway_id, False)
         self.policy.gateway_lost(gateway_id)
         self.loops.gateway_lost(gateway_id)
 
@@ -142,7 +139,7 @@ class Controller:
         for row in rows:
             self.around.carries(table.streams[row].volume, table)
         if rows:
-            self._link_trackers(self.scopes.extend(table, rows))
+            self._link_rows(self.scopes.extend(table, rows))
             self._set_agreed_caps({table.streams[row].volume for row in rows})
 
     def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
@@ -272,37 +269,37 @@ class Controller:
             table = self.tables[gateway_id] = GatewayTable(gateway_id, self._board)
         return table
 
-    def _link_trackers(self, keys: Iterable[Key]) -> None:
-        """The windows over all backends are the live states' own."""
+    def _link_rows(self, keys: Iterable[Key]) -> None:
+        """A live state looks at the windows over all backends."""
         for key in keys:
-            whole = self.scopes.whole(key)
-            if whole is not None and self.live[key].tracker is not whole.tracker:
-                self.live[key].tracker = whole.tracker
-                self._note_state(key)
+            scope = self.scopes.over_all(key)
+            if scope is not None and self.live[key].row is not scope.row:
+                self.live[key].row = scope.row
+                self._set_state(key)
 
-    def _note_state(self, key: Key) -> None:
-        """Tell the bank what the live state says now, so that it knows a change."""
+    def _set_state(self, key: Key) -> None:
+        """Write the live state into the signal table, so that the table finds a change of it."""
         state = self.live[key]
-        if isinstance(state.tracker, SignalRow):
-            self.scopes.bank.note_state(state.tracker.row, CODE[state.state], state.violating)
+        if state.row is not None:
+            self.scopes.table.set_state(state.row.row, CODE[state.state], state.violating)
 
     def _look_at_promises(self, now_ns: int) -> list[Decision]:
         """Violations that opened or closed; looks only where windows, or their silence, changed a state."""
-        bank, decisions, keys = self.scopes.bank, list[Decision](), list[Key]()
-        for row, code in bank.assess(now_ns, self.settings.silent_s):
-            promise = bank.promises[row]
+        table, decisions, keys = self.scopes.table, list[Decision](), list[Key]()
+        for row, code in table.assess(now_ns, self.settings.silent_s):
+            promise = table.promises[row]
             if promise is None:
                 continue
             state = self.live[promise.key]
             if code in QUIET and not state.violating:
                 # A whole fleet that comes or goes changes states so: nobody has to be told why.
                 state.state = STATES[code]
-                bank.note_state(row, code, False)
+                table.set_state(row, code, False)
             else:
                 keys.append(promise.key)
-        for key in (*keys, *self.scopes.spanning("")):
+        for key in keys:
             event = self.live[key].update(now_ns)
-            self._note_state(key)
+            self._set_state(key)
             if event is not None:
                 decisions.append(event)
         return decisions

@@ -17,8 +17,8 @@ from sla_server.services.control.backend_loop import Need, Victim
 from sla_server.services.control.neighbours import Neighbour, NeighbourTerms, standing, urgency
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import NOTHING
 from sla_server.services.control.usage import GatewayTable
-from sla_server.services.control.windows import NOTHING
 
 SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
 """Mean cost assumed of a volume that has not done any I/O yet."""
@@ -123,7 +123,7 @@ class BackendInventory:
         """
         found = {v: self.neighbour(v, caps.get(v)) for v in sorted(self._on_backend.get(backend, ()))}
         for scope in scopes:
-            signal = scope.tracker.signal(self.r_on(scope.promise.key))
+            signal = scope.row.signal()
             if signal.windows and signal.threshold_us is None:  # above its own curve
                 end_iops = scope.promise.curve[-1].up_to_iops / max(len(scope.volumes), 1)
                 for volume in scope.volumes & found.keys():
@@ -134,21 +134,21 @@ class BackendInventory:
         """A promise on a backend as the loop sees it."""
         key = scope.promise.key
         need = self._need(scope, now_ns)
-        signal = scope.tracker.signal(self.r_on(key))
+        signal = scope.row.signal()
         volumes = frozenset(scope.volumes)
-        last_ns = scope.tracker.last_piece_ns
+        last_ns = scope.row.last_piece_ns
         limit_s = max(self._settings.stale_s, self._settings.poll_interval_s * 3)
         fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
         return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
 
     def _need(self, scope: PromiseScope, now_ns: int) -> Need:
-        s, tracker = self._settings, scope.tracker
-        if tracker.last_piece_ns is not None and now_ns - tracker.last_piece_ns > s.lease_s * 1e9:
+        s, row = self._settings, scope.row
+        if row.last_piece_ns is not None and now_ns - row.last_piece_ns > s.lease_s * 1e9:
             return Need.GONE
-        if tracker.idle:
-            tracker.reset()
+        if row.idle:
+            row.reset()
             return Need.IDLE
-        signal = tracker.signal(self.r_on(scope.promise.key))
+        signal = row.signal()
         if signal is NOTHING:
             return Need.UNKNOWN
         if signal.threshold_us is None:

@@ -21,19 +21,18 @@ from typing import Any
 from sla_server.agreements.promise import Promise
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.windows import Figures, Signal, Tracker
+from sla_server.services.control.signal import NOTHING, Figures, Signal, SignalRow
 
 
 @dataclass(slots=True)
 class LiveState:
-    """State of one promise; ``tracker`` holds its last windows over all backends, ``r_on`` is its entry."""
+    """State of one promise; ``row`` has its windows over all backends, None while it has no streams."""
 
     settings: ControlSettings
     promise: Promise
-    tracker: Tracker
+    row: SignalRow | None = None
     state: str = "no-data"
     violating: bool = False
-    r_on: float = 1.0
 
     @property
     def name(self) -> str:
@@ -43,7 +42,7 @@ class LiveState:
     @property
     def signal(self) -> Signal:
         """What the windows say."""
-        return self.tracker.signal(self.r_on)
+        return NOTHING if self.row is None else self.row.signal()
 
     def update(self, now_ns: int) -> RaiseEvent | None:
         """Look at the windows; returns the event of a violation that opened or closed."""
@@ -61,11 +60,11 @@ class LiveState:
         return None
 
     def _measured(self, signal: Signal, now_ns: int) -> str:
-        last_ns = self.tracker.last_piece_ns
-        if last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
+        last_ns = None if self.row is None else self.row.last_piece_ns
+        if self.row is None or last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
-        if self.tracker.idle:
-            self.tracker.reset()
+        if self.row.idle:
+            self.row.reset()
             return "idle"
         if not signal.windows:
             return "violating" if self.violating else "no-data"

@@ -74,29 +74,27 @@ class Loops:
 
     def run(self, now_ns: int, unix_us: int) -> list[Decision]:
         """One look at every backend that needs one."""
-        bank = self._scopes.bank
+        table = self._scopes.table
         risky: dict[str, list[int]] = {}
-        for row in bank.risky_rows(now_ns, self._settings.lease_s):
-            risky.setdefault(bank.backends[row], []).append(row)
+        for row in table.risky_rows(now_ns, self._settings.lease_s):
+            risky.setdefault(table.backends[row], []).append(row)
         active = {backend for backend, control in self.controls.items() if control.active}
-        due = risky.keys() | active | self._scopes.wide_backends()
+        due = risky.keys() | active
         outside: dict[str, list[PromiseScope]] = {}
-        for row in bank.outside_rows() if due else ():
-            promise = bank.promises[row]
-            if promise is not None and bank.backends[row] in due:
-                scope = self._scopes.on(bank.backends[row], promise.key)
-                outside.setdefault(bank.backends[row], []).append(scope)
+        for row in table.outside_rows() if due else ():
+            promise = table.promises[row]
+            if promise is not None and table.backends[row] in due:
+                scope = self._scopes.on(table.backends[row], promise.key)
+                outside.setdefault(table.backends[row], []).append(scope)
         decisions: list[Decision] = []
         for backend in self._by_turns(due | self._looked, active):
-            wide = [self._scopes.on(backend, key) for key in self._scopes.spanning(backend)]
-            above = [*outside.get(backend, ()), *wide]
-            scopes = wide
+            scopes: list[PromiseScope] = []
             if backend in active:
                 scopes = self._scopes.on_backend(backend)
             elif backend in risky:
-                scopes = [*wide, self._lead(backend, risky[backend])]
-            at_risk = {p.key for row in risky.get(backend, ()) if (p := bank.promises[row]) is not None}
-            decisions += self._look(backend, scopes, above, at_risk, now_ns, unix_us)
+                scopes = [self._lead(backend, risky[backend])]
+            at_risk = {p.key for row in risky.get(backend, ()) if (p := table.promises[row]) is not None}
+            decisions += self._look(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
         self._looked = set(due)
         return decisions
 
@@ -112,7 +110,7 @@ class Loops:
                 shut.add(backend)
         for backend in shut:
             for scope in self._scopes.on_backend(backend):
-                scope.tracker.reset()
+                scope.row.reset()
 
     # Inside.
 
@@ -139,11 +137,11 @@ class Loops:
 
     def _lead(self, backend: str, rows: Sequence[int]) -> PromiseScope:
         """Of promises at risk the one that asks loudest, as ``control`` ranks them."""
-        bank, found = self._scopes.bank, list[tuple[tuple[int, float, float], Key]]()
+        table, found = self._scopes.table, list[tuple[tuple[int, float, float], Key]]()
         for row in rows:
-            promise = bank.promises[row]
+            promise = table.promises[row]
             if promise is not None:
-                rank = int(promise.priority), self._around.urgency_of(promise.key), bank.u.item(row)
+                rank = int(promise.priority), self._around.urgency_of(promise.key), table.u.item(row)
                 found.append((rank, promise.key))
         return self._scopes.on(backend, max(found, key=lambda each: each[0])[1])
 
@@ -162,7 +160,7 @@ class Loops:
             backend: its name.
             scopes: promises on it, at least those that may decide.
             above: promises that may be above their curve.
-            at_risk: keys of those at risk, as far as the bank knows them.
+            at_risk: keys of those at risk.
             now_ns: monotonic.
             unix_us: wall clock.
         """

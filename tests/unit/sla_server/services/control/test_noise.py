@@ -10,9 +10,9 @@ import pytest
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import Signal, SignalTable
 from sla_server.services.control.simulation import SimClient, SimHost, Simulation
-from sla_server.services.control.windows import WindowTracker
-from tests.support.worlds import A, Desk, brain, cut, piece_of, promise
+from tests.support.worlds import A, Desk, brain, cut, piece_of, pieces_of, promise
 
 LIMIT_S = 0.012
 BURST_S = 3.5
@@ -77,8 +77,8 @@ def test_contention_is_seen_through_a_host_that_is_always_noisy():
     assert first.caps[0]["volume"] == "greedy"
 
 
-def fed(pieces: list[tuple[int, float, int]]) -> WindowTracker:
-    """A tracker after cuts of a second: (late of 100 I/Os, late by this many ms, us starved)."""
+def fed(pieces: list[tuple[int, float, int]]) -> Signal:
+    """The signal after cuts of a second: (late of 100 I/Os, late by this many ms, us starved)."""
     made = Controller(ControlSettings())
     made.set_agreements((promise(),), ())
     desk = Desk(made, (A, ("gold",)))
@@ -94,36 +94,37 @@ def fed(pieces: list[tuple[int, float, int]]) -> WindowTracker:
             desk.unix_us, 0, False, desk.now_ns,
         )  # fmt: skip
         made.tick(desk.now_ns, desk.unix_us)
-    return made.scopes.on("disk", ("gold", "latency")).tracker  # type: ignore[return-value]
+    return made.scopes.on("disk", ("gold", "latency")).row.signal()
 
 
 def test_what_the_gateways_host_may_have_caused_is_no_evidence_but_is_seen():
-    signal = fed([(15, 50, 100_000)] * 3).signal(0.95)
+    signal = fed([(15, 50, 100_000)] * 3)
     assert (signal.risky, signal.over, signal.at_risk) == (3, 3, False)
     assert signal.u == pytest.approx(3.0)
     assert signal.excused_ratio == pytest.approx(0.2)
     assert signal.r_step < 0.2 < signal.r
-    assert fed([(15, 50, 0)] * 3).signal(0.95).at_risk
-    assert fed([(15, 50, 9_000)] * 3).signal(0.95).at_risk, "every process waits a little"
+    assert fed([(15, 50, 0)] * 3).at_risk
+    assert fed([(15, 50, 9_000)] * 3).at_risk, "every process waits a little"
 
 
 def test_more_than_the_host_can_explain_is_evidence_however_starved_it_says_it_is():
-    signal = fed([(60, 50, 1_000_000)] * 3).signal(0.95)
+    signal = fed([(60, 50, 1_000_000)] * 3)
     assert signal.at_risk
     assert signal.excused_ratio == pytest.approx(0.5)
 
 
 def test_one_bad_window_does_not_size_the_step_and_a_falling_one_makes_none():
-    assert fed([(100, 500, 0), (100, 20, 0), (100, 20, 0)]).signal(0.95).r_step == pytest.approx(20 / 12, 0.1)
-    assert not fed([(100, 500, 0), (100, 20, 0)]).signal(0.95).at_risk, "a queue drains"
-    assert not fed([(100, 50, 0), (100, 50, 0), (0, 20, 0)]).signal(0.95).at_risk, "it has drained"
-    assert fed([(0, 20, 0), (100, 50, 0), (100, 50, 0)]).signal(0.95).at_risk
+    assert fed([(100, 500, 0), (100, 20, 0), (100, 20, 0)]).r_step == pytest.approx(20 / 12, 0.1)
+    assert not fed([(100, 500, 0), (100, 20, 0)]).at_risk, "a queue drains"
+    assert not fed([(100, 50, 0), (100, 50, 0), (0, 20, 0)]).at_risk, "it has drained"
+    assert fed([(0, 20, 0), (100, 50, 0), (100, 50, 0)]).at_risk
 
 
 def test_a_piece_carries_what_is_excused_into_its_window():
-    made = WindowTracker(ControlSettings(), promise())
-    piece = piece_of(cut(A, 1, {"gold": (10, 50)}), np.array([True]), made.promise)
+    table, gold = SignalTable(ControlSettings()), promise()
+    row = table.allot(gold, A, "disk", 0.95)
+    piece = piece_of(cut(A, 1, {"gold": (10, 50)}), np.array([True]), gold)
     piece.excused = 3.0
-    made.add(piece, lambda spoken: True, 10**9)
-    made.add(piece, lambda spoken: True, 2 * 10**9)
-    assert made.signal(0.95).excused_ratio == pytest.approx(0.3)
+    for second in (1, 2):
+        table.add(table.member[[row.row]], np.array([0]), pieces_of([piece], gold, second * 10**9))
+    assert row.signal().excused_ratio == pytest.approx(0.3)

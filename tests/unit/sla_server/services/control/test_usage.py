@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from sla_server.services.control.batch import CutBatch, Taken
+from sla_server.services.control.cut_batch import CutBatch, Taken
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US
