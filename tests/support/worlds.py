@@ -1,10 +1,11 @@
-"""Promises, cuts and small worlds that the tests of the brain share."""
+"""Promises, cuts and small worlds that the tests of the controller share."""
 
 from __future__ import annotations
 
 import math
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeCl
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import Pieces, percentiles_us
 from sla_server.services.control.simulation import UNIX_0_US, Simulation
-from sla_server.services.control.windows import Piece
 
 A = str(uuid.uuid5(uuid.NAMESPACE_DNS, "A"))
 B = str(uuid.uuid5(uuid.NAMESPACE_DNS, "B"))
@@ -48,7 +49,7 @@ def volume_class(volume: str = "gold", priority: Priority = Priority.GOLD, **ove
     return VolumeClass(volume, priority, (volume,), **over)
 
 
-def brain(
+def controller(
     promises: Sequence[Promise] = (promise(),),
     classes: Sequence[VolumeClass] = (volume_class(),),
     mode: str = "enforce",
@@ -112,11 +113,11 @@ def cut(
     )
 
 
-class Desk:
-    """Feeds a brain by hand, a second at a time."""
+class Feeder:
+    """Feeds a controller by hand, a second at a time."""
 
     def __init__(self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
-        self.brain, self.second = made, 0
+        self.controller, self.second = made, 0
         for gateway, volumes in volumes_of:
             made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
             made.add_streams(gateway, streams(gateway, *volumes))
@@ -134,8 +135,8 @@ class Desk:
         self.second += 1
         for gateway, ios, gen in cuts:
             made = cut(gateway, self.second, ios, gen=gen, held=held)
-            self.brain.add_cut(made, self.unix_us, 0, False, self.now_ns)
-        return self.brain.tick(self.now_ns, self.unix_us)
+            self.controller.add_cut(made, self.unix_us, 0, False, self.now_ns)
+        return self.controller.tick(self.now_ns, self.unix_us)
 
 
 def caps_of(decisions: Sequence[Any], gateway: str) -> SetCaps:
@@ -153,6 +154,50 @@ def rows_of(decisions: Sequence[Any]) -> list[dict[str, Any]]:
 
 def simulation(made: Controller, seed: int, **over: Any) -> Simulation:
     return Simulation(made, seed, **over)
+
+
+@dataclass(slots=True)
+class Piece:
+    """One of ``Pieces``; ``missed`` by threshold (us)."""
+
+    duration_us: int
+    offered: float
+    done: int
+    missed: dict[int, int]
+    hist: npt.NDArray[np.int64]
+    waiting: int
+    inexact: bool
+    excused: float = 0.0
+
+
+def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
+    return Piece(
+        int(pieces.covered_us[index]),
+        float(pieces.offered[index]),
+        int(pieces.done[index]),
+        {step.threshold_us: int(pieces.missed[index, i]) for i, step in enumerate(promise.curve)},
+        pieces.hist[index].astype(np.int64),
+        int(pieces.waiting[index]),
+        bool(pieces.inexact[index]),
+        float(pieces.excused[index]),
+    )
+
+
+def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
+    """Pieces of one promise as a batch."""
+    hist = np.array([each.hist for each in pieces], dtype=np.int32)
+    return Pieces(
+        now_ns=np.full(len(pieces), now_ns),
+        covered_us=np.array([each.duration_us for each in pieces]),
+        offered=np.array([each.offered for each in pieces]),
+        done=np.array([float(each.done) for each in pieces]),
+        waiting=np.array([float(each.waiting) for each in pieces]),
+        missed=np.array([[float(each.missed[s.threshold_us]) for s in promise.curve] for each in pieces]),
+        hist=hist,
+        inexact=np.array([each.inexact for each in pieces]),
+        latency_us=percentiles_us(hist, np.full(len(pieces), promise.percentile)),
+        excused=np.array([each.excused for each in pieces]),
+    )
 
 
 def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Piece:
@@ -174,7 +219,7 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     hist = _hist(cut, in_scope, promise.io)
     missed, inexact = _missed(cut, in_scope, promise, done, hist)
     waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
-    return Piece(cut.gateway_id, cut.duration_us, offered, done, missed, hist, waiting, inexact)
+    return Piece(cut.duration_us, offered, done, missed, hist, waiting, inexact)
 
 
 def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> npt.NDArray[np.int64]:

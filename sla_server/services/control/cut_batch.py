@@ -1,28 +1,56 @@
-"""The cuts of a CUTS message, their columns checked all at once.
+"""Cuts: checked when their message comes, kept until there are many, and entered as a batch.
 
-To look at the columns of each cut by itself takes as long as to decode it, of forty joined a third. Only if
-something is wrong anywhere is each looked at, since the others are other gateways'.
+``read_cuts`` takes the cuts out of a message and checks their columns all at once: to look at each cut by
+itself takes as long as to decode it, of forty joined a third. Only if something is wrong anywhere is each
+looked at, since the others are other gateways'.
 
-Pure functions; the cuts are views into the message.
+``CutIntake`` keeps them and enters them in the order they came, with the same result as one after another:
+what depends on the order (who spoke when, which caps a cut confirms, which gates are shut at that moment) is
+done one by one, and a batch ends before a second cut of a gateway, and before one that makes a gateway known
+or brings it back.
+
+``CutBatch`` sums the use of every volume and the pieces of every promise in whole arrays. Which rows of a cut
+belong to which lines and places does not change while a gateway reports the same streams in the same order:
+that is its ``RowPlan`` (``scopes``). A batch is concatenated plans and cuts, and a few sums over them.
+
+A cut is a view into its message: messages must be taken as copies (``Mailbox.take``), since a view of shared
+memory would be overwritten while the cut waits. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
-from pmdaemon.wire import frame
-from pmdaemon.wire.cut import HIST_DTYPE, MISSED_DTYPE, Cut
+from pmdaemon.wire import frame, late
+from pmdaemon.wire.cut import COL, HIST_DTYPE, IO_READ, IO_WRITE, MISSED_DTYPE, Cut
+from pmdaemon.wire.histogram import BUCKETS, EDGES_NS, TOTAL_WRITE
+from sla_server.services.control.backend_loop import BackendControl
+from sla_server.services.control.policy_manager import PolicyManager
+from sla_server.services.control.scopes import NO_MEMBER, PromiseScopes, RowPlan
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import Bools, Floats, Ints, Pieces, percentiles_us
+from sla_server.services.control.usage import GatewayTable, UsageTable
+
+MOST_CUTS: Final = 256
+"""Of one batch, and that wait: some 20 ms of work at 16 streams, between two reads of the mailbox."""
+_TOTALS: Final = TOTAL_WRITE + BUCKETS
+_PIECE: Final = np.array([COL[name] for name in ("reads", "writes", "arrived", "held", "inflight")])
+_EVERY: Final = np.arange(BUCKETS)
+NO_LINE: Final = -1
 
 Place = tuple[int, Cut]
 """Position in the message, and the cut."""
 
 
 def read_cuts(message: frame.Frame, on_bad: Callable[[BadCut], None]) -> list[Place]:
-    """The cuts of a message that can be true, in order; each of the others is told to ``on_bad``.
+    """The cuts of a message that can be true, in order; the others are reported to ``on_bad``.
 
     Raises:
         KeyError: the header lacks ``n``.
@@ -53,7 +81,7 @@ def _all_sound(found: Sequence[Cut]) -> bool:
     if not found:
         return True
     rows = np.array([cut.rows for cut in found])
-    # As plain integers: numpy works out the common type of structured arrays anew for each of them.
+    # As plain integers: numpy would work out the common type of structured arrays for each of them.
     problem = cuts.problem_of(
         np.concatenate([cut.counters.ravel() for cut in found]),
         np.concatenate([cut.hist.view("<u8") for cut in found]).view(HIST_DTYPE),
@@ -74,3 +102,305 @@ def _frames_end(blob: memoryview, count: int) -> int:
             raise WireError(f"CUTS announces {count} cuts, its blob holds fewer")
         end += size
     return end
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One accepted cut and its gateway's plan; ``excused_ratio``: see ``signal``."""
+
+    cut: Cut
+    table: GatewayTable
+    plan: RowPlan
+    now_ns: int
+    excused_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    cut: Cut
+    recv_us: int
+    offset_us: int
+    now_ns: int
+
+
+class CutIntake:
+    """See the module. ``unix_us``: the newest time of receipt."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        scopes: PromiseScopes,
+        policy: PolicyManager,
+        tables: dict[str, GatewayTable],
+        controls: Mapping[str, BackendControl],
+        usage_table: UsageTable,
+    ) -> None:
+        self.unix_us = 0
+        self._settings = settings
+        self._scopes, self._policy, self._usage = scopes, policy, usage_table
+        self._tables, self._controls = tables, controls
+        self._waiting: list[_Waiting] = []
+        self._taken: list[Taken] = []
+        self._received: list[int] = []
+        self._shut: list[frozenset[str]] = []
+
+    def put(self, cut: Cut, recv_us: int, offset_us: int, now_ns: int) -> None:
+        """A cut came; it is entered with the next ``flush``, or at once with others if many wait."""
+        self._waiting.append(_Waiting(cut, recv_us, offset_us, now_ns))
+        if len(self._waiting) >= MOST_CUTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Enter what waits."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        stale_us, inside = self._settings.stale_s * 1e6, set[str]()
+        awaiting = {backend: c for backend, c in self._controls.items() if c.awaiting}
+        for each in waiting:
+            gateway_id = each.cut.gateway_id
+            table = self._tables.get(gateway_id)
+            known = table is not None and table.state == "up" and gateway_id in self._policy.gateways
+            if not known or gateway_id in inside or len(inside) == MOST_CUTS:
+                self._enter_batch()
+                inside.clear()
+            if table is None:
+                table = self._tables[gateway_id] = GatewayTable(gateway_id, self._usage)
+            if gateway_id not in self._policy.gateways:
+                self._policy.gateway_up(table, each.now_ns)
+            if not table.accept(each.cut, each.recv_us, each.offset_us, stale_us, each.now_ns):
+                continue
+            if table.state != "up":  # a stalled gateway recovered: its statistics are the proof
+                table.state, table.reason = "up", ""
+                self._policy.gateway_up(table, each.now_ns)
+            inside.add(gateway_id)
+            for control in awaiting.values():
+                control.confirm(gateway_id, each.cut.throttle_gen, self._policy.gateways[gateway_id].gen)
+            plan = self._scopes.plan(table, each.cut.column("stream_id"))
+            self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
+            self._received.append(each.recv_us)
+            self._shut.append(frozenset(b for b, c in awaiting.items() if not c.gate_open))
+        self._enter_batch()
+
+    def _excused(self, starved_ratio: float) -> float:
+        """Share of a cut's I/Os that its gateway's own host may have made late; see ``signal``."""
+        s = self._settings
+        if starved_ratio < s.starved_least_ratio:
+            return 0.0
+        return min(s.starved_weight * starved_ratio, s.starved_most_ratio)
+
+    def _enter_batch(self) -> None:
+        if not self._taken:
+            return
+        taken, received, shut = self._taken, self._received, self._shut
+        self._taken, self._received, self._shut = [], [], []
+        self.unix_us = max(self.unix_us, *received)
+        gateways = np.array([each.plan.gateway for each in taken])
+        self._scopes.table.spoke(gateways, np.array([each.now_ns for each in taken]))
+        batch = CutBatch(taken)
+        batch.measure(self._usage)
+        for each, recv_us in zip(taken, received, strict=True):
+            table, rows = each.table, each.plan.rows
+            table.keep(each.cut, rows)
+            table.unknown_rows += len(rows) - len(each.plan.known)
+            self._policy.cut(table, each.cut.duration_us, recv_us)
+            if "late" in each.cut.extra:
+                self._policy.held_late(late.parse(each.cut.extra["late"]))
+        pieces = batch.pieces()
+        if pieces is not None:
+            self._feed(batch, pieces, shut)
+
+    def _feed(self, batch: CutBatch, pieces: Pieces, shut: list[frozenset[str]]) -> None:
+        table = self._scopes.table
+        over_all, on_backend = batch.targets()
+        closed = _lines_shut(batch, shut)
+        feeds = on_backend != NO_MEMBER
+        if closed is not None:
+            noted = np.flatnonzero(feeds & closed)
+            table.note(on_backend[noted], noted, pieces)
+            feeds &= ~closed
+        shown, fed = np.flatnonzero(over_all != NO_MEMBER), np.flatnonzero(feeds)
+        members = np.concatenate((over_all[shown], on_backend[fed]))
+        if len(members):
+            table.add(members, np.concatenate((shown, fed)), pieces)
+
+
+class CutBatch:
+    """Accepted cuts of distinct gateways, at least one, side by side: counters of shape (columns, rows)."""
+
+    def __init__(self, taken: Sequence[Taken]) -> None:
+        self.taken = taken
+        self.plans = [t.plan for t in taken]
+        self.counters: Ints = _joined([t.cut.counters for t in taken], axis=1)
+        self.lines = np.array([len(plan.io) for plan in self.plans])
+        self._rows = np.array([t.cut.rows for t in taken])
+        self._row_start = _starts(self._rows)
+        self._line_start = _starts(self.lines)
+
+    def measure(self, usage_table: UsageTable) -> None:
+        """Enter the use of every volume of these gateways; one not named in a cut had none."""
+        sizes = np.array([len(t.table.places) for t in self.taken])
+        total = int(sizes.sum())
+        if not total:
+            return
+        counts = np.array([len(plan.known) for plan in self.plans])
+        place = _joined([plan.place for plan in self.plans]) + np.repeat(_starts(sizes), counts)
+        c = self.counters
+        parts = np.stack(
+            (
+                c[COL["cost_milli"]],
+                c[COL["reads"]] + c[COL["writes"]],
+                c[COL["read_bytes"]] + c[COL["write_bytes"]],
+                c[COL["held"]],
+                c[COL["inflight"]],
+            )
+        )
+        if len(place) != parts.shape[1]:  # some streams are not announced
+            known = _joined([plan.known for plan in self.plans]) + np.repeat(self._row_start, counts)
+            parts = parts[:, known]
+        sums = _sums(parts, place, total)
+        seconds = np.repeat([t.cut.duration_us / 1e6 for t in self.taken], sizes)
+        usage_table.update(_joined([t.table.places for t in self.taken]), sums, seconds)
+
+    def pieces(self) -> Pieces | None:
+        """The piece of every line, in order of cuts and their plans' lines; None if there is no line."""
+        total = int(self.lines.sum())
+        if not total:
+            return None
+        pairs = np.array([len(plan.pair_row) for plan in self.plans])
+        row = _joined([plan.pair_row for plan in self.plans]) + np.repeat(self._row_start, pairs)
+        line = _joined([plan.pair_line for plan in self.plans]) + np.repeat(self._line_start, pairs)
+        finder = _Lines(row, line, self.counters.shape[1], all(plan.plain for plan in self.plans))
+        io = _joined([plan.io for plan in self.plans])
+        reads, writes, arrived, held, inflight = _sums(self.counters[_PIECE][:, row], line, total)
+        done = reads + writes
+        offered = arrived
+        if io.any():  # not all of them are about reads and writes alike
+            every, done = done, np.choose(io, (done, reads, writes))
+            # Arrivals are not counted by kind: assume the mix of what completed.
+            mix = (io > 0) & (every > 0)
+            offered = np.where(mix, arrived * done / np.maximum(every, 1), arrived)
+        hist = self._hist(finder, io, total)
+        threshold_us = _joined([plan.threshold_us for plan in self.plans])
+        missed, inexact = self._missed(finder, io, threshold_us, done, hist)
+        return Pieces(
+            now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
+            covered_us=np.repeat([t.cut.duration_us for t in self.taken], self.lines),
+            offered=offered,
+            done=done,
+            waiting=held + inflight,
+            missed=missed,
+            hist=hist,
+            inexact=inexact,
+            latency_us=percentiles_us(hist, _joined([plan.percentile for plan in self.plans])),
+            excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
+        )
+
+    def _hist(self, finder: _Lines, io: Ints, total: int) -> npt.NDArray[np.int32]:
+        lens = np.array([len(t.cut.hist) for t in self.taken])
+        # An entry is {u16 row, u16 bucket, u32 count}; as one integer it is taken apart faster.
+        entries = _joined([t.cut.hist.view("<u8") for t in self.taken])
+        bucket = (entries >> 16).astype(np.uint16)
+        start = np.repeat(self._row_start, lens)
+        keep = np.flatnonzero(bucket < _TOTALS)
+        entries, bucket = entries[keep], bucket[keep].astype(np.int64)
+        row = (entries & 0xFFFF).astype(np.int64) + start[keep]
+        chosen, line = finder.of(row)
+        if chosen is not None:
+            entries, bucket = entries[chosen], bucket[chosen]
+        count = (entries >> 32).astype(np.float64)
+        if io.any():
+            kind = io[line]
+            count[
+                ((kind == IO_READ) & (bucket >= TOTAL_WRITE)) | ((kind == IO_WRITE) & (bucket < TOTAL_WRITE))
+            ] = 0
+        cell = line * BUCKETS + bucket - BUCKETS * (bucket >= TOTAL_WRITE)
+        dense = np.bincount(cell, weights=count, minlength=total * BUCKETS)
+        return dense.astype(np.int32).reshape(total, BUCKETS)
+
+    def _missed(
+        self, finder: _Lines, io: Ints, threshold_us: Floats, done: Floats, hist: npt.NDArray[np.int32]
+    ) -> tuple[Floats, Bools]:
+        total, steps = threshold_us.shape
+        lens = np.array([len(t.cut.missed) for t in self.taken])
+        # {u16 row, u16 io, u32 threshold_us, u32 counted, u32 missed}
+        entries = _joined([t.cut.missed.view("<u4") for t in self.taken]).reshape(-1, 4).astype(np.int64)
+        chosen, line = finder.of((entries[:, 0] & 0xFFFF) + np.repeat(self._row_start, lens))
+        if chosen is not None:
+            entries = entries[chosen]
+        about = (entries[:, 0] >> 16) == io[line]
+        missed, counted = np.zeros((total, steps)), np.zeros((total, steps))
+        for step in range(steps):
+            found = np.flatnonzero(about & (entries[:, 1] == threshold_us[line, step]))
+            of = line[found]
+            counted[:, step] = np.bincount(of, weights=entries[found, 2], minlength=total)
+            missed[:, step] = np.bincount(of, weights=entries[found, 3], minlength=total)
+        guessed = (counted != done[:, None]) & (threshold_us > 0)
+        if guessed.any():
+            # Not counted for this threshold: pessimistic, a bucket counts unless it lies wholly below.
+            at, which = np.nonzero(guessed)
+            whole = np.searchsorted(EDGES_NS, threshold_us[at, which] * 1000, side="right") - 1
+            missed[at, which] = (hist[at] * (np.maximum(whole, 0)[:, None] <= _EVERY)).sum(axis=1)
+        return missed, guessed.any(axis=1)
+
+    def targets(self) -> tuple[Ints, Ints]:
+        """Members of the signal table that each line feeds, over all backends and on one."""
+        over_all = _joined([plan.over_all for plan in self.plans])
+        return over_all, _joined([plan.on_backend for plan in self.plans])
+
+
+class _Lines:
+    """From rows of a batch to lines; a row may be in none or several."""
+
+    def __init__(self, row: Ints, line: Ints, rows: int, plain: bool) -> None:
+        self._line, self._plain = line, plain
+        if plain:
+            self._of_row = np.full(rows, NO_LINE)
+            self._of_row[row] = line
+        else:
+            self._count = np.bincount(row, minlength=rows)
+            self._first = _starts(self._count)
+
+    def of(self, row: Ints) -> tuple[Ints | None, Ints]:
+        """(which of the rows, None for all of them once and in order; the line of each of those)."""
+        if self._plain:
+            line = self._of_row[row]
+            if not len(line) or line.min() >= 0:
+                return None, line
+            chosen = np.flatnonzero(line >= 0)
+            return chosen, line[chosen]
+        count = self._count[row]
+        chosen = np.repeat(np.arange(len(row)), count)
+        within = np.arange(len(chosen)) - np.repeat(_starts(count), count)
+        return chosen, self._line[self._first[row][chosen] + within]
+
+
+def _lines_shut(batch: CutBatch, shut: list[frozenset[str]]) -> Bools | None:
+    """Which lines of a batch are on a backend whose gate was shut when their cut came; None if none."""
+    if not any(shut):
+        return None
+    return np.array(
+        [
+            backend in gates
+            for plan, gates in zip(batch.plans, shut, strict=True)
+            for backend in plan.backends
+        ],
+        dtype=np.bool_,
+    )
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=axis)
+
+
+def _starts(sizes: Ints) -> Ints:
+    """Where each part begins in the concatenation."""
+    starts: Ints = np.cumsum(sizes) - sizes
+    return starts
+
+
+def _sums(parts: Ints, index: Ints, total: int) -> Floats:
+    """Sums of each of ``parts``, shape (m, n), by ``index``, shape (n,): shape (m, total)."""
+    cells = (np.arange(len(parts))[:, None] * total + index).ravel()
+    sums = np.bincount(cells, weights=parts.ravel(), minlength=len(parts) * total)
+    return sums.astype(np.float64, copy=False).reshape(len(parts), total)

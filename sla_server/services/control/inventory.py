@@ -1,9 +1,9 @@
 """What the loop needs to know of a backend: victims, neighbours, and what was promised to them.
 
 State: which gateways carry a volume, which volumes share a backend, the classes and budgets of the agreements
-in force. Filled by the brain as news comes; everything else here only answers questions.
+in force. Filled by the controller; everything else here only answers questions.
 
-Pure: no clock. Changed only by the brain's one thread.
+Pure: no clock. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.backend_loop import Need, Victim
-from sla_server.services.control.neighbours import Neighbour, NeighbourTerms, standing, urgency
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import Neighbour, NeighbourTerms, terms, urgency
+from sla_server.services.control.signal import NOTHING
 from sla_server.services.control.usage import GatewayTable
-from sla_server.services.control.windows import NOTHING
 
 SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
 """Mean cost assumed of a volume that has not done any I/O yet."""
@@ -34,13 +34,13 @@ class BackendInventory:
         self.budgets: dict[Key, tuple[float, float]] = {}
         self._named: dict[str, list[VolumeClass]] = {}
         self._patterned: list[VolumeClass] = []
-        self._standings: dict[str, NeighbourTerms] = {}
+        self._terms: dict[str, NeighbourTerms] = {}
         self._carriers: dict[str, dict[str, GatewayTable]] = {}
         self._on_backend: dict[str, set[str]] = {}
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
-        self._named, self._patterned, self._standings = {}, [], {}
+        self._named, self._patterned, self._terms = {}, [], {}
         for each in classes:
             if any(character in name for name in each.volumes for character in "*?["):
                 self._patterned.append(each)
@@ -69,17 +69,17 @@ class BackendInventory:
         """Gateways that carry a volume."""
         return self._carriers.get(volume, {})
 
-    def standing_of(self, volume: str) -> NeighbourTerms:
+    def terms_of(self, volume: str) -> NeighbourTerms:
         """Priority, floor and cap of a volume."""
-        found = self._standings.get(volume)
+        found = self._terms.get(volume)
         if found is None:
-            found = self._standings[volume] = standing(
+            found = self._terms[volume] = terms(
                 volume, (*self._named.get(volume, ()), *self._patterned), self._settings
             )
         return found
 
     def mean_cost_of(self, volume: str) -> float:
-        """Cost of its mean I/O of late."""
+        """Recent cost of its mean I/O."""
         tables = self.carriers_of(volume).values()
         cost = sum(t.use[volume].cost_per_s for t in tables if volume in t.use)
         ops = sum(t.use[volume].ops_per_s for t in tables if volume in t.use)
@@ -95,7 +95,7 @@ class BackendInventory:
 
     def neighbour(self, volume: str, cap: float | None) -> Neighbour:
         """A volume as a neighbour; ``cap`` is the cost rate that the loop allows it now, if any."""
-        place = self.standing_of(volume)
+        place = self.terms_of(volume)
         fresh = [
             t.use[volume] for t in self.carriers_of(volume).values() if t.state == "up" and volume in t.use
         ]
@@ -123,7 +123,7 @@ class BackendInventory:
         """
         found = {v: self.neighbour(v, caps.get(v)) for v in sorted(self._on_backend.get(backend, ()))}
         for scope in scopes:
-            signal = scope.tracker.signal(self.r_on(scope.promise.key))
+            signal = scope.row.signal()
             if signal.windows and signal.threshold_us is None:  # above its own curve
                 end_iops = scope.promise.curve[-1].up_to_iops / max(len(scope.volumes), 1)
                 for volume in scope.volumes & found.keys():
@@ -134,21 +134,21 @@ class BackendInventory:
         """A promise on a backend as the loop sees it."""
         key = scope.promise.key
         need = self._need(scope, now_ns)
-        signal = scope.tracker.signal(self.r_on(key))
+        signal = scope.row.signal()
         volumes = frozenset(scope.volumes)
-        last_ns = scope.tracker.last_piece_ns
+        last_ns = scope.row.last_piece_ns
         limit_s = max(self._settings.stale_s, self._settings.poll_interval_s * 3)
         fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
         return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
 
     def _need(self, scope: PromiseScope, now_ns: int) -> Need:
-        s, tracker = self._settings, scope.tracker
-        if tracker.last_piece_ns is not None and now_ns - tracker.last_piece_ns > s.lease_s * 1e9:
+        s, row = self._settings, scope.row
+        if row.last_piece_ns is not None and now_ns - row.last_piece_ns > s.lease_s * 1e9:
             return Need.GONE
-        if tracker.idle:
-            tracker.reset()
+        if row.idle:
+            row.reset()
             return Need.IDLE
-        signal = tracker.signal(self.r_on(scope.promise.key))
+        signal = row.signal()
         if signal is NOTHING:
             return Need.UNKNOWN
         if signal.threshold_us is None:

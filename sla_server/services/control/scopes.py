@@ -1,34 +1,82 @@
 """Which streams a promise is about: the link from cuts to promises.
 
 State: a *scope* is one promise on one backend, or over all backends (for display); ``_by_gateway`` lists
-those with streams at a gateway. A scope at one gateway has its windows in the bank, one that reaches a second
-gateway a tracker of its own. From the scopes at a gateway follows its ``RowPlan``, by which a batch of its
+those with streams at a gateway. A scope has its windows in one row of the signal table, and a member of that
+row for each of its gateways. From the scopes at a gateway follows its ``RowPlan``, by which a batch of its
 cuts finds its promises without matching a pattern; it is made when the first cut needs it and dropped when a
-scope or stream is added.
+scope or stream is added. A *line* of the plan is one promise and the streams it covers at one gateway; it
+yields one piece a cut.
 
 Promises that name volumes are found by name, only those with patterns are matched. A change of agreements
 touches the promises that changed; the others keep scopes and windows.
 
-Changed only by the brain's one thread.
+Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
-from sla_server.services.control.batch import NO_ROW, RowPlan, kind_of
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import SignalTable
-from sla_server.services.control.signal_row import SignalRow
+from sla_server.services.control.signal import Floats, Ints, SignalRow, SignalTable
 from sla_server.services.control.usage import GatewayTable
-from sla_server.services.control.windows import Tracker
 
 Key = tuple[str, str]
+NO_MEMBER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """Where the rows of a gateway's cuts belong.
+
+    Attributes:
+        ids: the stream_id column it was made for, as bytes.
+        rows: table row of each cut row, -1 for a stream not announced; shape (n,).
+        known: cut rows of announced streams; ``place``: index of their volume at the gateway; shape (k,).
+        pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
+        io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
+        threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
+        gateway: its number in the signal table.
+        over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
+            none; shape (lines,).
+        backends: of ``on_backend``, by line.
+        plain: every stream is known and in at most one line.
+    """
+
+    ids: bytes
+    rows: Ints
+    known: Ints
+    place: Ints
+    pair_row: Ints
+    pair_line: Ints
+    io: Ints
+    percentile: Floats
+    threshold_us: Floats
+    gateway: int
+    over_all: Ints
+    on_backend: Ints
+    backends: tuple[str, ...]
+    plain: bool
+
+
+@dataclass(slots=True)
+class ScopePart:
+    """A scope's streams at one gateway.
+
+    Attributes:
+        mask: which rows of the gateway's table are in scope, shape (rows,).
+        member: of the signal table, to feed with what its cuts say.
+    """
+
+    mask: npt.NDArray[np.bool_]
+    member: int
 
 
 @dataclass(slots=True)
@@ -36,33 +84,15 @@ class PromiseScope:
     """One promise on one backend (``backend`` "" for all of them together).
 
     Attributes:
-        masks: gateway_id to which rows of its table are in scope, shape (rows,).
+        row: its windows.
+        parts: by gateway_id.
     """
 
     promise: Promise
     backend: str
-    tracker: Tracker
-    masks: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    row: SignalRow
+    parts: dict[str, ScopePart] = field(default_factory=dict)
     volumes: set[str] = field(default_factory=set)
-    _order: list[str] = field(default_factory=list)
-    _heard: int = 0
-
-    def heard(
-        self, spoken: Collection[str], tables: dict[str, GatewayTable], stale_ns: float, now_ns: int
-    ) -> bool:
-        """Whether every gateway in scope that still speaks is among ``spoken`` of the window that is open.
-
-        Where the last look ended is remembered: over one window each gateway is looked at about once.
-        """
-        if len(spoken) <= 1 or len(self._order) != len(self.masks):
-            self._order, self._heard = list(self.masks), 0
-        while self._heard < len(self._order):
-            gateway_id = self._order[self._heard]
-            if gateway_id not in spoken and tables[gateway_id].fresh(stale_ns, now_ns):
-                return False
-            self._heard += 1
-        self._heard = 0
-        return True
 
 
 class PromiseScopes:
@@ -71,9 +101,7 @@ class PromiseScopes:
     def __init__(self, settings: ControlSettings, r_on: Callable[[Key], float] | None = None) -> None:
         self._settings = settings
         self._r_on = r_on or (lambda _key: settings.r_on)
-        self.bank = SignalTable(settings)
-        self._wide: dict[str, list[tuple[int, PromiseScope]]] = {}
-        self._spanning: dict[str, set[Key]] = {}
+        self.table = SignalTable(settings)
         self._by_key: dict[Key, dict[str, PromiseScope]] = {}
         self._by_gateway: dict[str, list[PromiseScope]] = {}
         self._by_backend: dict[str, dict[Key, PromiseScope]] = {}
@@ -106,7 +134,7 @@ class PromiseScopes:
 
     def _drop(self, keys: Iterable[Key]) -> None:
         gone = [scope for key in keys for scope in self._by_key.pop(key, {}).values()]
-        gateways = {gateway_id for scope in gone for gateway_id in scope.masks}
+        gateways = {gateway_id for scope in gone for gateway_id in scope.parts}
         dropped = {id(scope) for scope in gone}
         for gateway_id in gateways:
             self._by_gateway[gateway_id] = [s for s in self._by_gateway[gateway_id] if id(s) not in dropped]
@@ -115,20 +143,16 @@ class PromiseScopes:
             del self._by_backend[scope.backend][scope.promise.key]
             if not self._by_backend[scope.backend]:
                 del self._by_backend[scope.backend]
-            if isinstance(scope.tracker, SignalRow):
-                self.bank.free(scope.tracker.row)
-            else:
-                self._spanning[scope.backend].discard(scope.promise.key)
+            self.table.free(scope.row.row)
 
     def extend(self, table: GatewayTable, rows: Iterable[int]) -> set[Key]:
-        """Streams appeared in ``rows`` of a gateway's table; the objectives whose trackers are others now."""
+        """Streams appeared in ``rows`` of a gateway's table; the objectives that are new here."""
         self._plans.pop(table.gateway_id, None)
         changed = self._match(table, rows)
         size = len(table.streams)
         for scope in self._by_gateway.get(table.gateway_id, ()):
-            mask = scope.masks[table.gateway_id]
-            if len(mask) < size:
-                scope.masks[table.gateway_id] = _longer(mask, size)
+            part = scope.parts[table.gateway_id]
+            part.mask = _longer(part.mask, size)
         return changed
 
     def _match(self, table: GatewayTable, rows: Iterable[int]) -> set[Key]:
@@ -138,42 +162,34 @@ class PromiseScopes:
             for promise in (*self._named.get(stream.volume, ()), *self._patterned):
                 if promise.covers(stream.volume, stream.client):
                     for backend in ("", stream.backend):
-                        if self._enter(promise, backend, table, row, stream.volume):
+                        if self._include(promise, backend, table, row, stream.volume):
                             changed.add(promise.key)
                     self._plans.pop(table.gateway_id, None)
         return changed
 
-    def _enter(self, promise: Promise, backend: str, table: GatewayTable, row: int, volume: str) -> bool:
-        """One more row of a scope; whether its tracker is another one now."""
-        gateway_id, changed = table.gateway_id, False
-        scope = self._by_key.setdefault(promise.key, {}).get(backend)
+    def _include(self, promise: Promise, backend: str, table: GatewayTable, row: int, volume: str) -> bool:
+        """One more row of a gateway's table for a scope; whether the scope is new."""
+        gateway_id, scopes = table.gateway_id, self._by_key.setdefault(promise.key, {})
+        scope, new = scopes.get(backend), backend not in scopes
         if scope is None:
-            row_of_bank = self.bank.allot(promise, gateway_id, backend, self._r_on(promise.key))
-            tracker = SignalRow(self.bank, row_of_bank)
-            scope = self._by_key[promise.key][backend] = PromiseScope(promise, backend, tracker)
+            windows = self.table.allot(promise, gateway_id, backend, self._r_on(promise.key))
+            scope = scopes[backend] = PromiseScope(promise, backend, windows)
             self._by_backend.setdefault(backend, {})[promise.key] = scope
-            changed = True
         scope.volumes.add(volume)
-        mask = scope.masks.get(gateway_id)
-        if mask is None:
+        part = scope.parts.get(gateway_id)
+        if part is None:
+            number = scope.row.row
+            member = int(self.table.member[number]) if new else self.table.join(number, gateway_id)
+            part = scope.parts[gateway_id] = ScopePart(np.zeros(len(table.streams), np.bool_), member)
             self._by_gateway.setdefault(gateway_id, []).append(scope)
-            if scope.masks and isinstance(scope.tracker, SignalRow):
-                scope.tracker, changed = scope.tracker.leave(), True
-                self._spanning.setdefault(scope.backend, set()).add(promise.key)
-                for other in scope.masks:
-                    self._plans.pop(other, None)
-            mask = np.zeros(len(table.streams), dtype=np.bool_)
-        elif len(mask) < len(table.streams):
-            mask = _longer(mask, len(table.streams))
-        mask[row] = True
-        scope.masks[gateway_id] = mask
-        return changed
+        part.mask = _longer(part.mask, len(table.streams))
+        part.mask[row] = True
+        return new
 
     def set_r_on(self, key: Key) -> None:
         """An objective's entry threshold of r has changed."""
         for scope in self._by_key.get(key, {}).values():
-            if isinstance(scope.tracker, SignalRow):
-                self.bank.set_r_on(scope.tracker.row, self._r_on(key))
+            self.table.set_r_on(scope.row.row, self._r_on(key))
 
     # Questions.
 
@@ -197,7 +213,7 @@ class PromiseScopes:
         """Backends on which some promise has streams."""
         return self._by_backend.keys() - {""}
 
-    def whole(self, key: Key) -> PromiseScope | None:
+    def over_all(self, key: Key) -> PromiseScope | None:
         """A promise over all backends, or None while it has no streams."""
         return self._by_key.get(key, {}).get("")
 
@@ -205,45 +221,31 @@ class PromiseScopes:
         """The plan of a gateway for cuts that name these streams in this order."""
         ids = stream_ids.tobytes()
         plan = self._plans.get(table.gateway_id)
-        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.bank.steps:
+        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.table.steps:
             plan = self._plans[table.gateway_id] = self._planned(table, ids, stream_ids)
         return plan
 
-    def wide_at(self, gateway_id: str) -> list[tuple[int, PromiseScope]]:
-        """Of a gateway's plan: lines and their scopes with a tracker of their own."""
-        return self._wide.get(gateway_id, [])
-
-    def spanning(self, backend: str) -> Collection[Key]:
-        """Objectives whose scope on this backend ("": over all) has a tracker of its own."""
-        return self._spanning.get(backend, ())
-
-    def wide_backends(self) -> set[str]:
-        """Backends with a scope that has a tracker of its own."""
-        return {backend for backend, keys in self._spanning.items() if backend and keys}
-
     def _planned(self, table: GatewayTable, ids: bytes, stream_ids: npt.NDArray[np.int64]) -> RowPlan:
         gateway_id, rows = table.gateway_id, table.rows_of(stream_ids)
-        wide, lines = [], self._lines_at(gateway_id)
+        lines = self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
         pairs: list[tuple[int, int]] = []
-        threshold_us = np.zeros((len(lines), self.bank.steps))
-        whole, back = np.full(len(lines), NO_ROW), np.full(len(lines), NO_ROW)
+        threshold_us = np.zeros((len(lines), self.table.steps))
+        over_all, on_backend = np.full(len(lines), NO_MEMBER), np.full(len(lines), NO_MEMBER)
         backends = [""] * len(lines)
         promises = []
         for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
-            pairs += [(row, line) for row in known[scopes[0].masks[gateway_id][rows[known]]].tolist()]
+            pairs += [(row, line) for row in known[scopes[0].parts[gateway_id].mask[rows[known]]].tolist()]
             for step, curve in enumerate(promise.curve):
                 threshold_us[line, step] = curve.threshold_us
             for scope in scopes:
-                if not isinstance(scope.tracker, SignalRow):
-                    wide.append((line, scope))
-                elif scope.backend:
-                    back[line], backends[line] = scope.tracker.row, scope.backend
+                member = scope.parts[gateway_id].member
+                if scope.backend:
+                    on_backend[line], backends[line] = member, scope.backend
                 else:
-                    whole[line] = scope.tracker.row
-        self._wide[gateway_id] = wide
+                    over_all[line] = member
         pairs.sort()
         pair = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return RowPlan(
@@ -253,11 +255,12 @@ class PromiseScopes:
             place=table.volume_of_row[rows[known]],
             pair_row=np.ascontiguousarray(pair[:, 0]),
             pair_line=np.ascontiguousarray(pair[:, 1]),
-            io=np.array([kind_of(promise.io) for promise in promises], dtype=np.int64),
+            io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
             percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
             threshold_us=threshold_us,
-            whole=whole,
-            back=back,
+            gateway=self.table.gateway(gateway_id),
+            over_all=over_all,
+            on_backend=on_backend,
             backends=tuple(backends),
             plain=len(known) == len(rows) and len(np.unique(pair[:, 0])) == len(pair),
         )
@@ -266,9 +269,9 @@ class PromiseScopes:
         """Scopes with streams at a gateway; those of one promise with the same streams are one line."""
         lines: dict[tuple[Key, bytes], list[PromiseScope]] = {}
         for scope in self.at(gateway_id):
-            lines.setdefault((scope.promise.key, scope.masks[gateway_id].tobytes()), []).append(scope)
+            lines.setdefault((scope.promise.key, scope.parts[gateway_id].mask.tobytes()), []).append(scope)
         return list(lines.values())
 
 
 def _longer(mask: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
-    return np.concatenate((mask, np.zeros(size - len(mask), dtype=np.bool_)))
+    return mask if len(mask) == size else np.concatenate((mask, np.zeros(size - len(mask), np.bool_)))

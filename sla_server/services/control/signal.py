@@ -1,25 +1,44 @@
-"""The windows of very many promises, in arrays: one row is what ``windows.WindowTracker`` is for one.
+"""The signal: what the last windows of every promise say, in arrays.
 
-A row is a promise with streams at *one* gateway, on one backend or over all of them; promises that span
-gateways keep a tracker of their own (``scopes``). Rows are fed by ``add`` with the pieces of a whole batch
-of cuts and looked at by ``assess`` once a tick, only those that were fed since; it finds the live states
-that are others now, and the rows at risk. Figures are worked out for the rows that somebody asks for, by the
-same function that single trackers use, so both say the same to the last bit (``test_signal`` holds them
-against each other).
+A *piece* is what one cut says of one promise: the sums over the streams in its scope at one gateway. A
+*window* merges pieces until it holds ``window_min_ios`` I/Os and every gateway in scope that still reports
+has spoken, or until one of them has covered ``window_max_s``. The last three windows are kept. For control
+they are emptied when caps change and fed again only with cuts that began under them, so that what they say
+is always about the caps in force (SLA-MODEL.md 3, "Signal").
 
-    windows   a ring of ``depth`` closed windows a row: w_* at [row * depth + slot]; ``count`` of them, the
-              next goes to slot ``pos``
-    open      o_* at [row]; o_covered 0 means empty, whatever the other columns hold
-    times     first, last and last-active piece, monotonic ns, NEVER before the first
+Misses are exact where the cut counted them for the threshold; where it did not (a threshold set of another
+version) they are taken from histogram edges, pessimistically, and the window is ``inexact``.
 
-Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Grown by doubling; freed rows are used again.
-Pure: no clock. Changed only by the brain's one thread.
+What people see (u, r, ``over``, ``risky``) counts every I/O. Whether neighbours must be slowed down
+(``at_risk``, ``r_step``) leaves out the I/Os that the gateway's own host may have made late (``excused``): if
+its data plane wanted to run and was kept waiting for a tenth of a cut, the slowest fifth of the cut's I/Os
+and as many of its misses are no evidence against a neighbour. The rest is: under contention nearly all I/Os
+are late.
+
+State of ``SignalTable``, all of it in arrays that grow by doubling; freed numbers are used again:
+
+    rows       a promise on one backend, or over all of them
+      w_*      a ring of ``depth`` closed windows at [row * depth + slot]; ``count`` of them are filled, the
+               next goes to slot ``pos``
+      o_*      sums of the open window; they hold only while a member has covered something
+      times    first, last and last active piece, monotonic ns, NEVER before the first
+    members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
+               several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
+               (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it
+    gateways   when each spoke last, and whether it is up
+
+``add`` feeds the pieces of a whole batch of cuts, ``assess`` looks once a tick at the rows fed since then; it
+finds the live states that have changed, and the rows at risk. A ``Signal`` in full is worked out for the
+rows that are asked for.
+
+Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Pure: no clock; times are the caller's
+monotonic nanoseconds. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +61,65 @@ _FIRST: Final = 64
 _EDGES: Final = EDGES_NS.astype(np.float64)
 
 
-@dataclass(slots=True)
-class Pieces:
-    """Pieces of one batch, one a line (``batch``); see ``windows.Piece`` for what the columns mean.
+class Figures(NamedTuple):
+    """What some windows say together."""
+
+    u: float = 0.0
+    latency_us: float = 0.0
+    offered_iops: float = 0.0
+
+
+NO_FIGURES: Final = Figures()
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What the last windows of a promise say; ``windows`` 0 means nothing is known.
 
     Attributes:
-        now_ns, covered_us, offered, done, waiting, latency_us, inexact, excused: shape (pieces,).
-        missed: shape (pieces, steps).
-        hist: shape (pieces, 99).
+        threshold_us: of the curve at the offered rate, None outside the curve.
+        u: misses / misses allowed over all windows.
+        r: interpolated percentile / threshold over all windows.
+        latency_us: that percentile, interpolated.
+        risky: windows at risk; over: windows with u > 1.
+        of_over: u, that percentile and the offered rate of the windows with u > 1 alone; zeros without one.
+        at_risk: the neighbours must be slowed down: enough windows are at risk, the newest too, also without
+            what is excused, and r does not fall by itself.
+        r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
+        excused_ratio: share of the I/Os that is excused.
+    """
+
+    windows: int
+    offered_iops: float
+    threshold_us: int | None
+    u: float
+    r: float
+    latency_us: float
+    risky: int
+    over: int
+    inexact: bool
+    of_over: Figures = NO_FIGURES
+    at_risk: bool = False
+    r_step: float = 0.0
+    excused_ratio: float = 0.0
+
+
+NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Pieces of one batch, one a line of its plans (``cut_batch``), in the order of the cuts.
+
+    Attributes:
+        now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
+        offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
+        waiting: gauge, I/Os held or under way when the cut ended.
+        missed: for each step of the curve, how many took longer; shape (pieces, steps).
+        hist: latency histogram; shape (pieces, 99).
+        inexact: whether misses are from histogram edges.
+        latency_us: the promise's percentile of ``hist``.
+        excused: I/Os that may be late because the gateway had to wait for the processor of its host.
     """
 
     now_ns: Ints
@@ -62,6 +132,56 @@ class Pieces:
     inexact: Bools
     latency_us: Floats
     excused: Floats
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What goes into a window of each of some rows, which are distinct."""
+
+    done: Floats
+    missed: Floats
+    hist: Counts
+    inexact: Bools
+    excused: Floats
+    latency_us: Floats
+
+    def at(self, index: Ints | Bools) -> _Sums:
+        """Of some of the rows."""
+        return _Sums(
+            self.done[index],
+            self.missed[index],
+            self.hist[index],
+            self.inexact[index],
+            self.excused[index],
+            self.latency_us[index],
+        )
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What the closed windows of some rows say, oldest first: shape (rows, depth) unless said otherwise.
+
+    Attributes:
+        slots: where they are stored; valid: whether there is one at all.
+        count, offered, inside, threshold_us, allowed: of each row; shape (rows,).
+        missed, done, risky, over: of each window, every I/O counted.
+        sure_r: r without what is excused.
+        at_risk: see ``Signal``; shape (rows,).
+    """
+
+    slots: Ints
+    valid: Bools
+    count: Ints
+    offered: Floats
+    inside: Bools
+    threshold_us: Floats
+    allowed: Floats
+    missed: Floats
+    done: Floats
+    risky: Bools
+    over: Bools
+    sure_r: Floats
+    at_risk: Bools
 
 
 def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
@@ -87,22 +207,31 @@ class SignalTable:
         self.depth = settings.signal_windows
         self.steps = 1
         self.promises: list[Promise | None] = []
-        self.gateways: list[str] = []
         self.backends: list[str] = []
         self._free: list[int] = []
-        self._make(_FIRST)
+        self._free_members: list[int] = []
+        self._members = 0
+        self._shared: dict[int, Ints] = {}
+        self._gateways: dict[str, int] = {}
+        self.g_spoke_ns = np.full(_FIRST, NEVER, np.int64)
+        self.g_up = np.ones(_FIRST, np.bool_)
+        self.m_row = np.zeros(_FIRST, np.int64)
+        self.m_gateway = np.zeros(_FIRST, np.int64)
+        self.m_covered = np.zeros(_FIRST, np.int64)
+        self.m_offered = np.zeros(_FIRST)
+        self._make_rows(_FIRST)
 
-    def _make(self, rows: int) -> None:
+    def _make_rows(self, rows: int) -> None:
         depth = self.depth
+        self.member = np.zeros(rows, np.int64)
+        self.several = np.zeros(rows, np.bool_)
         self.pos = np.zeros(rows, np.int64)
         self.count = np.zeros(rows, np.int64)
         self.version = np.zeros(rows, np.int64)
         self.first_ns = np.full(rows, NEVER, np.int64)
         self.last_ns = np.full(rows, NEVER, np.int64)
         self.active_ns = np.full(rows, NEVER, np.int64)
-        self.o_covered = np.zeros(rows, np.int64)
-        self.o_offered, self.o_done = np.zeros(rows), np.zeros(rows)
-        self.o_missed = np.zeros((rows, self.steps))
+        self.o_done, self.o_missed = np.zeros(rows), np.zeros((rows, self.steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)
         self.o_inexact, self.o_excused = np.zeros(rows, np.bool_), np.zeros(rows)
         self.w_iops, self.w_latency = np.zeros(rows * depth), np.zeros(rows * depth)
@@ -114,7 +243,7 @@ class SignalTable:
         self.allowed, self.percentile, self.r_on = np.ones(rows), np.zeros(rows), np.zeros(rows)
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
-        self.whole = np.zeros(rows, np.bool_)
+        self.over_all = np.zeros(rows, np.bool_)  # a row over all backends
         self.code = np.zeros(rows, np.int8)
         self.broken = np.zeros(rows, np.bool_)
         self.at_risk = np.zeros(rows, np.bool_)
@@ -122,43 +251,89 @@ class SignalTable:
         self.u = np.zeros(rows)
         self._fed = np.zeros(rows, np.bool_)
 
-    def _grow(self, rows: int, steps: int) -> None:
-        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+    def _grow_rows(self, rows: int, steps: int) -> None:
+        old = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, np.ndarray) and not name.startswith(("g_", "m_"))
+        }
         self.steps = steps
-        self._make(rows)
+        self._make_rows(rows)
         for name, value in old.items():
             target = getattr(self, name)
             target[tuple(slice(size) for size in value.shape)] = value
 
-    # Rows.
+    # Gateways.
 
-    def allot(self, promise: Promise, gateway_id: str, backend: str, r_on: float) -> int:
-        """A row for a promise at one gateway; ``backend`` "" is all of them together."""
+    def gateway(self, gateway_id: str) -> int:
+        """Number of a gateway, made when it is first asked for."""
+        number = self._gateways.setdefault(gateway_id, len(self._gateways))
+        if number == len(self.g_up):
+            self.g_spoke_ns = np.concatenate((self.g_spoke_ns, np.full(number, NEVER, np.int64)))
+            self.g_up = np.concatenate((self.g_up, np.ones(number, np.bool_)))
+        return number
+
+    def set_up(self, gateway_id: str, up: bool) -> None:
+        """Whether a gateway is up: windows do not wait for one that is not."""
+        number = self.gateway(gateway_id)  # first: it may make the arrays longer
+        self.g_up[number] = up
+
+    def spoke(self, gateways: Ints, now_ns: Ints) -> None:
+        """A cut of each of these gateways was taken; before ``add``, for windows wait for who speaks."""
+        self.g_spoke_ns[gateways] = now_ns
+        self.g_up[gateways] = True
+
+    # Rows and their members.
+
+    def allot(self, promise: Promise, gateway_id: str, backend: str, r_on: float) -> SignalRow:
+        """A row for a promise, with its first gateway; ``backend`` "" is all of them together."""
         steps = max(self.steps, len(promise.curve))
         if steps > self.steps:
-            self._grow(len(self.pos), steps)
+            self._grow_rows(len(self.pos), steps)
         if not self._free and len(self.promises) == len(self.pos):
-            self._grow(2 * len(self.pos), self.steps)
+            self._grow_rows(2 * len(self.pos), self.steps)
         row = self._free.pop() if self._free else len(self.promises)
         if row == len(self.promises):
             self.promises.append(promise)
-            self.gateways.append(gateway_id)
             self.backends.append(backend)
-        self.promises[row], self.gateways[row], self.backends[row] = promise, gateway_id, backend
+        self.promises[row], self.backends[row] = promise, backend
         self.allowed[row], self.percentile[row] = promise.allowed_miss_ratio, promise.percentile
-        self.r_on[row], self.whole[row] = r_on, backend == ""
+        self.r_on[row], self.over_all[row] = r_on, backend == ""
         self.up_to[row], self.threshold_us[row] = -1.0, 1.0
         for index, step in enumerate(promise.curve):
             self.up_to[row, index], self.threshold_us[row, index] = step.up_to_iops, step.threshold_us
         self.first_ns[row] = self.last_ns[row] = self.active_ns[row] = NEVER
         self.code[row], self.broken[row] = NO_DATA, False
-        self.reset(row)
-        return row
+        self.member[row] = self._allot_member(row, gateway_id)
+        self.reset(np.array([row]))
+        return SignalRow(self, row)
+
+    def _allot_member(self, row: int, gateway_id: str) -> int:
+        if self._free_members:
+            member = self._free_members.pop()
+        else:
+            member, self._members = self._members, self._members + 1
+            if member == len(self.m_row):
+                for name in ("m_row", "m_gateway", "m_covered", "m_offered"):
+                    value = getattr(self, name)
+                    setattr(self, name, np.concatenate((value, np.zeros_like(value))))
+        self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
+        self.m_covered[member] = 0
+        return member
+
+    def join(self, row: int, gateway_id: str) -> int:
+        """The promise of a row reaches one more gateway; the member to feed its pieces to."""
+        member = self._allot_member(row, gateway_id)
+        self._shared[row] = np.append(self._shared.get(row, self.member[row]), member)
+        self.several[row] = True
+        return member
 
     def free(self, row: int) -> None:
-        """Nobody needs the row any more."""
+        """No scope needs the row any more."""
+        self._free_members += self._shared.pop(row, self.member[row : row + 1]).tolist()
         self.promises[row] = None
-        self.whole[row] = self._fed[row] = self.at_risk[row] = self.outside[row] = False
+        self.over_all[row] = self._fed[row] = self.at_risk[row] = self.outside[row] = False
+        self.several[row] = False
         self.last_ns[row], self.code[row] = NEVER, NO_DATA
         self._free.append(row)
 
@@ -166,86 +341,193 @@ class SignalTable:
         """Another entry threshold of r."""
         if self.r_on[row] != r_on:
             self.r_on[row] = r_on
+            self.version[row] += 1
             self._fed[row] = True
 
-    def reset(self, rows: int | Ints) -> None:
+    def reset(self, rows: Ints) -> None:
         """Forget windows, closed and open; the times stay."""
-        self.count[rows] = self.pos[rows] = self.o_covered[rows] = 0
+        self.count[rows] = self.pos[rows] = self.m_covered[self.member[rows]] = 0
+        for members in self._shared_of(rows):
+            self.m_covered[members] = 0
         self.at_risk[rows] = self.outside[rows] = False
         self._fed[rows] = True
         self.version[rows] += 1
 
+    def _shared_of(self, rows: Ints) -> list[Ints]:
+        """Members of those of ``rows`` that have several."""
+        if not self._shared:
+            return []
+        return [self._shared[row] for row in rows[self.several[rows]].tolist()]
+
     # Feeding.
 
-    def note(self, rows: Ints, pick: Ints, pieces: Pieces) -> None:
-        """Remember only that there was, or was no, I/O; ``rows`` are distinct, fed from ``pieces[pick]``."""
-        now_ns = pieces.now_ns[pick]
+    def note(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
+        rows, now_ns = self.m_row[members], pieces.now_ns[pick]
+        # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
         self.last_ns[rows] = now_ns
-        self.first_ns[rows] = np.where(self.first_ns[rows] == NEVER, now_ns, self.first_ns[rows])
+        begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
+        self.first_ns[rows[begins]] = now_ns[begins]
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
-        self.active_ns[rows] = np.where(active, now_ns, self.active_ns[rows])
+        self.active_ns[rows[active]] = now_ns[active]
         self._fed[rows] = True
 
-    def add(self, rows: Ints, pick: Ints, pieces: Pieces) -> None:
-        """Take one piece a row; ``rows`` are distinct, fed from ``pieces[pick]``."""
-        self.note(rows, pick, pieces)
-        covered, offered, done = pieces.covered_us[pick], pieces.offered[pick], pieces.done[pick]
-        missed, hist, inexact = pieces.missed[pick], pieces.hist[pick], pieces.inexact[pick]
-        latency, excused = pieces.latency_us[pick], pieces.excused[pick]
-        merged = np.flatnonzero(self.o_covered[rows])
-        if len(merged):
-            into = rows[merged]
-            covered[merged] += self.o_covered[into]
-            offered[merged] += self.o_offered[into]
-            done[merged] += self.o_done[into]
-            missed[merged] += self.o_missed[into]
-            hist[merged] += self.o_hist[into]
-            inexact[merged] |= self.o_inexact[into]
-            excused[merged] += self.o_excused[into]
-            latency[merged] = percentiles_us(hist[merged], self.percentile[into])
-        closes = (done >= self.settings.window_min_ios) | (covered >= self.settings.window_max_s * 1e6)
+    def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
+        self.note(members, pick, pieces)
+        rows = self.m_row[members]
+        if self._shared:
+            shared = self.several[rows]
+            if shared.any():
+                self._add_shared(members[shared], rows[shared], pick[shared], pieces)
+                members, rows, pick = members[~shared], rows[~shared], pick[~shared]
+        if len(rows):
+            self._add_alone(members, rows, pick, pieces)
+
+    def _add_alone(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Rows with one member, each with one piece."""
+        s = self.settings
+        covered, offered = pieces.covered_us[pick], pieces.offered[pick]
+        sums = _Sums(
+            pieces.done[pick],
+            pieces.missed[pick],
+            pieces.hist[pick],
+            pieces.inexact[pick],
+            pieces.excused[pick],
+            pieces.latency_us[pick],
+        )
+        opened = np.flatnonzero(self.m_covered[members])
+        if len(opened):
+            into = members[opened]
+            covered[opened] += self.m_covered[into]
+            offered[opened] += self.m_offered[into]
+            self._add_open(sums, opened, rows[opened])
+        closes = (sums.done >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
         if not closes.all():
-            stay = np.flatnonzero(~closes)
-            into = rows[stay]
-            self.o_covered[into], self.o_offered[into] = covered[stay], offered[stay]
-            self.o_done[into], self.o_inexact[into] = done[stay], inexact[stay]
-            self.o_missed[into], self.o_hist[into] = missed[stay], hist[stay]
-            self.o_excused[into] = excused[stay]
-        if len(merged):
-            self.o_covered[rows[merged[closes[merged]]]] = 0
-        push = closes & (done > 0)
+            stays = np.flatnonzero(~closes)
+            into = members[stays]
+            self.m_covered[into], self.m_offered[into] = covered[stays], offered[stays]
+            self._keep_open(rows[stays], sums.at(stays))
+        if len(opened):
+            self.m_covered[members[opened[closes[opened]]]] = 0
+        self._push(rows, offered * 1e6 / covered, sums, closes)
+
+    def _add_shared(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Rows with several members, which may all have a piece here: up to the end of a window at a time."""
+        order = np.argsort(rows, kind="stable")
+        members, rows, pick = members[order], rows[order], pick[order]
+        while len(rows):
+            rest = self._fill(members, rows, pick, pieces)
+            members, rows, pick = members[rest], rows[rest], pick[rest]
+
+    def _fill(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> Bools:
+        """Fill the open window of each row; returns which pieces are left because theirs was full before.
+
+        ``rows`` is sorted; the pieces of one of them are a *run*, in the order of the cuts.
+        """
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        size = np.diff(first, append=len(rows))
+        run = np.repeat(np.arange(len(first)), size)
+        rows, newest_ns = rows[first], pieces.now_ns[pick[first + size - 1]]
+        everyone, owner = self._members_of(rows)
+        spoken = self.m_covered[everyone] > 0
+        silent = self._speaking(everyone, newest_ns[owner]) & ~spoken
+        opened = np.bincount(owner, spoken, len(rows)) > 0
+        new = self._speaking(members, newest_ns[run]) & (self.m_covered[members] == 0)
+        awaited = np.bincount(owner, silent, len(rows))[run] - _running(new, first, run)
+        covered = self.m_covered[members] + pieces.covered_us[pick]
+        done = _running(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
+        s, at = self.settings, np.arange(len(run))
+        full = ((done >= s.window_min_ios) & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
+        end = np.minimum.reduceat(np.where(full, at, len(at)), first)
+        closes = end < len(at)
+        taken = at <= end[run]
+        into = members[taken]
+        self.m_offered[into] = pieces.offered[pick[taken]] + np.where(
+            self.m_covered[into] > 0, self.m_offered[into], 0.0
+        )
+        self.m_covered[into] = covered[taken]
+        sums = self._sums_of(rows, pick[taken], np.flatnonzero(np.diff(run[taken], prepend=-1)), pieces)
+        if opened.any():
+            self._add_open(sums, np.flatnonzero(opened), rows[opened])
+        self._keep_open(rows[~closes], sums.at(~closes))
+        spans = np.maximum(self.m_covered[everyone], 1)
+        rates = np.where(self.m_covered[everyone] > 0, self.m_offered[everyone] * 1e6 / spans, 0.0)
+        iops: Floats = np.bincount(owner, rates, len(rows)).astype(np.float64, copy=False)
+        self.m_covered[everyone[closes[owner]]] = 0
+        self._push(rows, iops, sums, closes)
+        return ~taken
+
+    def _sums_of(self, rows: Ints, pick: Ints, first: Ints, pieces: Pieces) -> _Sums:
+        """Pieces summed by run: the run of each of ``rows`` begins at ``pick[first]``."""
+        hist = np.add.reduceat(pieces.hist[pick], first, axis=0)
+        return _Sums(
+            np.add.reduceat(pieces.done[pick], first),
+            np.add.reduceat(pieces.missed[pick], first, axis=0),
+            hist,
+            np.logical_or.reduceat(pieces.inexact[pick], first),
+            np.add.reduceat(pieces.excused[pick], first),
+            percentiles_us(hist, self.percentile[rows]),
+        )
+
+    def _members_of(self, rows: Ints) -> tuple[Ints, Ints]:
+        """All members of these rows, which have several; and of each the index of its row."""
+        found = self._shared_of(rows)
+        return np.concatenate(found), np.repeat(np.arange(len(found)), [len(each) for each in found])
+
+    def _speaking(self, members: Ints, now_ns: Ints) -> Bools:
+        """Whether the gateway of each member is up and its last cut is not too old to be waited for."""
+        gateways = self.m_gateway[members]
+        fresh: Bools = now_ns - self.g_spoke_ns[gateways] <= self.settings.stale_s * 1e9
+        return fresh & self.g_up[gateways]
+
+    def _add_open(self, sums: _Sums, at: Ints, rows: Ints) -> None:
+        """Add the open windows of ``rows`` to ``sums`` at ``at``."""
+        sums.done[at] += self.o_done[rows]
+        sums.missed[at] += self.o_missed[rows]
+        sums.hist[at] += self.o_hist[rows]
+        sums.inexact[at] |= self.o_inexact[rows]
+        sums.excused[at] += self.o_excused[rows]
+        sums.latency_us[at] = percentiles_us(sums.hist[at], self.percentile[rows])
+
+    def _keep_open(self, rows: Ints, sums: _Sums) -> None:
+        self.o_done[rows], self.o_missed[rows], self.o_hist[rows] = sums.done, sums.missed, sums.hist
+        self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
+
+    def _push(self, rows: Ints, iops: Floats, sums: _Sums, closes: Bools) -> None:
+        """The windows that close, unless they are empty, become the newest of their rows."""
+        push = closes & (sums.done > 0)
         if not push.all():
-            rows, covered, offered, done = rows[push], covered[push], offered[push], done[push]
-            missed, hist, inexact, latency = missed[push], hist[push], inexact[push], latency[push]
-            excused = excused[push]
+            rows, iops, sums = rows[push], iops[push], sums.at(push)
         slot = rows * self.depth + self.pos[rows]
-        self.w_iops[slot], self.w_done[slot] = offered * 1e6 / covered, done
-        self.w_missed[slot], self.w_hist[slot] = missed, hist
-        self.w_inexact[slot], self.w_latency[slot] = inexact, latency
-        self.w_excused[slot], self.w_sure[slot] = excused, latency
-        some = np.flatnonzero(excused)
-        if len(some):
-            percentile = self.percentile[rows[some]] * (1 - excused[some] / done[some])
-            self.w_sure[slot[some]] = percentiles_us(hist[some], percentile)
+        self.w_iops[slot], self.w_done[slot] = iops, sums.done
+        self.w_missed[slot], self.w_hist[slot] = sums.missed, sums.hist
+        self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
+        self.w_excused[slot], self.w_sure[slot] = sums.excused, sums.latency_us
+        excused = np.flatnonzero(sums.excused)
+        if len(excused):
+            ratio = sums.excused[excused] / sums.done[excused]
+            percentile = self.percentile[rows[excused]] * (1 - ratio)
+            self.w_sure[slot[excused]] = percentiles_us(sums.hist[excused], percentile)
         self.pos[rows] = (self.pos[rows] + 1) % self.depth
         self.count[rows] = np.minimum(self.count[rows] + 1, self.depth)
         self.version[rows] += 1
 
-    # Looking.
+    # Asking.
 
-    def note_state(self, row: int, code: int, broken: bool) -> None:
-        """What the live state says now; ``broken``: a violation is open."""
+    def set_state(self, row: int, code: int, broken: bool) -> None:
+        """The live state as it is now; ``broken``: a violation is open."""
         self.code[row], self.broken[row] = code, broken
 
     def risky_rows(self, now_ns: int, gone_s: float) -> list[int]:
         """Rows on one backend at risk, as the last ``assess`` found them, and not silent for ``gone_s``."""
         speaking = now_ns - self.last_ns <= gone_s * 1e9
-        rows: list[int] = np.flatnonzero(self.at_risk & ~self.whole & speaking).tolist()
+        rows: list[int] = np.flatnonzero(self.at_risk & ~self.over_all & speaking).tolist()
         return rows
 
     def outside_rows(self) -> list[int]:
         """Rows on one backend whose demand is above their curve, as the last ``assess`` found them."""
-        rows: list[int] = np.flatnonzero(self.outside & ~self.whole).tolist()
+        rows: list[int] = np.flatnonzero(self.outside & ~self.over_all).tolist()
         return rows
 
     def assess(self, now_ns: int, silent_s: float) -> list[tuple[int, int]]:
@@ -260,64 +542,152 @@ class SignalTable:
         """
         rows = np.flatnonzero(self._fed)
         self._fed[rows] = False
-        code = self._judge(rows) if len(rows) else self.code[rows]
-        differs = (code != self.code[rows]) & self.whole[rows]
+        code = self._states(rows) if len(rows) else self.code[rows]
+        differs = (code != self.code[rows]) & self.over_all[rows]
         found = dict(zip(rows[differs].tolist(), code[differs].tolist(), strict=True))
-        speaking = self.whole & (self.code != NO_DATA)
+        speaking = self.over_all & (self.code != NO_DATA)
         silent = np.flatnonzero(speaking & (now_ns - self.last_ns > silent_s * 1e9))
         return sorted((found | dict.fromkeys(silent.tolist(), NO_DATA)).items())
 
-    def _judge(self, rows: Ints) -> npt.NDArray[np.int8]:
-        """Live states as they should be (``LiveState._measured``); sets ``at_risk``, empties idle rows."""
-        s = self.settings
+    def idle(self, rows: Ints) -> Bools:
+        """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness."""
         since = np.where(self.active_ns[rows] == NEVER, self.first_ns[rows], self.active_ns[rows])
-        idle = (self.first_ns[rows] != NEVER) & (self.last_ns[rows] - since >= s.idle_release_s * 1e9)
+        quiet_ns = self.last_ns[rows] - since
+        idle: Bools = (self.first_ns[rows] != NEVER) & (quiet_ns >= self.settings.idle_release_s * 1e9)
+        return idle
+
+    def _states(self, rows: Ints) -> npt.NDArray[np.int8]:
+        """Live states as they should be; sets ``at_risk``, ``outside`` and ``u``, empties idle rows."""
+        s, idle = self.settings, self.idle(rows)
         if idle.any():
-            # One that has just become idle is emptied by its live state, which still tells what was before.
-            empty = rows[idle & ~(self.whole[rows] & (self.code[rows] != IDLE))]
+            # One that has just become idle is emptied by its live state, whose event has figures of before.
+            empty = rows[idle & ~(self.over_all[rows] & (self.code[rows] != IDLE))]
             self.reset(empty)
             self._fed[empty] = False
-        count, slots = self.count[rows], rows[:, None] * self.depth + np.arange(self.depth)
-        known = count > 0
-        valid = (self.pos[rows][:, None] - 1 - np.arange(self.depth)) % self.depth < count[:, None]
-        step, inside = self._step(rows, count)
-        threshold = self.threshold_us[rows, step]
-        missed = self.w_missed[slots, step[:, None]]
-        done, allowed = self.w_done[slots], self.allowed[rows]
-        u = missed / done / allowed[:, None]
-        r = self.w_latency[slots] / threshold[:, None]
-        risky = (((u >= s.at_risk_u) | (r >= self.r_on[rows][:, None])) & valid).sum(axis=1)
-        over = ((u > 1) & valid).sum(axis=1)
-        self.at_risk[rows] = known & inside & ~idle & self._evidence(rows, missed, threshold, valid)
-        self.outside[rows] = known & ~inside & ~idle
-        self.u[rows] = (missed * valid).sum(axis=1) / np.maximum((done * valid).sum(axis=1), 1) / allowed
-        code = np.where(risky >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
+        found = self._verdict(rows)
+        known, over = found.count > 0, found.over.sum(axis=1)
+        done = np.maximum((found.done * found.valid).sum(axis=1), 1)
+        self.at_risk[rows] = found.at_risk & found.inside & ~idle
+        self.outside[rows] = known & ~found.inside & ~idle
+        self.u[rows] = (found.missed * found.valid).sum(axis=1) / done / found.allowed
+        code = np.where(found.risky.sum(axis=1) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
         code[broken & ((over > 0) | (self.u[rows] >= s.at_risk_u))] = VIOLATING
         code[over >= s.at_risk_windows] = VIOLATING
-        code[~inside] = OUT_OF_CURVE
+        code[~found.inside] = OUT_OF_CURVE
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
         code[idle] = IDLE
         return code
 
-    def _evidence(self, rows: Ints, missed: Floats, threshold: Floats, valid: Bools) -> Bools:
-        """``Signal.at_risk``, shape (rows,); see ``windows.work_out``."""
-        s, slots = self.settings, rows[:, None] * self.depth + np.arange(self.depth)
-        u = np.maximum(missed - self.w_excused[slots], 0.0) / self.w_done[slots] / self.allowed[rows][:, None]
-        r = self.w_sure[slots] / threshold[:, None]
-        risky = ((u >= s.at_risk_u) | (r >= self.r_on[rows][:, None])) & valid
-        every, newest = np.arange(len(rows)), (self.pos[rows] - 1) % self.depth
-        before = (newest - 1) % self.depth
-        falls = (r[every, newest] <= s.falling_ratio * r[every, before]) & (self.count[rows] > 1)
-        found: Bools = (risky.sum(axis=1) >= s.at_risk_windows) & risky[every, newest] & ~falls
-        return found
+    def _verdict(self, rows: Ints) -> _Verdict:
+        s, count, ages = self.settings, self.count[rows], np.arange(self.depth)
+        slots = rows[:, None] * self.depth + ((self.pos[rows] - count)[:, None] + ages) % self.depth
+        valid = ages < count[:, None]
+        offered = (self.w_iops[slots] * valid).sum(axis=1) / np.maximum(count, 1)
+        fits = offered[:, None] <= self.up_to[rows]
+        step = fits.argmax(axis=1)
+        threshold_us, allowed, r_on = self.threshold_us[rows, step], self.allowed[rows], self.r_on[rows]
+        missed, done = self.w_missed[slots, step[:, None]], self.w_done[slots]
 
-    def _step(self, rows: Ints, count: Ints) -> tuple[Ints, Bools]:
-        """Step of the curve at the mean offered rate, and whether there is one, each of shape (rows,)."""
-        offered = np.zeros(len(rows))
-        for age in range(self.depth):  # oldest first: a sum of floats depends on its order
-            slot = rows * self.depth + (self.pos[rows] - count + age) % self.depth
-            offered += np.where(age < count, self.w_iops[slot], 0.0)
-        fits = (offered / np.maximum(count, 1))[:, None] <= self.up_to[rows]
-        inside: Bools = np.asarray(fits.any(axis=1))
-        return fits.argmax(axis=1), inside
+        def risky(missed: Floats, r: Floats) -> Bools:
+            u = missed / done / allowed[:, None]
+            found: Bools = ((u >= s.at_risk_u) | (r >= r_on[:, None])) & valid
+            return found
+
+        sure_r = self.w_sure[slots] / threshold_us[:, None]
+        sure = risky(np.maximum(missed - self.w_excused[slots], 0.0), sure_r)
+        every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
+        falls = sure_r[every, newest] <= s.falling_ratio * sure_r[every, newest - 1]
+        enough = sure.sum(axis=1) >= s.at_risk_windows
+        return _Verdict(
+            slots,
+            valid,
+            count,
+            offered,
+            fits.any(axis=1),
+            threshold_us,
+            allowed,
+            missed,
+            done,
+            risky(missed, self.w_latency[slots] / threshold_us[:, None]),
+            (missed / done / allowed[:, None] > 1) & valid,
+            sure_r,
+            enough & sure[every, newest] & ~(falls & (count > 1)),
+        )
+
+    def signal(self, row: int) -> Signal:
+        """All that the closed windows of one row say."""
+        count = int(self.count[row])
+        if not count:
+            return NOTHING
+        found, promise = self._verdict(np.array([row])), self.promises[row]
+        offered = float(found.offered[0])
+        if promise is None or not found.inside[0]:
+            return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+        threshold_us, slots = int(found.threshold_us[0]), found.slots[0, :count]
+        together = self._figures(found, slots, np.arange(count))
+        over = np.flatnonzero(found.over[0])
+        least = self.settings.at_risk_windows
+        return Signal(
+            windows=count,
+            offered_iops=offered,
+            threshold_us=threshold_us,
+            u=together.u,
+            r=together.latency_us / threshold_us,
+            latency_us=together.latency_us,
+            risky=int(found.risky.sum()),
+            over=len(over),
+            inexact=bool(self.w_inexact[slots].any()),
+            of_over=self._figures(found, slots, over) if len(over) else NO_FIGURES,
+            at_risk=bool(found.at_risk[0]),
+            r_step=float(np.sort(found.sure_r[0, :count])[-least]) if count >= least else 0.0,
+            excused_ratio=float(self.w_excused[slots].sum() / found.done[0, :count].sum()),
+        )
+
+    def _figures(self, found: _Verdict, slots: Ints, ages: Ints) -> Figures:
+        """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""
+        hist = self.w_hist[slots[ages]].sum(axis=0)[None]
+        percentile = self.percentile[slots[:1] // self.depth]
+        u = found.missed[0, ages].sum() / found.done[0, ages].sum() / found.allowed[0]
+        offered = self.w_iops[slots[ages]].sum() / len(ages)
+        return Figures(float(u), float(percentiles_us(hist, percentile)[0]), float(offered))
+
+
+class SignalRow:
+    """One row of the table; its signal is worked out once for each change of the windows."""
+
+    __slots__ = ("_known", "_table", "row")
+
+    def __init__(self, table: SignalTable, row: int) -> None:
+        self._table, self.row = table, row
+        self._known: tuple[int, Signal] | None = None
+
+    @property
+    def last_piece_ns(self) -> int | None:
+        """When the last piece came, whether or not it was of use."""
+        last_ns = int(self._table.last_ns[self.row])
+        return None if last_ns == NEVER else last_ns
+
+    @property
+    def idle(self) -> bool:
+        """See ``SignalTable.idle``."""
+        return bool(self._table.idle(np.array([self.row]))[0])
+
+    def reset(self) -> None:
+        """Forget all windows: caps have changed."""
+        self._table.reset(np.array([self.row]))
+
+    def signal(self) -> Signal:
+        """What the closed windows say."""
+        version = int(self._table.version[self.row])
+        if self._known is None or self._known[0] != version:
+            self._known = (version, self._table.signal(self.row))
+        return self._known[1]
+
+
+def _running(values: npt.NDArray[Any], first: Ints, run: Ints) -> Floats:
+    """Sums from the beginning of each run to each of its pieces."""
+    total = np.cumsum(values, dtype=np.float64)
+    before = np.concatenate((np.zeros(1), total))[first]
+    running: Floats = total - before[run]
+    return running

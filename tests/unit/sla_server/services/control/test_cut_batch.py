@@ -1,5 +1,8 @@
+"""Cuts: a message's are checked together, those that wait are entered together."""
+
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,15 +13,24 @@ import pytest
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
-from pmdaemon.wire.cut import COL, HIST_DTYPE, MISSED_DTYPE, Cut
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_KINDS, MISSED_DTYPE, Cut
+from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
-from sla_server.services.control.cut_batch import read_cuts
+from pmdaemon.wire.names import stream_id
+from sla_server.agreements.promise import CurveStep, Promise
+from sla_server.services.control.controller import Controller
+from sla_server.services.control.cut_batch import MOST_CUTS, CutBatch, Taken, read_cuts
+from sla_server.services.control.scopes import PromiseScopes
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.simulation import UNIX_0_US
+from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 from tests.support.services import GATEWAY, START_US
+from tests.support.worlds import controller, cut, exports, piece_at, piece_of, promise, streams, volume_class
 
 ROWS = [[7] + [1] * 17, [8] + [2] * 17]
 
 
-def made(seq: int, rows: int = 2) -> Cut:
+def small_cut(seq: int, rows: int = 2) -> Cut:
     hist = np.array([(rows - 1, 3, 5)] if rows else [], HIST_DTYPE)
     missed = np.array([(rows - 1, 0, 5_000, 4, 1)] if rows else [], MISSED_DTYPE)
     counters = cuts.rows_array(ROWS[:rows])
@@ -38,7 +50,7 @@ def read(parts: Sequence[bytes]) -> tuple[list[tuple[int, int]], list[str]]:
 
 
 def test_cuts_come_as_they_were_sent_the_empty_and_the_large() -> None:
-    sent = [made(1), made(2, 0), made(3, 1)]
+    sent = [small_cut(1), small_cut(2, 0), small_cut(3, 1)]
     found = read_cuts(message([cuts.encode(item) for item in sent]), _unexpected)
     assert [at for at, _ in found] == [0, 1, 2]
     for (_, got), item in zip(found, sent, strict=True):
@@ -52,7 +64,7 @@ def _unexpected(error: BadCut) -> None:
 
 
 def wrong(name: str) -> Cut:
-    item = made(9)
+    item = small_cut(9)
     counters = item.counters.copy()
     counters[COL["held"], 1] = -1
     changes: dict[str, Any] = {
@@ -73,7 +85,7 @@ def wrong(name: str) -> Cut:
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_with_bad_columns_is_left_out_wherever_it_stands(name: str, place: int) -> None:
-    parts = [cuts.encode(made(1)), cuts.encode(made(2, 0))]
+    parts = [cuts.encode(small_cut(1)), cuts.encode(small_cut(2, 0))]
     parts.insert(place, cuts.encode(wrong(name)))
     found, bad = read(parts)
     assert [seq for _, seq in found] == [1, 2]
@@ -83,11 +95,214 @@ def test_one_with_bad_columns_is_left_out_wherever_it_stands(name: str, place: i
 
 def test_one_with_a_bad_header_is_left_out_too() -> None:
     bad_header = frame.encode(Kind.CUT, {"gw": b"short"})
-    found, bad = read([cuts.encode(made(1)), bad_header, cuts.encode(made(3))])
+    found, bad = read([cuts.encode(small_cut(1)), bad_header, cuts.encode(small_cut(3))])
     assert found == [(0, 1), (2, 3)]
     assert len(bad) == 1
 
 
 def test_fewer_cuts_than_announced_are_no_message() -> None:
     with pytest.raises(WireError, match="announces 2"):
-        read_cuts(message([cuts.encode(made(1))], 2), _unexpected)
+        read_cuts(message([cuts.encode(small_cut(1))], 2), _unexpected)
+
+
+VOLUMES = ("gold-1", "gold-2", "plain", "both")
+
+
+def random_cut(rng: random.Random, gateway: str, names: list[str]) -> Cut:
+    counters = np.zeros((len(COLUMNS), len(names)), dtype=np.int64)
+    hist, missed = [], []
+    for row, name in enumerate(names):
+        counters[:, row] = [rng.randrange(60) for _ in COLUMNS]
+        counters[COL["stream_id"], row] = stream_id(gateway, name, "client")
+        for bucket in sorted(rng.sample(range(WIRE_BUCKETS), 12)):
+            hist.append((row, bucket, rng.randrange(1, 9)))
+        reads, writes = (int(counters[COL[key], row]) for key in ("reads", "writes"))
+        for io, done in (("any", reads + writes), ("read", reads), ("write", writes)):
+            for threshold_us in (5_000, 12_000):
+                if rng.random() < 0.8:  # else nobody counted
+                    missed.append((row, IO_KINDS[io], threshold_us, done, rng.randrange(done + 1)))
+    return Cut(
+        gateway,
+        1,
+        1,
+        UNIX_0_US,
+        rng.randrange(500_000, 1_500_000),
+        0,
+        1,
+        counters,
+        np.array(hist, dtype=HIST_DTYPE),
+        np.array(missed, dtype=MISSED_DTYPE),
+    )
+
+
+def many_promises() -> list[Promise]:
+    steps = (CurveStep(30, 5_000), CurveStep(900, 12_000))
+    return [
+        promise("gold", volumes=("gold-*",)),
+        promise("gold-1", 5),
+        promise("writes", volumes=("both",), io="write", curve=steps),
+        promise("reads", volumes=("both", "gold-2"), io="read", percentile=99.0),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_are_those_of_each_cut_alone(seed):
+    rng = random.Random(seed)
+    scopes, usage_table, tables = PromiseScopes(ControlSettings()), UsageTable(), {}
+    for gateway in ("g1", "g2", "g3")[: 1 + seed % 3]:
+        table = tables[gateway] = GatewayTable(gateway, usage_table)
+        table.add_streams(
+            [KnownStream(stream_id(gateway, v, "client"), v, "client", "disk") for v in VOLUMES]
+        )
+    scopes.set_promises(many_promises(), tables.values())
+    taken = []
+    for gateway, table in tables.items():
+        names = [*rng.sample(VOLUMES, rng.randrange(1, 5)), *(["stranger"] * (seed % 2))]
+        made = random_cut(rng, gateway, names)
+        taken.append(Taken(made, table, scopes.plan(table, made.column("stream_id")), seed + 5))
+    batch = CutBatch(taken)
+    pieces = batch.pieces()
+    assert pieces is not None
+    first = 0
+    for each, lines in zip(taken, batch.lines, strict=True):
+        by_key = {}
+        for scope in scopes.at(each.table.gateway_id):
+            by_key.setdefault(scope.promise.key, scope)
+        assert len(by_key) == lines  # one backend: whole and part are one line
+        for line, scope in enumerate(by_key.values()):
+            mask = scope.parts[each.table.gateway_id].mask
+            rows = each.plan.rows
+            alone = piece_of(each.cut, np.array([row >= 0 and mask[row] for row in rows]), scope.promise)
+            found = piece_at(pieces, first + line, scope.promise)
+            assert found.hist.tolist() == alone.hist.tolist()
+            found.hist = alone.hist = np.zeros(1, dtype=np.int64)
+            assert found == alone
+        first += lines
+
+
+def test_use_is_that_of_each_volume():
+    usage_table = UsageTable()
+    table = GatewayTable("g1", usage_table)
+    other = GatewayTable("g2", usage_table)
+    for made, volumes in ((table, ("a", "b")), (other, ("a",))):
+        found = [
+            KnownStream(stream_id(made.gateway_id, v, c), v, c, "disk") for v in volumes for c in ("x", "y")
+        ]
+        made.add_streams(found)
+    scopes, taken = PromiseScopes(ControlSettings()), []
+    for made, count in ((other, 7), (table, 5)):
+        counters = np.zeros((len(COLUMNS), len(made.streams)), dtype=np.int64)
+        counters[COL["stream_id"]] = [s.stream_id for s in made.streams]
+        counters[COL["reads"]] = counters[COL["held"]] = count
+        counters[COL["cost_milli"]] = count * 2000
+        empty = np.zeros(0, dtype=HIST_DTYPE), np.zeros(0, dtype=MISSED_DTYPE)
+        each = Cut(made.gateway_id, 1, 1, 0, 500_000, 0, 1, counters, *empty)
+        taken.append(Taken(each, made, scopes.plan(made, each.column("stream_id")), 1))
+    CutBatch(taken).measure(usage_table)
+    assert CutBatch(taken).pieces() is None
+    assert [table.use[v].last_ops_per_s for v in "ab"] == [20.0, 20.0]
+    assert (other.use["a"].last_ops_per_s, other.use["a"].held) == (28.0, 14)
+    assert other.use["a"].cost_per_s == 28.0  # half of 56
+    assert other.use["a"].peak_cost_per_s == 56.0
+
+
+S = 1_000_000_000
+GATEWAYS = ("g1", "g2", "g3")
+
+
+def fed(seed: int, *, together: bool) -> tuple[Controller, list[object]]:
+    """Two promises behind one gateway each, one over all; caps go out and are confirmed; some cuts repeat."""
+    rng = random.Random(seed)
+    made = controller(
+        (promise(), promise("wide", volumes=("w-*",)), promise("w-g2", 6)),
+        (volume_class(), volume_class("w-g2")),
+    )
+    for gateway in GATEWAYS[:2]:
+        volumes = ("gold", "greedy") if gateway == "g1" else (f"w-{gateway}",)
+        made.gateway_up(gateway, gateway, exports(*volumes), 0)
+        made.add_streams(gateway, streams(gateway, *volumes))
+    decisions: list[object] = []
+    gens = dict.fromkeys(GATEWAYS, 0)
+    sequence = dict.fromkeys(GATEWAYS, 0)
+    for second in range(1, 40):
+        if second == 8:  # a third gateway, whose cuts come before its registration
+            made.add_streams("g3", streams("g3", "w-g3", "greedy"))
+        if second == 20:
+            made.gateway_lost("g2", "gone", second * S)
+        order = [g for g in GATEWAYS for _ in range(rng.choice((1, 1, 2)))]
+        rng.shuffle(order)
+        for number, gateway in enumerate(order):
+            sequence[gateway] += rng.choice((0, 1, 1, 1))
+            ios = {
+                "g1": {"gold": (60, rng.choice((2, 30))), "greedy": (200, 30)},
+                "g2": {"w-g2": (rng.choice((5, 40)), rng.choice((2, 9)))},
+                "g3": {"w-g3": (30, 15), "greedy": (100, 20)},
+            }[gateway]
+            each = cut(gateway, sequence[gateway] or 1, ios, gen=gens[gateway], held=3, end_s=second)
+            made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, second * S + number)
+            if not together:
+                made.snapshot(0)  # any question enters what waits
+        for decision in made.tick(second * S + S // 2, 1_800_000_000_000_000 + second * 1_000_000):
+            decisions.append(decision)
+            if hasattr(decision, "caps"):
+                gens[decision.gateway_id] = decision.gen
+    return made, decisions
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_together_is_as_one_after_another(seed):
+    (one, decided), (many, also) = fed(seed, together=False), fed(seed, together=True)
+    assert any(hasattr(decision, "caps") for decision in decided)
+    assert decided == also
+    assert one.snapshot(1) == many.snapshot(1)
+    assert {k: vars_of(t) for k, t in one.tables.items()} == {k: vars_of(t) for k, t in many.tables.items()}
+
+
+def vars_of(table) -> tuple[object, ...]:
+    use = {v: (u.cost_per_s, u.peak_cost_per_s, u.held) for v, u in table.use.items()}
+    return table.seq, table.epoch, table.ignored, table.state, table.throttle_gen, use
+
+
+def test_nothing_waits_once_the_state_is_asked_for():
+    made = controller()
+    made.gateway_up("g1", "g1", exports("gold"), 0)
+    made.add_streams("g1", streams("g1", "gold"))
+    each = cut("g1", 1, {"gold": (40, 2)})
+    made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, S)
+    assert made.tables["g1"].seq == 0
+    assert made.snapshot(1)["volumes"][0]["iops"] == 40
+    assert made.tables["g1"].seq == 1
+
+
+def test_a_gateway_known_by_its_dropped_cuts_alone_is_measured_like_any_other():
+    made = controller()
+    made.cuts_dropped("g1", 7)
+    made.add_streams("g1", streams("g1", "gold"))
+    each = cut("g1", 1, {"gold": (40, 2)})
+    made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, S)
+    found = made.snapshot(1)
+    assert found["gateways"][0]["dropped_cuts"] == 7
+    assert found["backends"][0]["cost_per_s"] > 0
+
+
+def test_a_cut_makes_an_unknown_gateway_known_and_brings_a_lost_one_back():
+    made = controller()
+    for seq in (1, 2):
+        each = cut("g1", seq, {"gold": (40, 2)})
+        made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, seq * S)
+        made.tick(seq * S, 1)
+        assert (made.tables["g1"].state, made.policy.gateways["g1"].up) == ("up", True)
+        made.gateway_lost("g1", "gone", seq * S)
+        assert not made.policy.gateways["g1"].up
+
+
+def test_many_cuts_do_not_wait_for_a_question_so_that_mail_is_taken_in_between():
+    made, ids = controller(), [f"g{number}" for number in range(MOST_CUTS + 1)]
+    for gateway in ids:
+        made.gateway_up(gateway, gateway, exports("gold"), 0)
+        made.add_streams(gateway, streams(gateway, "gold"))
+    for count, gateway in enumerate(ids, 1):
+        each = cut(gateway, 1, {"gold": (40, 2)})
+        made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, S)
+        entered = sum(table.seq for table in made.tables.values())
+        assert entered == (MOST_CUTS if count >= MOST_CUTS else 0)

@@ -10,9 +10,9 @@ import pytest
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import Signal, SignalTable
 from sla_server.services.control.simulation import SimClient, SimHost, Simulation
-from sla_server.services.control.windows import WindowTracker
-from tests.support.worlds import A, Desk, brain, cut, piece_of, promise
+from tests.support.worlds import A, Feeder, controller, cut, piece_of, pieces_of, promise
 
 LIMIT_S = 0.012
 BURST_S = 3.5
@@ -33,14 +33,14 @@ def noisy_seconds(seed: int, ratio: float) -> set[int]:
 def noisy_world(seed: int, ratio: float, waits_s: float, made: Controller | None = None):
     """Gold and greedy behind two gateways that are kept waiting in bursts."""
     seconds = noisy_seconds(seed, ratio)
-    sim = Simulation(made or brain(mode="observe"), seed)
+    sim = Simulation(made or controller(mode="observe"), seed)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     for number, gateway in enumerate((front, back)):
         gateway.host = SimHost(2 * seed + number, lambda now: int(now) in seconds, 0.05, waits_s)
     gold = SimClient(front, "gold", rate=80)
     greedy = SimClient(back, "greedy", depth=32, active=lambda now: now >= JOINS_S)
     sim.run(ENFORCES_S)
-    sim.brain.set_mode("enforce")
+    sim.controller.set_mode("enforce")
     sim.run(ENDS_S)
     return sim, gold, greedy, seconds
 
@@ -64,7 +64,7 @@ def test_bursts_of_noise_do_not_squeeze_the_neighbour_and_the_promise_is_kept_be
 
 
 def test_contention_is_seen_through_a_host_that_is_always_noisy():
-    sim = Simulation(brain(), 3)
+    sim = Simulation(controller(), 3)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     front.host = SimHost(1, lambda now: True, 0.05, 0.03)
     SimClient(front, "gold", rate=80)
@@ -77,53 +77,54 @@ def test_contention_is_seen_through_a_host_that_is_always_noisy():
     assert first.caps[0]["volume"] == "greedy"
 
 
-def fed(pieces: list[tuple[int, float, int]]) -> WindowTracker:
-    """A tracker after cuts of a second: (late of 100 I/Os, late by this many ms, us starved)."""
+def fed(pieces: list[tuple[int, float, int]]) -> Signal:
+    """The signal after cuts of a second: (late of 100 I/Os, late by this many ms, us starved)."""
     made = Controller(ControlSettings())
     made.set_agreements((promise(),), ())
-    desk = Desk(made, (A, ("gold",)))
+    feeder = Feeder(made, (A, ("gold",)))
     for late, ms, starved_us in pieces:
-        desk.second += 1
-        given = cut(A, desk.second, {"gold": (100, 1)}, starved_us=starved_us)
-        slow = cut(A, desk.second, {"gold": (late, ms)})
+        feeder.second += 1
+        given = cut(A, feeder.second, {"gold": (100, 1)}, starved_us=starved_us)
+        slow = cut(A, feeder.second, {"gold": (late, ms)})
         given.hist["count"] -= late
         hist = np.concatenate((given.hist, slow.hist))
         given.missed["missed"] = late
         made.add_cut(
             type(given)(**{**{f: getattr(given, f) for f in given.__slots__}, "hist": hist}),
-            desk.unix_us, 0, False, desk.now_ns,
+            feeder.unix_us, 0, False, feeder.now_ns,
         )  # fmt: skip
-        made.tick(desk.now_ns, desk.unix_us)
-    return made.scopes.on("disk", ("gold", "latency")).tracker  # type: ignore[return-value]
+        made.tick(feeder.now_ns, feeder.unix_us)
+    return made.scopes.on("disk", ("gold", "latency")).row.signal()
 
 
 def test_what_the_gateways_host_may_have_caused_is_no_evidence_but_is_seen():
-    signal = fed([(15, 50, 100_000)] * 3).signal(0.95)
+    signal = fed([(15, 50, 100_000)] * 3)
     assert (signal.risky, signal.over, signal.at_risk) == (3, 3, False)
     assert signal.u == pytest.approx(3.0)
     assert signal.excused_ratio == pytest.approx(0.2)
     assert signal.r_step < 0.2 < signal.r
-    assert fed([(15, 50, 0)] * 3).signal(0.95).at_risk
-    assert fed([(15, 50, 9_000)] * 3).signal(0.95).at_risk, "every process waits a little"
+    assert fed([(15, 50, 0)] * 3).at_risk
+    assert fed([(15, 50, 9_000)] * 3).at_risk, "every process waits a little"
 
 
 def test_more_than_the_host_can_explain_is_evidence_however_starved_it_says_it_is():
-    signal = fed([(60, 50, 1_000_000)] * 3).signal(0.95)
+    signal = fed([(60, 50, 1_000_000)] * 3)
     assert signal.at_risk
     assert signal.excused_ratio == pytest.approx(0.5)
 
 
 def test_one_bad_window_does_not_size_the_step_and_a_falling_one_makes_none():
-    assert fed([(100, 500, 0), (100, 20, 0), (100, 20, 0)]).signal(0.95).r_step == pytest.approx(20 / 12, 0.1)
-    assert not fed([(100, 500, 0), (100, 20, 0)]).signal(0.95).at_risk, "a queue drains"
-    assert not fed([(100, 50, 0), (100, 50, 0), (0, 20, 0)]).signal(0.95).at_risk, "it has drained"
-    assert fed([(0, 20, 0), (100, 50, 0), (100, 50, 0)]).signal(0.95).at_risk
+    assert fed([(100, 500, 0), (100, 20, 0), (100, 20, 0)]).r_step == pytest.approx(20 / 12, 0.1)
+    assert not fed([(100, 500, 0), (100, 20, 0)]).at_risk, "a queue drains"
+    assert not fed([(100, 50, 0), (100, 50, 0), (0, 20, 0)]).at_risk, "it has drained"
+    assert fed([(0, 20, 0), (100, 50, 0), (100, 50, 0)]).at_risk
 
 
 def test_a_piece_carries_what_is_excused_into_its_window():
-    made = WindowTracker(ControlSettings(), promise())
-    piece = piece_of(cut(A, 1, {"gold": (10, 50)}), np.array([True]), made.promise)
+    table, gold = SignalTable(ControlSettings()), promise()
+    row = table.allot(gold, A, "disk", 0.95)
+    piece = piece_of(cut(A, 1, {"gold": (10, 50)}), np.array([True]), gold)
     piece.excused = 3.0
-    made.add(piece, lambda spoken: True, 10**9)
-    made.add(piece, lambda spoken: True, 2 * 10**9)
-    assert made.signal(0.95).excused_ratio == pytest.approx(0.3)
+    for second in (1, 2):
+        table.add(table.member[[row.row]], np.array([0]), pieces_of([piece], gold, second * 10**9))
+    assert row.signal().excused_ratio == pytest.approx(0.3)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.usage import GatewayTable, KnownStream
-from tests.support.worlds import A, B, cut, promise, streams
+from tests.support.worlds import A, cut, promise, streams
 
 
 def table(gateway: str, *volumes: str, backend: str = "disk") -> GatewayTable:
@@ -18,7 +18,7 @@ def add(made: GatewayTable, *volumes: str, backend: str = "disk") -> list[int]:
 
 
 def rows(scopes: PromiseScopes, gateway: str, backend: str) -> list[list[bool]]:
-    return [s.masks[gateway].tolist() for s in scopes.at(gateway) if s.backend == backend]
+    return [s.parts[gateway].mask.tolist() for s in scopes.at(gateway) if s.backend == backend]
 
 
 def test_streams_that_come_later_extend_the_masks():
@@ -51,9 +51,9 @@ def test_an_unchanged_promise_keeps_its_windows_a_changed_one_does_not():
     scopes.set_promises([promise()], [made])
     (before,) = scopes.on_backend("disk")
     scopes.set_promises([promise(), promise("later")], [made])
-    assert scopes.on_backend("disk")[0].tracker is before.tracker
+    assert scopes.on_backend("disk")[0].row is before.row
     scopes.set_promises([promise(ms=5)], [made])
-    assert scopes.on_backend("disk")[0].tracker is not before.tracker
+    assert scopes.on_backend("disk")[0].row is not before.row
 
 
 def test_the_plan_of_a_cut_that_names_strangers():
@@ -67,22 +67,3 @@ def test_the_plan_of_a_cut_that_names_strangers():
     assert scopes.plan(made, ids) is plan
     scopes.extend(made, add(made, "?"))
     assert scopes.plan(made, ids).rows.tolist() == [1, 2, 0]
-
-
-def test_silent_gateways_are_not_waited_for():
-    front, back, scopes = table(A, "gold"), table(B, "gold"), PromiseScopes(ControlSettings())
-    scopes.set_promises([promise()], [front, back])
-    (scope,) = scopes.on_backend("disk")
-    tables, late = {A: front, B: back}, 11_000_000_000
-
-    def heard(*spoken: str) -> bool:
-        return scope.heard(spoken, tables, 3e9, late)
-
-    front.last_cut_ns = late - 1_000_000_000
-    assert heard(A)  # B never spoke
-    back.last_cut_ns = late - 1_000_000_000
-    assert not heard(A)
-    assert heard(A, B)
-    assert not heard(A)
-    back.state = "lost"
-    assert heard(A)
