@@ -44,7 +44,7 @@ MAX_GEN: Final = 1 << 53
 """Generations, which are microseconds of the wall clock when issued, are below this (the year 2255)."""
 
 SAME_RATIO: Final = 0.01
-"""Rates that differ by less are the same: an enforcer is no more exact (notes/gateways.md part 3)."""
+"""Rates that differ by less are the same: an enforcer is no more exact."""
 
 
 @dataclass(frozen=True, slots=True)
