@@ -94,7 +94,7 @@ class MailboxSender:
         mailboxes: by recipient; ``OTHERS`` is the mailbox of all others.
         limit_bytes, limit_messages: of what is kept for one recipient.
         drop_oldest: beyond them the oldest message goes; else a new one is refused.
-        resend: keep messages until ``answered``, and post them again.
+        resend: keep messages until ``answered``, and post them again. Then ``put_all`` is the way in.
         on_undeliverable: a message that can never be posted is dropped and reported here; else it is raised.
 
     Attributes:
@@ -125,6 +125,7 @@ class MailboxSender:
 
     def put(self, recipient: str, payload: bytes, key: Hashable | None = None) -> bool:
         """Queue a message for the next ``flush``; False if it was refused because too much waits already."""
+        assert self._resend is None  # a key would name an answer, and a posted message could be replaced
         queue = self._queue(recipient)
         if key is not None:
             if key in queue.messages:
@@ -147,7 +148,7 @@ class MailboxSender:
         return True
 
     def put_all(self, recipient: str, messages: Sequence[tuple[Hashable, bytes]]) -> bool:
-        """Queue messages with keys of their own, all or none; False if they were refused, and counted."""
+        """Queue messages, all or none, each with a key that no other has; False if they were refused."""
         queue = self._queue(recipient)
         if self._is_beyond(queue, len(messages), sum(len(payload) for _, payload in messages)):
             self.lost += len(messages)
@@ -158,6 +159,7 @@ class MailboxSender:
 
     def send(self, payload: bytes, *recipients: str) -> None:
         """Post to all recipients at once, or queue the message for those without room or with a queue."""
+        assert self._resend is None  # as in ``put``
         free = [name for name in recipients if not self._queue(name).messages]
         waits = [name for name in recipients if name not in free]
         for mailbox in dict.fromkeys(map(self._mailbox, free)):
