@@ -224,9 +224,9 @@ class _Waiting(NamedTuple):
 
     def follows(self, other: _Waiting) -> bool:
         """Whether it is newer; epochs are random numbers, so between them the agent's clock decides."""
-        mine, its = frame.decode(self.raw).header, frame.decode(other.raw).header
-        field = "seq" if mine["ep"] == its["ep"] else "t"
-        return bool(mine[field] > its[field])
+        header, other_header = frame.decode(self.raw).header, frame.decode(other.raw).header
+        field = "seq" if header["ep"] == other_header["ep"] else "t"
+        return bool(header[field] > other_header[field])
 
 
 class NewestCuts:
@@ -326,7 +326,7 @@ class LiveCuts:
 
     def pass_by(self, epoch: int, seq: int) -> LiveCuts | None:
         """All up to ``seq`` had their turn; returns what is left, if anything."""
-        left = [held for held in self._ranges.pop(epoch, ()) if held[1] > seq]
+        left = [(first, last) for first, last in self._ranges.pop(epoch, ()) if last > seq]
         if left:
             self._ranges[epoch] = left
         return self if self._ranges else None

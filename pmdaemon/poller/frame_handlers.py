@@ -63,28 +63,28 @@ class FrameHandlers:
     """Carries out what agents send.
 
     Args:
-        on_registered: told of each new session, so that outbound schedules it.
+        on_registered: called for each new session, so that outbound schedules it.
         counters: shared with the pair's summary line; only the inbound thread adds to it here.
-        desk: where certificates are handed out; None without TLS, when everybody may speak for any gateway.
+        certificate_worker: makes certificates; None without TLS, when any peer may speak for any gateway.
 
     Attributes:
         fast_path: takes nearly every answer before it comes here.
-        enrolments: is told of certificates made and refused.
+        enrolments: announces certificates made and refused.
     """
 
     def __init__(
         self,
         registry: Registry,
-        courier: CutPublisher,
+        publisher: CutPublisher,
         clock: Clock,
         *,
         interval_us: int,
         on_registered: Callable[[str], None],
         counters: Counter[str],
-        desk: CertificateDesk | None = None,
+        certificate_worker: CertificateDesk | None = None,
     ) -> None:
         self._registry = registry
-        self._courier = courier
+        self._publisher = publisher
         self._clock = clock
         self._interval_us = interval_us
         self._on_registered = on_registered
@@ -92,10 +92,10 @@ class FrameHandlers:
         self._counters = counters
         self._fleet_log = LimitedLog("reception")
         self._fleet_warnings = LimitedLog("reception")  # not crowded out by what is merely said
-        self._desk = desk
-        self._allowances = Allowances(registry, courier, clock, counters)
-        self.enrolments = Enrolments(courier, clock)
-        self.fast_path = FastPath(courier, clock, interval_us, counters)
+        self._certificate_worker = certificate_worker
+        self._allowances = Allowances(registry, publisher, clock, counters)
+        self.enrolments = Enrolments(publisher, clock)
+        self.fast_path = FastPath(publisher, clock, interval_us, counters)
 
     def handle(self, conn: AgentPeer, received: frame.Frame) -> None:
         """Carry out one frame.
@@ -121,11 +121,15 @@ class FrameHandlers:
     # -- registration
 
     def _hello(self, conn: AgentPeer, received: frame.Frame) -> None:
-        held = check_holder(conn.credential, self._desk.revoked) if self._desk is not None else None
+        credential = (
+            check_holder(conn.credential, self._certificate_worker.revoked)
+            if self._certificate_worker is not None
+            else None
+        )
         hello = parse_hello(received.header)
-        if held is not None and self._desk is not None:
-            check_identity(held, hello)
-            self._desk.used(held)
+        if credential is not None and self._certificate_worker is not None:
+            check_identity(credential, hello)
+            self._certificate_worker.used(credential)
         conn.hello = hello
         proto = negotiate(hello.proto_min, hello.proto_max)
         header = {
@@ -140,23 +144,23 @@ class FrameHandlers:
     # -- certificates
 
     def _ca_query(self, conn: AgentPeer, _received: frame.Frame) -> None:
-        body = {"ca": self._required_desk().authority_der}
+        body = {"ca": self._required_worker().authority_der}
         conn.send((Kind.CA_CERT, frame.encode(Kind.CA_CERT, body)))
 
     def _enrol(self, conn: AgentPeer, received: frame.Frame) -> None:
         self._counters["enrolments_asked"] += 1
-        self._required_desk().enrol(conn, parse_enrol(received.header))
+        self._required_worker().enrol(conn, parse_enrol(received.header))
 
     def _renew(self, conn: AgentPeer, received: frame.Frame) -> None:
-        desk = self._required_desk()
+        certificate_worker = self._required_worker()
         assert conn.credential is not None  # HELLO is not passed without one
         self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
-        desk.renew(conn, conn.credential, parse_request("RENEW", received.header))
+        certificate_worker.renew(conn, conn.credential, parse_request("RENEW", received.header))
 
-    def _required_desk(self) -> CertificateDesk:
-        if self._desk is None:
+    def _required_worker(self) -> CertificateDesk:
+        if self._certificate_worker is None:
             raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
-        return self._desk
+        return self._certificate_worker
 
     def _schema(self, conn: AgentPeer, received: frame.Frame) -> None:
         check_schema(received.header)
@@ -205,7 +209,7 @@ class FrameHandlers:
         )
 
     def _supersede(self, gateway: Gateway, older: AgentPeer, address: str) -> None:
-        """The newer session wins; the older one is told and closed, and not reported as lost."""
+        """The newer session wins; the older one is sent ERROR and closed, and not reported as lost."""
         self._counters["superseded_sessions"] += 1
         log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
         older.gateway = None
@@ -214,7 +218,7 @@ class FrameHandlers:
         row = announcements.event(
             "gateway-superseded", "warning", gateway.name, text, self._clock.unix_us(), **details
         )
-        self._courier.news(row, DBMANAGER)
+        self._publisher.news(row, DBMANAGER)
         body = {"code": "superseded", "text": text}
         older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
 
@@ -226,14 +230,14 @@ class FrameHandlers:
             gateway.end()
 
     def _announce(self, gateway: Gateway) -> None:
-        """GATEWAY up to everybody.
+        """GATEWAY up to both recipients.
 
         Raises:
             FrameTooLarge: the exports do not fit one announcement; fewer or shorter names.
         """
         message = announcements.gateway_state(gateway, "up", "", self._clock.unix_us())
         gateway.announced_dropped = (gateway.dropped, self._clock.monotonic_ns())
-        self._courier.news(message, DBMANAGER, SERVICES)
+        self._publisher.news(message, DBMANAGER, SERVICES)
 
     def announce_again(self, *recipients: str) -> None:
         """Every session's GATEWAY up and STREAMS_SEEN: a recipient has restarted and knows nothing."""
@@ -242,12 +246,14 @@ class FrameHandlers:
                 self._announce_to(gateway, *recipients)
 
     def _announce_to(self, gateway: Gateway, *recipients: str) -> None:
-        self._courier.news(announcements.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients)
+        self._publisher.news(
+            announcements.gateway_state(gateway, "up", "", self._clock.unix_us()), *recipients
+        )
         if gateway.condition is GatewayState.STALLED:
             stalled = announcements.gateway_state(gateway, "stalled", "no reply", self._clock.unix_us())
-            self._courier.news(stalled, *recipients)
+            self._publisher.news(stalled, *recipients)
         for message in announcements.streams_seen(gateway.gateway_id, gateway.streams.values()):
-            self._courier.news(message, *recipients)
+            self._publisher.news(message, *recipients)
 
     def _streams(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
@@ -259,7 +265,7 @@ class FrameHandlers:
         while len(gateway.streams) > MAX_STREAMS:
             del gateway.streams[next(iter(gateway.streams))]  # the oldest: the others have known it for long
         for message in announcements.streams_seen(gateway.gateway_id, new):
-            self._courier.news(message, DBMANAGER, SERVICES)
+            self._publisher.news(message, DBMANAGER, SERVICES)
 
     # -- statistics
 
@@ -281,7 +287,7 @@ class FrameHandlers:
         hole = not live and record.leaves_hole(epoch, seq, received.header.get("gap", 0))
         if hole:
             # What is batched must be posted first: it may lie below the floor that is announced next.
-            self._courier.post_cuts()
+            self._publisher.post_cuts()
         with gateway.lock:
             verdict = record.received(epoch, seq, live, now_ns)
         if hole and verdict.keep:
@@ -289,7 +295,7 @@ class FrameHandlers:
         self._counters["cuts"] += 1
         if not verdict.keep and not verdict.judge:
             return
-        self._courier.cut(
+        self._publisher.cut(
             received.raw,
             gateway.gateway_id,
             self._unix_us(now_ns),
@@ -301,7 +307,7 @@ class FrameHandlers:
         )
 
     def _give_up_before(self, gateway: Gateway, epoch: int, seq: int) -> None:
-        """The agent lacks cuts before this one and the cut does not say so: dbmanager must be told."""
+        """The agent lacks cuts before this one and the cut does not say so: dbmanager must know."""
         with gateway.lock:
             gateway.record.give_up_before(epoch, seq)
         self._counters["unexplained_holes"] += 1
@@ -329,7 +335,7 @@ class FrameHandlers:
         if gateway.condition is GatewayState.STALLED:
             gateway.condition = GatewayState.UP
             self._fleet_log.info(now_ns, "gateway-recovered", gateway=gateway.name)
-            self._tell(gateway, "recovered", "it answers polls again")
+            self._announce_state(gateway, "recovered", "it answers polls again")
         gateway.dropped = dropped
 
     # -- answers to orders, and what an agent says unasked
@@ -342,7 +348,7 @@ class FrameHandlers:
         state = "confirmed" if header.get("ok") is True else "refused"
         reason = printable(header.get("reason", ""), 500)
         message = announcements.caps_state(gateway.gateway_id, gen, state, reason, self._clock.unix_us())
-        self._courier.news(message, SERVICES)
+        self._publisher.news(message, SERVICES)
 
     def _thresholds_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
         version = _count(received.header, "version")
@@ -356,13 +362,13 @@ class FrameHandlers:
         if not self._allowances.allow(gateway.gateway_id, gateway.name, "alerts"):
             return
         self._counters["alerts"] += 1
-        self._courier.news(announcements.alert(gateway.gateway_id, alert), SERVICES)
+        self._publisher.news(announcements.alert(gateway.gateway_id, alert), SERVICES)
 
     # -- state of a gateway
 
-    def _tell(self, gateway: Gateway, state: str, reason: str) -> None:
+    def _announce_state(self, gateway: Gateway, state: str, reason: str) -> None:
         message = announcements.gateway_state(gateway, state, reason, self._clock.unix_us())
-        self._courier.news(message, DBMANAGER, SERVICES)
+        self._publisher.news(message, DBMANAGER, SERVICES)
 
     def stalled(self, gateway: Gateway, reason: str) -> None:
         """It did not answer a poll in time. It may be polled again, and stays stalled until it answers."""
@@ -374,10 +380,10 @@ class FrameHandlers:
             self._fleet_warnings.warning(
                 self._clock.monotonic_ns(), "gateway-stalled", gateway=gateway.name, reason=reason
             )
-            self._tell(gateway, "stalled", reason)
+            self._announce_state(gateway, "stalled", reason)
 
     def lost(self, conn: AgentPeer, reason: str, *, by_us: bool = False) -> None:
-        """A connection is over. Says so to everybody if a gateway was registered on it.
+        """A connection has ended. Announced to both recipients if a gateway was registered on it.
 
         ``by_us``: this process ends, nothing is wrong with the gateway: it is ``detached``, not ``lost``.
         """
@@ -390,23 +396,24 @@ class FrameHandlers:
         self._fleet_warnings.warning(
             self._clock.monotonic_ns(), f"gateway-{state}", gateway=gateway.name, reason=reason
         )
-        self._tell(gateway, state, reason)
+        self._announce_state(gateway, state, reason)
 
     def refused(self, conn: AgentPeer, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
-        held, hello = conn.credential, conn.hello
-        if hello is None and held is not None:  # refused before its HELLO counted: it is whom we certified
-            hello = Hello(held.gateway_id, held.name, 0, 0, 0, "")
+        credential, hello = conn.credential, conn.hello
+        # Refused before its HELLO counted: its certificate names it.
+        if hello is None and credential is not None:
+            hello = Hello(credential.gateway_id, credential.name, 0, 0, 0, "")
         if conn.gateway is not None or hello is None:
             return
         # Without TLS a peer may use another's id: it says nothing about a gateway that is there.
         if not self._registry.has_session(hello.gateway_id) and self._allowances.allow_claim("refusals"):
             message = announcements.gateway_refused(hello, conn.address, reason, self._clock.unix_us())
-            self._courier.news(message, DBMANAGER, SERVICES)
+            self._publisher.news(message, DBMANAGER, SERVICES)
 
     def announce_losses(self, gateway: Gateway, min_age_ns: int) -> None:
-        """Tell of cuts the agent's spool had to drop, at most once in ``min_age_ns``."""
+        """Announce cuts the agent's spool had to drop, at most once in ``min_age_ns``."""
         dropped, at_ns = gateway.announced_dropped
         if gateway.dropped > dropped and self._clock.monotonic_ns() - at_ns >= min_age_ns:
             log.warning("cuts-dropped-by-agent", gateway=gateway.name, dropped=gateway.dropped)

@@ -260,6 +260,6 @@ class Registry:
     def _gather(self, gateway: Gateway) -> dict[int, int]:
         """Epoch to high water, from both places."""
         with gateway.lock:
-            held = gateway.record.high_water()
-        self.watermarks.learn([(gateway.gateway_id, epoch, seq) for epoch, seq in held])
+            durable = gateway.record.high_water()
+        self.watermarks.learn([(gateway.gateway_id, epoch, seq) for epoch, seq in durable])
         return self.watermarks.of(gateway.gateway_id)

@@ -178,7 +178,7 @@ class Pair:
             interval_us=settings.interval_ns // 1000,
             on_registered=lambda gateway_id: migrator.registered(gateway_id),  # noqa: PLW0108  # made below
             counters=self.in_counters,
-            desk=self._certificate_worker,
+            certificate_worker=self._certificate_worker,
         )
         migrator = ShardMigrator(
             self._channel,

@@ -225,8 +225,8 @@ class CutPositions:
 
     def high_water(self) -> list[tuple[int, int]]:
         """(epoch, seq) durable, as far as notices came here: those of ``durable`` that were taken."""
-        held = [(epoch, item.ack) for epoch, item in self._epochs.items() if item.ack]
-        return [*self._over.items(), *held]
+        current = [(epoch, item.ack) for epoch, item in self._epochs.items() if item.ack]
+        return [*self._over.items(), *current]
 
     def durable(self, epoch: int, seq: int, now_ns: int) -> bool:
         """Notice of dbmanager that all up to ``seq`` is on disk; False if the epoch is not held here."""

@@ -66,7 +66,7 @@ class PairRig:
             interval_us=1_000_000,
             on_registered=lambda gateway_id: self._registered(gateway_id),  # noqa: PLW0108  # set below
             counters=self.counters,
-            desk=self.certificate_worker,
+            certificate_worker=self.certificate_worker,
         )
         self.migrator: ShardMigrator | None = None
         if channel is not None:
