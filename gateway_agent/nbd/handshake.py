@@ -104,7 +104,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Negotiation is over; ``left_over`` already belongs to the transmission phase."""
+    """Negotiation has ended; ``left_over`` already belongs to the transmission phase."""
 
     left_over: bytes
 
@@ -306,7 +306,7 @@ class ClientHandshake(_Machine):
         return bytes(self._input)
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Take received bytes, return what to send. ``state`` is READY and ``facts`` set when it is over.
+        """Take received bytes, return what to send. ``state`` is READY and ``facts`` set when it has ended.
 
         Raises:
             NbdProtocolError: the server broke the protocol.
