@@ -64,28 +64,28 @@ def promised(volume: str) -> Promise:
     )
 
 
-def made_brain(mode: str, gold: tuple[str, ...] = ("gold",), **settings: float) -> Controller:
-    """A brain that protects the volumes of ``gold``."""
-    brain = Controller(ControlSettings(**settings))
-    brain.set_agreements(
+def made_controller(mode: str, gold: tuple[str, ...] = ("gold",), **settings: float) -> Controller:
+    """A controller that protects the volumes of ``gold``."""
+    controller = Controller(ControlSettings(**settings))
+    controller.set_agreements(
         [promised(name) for name in gold], [VolumeClass(name, Priority.GOLD, (name,)) for name in gold]
     )
-    brain.set_mode(mode)
-    return brain
+    controller.set_mode(mode)
+    return controller
 
 
 def one_world(seed: int, settings: Mapping[str, float], greedy_iops: float = 0.0) -> dict[str, float]:
     """One seed: controlled by the loop, or by a fixed cap of ``greedy_iops`` from the same second on."""
-    sim = Simulation(made_brain("observe", **settings), seed)
+    sim = Simulation(made_controller("observe", **settings), seed)
     front = sim.gateway("A", ["gold"], {"gold": [round(LIMIT_S * 1e6)]})
     back = sim.gateway("B", ["greedy"])
     gold = SimClient(front, "gold", rate=80)
     greedy = SimClient(back, "greedy", depth=32, active=lambda now: now >= JOINS_S)
     sim.run(ENFORCES_S)
     if greedy_iops:
-        sim.brain.manual_set("fixed", "greedy", cost_per_s=greedy_iops * IO_COST)
+        sim.controller.manual_set("fixed", "greedy", cost_per_s=greedy_iops * IO_COST)
     else:
-        sim.brain.set_mode("enforce")
+        sim.controller.set_mode("enforce")
     sim.run(ENDS_S)
     free = greedy.rate_between(JOINS_S + 2, ENFORCES_S)
     bad = gold.bad_seconds(ENFORCES_S + SETTLED_S, ENDS_S, LIMIT_S)
@@ -108,27 +108,27 @@ def over_seeds(settings: Mapping[str, float], greedy_iops: float = 0.0) -> dict[
 def recorded_cuts() -> tuple[SimGateway, list[Cut]]:
     """Cuts of one gateway with 16 busy streams, a second apart."""
     names = [f"v{number}" for number in range(STREAMS)]
-    sim = Simulation(made_brain("observe"), 1)
+    sim = Simulation(made_controller("observe"), 1)
     gateway = sim.gateway("A", names, {name: [round(LIMIT_S * 1e6)] for name in names[:PROMISES]})
     for name in names:
         SimClient(gateway, name, rate=20)
     cuts: list[Cut] = []
-    sim.brain.add_cut = lambda cut, *_rest: cuts.append(cut)  # type: ignore[method-assign,assignment]
+    sim.controller.add_cut = lambda cut, *_rest: cuts.append(cut)  # type: ignore[method-assign,assignment]
     sim.run(CUTS)
     return gateway, cuts
 
 
 def lone_cut_cpu_us() -> float:
-    """CPU microseconds of a brain for each cut of ``recorded_cuts``, with the ticks between them."""
+    """CPU microseconds of a controller for each cut of ``recorded_cuts``, with the ticks between them."""
     gateway, cuts = recorded_cuts()
-    brain = made_brain("enforce", tuple(f"v{number}" for number in range(PROMISES)))
-    sim = Simulation(brain, 1)
+    controller = made_controller("enforce", tuple(f"v{number}" for number in range(PROMISES)))
+    sim = Simulation(controller, 1)
     sim.announce(gateway)
     started_ns = time.process_time_ns()
     for number, cut in enumerate(cuts):
         now_ns, unix_us = 1_000_000_000 * (number + 2), cut.start_unix_us + cut.duration_us
-        brain.add_cut(cut, unix_us, 0, False, now_ns)
-        brain.tick(now_ns, unix_us)
+        controller.add_cut(cut, unix_us, 0, False, now_ns)
+        controller.tick(now_ns, unix_us)
     return (time.process_time_ns() - started_ns) / len(cuts) / 1e3
 
 
@@ -142,7 +142,7 @@ def fleet() -> dict[str, float]:
 
 
 def measure() -> harness.Sample:
-    """All loops and fixed rates, and the brain's own cost; prints the table of docs/adr/0002."""
+    """All loops and fixed rates, and the controller's own cost; prints the table of docs/adr/0002."""
     loops = {name: over_seeds(settings) for name, settings in LOOPS.items()}
     free_iops = loops["defaults"]["free_iops"]
     fixed = {f"{ratio:.0%} fixed": over_seeds({}, ratio * free_iops) for ratio in FIXED_RATIOS}

@@ -57,7 +57,7 @@ def promised(volume: str) -> Promise:
 
 
 class Fleet:
-    """Names, cuts and a brain that knows all of them."""
+    """Names, cuts and a controller that knows all of them."""
 
     def __init__(self, promises: int, first_bucket: int, gateways: int = GATEWAYS) -> None:
         rng = np.random.default_rng(1)
@@ -69,20 +69,20 @@ class Fleet:
         ]
         self._templates = [self._template(rng, first_bucket) for _ in range(min(gateways, TEMPLATES))]
         gold = [name for names in self.names for name in names[:promises]]
-        self.brain = Controller(ControlSettings())
+        self.controller = Controller(ControlSettings())
         classes = [VolumeClass(name, Priority.GOLD, (name,)) for name in gold]
-        self.brain.set_agreements([promised(name) for name in gold], classes)
-        self.brain.set_mode("enforce")
+        self.controller.set_agreements([promised(name) for name in gold], classes)
+        self.controller.set_mode("enforce")
         for number, gateway in enumerate(self.ids):
             self._announce(number, gateway)
 
     def _announce(self, number: int, gateway: str) -> None:
         backend = f"b{number // ON_BACKEND}"
         exports = [{"volume": v, "backend": backend} for v in self.names[number]]
-        self.brain.gateway_up(gateway, f"g{number}", exports, 1)
+        self.controller.gateway_up(gateway, f"g{number}", exports, 1)
         streams = zip(self._streams[number].tolist(), self.names[number], strict=True)
         rows = [{"id": i, "volume": v, "client": "client", "backend": backend} for i, v in streams]
-        self.brain.add_streams(gateway, rows)
+        self.controller.add_streams(gateway, rows)
 
     @staticmethod
     def _template(rng: np.random.Generator, first_bucket: int) -> Template:
@@ -111,7 +111,7 @@ class Fleet:
         return Cut(self.ids[number], 7, second, start_us, 1_000_000, 0, 1, counters, hist, missed)
 
     def second(self, second: int) -> float:
-        """CPU seconds of the brain for a second of cuts and four ticks."""
+        """CPU seconds of the controller for a second of cuts and four ticks."""
         quarter, used = -(-len(self.ids) // 4), 0.0
         for part in range(4):
             numbers = range(part * quarter, min((part + 1) * quarter, len(self.ids)))
@@ -119,8 +119,8 @@ class Fleet:
             now_ns, unix_us = second * 10**9 + part * 250_000_000, UNIX_US + second * 1_000_000
             started = time.process_time()
             for cut in cuts:
-                self.brain.add_cut(cut, unix_us, 0, False, now_ns)
-            self.brain.tick(now_ns, unix_us)
+                self.controller.add_cut(cut, unix_us, 0, False, now_ns)
+            self.controller.tick(now_ns, unix_us)
             used += time.process_time() - started
         return used
 
@@ -254,8 +254,8 @@ def measure() -> dict[str, float]:
     fleet = Fleet(STREAMS, QUIET_BUCKET)
     found["fleet_cut_cpu_us"] = fleet.cut_cpu_us()
     started = time.process_time()
-    view = fleet.brain.snapshot(UNIX_US)
-    frame = snapshot_frame(Shown([]).compose(view, "enforce", {}, None, UNIX_US))
+    view = fleet.controller.snapshot(UNIX_US)
+    frame = snapshot_frame(Shown([], UNIX_US).compose(view, "enforce", {}, None, UNIX_US))
     found["view_cores"] = time.process_time() - started
     found["view_bytes"] = len(frame)
     found["brain_mb"] = rss_mb() - empty_mb

@@ -1,4 +1,4 @@
-"""Promises, cuts and small worlds that the tests of the brain share."""
+"""Promises, cuts and small worlds that the tests of the controller share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def volume_class(volume: str = "gold", priority: Priority = Priority.GOLD, **ove
     return VolumeClass(volume, priority, (volume,), **over)
 
 
-def brain(
+def controller(
     promises: Sequence[Promise] = (promise(),),
     classes: Sequence[VolumeClass] = (volume_class(),),
     mode: str = "enforce",
@@ -113,11 +113,11 @@ def cut(
     )
 
 
-class Desk:
-    """Feeds a brain by hand, a second at a time."""
+class Feeder:
+    """Feeds a controller by hand, a second at a time."""
 
     def __init__(self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
-        self.brain, self.second = made, 0
+        self.controller, self.second = made, 0
         for gateway, volumes in volumes_of:
             made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
             made.add_streams(gateway, streams(gateway, *volumes))
@@ -135,8 +135,8 @@ class Desk:
         self.second += 1
         for gateway, ios, gen in cuts:
             made = cut(gateway, self.second, ios, gen=gen, held=held)
-            self.brain.add_cut(made, self.unix_us, 0, False, self.now_ns)
-        return self.brain.tick(self.now_ns, self.unix_us)
+            self.controller.add_cut(made, self.unix_us, 0, False, self.now_ns)
+        return self.controller.tick(self.now_ns, self.unix_us)
 
 
 def caps_of(decisions: Sequence[Any], gateway: str) -> SetCaps:

@@ -2,16 +2,16 @@
 
     phase      idle -> decrease -> hold <-> increase -> idle (release)
     C          allowed cost rate of the managed volumes; starts from what they use, not from what they might
-    ceiling    lowest C at which risk was met of late; C is parked a little below it and probes it rarely
+    ceiling    lowest C at which risk was met recently; C is parked a little below it and probes it rarely
     gate       gateways that have not yet shown a cut made wholly under the caps last set; while it is shut no
-               window is formed and nothing is decided (``brain`` feeds windows only while it is open)
+               window is formed and nothing is decided (``cut_batch`` feeds windows only while it is open)
 
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
 
 The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md.
 
-Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the brain's one thread.
+Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from enum import StrEnum
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
-from sla_server.services.control.neighbours import Neighbour, floor_for, may_slow, nobody_because
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import Neighbour, floor_for, may_slow, why_none
 from sla_server.services.control.signal import Signal
 from sla_server.services.control.throttle import LoopMemory
 
@@ -50,7 +50,7 @@ class Need(StrEnum):
     CLEAR = "clear"
     IDLE = "idle"
     OUT_OF_CURVE = "out-of-curve"
-    GONE = "gone"  # no statistics for a lease: nobody knows
+    GONE = "gone"  # no statistics for a lease
 
 
 _ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.GONE))
@@ -61,7 +61,7 @@ class Victim:
     """One promise with streams on this backend, as the loop sees it.
 
     Attributes:
-        fresh: it had statistics lately; what they said still holds.
+        fresh: it had statistics recently; what they said still holds.
     """
 
     key: Key
@@ -80,7 +80,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """What one look at the backend led to.
+    """What one step led to.
 
     Attributes:
         changed: C was set, moved or given up.
@@ -125,8 +125,8 @@ class BackendControl:
     moves: deque[tuple[int, int]] = field(default_factory=deque)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
     quiet_until_ns: int = 0
-    told: dict[str, int] = field(default_factory=dict)
-    helpless_since_ns: int | None = None  # at risk, and nobody found to slow down, without a break
+    reported: dict[str, int] = field(default_factory=dict)
+    helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
 
     @property
     def active(self) -> bool:
@@ -162,7 +162,7 @@ class BackendControl:
         self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
 
     def reset(self) -> None:
-        """Give up C and what was learned; back-off and told events stay."""
+        """Give up C and what was learned; back-off and the times of reports stay."""
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
@@ -170,7 +170,7 @@ class BackendControl:
         self.demands.clear()
 
     def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
-        """One look; at most one change. Call it with the windows of this gate only."""
+        """At most one change. Call it with the windows of this gate only."""
         self._refresh(neighbours, now_ns)
         if self.active and (released := self._release(victims, now_ns)):
             return released
@@ -240,12 +240,12 @@ class BackendControl:
         if self.active and now_ns - self.changed_ns < s.hold_down_s * 1e9:
             return NOTHING
         if any(n.priority >= lead.priority and n.curve_end is None for n in self.managed.values()):
-            # The caps in force were set for somebody more important; what is left to slow down is his to say.
-            return self._tell("infeasible", now_ns, lead, "the backend works for a higher priority")
+            # The caps in force were set for a more important promise: it decides what is slowed down next.
+            return self._report("infeasible", now_ns, lead, "the backend works for a higher priority")
         self._manage(lead, neighbours)
         if not self.managed:
             return self._helpless(
-                lead, *nobody_because(lead.volumes, lead.priority, lead.urgency, neighbours, s), now_ns
+                lead, *why_none(lead.volumes, lead.priority, lead.urgency, neighbours, s), now_ns
             )
         if self.active and (failed := self._ineffective(lead, now_ns)):
             return failed
@@ -286,7 +286,7 @@ class BackendControl:
             self.helpless_since_ns = now_ns
         if now_ns - self.helpless_since_ns < self.settings.settled_s * 1e9:
             return NOTHING
-        return self._tell(kind, now_ns, lead, why)
+        return self._report(kind, now_ns, lead, why)
 
     def _ineffective(self, lead: Victim, now_ns: int) -> LoopStep | None:
         """After enough decreases r must have fallen, else the neighbours are not the cause."""
@@ -294,7 +294,10 @@ class BackendControl:
         if self.decreases < s.effective_decreases:
             return None
         if lead.signal.r_step < self.r_before * (1 - s.effective_ratio):
-            self.decreases, self.r_before = 0, lead.signal.r_step  # it helped: measure the next ones anew
+            self.decreases, self.r_before = (
+                0,
+                lead.signal.r_step,
+            )  # it helped: measure the next ones from here
             return None
         return self._restore(lead, now_ns)
 
@@ -307,30 +310,30 @@ class BackendControl:
         )
         self.reset()
         self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
-        self.told["unattributed"] = now_ns
+        self.reported["unattributed"] = now_ns
         return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
 
     def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
         if not self.active:
             names = ", ".join(sorted(self.managed))
-            self.reset()  # nothing was in force: the managed set was only looked at
+            self.reset()  # nothing was in force: the managed set was only a trial
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
         if self.decreases and lead.signal.r_step >= self.r_before * (1 - self.settings.effective_ratio):
             return self._restore(lead, now_ns)
-        return self._tell("infeasible", now_ns, lead, "its neighbours are at their floors already")
+        return self._report("infeasible", now_ns, lead, "its neighbours are at their floors already")
 
-    def _tell(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
-        last_ns = self.told.get(kind)
+    def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
+        last_ns = self.reported.get(kind)
         if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
             return NOTHING
-        self.told[kind] = now_ns
+        self.reported[kind] = now_ns
         return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
-        own = frozenset(self.managed)
+        throttled = frozenset(self.managed)
         # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
-        others = [v for v in asking if not v.volumes & own]
+        others = [v for v in asking if not v.volumes & throttled]
         if not others or any(v.need is not Need.CLEAR for v in others):
             self.clear_since_ns = None
             self.phase = (
@@ -349,7 +352,8 @@ class BackendControl:
             self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
             return NOTHING
         self.decreases = 0
-        text = f"{_figures(worst)}: {', '.join(sorted(own))} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        names = ", ".join(sorted(throttled))
+        text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
@@ -404,6 +408,6 @@ def _figures(victim: Victim) -> str:
     limit_ms = (signal.threshold_us or 0) / 1000
     figures = f"u {signal.u:.2f}"
     if signal.excused_ratio:
-        # Its gateway wanted to run and was kept waiting: see ``windows``.
+        # Its gateway wanted to run and was kept waiting: see ``signal``.
         figures += f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
     return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed ({figures})"

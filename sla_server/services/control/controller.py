@@ -1,14 +1,14 @@
-"""The brain of the services process: statistics in, decisions out.
+"""The controller of the services process: statistics in, decisions out.
 
 It ties the pure parts together and owns all their state:
 
-    cut --> GatewayTable (entity) --> Scopes --> windows of each promise --> LiveState --> violations
+    cut --> GatewayTable --> PromiseScopes --> windows of each promise --> LiveState --> violations
                   |                                      |
                   |                   gate open? --------+--> Loops (control) --> PolicyManager --> SetCaps
                   |-- use of each volume ----------------------------^                 |
                   `-- generation and measured rate: proof of actuation ----------------'
 
-Cuts wait until the next question (a tick as a rule) and are then entered as batches (``arrivals``), with the
+Cuts wait until the next question (a tick as a rule) and are then entered as batches (``cut_batch``), with the
 result of one after another; a tick looks at the promises that were fed since the last one and at the
 backends where something is at risk or in force.
 
@@ -50,15 +50,15 @@ class Controller:
         self.settings = settings
         self.tables: dict[str, GatewayTable] = {}
         self.live: dict[Key, LiveState] = {}
-        self.around = BackendInventory(settings)
-        self.scopes = PromiseScopes(settings, self.around.r_on)
+        self.inventory = BackendInventory(settings)
+        self.scopes = PromiseScopes(settings, self.inventory.r_on)
         self.policy = PolicyManager(
-            settings, self.around.standing_of, self.around.mean_cost_of, self.around.carriers_of
+            settings, self.inventory.terms_of, self.inventory.mean_cost_of, self.inventory.carriers_of
         )
-        self.loops = Loops(settings, self.around, self.scopes, self.policy)
-        self._board = UsageTable()
-        self._arrivals = CutIntake(
-            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._board
+        self.loops = Loops(settings, self.inventory, self.scopes, self.policy)
+        self._usage = UsageTable()
+        self._intake = CutIntake(
+            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
         self._restored = False
 
@@ -66,8 +66,8 @@ class Controller:
 
     def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:
         """The agreements in force, complete; promises that did not change keep their state."""
-        self._arrivals.settle()
-        self.around.set_classes(classes)
+        self._intake.flush()
+        self.inventory.set_classes(classes)
         self.scopes.set_promises(promises, self.tables.values())
         old, self.live = self.live, {}
         for promise in promises:
@@ -76,14 +76,14 @@ class Controller:
                 kept = LiveState(self.settings, promise)
             self.live[promise.key] = kept
         self._link_rows(self.live)
-        self._set_agreed_caps(self.around.volumes() | self.policy.layers["agreed"].keys(), whole=True)
+        self._set_agreed_caps(self.inventory.volumes() | self.policy.layers["agreed"].keys(), complete=True)
 
     def set_budget(self, key: Key, burn_1h: float, remaining_ratio: float) -> None:
         """Error budget of one objective: what its urgency follows."""
-        if self.around.budgets.get(key) == (burn_1h, remaining_ratio):
+        if self.inventory.budgets.get(key) == (burn_1h, remaining_ratio):
             return
-        self._arrivals.settle()
-        self.around.budgets[key] = (burn_1h, remaining_ratio)
+        self._intake.flush()
+        self.inventory.budgets[key] = (burn_1h, remaining_ratio)
         self.scopes.set_r_on(key)
 
     def set_mode(self, mode: str) -> None:
@@ -94,7 +94,7 @@ class Controller:
         """
         if mode not in ("observe", "enforce"):
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
-        self._arrivals.settle()
+        self._intake.flush()
         self.policy.mode = mode
         self.loops.set_mode(mode)
 
@@ -111,7 +111,7 @@ class Controller:
         table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
         for volume in table.exports:
-            self.around.carries(volume, table)
+            self.inventory.carries(volume, table)
         self.policy.gateway_up(table, now_ns)
         self._set_agreed_caps(table.exports)
 
@@ -121,7 +121,7 @@ class Controller:
 
     def gateway_lost(self, gateway_id: str, reason: str, now_ns: int) -> None:
         """Its session ended; caps it holds lapse with their lease."""
-        self._arrivals.settle()
+        self._intake.flush()
         table = self.tables.get(gateway_id)
         if table is None:
             return
@@ -137,7 +137,7 @@ class Controller:
             [KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams]
         )
         for row in rows:
-            self.around.carries(table.streams[row].volume, table)
+            self.inventory.carries(table.streams[row].volume, table)
         if rows:
             self._link_rows(self.scopes.extend(table, rows))
             self._set_agreed_caps({table.streams[row].volume for row in rows})
@@ -152,18 +152,18 @@ class Controller:
             live: sent beside a backlog; used like any other here, the order decides.
             now_ns: monotonic.
         """
-        self._arrivals.put(cut, recv_us, offset_us, now_ns)
+        self._intake.put(cut, recv_us, offset_us, now_ns)
 
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
         """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
-        self._arrivals.settle()
+        self._intake.flush()
         self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
 
     def can_throttle(self, volume: str) -> bool:
         """Whether a gateway that carries it is in its I/O path; also True while none is known."""
-        carriers = self.around.carriers_of(volume).values()
+        carriers = self.inventory.carriers_of(volume).values()
         return not carriers or any(volume not in table.only_seen for table in carriers)
 
     def manual_set(
@@ -181,7 +181,7 @@ class Controller:
         """An operator's throttle; it acts in both modes, from the next tick."""
         rates = Rates(cost_per_s, ops_per_s, bytes_per_s)
         text = reason or "set by an operator"
-        backend = next((t.backend_of(volume) for t in self.around.carriers_of(volume).values()), "")
+        backend = next((t.backend_of(volume) for t in self.inventory.carriers_of(volume).values()), "")
         self.policy.manual_set(
             Throttle(
                 throttle_id,
@@ -212,12 +212,12 @@ class Controller:
 
         They are believed, not issued; the gateways' next cuts confirm them or have them sent again.
         """
-        self._arrivals.settle()
+        self._intake.flush()
         restored = self.policy.restore(throttle_rows)
         self._restored = True
         if any(t.source != "manual" for t in restored):
             self.policy.mode = (
-                "enforce"  # what was in force was so in that mode; the shell says so next if it changed
+                "enforce"  # what was in force was so in that mode; the process sets the mode next
             )
         self.loops.restore(restored)
 
@@ -225,8 +225,8 @@ class Controller:
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Look at everything; call it some four times a second."""
-        self._arrivals.settle()
-        decisions = self._look_at_promises(now_ns)
+        self._intake.flush()
+        decisions = self._assess_promises(now_ns)
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
@@ -237,17 +237,17 @@ class Controller:
 
         Args:
             unix_us: wall clock.
-            most: rows of each kind; what needs a look or uses most is shown.
+            most: rows of each kind; those at risk or with the most use are shown.
         """
-        self._arrivals.settle()
+        self._intake.flush()
         return snapshot(
             self.policy.mode,
             self.tables,
             self.live,
             self.policy,
             self.loops.controls,
-            self.around,
-            self._board,
+            self.inventory,
+            self._usage,
             most,
             unix_us,
         )
@@ -263,14 +263,14 @@ class Controller:
     # Inside.
 
     def _table(self, gateway_id: str) -> GatewayTable:
-        self._arrivals.settle()
+        self._intake.flush()
         table = self.tables.get(gateway_id)
         if table is None:
-            table = self.tables[gateway_id] = GatewayTable(gateway_id, self._board)
+            table = self.tables[gateway_id] = GatewayTable(gateway_id, self._usage)
         return table
 
     def _link_rows(self, keys: Iterable[Key]) -> None:
-        """A live state looks at the windows over all backends."""
+        """A live state is about the windows over all backends."""
         for key in keys:
             scope = self.scopes.over_all(key)
             if scope is not None and self.live[key].row is not scope.row:
@@ -283,8 +283,8 @@ class Controller:
         if state.row is not None:
             self.scopes.table.set_state(state.row.row, CODE[state.state], state.violating)
 
-    def _look_at_promises(self, now_ns: int) -> list[Decision]:
-        """Violations that opened or closed; looks only where windows, or their silence, changed a state."""
+    def _assess_promises(self, now_ns: int) -> list[Decision]:
+        """Violations that opened or closed, of promises whose windows or silence changed their state."""
         table, decisions, keys = self.scopes.table, list[Decision](), list[Key]()
         for row, code in table.assess(now_ns, self.settings.silent_s):
             promise = table.promises[row]
@@ -292,7 +292,7 @@ class Controller:
                 continue
             state = self.live[promise.key]
             if code in QUIET and not state.violating:
-                # A whole fleet that comes or goes changes states so: nobody has to be told why.
+                # A whole fleet that comes or goes changes states so, and no event is due.
                 state.state = STATES[code]
                 table.set_state(row, code, False)
             else:
@@ -304,13 +304,13 @@ class Controller:
                 decisions.append(event)
         return decisions
 
-    def _set_agreed_caps(self, volumes: Iterable[str], *, whole: bool = False) -> None:
-        """What agreements cap of these volumes; ``whole``: they are all there are, restored ones included."""
-        if self._restored:  # what was found in force is asked for only if it still stands
-            self._restored, whole = False, True
-            volumes = self.around.volumes() | self.policy.layers["agreed"].keys()
-        caps = {v: Rates(ops=c) for v in volumes if (c := self.around.standing_of(v).cap_iops) is not None}
-        if whole:
+    def _set_agreed_caps(self, volumes: Iterable[str], *, complete: bool = False) -> None:
+        """What agreements cap of these volumes; ``complete``: they are all, restored ones included."""
+        if self._restored:  # what was found in force is asked for only if the agreements still say so
+            self._restored, complete = False, True
+            volumes = self.inventory.volumes() | self.policy.layers["agreed"].keys()
+        caps = {v: Rates(ops=c) for v in volumes if (c := self.inventory.terms_of(v).cap_iops) is not None}
+        if complete:
             self.policy.set_wanted("agreed", caps)
         elif caps:
             self.policy.add_wanted("agreed", caps)

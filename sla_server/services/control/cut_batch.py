@@ -39,7 +39,7 @@ from sla_server.services.control.signal import Bools, Floats, Ints, Pieces, perc
 from sla_server.services.control.usage import GatewayTable, UsageTable
 
 MOST_CUTS: Final = 256
-"""Of one batch, and that wait: some 20 ms of work at 16 streams, between two looks into the mailbox."""
+"""Of one batch, and that wait: some 20 ms of work at 16 streams, between two reads of the mailbox."""
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _PIECE: Final = np.array([COL[name] for name in ("reads", "writes", "arrived", "held", "inflight")])
 _EVERY: Final = np.arange(BUCKETS)
@@ -50,7 +50,7 @@ Place = tuple[int, Cut]
 
 
 def read_cuts(message: frame.Frame, on_bad: Callable[[BadCut], None]) -> list[Place]:
-    """The cuts of a message that can be true, in order; each of the others is told to ``on_bad``.
+    """The cuts of a message that can be true, in order; the others are reported to ``on_bad``.
 
     Raises:
         KeyError: the header lacks ``n``.
@@ -81,7 +81,7 @@ def _all_sound(found: Sequence[Cut]) -> bool:
     if not found:
         return True
     rows = np.array([cut.rows for cut in found])
-    # As plain integers: numpy works out the common type of structured arrays anew for each of them.
+    # As plain integers: numpy would work out the common type of structured arrays for each of them.
     problem = cuts.problem_of(
         np.concatenate([cut.counters.ravel() for cut in found]),
         np.concatenate([cut.hist.view("<u8") for cut in found]).view(HIST_DTYPE),
@@ -106,7 +106,7 @@ def _frames_end(blob: memoryview, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One accepted cut and its gateway's plan; ``excused_ratio``: see ``windows``."""
+    """One accepted cut and its gateway's plan; ``excused_ratio``: see ``signal``."""
 
     cut: Cut
     table: GatewayTable
@@ -133,11 +133,11 @@ class CutIntake:
         policy: PolicyManager,
         tables: dict[str, GatewayTable],
         controls: Mapping[str, BackendControl],
-        board: UsageTable,
+        usage_table: UsageTable,
     ) -> None:
         self.unix_us = 0
         self._settings = settings
-        self._scopes, self._policy, self._board = scopes, policy, board
+        self._scopes, self._policy, self._usage = scopes, policy, usage_table
         self._tables, self._controls = tables, controls
         self._waiting: list[_Waiting] = []
         self._taken: list[Taken] = []
@@ -145,12 +145,12 @@ class CutIntake:
         self._shut: list[frozenset[str]] = []
 
     def put(self, cut: Cut, recv_us: int, offset_us: int, now_ns: int) -> None:
-        """A cut came; it is entered with the next ``settle``, or at once with others if many wait."""
+        """A cut came; it is entered with the next ``flush``, or at once with others if many wait."""
         self._waiting.append(_Waiting(cut, recv_us, offset_us, now_ns))
         if len(self._waiting) >= MOST_CUTS:
-            self.settle()
+            self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Enter what waits."""
         if not self._waiting:
             return
@@ -160,13 +160,13 @@ class CutIntake:
         for each in waiting:
             gateway_id = each.cut.gateway_id
             table = self._tables.get(gateway_id)
-            known = table is not None and table.state == "up" and gateway_id in self._policy.ports
+            known = table is not None and table.state == "up" and gateway_id in self._policy.gateways
             if not known or gateway_id in inside or len(inside) == MOST_CUTS:
-                self._enter()
+                self._enter_batch()
                 inside.clear()
             if table is None:
-                table = self._tables[gateway_id] = GatewayTable(gateway_id, self._board)
-            if gateway_id not in self._policy.ports:
+                table = self._tables[gateway_id] = GatewayTable(gateway_id, self._usage)
+            if gateway_id not in self._policy.gateways:
                 self._policy.gateway_up(table, each.now_ns)
             if not table.accept(each.cut, each.recv_us, each.offset_us, stale_us, each.now_ns):
                 continue
@@ -175,21 +175,21 @@ class CutIntake:
                 self._policy.gateway_up(table, each.now_ns)
             inside.add(gateway_id)
             for control in awaiting.values():
-                control.confirm(gateway_id, each.cut.throttle_gen, self._policy.ports[gateway_id].gen)
+                control.confirm(gateway_id, each.cut.throttle_gen, self._policy.gateways[gateway_id].gen)
             plan = self._scopes.plan(table, each.cut.column("stream_id"))
             self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
             self._received.append(each.recv_us)
             self._shut.append(frozenset(b for b, c in awaiting.items() if not c.gate_open))
-        self._enter()
+        self._enter_batch()
 
     def _excused(self, starved_ratio: float) -> float:
-        """Share of a cut's I/Os that its gateway's own host may have made late; see ``windows``."""
+        """Share of a cut's I/Os that its gateway's own host may have made late; see ``signal``."""
         s = self._settings
         if starved_ratio < s.starved_least_ratio:
             return 0.0
         return min(s.starved_weight * starved_ratio, s.starved_most_ratio)
 
-    def _enter(self) -> None:
+    def _enter_batch(self) -> None:
         if not self._taken:
             return
         taken, received, shut = self._taken, self._received, self._shut
@@ -198,7 +198,7 @@ class CutIntake:
         gateways = np.array([each.plan.gateway for each in taken])
         self._scopes.table.spoke(gateways, np.array([each.now_ns for each in taken]))
         batch = CutBatch(taken)
-        batch.measure(self._board)
+        batch.measure(self._usage)
         for each, recv_us in zip(taken, received, strict=True):
             table, rows = each.table, each.plan.rows
             table.keep(each.cut, rows)
@@ -217,7 +217,7 @@ class CutIntake:
         feeds = on_backend != NO_MEMBER
         if closed is not None:
             noted = np.flatnonzero(feeds & closed)
-            table.note(on_backend[noted], noted, pieces)
+            table.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
         shown, fed = np.flatnonzero(over_all != NO_MEMBER), np.flatnonzero(feeds)
         members = np.concatenate((over_all[shown], on_backend[fed]))
@@ -237,7 +237,7 @@ class CutBatch:
         self._row_start = _starts(self._rows)
         self._line_start = _starts(self.lines)
 
-    def measure(self, board: UsageTable) -> None:
+    def measure(self, usage_table: UsageTable) -> None:
         """Enter the use of every volume of these gateways; one not named in a cut had none."""
         sizes = np.array([len(t.table.places) for t in self.taken])
         total = int(sizes.sum())
@@ -255,12 +255,12 @@ class CutBatch:
                 c[COL["inflight"]],
             )
         )
-        if len(place) != parts.shape[1]:  # strangers among them
+        if len(place) != parts.shape[1]:  # some streams are not announced
             known = _joined([plan.known for plan in self.plans]) + np.repeat(self._row_start, counts)
             parts = parts[:, known]
         sums = _sums(parts, place, total)
         seconds = np.repeat([t.cut.duration_us / 1e6 for t in self.taken], sizes)
-        board.update(_joined([t.table.places for t in self.taken]), sums, seconds)
+        usage_table.update(_joined([t.table.places for t in self.taken]), sums, seconds)
 
     def pieces(self) -> Pieces | None:
         """The piece of every line, in order of cuts and their plans' lines; None if there is no line."""
@@ -339,8 +339,8 @@ class CutBatch:
         if guessed.any():
             # Not counted for this threshold: pessimistic, a bucket counts unless it lies wholly below.
             at, which = np.nonzero(guessed)
-            whole = np.searchsorted(EDGES_NS, threshold_us[at, which] * 1000, side="right") - 1
-            missed[at, which] = (hist[at] * (np.maximum(whole, 0)[:, None] <= _EVERY)).sum(axis=1)
+            bucket = np.searchsorted(EDGES_NS, threshold_us[at, which] * 1000, side="right") - 1
+            missed[at, which] = (hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
         return missed, guessed.any(axis=1)
 
     def targets(self) -> tuple[Ints, Ints]:

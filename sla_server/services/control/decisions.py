@@ -1,9 +1,9 @@
-"""What the brain decides: three kinds of value, and the reasons as an enum.
+"""What the controller decides: three kinds of value, and the reasons as an enum.
 
     Decision
     ├── SetCaps         complete set of caps of one gateway; posted to its pair
     ├── RecordThrottle  a row of table ``throttles`` (docs/formats/sql.md), upserted by throttle_id
-    └── RaiseEvent      one event; the shell gives it an identity and records it
+    └── RaiseEvent      one event; the process gives it an identity and records it
 
 Pure data, no behaviour beyond defaults. The order of a list of decisions is the order in which to act.
 """

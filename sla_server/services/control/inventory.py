@@ -1,9 +1,9 @@
 """What the loop needs to know of a backend: victims, neighbours, and what was promised to them.
 
 State: which gateways carry a volume, which volumes share a backend, the classes and budgets of the agreements
-in force. Filled by the brain as news comes; everything else here only answers questions.
+in force. Filled by the controller; everything else here only answers questions.
 
-Pure: no clock. Changed only by the brain's one thread.
+Pure: no clock. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 
 from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.backend_loop import Need, Victim
-from sla_server.services.control.neighbours import Neighbour, NeighbourTerms, standing, urgency
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import Neighbour, NeighbourTerms, terms, urgency
 from sla_server.services.control.signal import NOTHING
 from sla_server.services.control.usage import GatewayTable
 
@@ -34,13 +34,13 @@ class BackendInventory:
         self.budgets: dict[Key, tuple[float, float]] = {}
         self._named: dict[str, list[VolumeClass]] = {}
         self._patterned: list[VolumeClass] = []
-        self._standings: dict[str, NeighbourTerms] = {}
+        self._terms: dict[str, NeighbourTerms] = {}
         self._carriers: dict[str, dict[str, GatewayTable]] = {}
         self._on_backend: dict[str, set[str]] = {}
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
-        self._named, self._patterned, self._standings = {}, [], {}
+        self._named, self._patterned, self._terms = {}, [], {}
         for each in classes:
             if any(character in name for name in each.volumes for character in "*?["):
                 self._patterned.append(each)
@@ -69,17 +69,17 @@ class BackendInventory:
         """Gateways that carry a volume."""
         return self._carriers.get(volume, {})
 
-    def standing_of(self, volume: str) -> NeighbourTerms:
+    def terms_of(self, volume: str) -> NeighbourTerms:
         """Priority, floor and cap of a volume."""
-        found = self._standings.get(volume)
+        found = self._terms.get(volume)
         if found is None:
-            found = self._standings[volume] = standing(
+            found = self._terms[volume] = terms(
                 volume, (*self._named.get(volume, ()), *self._patterned), self._settings
             )
         return found
 
     def mean_cost_of(self, volume: str) -> float:
-        """Cost of its mean I/O of late."""
+        """Recent cost of its mean I/O."""
         tables = self.carriers_of(volume).values()
         cost = sum(t.use[volume].cost_per_s for t in tables if volume in t.use)
         ops = sum(t.use[volume].ops_per_s for t in tables if volume in t.use)
@@ -95,7 +95,7 @@ class BackendInventory:
 
     def neighbour(self, volume: str, cap: float | None) -> Neighbour:
         """A volume as a neighbour; ``cap`` is the cost rate that the loop allows it now, if any."""
-        place = self.standing_of(volume)
+        place = self.terms_of(volume)
         fresh = [
             t.use[volume] for t in self.carriers_of(volume).values() if t.state == "up" and volume in t.use
         ]

@@ -4,13 +4,12 @@
     idle          no I/O for ``idle_release_s``
     out-of-curve  demand above the curve: nothing is promised
     violating     2 of 3 windows with u > 1 open it; it closes when no window has u > 1 and all together are
-    below
-                  ``at_risk_u``, or the promise goes idle or out of its curve
+                  below ``at_risk_u``, or the promise goes idle or out of its curve
     at-risk       2 of 3 windows at risk
     ok            otherwise
 
-It looks at all windows, also those that ran under older caps: it says what customers see, not what the loop
-may learn. No data neither opens nor closes an episode. The shell persists the episodes (``episodes``).
+All windows count, also those that ran under older caps: it says what customers see, not what the loop
+may learn. No data neither opens nor closes an episode. ``services.episodes`` stores the episodes.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ class LiveState:
         return NOTHING if self.row is None else self.row.signal()
 
     def update(self, now_ns: int) -> RaiseEvent | None:
-        """Look at the windows; returns the event of a violation that opened or closed."""
-        signal = self.signal  # an idle tracker is emptied by the look at it; the event tells of before
+        """Follow the windows; returns the event of a violation that opened or closed."""
+        signal = (
+            self.signal
+        )  # read first: an idle row is emptied next, and the event has the figures of before
         state = self._measured(signal, now_ns)
         opened = state == "violating" and not self.violating
         closed = self.violating and state not in ("violating", "no-data")
@@ -78,9 +79,9 @@ class LiveState:
         return "at-risk" if signal.risky >= enough else "ok"
 
     def _opened(self, signal: Signal) -> RaiseEvent:
-        """It tells of the windows that were over: all together may have kept the promise."""
+        """Its figures are of the windows that were over: all together may have kept the promise."""
         within = f"in {signal.over} of the last {signal.windows} windows, "
-        text = f"{self.name} is violated: {within}{self._told(signal, signal.of_over)}"
+        text = f"{self.name} is violated: {within}{self._figures_text(signal, signal.of_over)}"
         details = {**self._details(signal, signal.of_over), "windows_over": signal.over}
         return RaiseEvent("violation-opened", "critical", "sla", self.name, text, details)
 
@@ -92,11 +93,11 @@ class LiveState:
         elif signal.threshold_us is None:
             why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
         else:
-            why = self._told(signal, figures)
+            why = self._figures_text(signal, figures)
         text = f"{self.name} is no longer violated ({self.state}): {why}"
         return RaiseEvent("violation-closed", "info", "sla", self.name, text, self._details(signal, figures))
 
-    def _told(self, signal: Signal, figures: Figures) -> str:
+    def _figures_text(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
         return (
             f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "

@@ -1,8 +1,8 @@
 """The live snapshot: what pages show, once a second (docs/formats/messages.md, "Live snapshot").
 
-Read-only over the brain's state. Rates and gauges are of the last cuts (at most ``entity.RECENT_CUTS``);
-percentiles are upper edges of histogram buckets, so they flatter nobody. Compliance, budgets, processes,
-events and the policy version are the shell's to add.
+Read-only over the controller's state. Rates and gauges are of the last cuts (at most ``usage.RECENT_CUTS``);
+percentiles are upper edges of histogram buckets, so they never flatter. Compliance, budgets, processes,
+events and the policy version are added by the process.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist]
     dense = np.zeros(SERVICE + COARSE_BUCKETS, dtype=np.int64)
     scalars = []
     for each in table.recent:
-        mine = (table.volume_of_row[each.rows] == index) & (each.rows >= 0)
-        scalars.append(each.scalars[:, mine].sum(axis=1))
-        hist = each.hist[mine[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
+        of_volume = (table.volume_of_row[each.rows] == index) & (each.rows >= 0)
+        scalars.append(each.scalars[:, of_volume].sum(axis=1))
+        hist = each.hist[of_volume[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
         np.add.at(dense, hist["bucket"], hist["count"])
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
     return np.array(scalars), (total, dense[SERVICE:])
@@ -103,9 +103,11 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
     ]
 
 
-def _volumes(names: Iterable[str], around: BackendInventory, policy: PolicyManager) -> list[dict[str, Any]]:
+def _volumes(
+    names: Iterable[str], inventory: BackendInventory, policy: PolicyManager
+) -> list[dict[str, Any]]:
     capped = {t.volume for t in policy.throttles()}
-    sums = {name: _sum_of(name, around.carriers_of(name).values()) for name in names}
+    sums = {name: _sum_of(name, inventory.carriers_of(name).values()) for name in names}
     return [
         {
             "volume": volume,
@@ -168,13 +170,13 @@ def _shortened(text: str) -> str:
 
 def _backends(
     tables: Iterable[GatewayTable],
-    around: BackendInventory,
-    board: UsageTable,
+    inventory: BackendInventory,
+    usage_table: UsageTable,
     controls: Mapping[str, BackendControl],
     most: int,
 ) -> list[dict[str, Any]]:
     silent = (table.places for table in tables if table.state != "up")
-    cost = dict.fromkeys(around.backends(), 0.0) | board.cost_by_backend(silent)
+    cost = dict.fromkeys(inventory.backends(), 0.0) | usage_table.cost_by_backend(silent)
     active = {backend for backend, control in controls.items() if control.active}
     shown = sorted(cost, key=lambda backend: (backend not in active, -cost[backend], backend))[:most]
     return [
@@ -189,19 +191,19 @@ def _backends(
 
 
 def _chosen_volumes(
-    around: BackendInventory, policy: PolicyManager, board: UsageTable, most: int
+    inventory: BackendInventory, policy: PolicyManager, usage_table: UsageTable, most: int
 ) -> list[str]:
     """All of them, or those that are capped and those that use most."""
-    if len(around.volumes()) <= most:
-        return sorted(around.volumes())
-    capped = sorted({t.volume for t in policy.throttles()} & around.volumes())[:most]
-    costs = board.values[0, : len(board.volumes)]
+    if len(inventory.volumes()) <= most:
+        return sorted(inventory.volumes())
+    capped = sorted({t.volume for t in policy.throttles()} & inventory.volumes())[:most]
+    costs = usage_table.values[0, : len(usage_table.volumes)]
     busiest = np.argsort(-costs)[: 2 * most].tolist()  # a volume may have several places
-    return list(dict.fromkeys((*capped, *(board.volumes[place] for place in busiest))))[:most]
+    return list(dict.fromkeys((*capped, *(usage_table.volumes[place] for place in busiest))))[:most]
 
 
 def _chosen_promises(live: Mapping[Key, LiveState], names: Sequence[str], most: int) -> list[LiveState]:
-    """All of them, or those that need a look most, in their order; ``names``: the state of each."""
+    """All of them, or the most urgent ones, in their order; ``names``: the state of each."""
     states = list(live.values())
     if len(states) <= most:
         return states
@@ -218,8 +220,8 @@ def snapshot(
     live: Mapping[Key, LiveState],
     policy: PolicyManager,
     controls: Mapping[str, BackendControl],
-    around: BackendInventory,
-    board: UsageTable,
+    inventory: BackendInventory,
+    usage_table: UsageTable,
     most: int,
     unix_us: int,
 ) -> dict[str, Any]:
@@ -231,15 +233,15 @@ def snapshot(
         "at_us": unix_us,
         "mode": mode,
         "gateways": _gateways(gateways),
-        "volumes": _volumes(_chosen_volumes(around, policy, board, most), around, policy),
+        "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
         "slas": _slas(_chosen_promises(live, names, most)),
         "throttles": _throttles(throttles[:most]),
-        "backends": _backends(tables.values(), around, board, controls, most),
+        "backends": _backends(tables.values(), inventory, usage_table, controls, most),
         "totals": {
             "gateways": dict(Counter(t.state for t in tables.values())),
-            "volumes": len(around.volumes()),
+            "volumes": len(inventory.volumes()),
             "slas": dict(Counter(names)),
             "throttles": len(throttles),
-            "backends": len(around.backends()),
+            "backends": len(inventory.backends()),
         },
     }

@@ -1,14 +1,14 @@
-"""The loops of all backends: which of them need a look, what each decides, and which gates are shut.
+"""The loops of all backends: which of them take a step, what each decides, and which gates are shut.
 
-A backend is looked at while caps of its loop are in force, while one of its promises is at risk, and once
-more when it is calm again (what was noted of it is withdrawn then). Nobody else costs anything. A backend
+A backend takes a step while caps of its loop are in force, while one of its promises is at risk, and once
+more when it is calm again (what was noted of it is withdrawn then). The others cost nothing. A backend
 whose loop is idle needs only the promise that would lead it; one that is active needs all of them.
 
-So that a day on which everything is at risk at once does not make the whole server late, a tick looks at
-backends by turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first.
+So that a day on which everything is at risk at once does not make the whole server late, backends
+take turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first.
 
 State: ``controls`` by backend, what was observed, whose turn it is. No clock, no I/O. Changed only by the
-brain's one thread.
+controller's one thread.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Final
 from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
 from sla_server.services.control.decisions import Decision, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.inventory import BackendInventory
-from sla_server.services.control.neighbours import Neighbour, claims
 from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.sharing import spread, water_fill
+from sla_server.services.control.sharing import Neighbour, claims, spread, water_fill
 from sla_server.services.control.throttle import LoopMemory, Rates, Throttle
 from sla_server.services.control.usage import GatewayTable
 
@@ -37,15 +36,15 @@ class Loops:
     def __init__(
         self,
         settings: ControlSettings,
-        around: BackendInventory,
+        inventory: BackendInventory,
         scopes: PromiseScopes,
         policy: PolicyManager,
     ) -> None:
         self.controls: dict[str, BackendControl] = {}
         self._settings = settings
-        self._around, self._scopes, self._policy = around, scopes, policy
+        self._inventory, self._scopes, self._policy = inventory, scopes, policy
         self._observed: dict[str, set[Key]] = {}
-        self._looked: set[str] = set()
+        self._stepped: set[str] = set()
         self._turn = ""
 
     def set_mode(self, mode: str) -> None:
@@ -66,14 +65,14 @@ class Loops:
         for throttle in restored:
             if throttle.source == "control":
                 by_backend.setdefault(throttle.backend, []).append(throttle)
-        for backend, ours in by_backend.items():
-            managed = {t.volume: self._around.neighbour(t.volume, None) for t in ours}
-            victims = {_key_of(t.victim) for t in ours if t.victim}
-            allowed = sum(t.rates.cost or 0.0 for t in ours)
-            self._control(backend).adopt(managed, victims, allowed, ours[0].loop)
+        for backend, throttles in by_backend.items():
+            managed = {t.volume: self._inventory.neighbour(t.volume, None) for t in throttles}
+            victims = {_key_of(t.victim) for t in throttles if t.victim}
+            allowed = sum(t.rates.cost or 0.0 for t in throttles)
+            self._control(backend).adopt(managed, victims, allowed, throttles[0].loop)
 
     def run(self, now_ns: int, unix_us: int) -> list[Decision]:
-        """One look at every backend that needs one."""
+        """One step of every backend that is due."""
         table = self._scopes.table
         risky: dict[str, list[int]] = {}
         for row in table.risky_rows(now_ns, self._settings.lease_s):
@@ -87,21 +86,21 @@ class Loops:
                 scope = self._scopes.on(table.backends[row], promise.key)
                 outside.setdefault(table.backends[row], []).append(scope)
         decisions: list[Decision] = []
-        for backend in self._by_turns(due | self._looked, active):
+        for backend in self._by_turns(due | self._stepped, active):
             scopes: list[PromiseScope] = []
             if backend in active:
                 scopes = self._scopes.on_backend(backend)
             elif backend in risky:
                 scopes = [self._lead(backend, risky[backend])]
             at_risk = {p.key for row in risky.get(backend, ()) if (p := table.promises[row]) is not None}
-            decisions += self._look(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
-        self._looked = set(due)
+            decisions += self._step(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
+        self._stepped = set(due)
         return decisions
 
     def shut_gates(
         self, waits: Mapping[str, Mapping[str, int]], tables: Mapping[str, GatewayTable], now_ns: int
     ) -> None:
-        """Caps went out: windows begin anew once the gateways show that they hold them."""
+        """Caps went out: windows begin again once the gateways show that they hold them."""
         shut = set()
         for volume, gens in waits.items():
             for gateway_id, gen in gens.items():
@@ -118,9 +117,9 @@ class Loops:
         return self.controls.setdefault(backend, BackendControl(self._settings, backend))
 
     def _by_turns(self, due: set[str], active: set[str]) -> list[str]:
-        """The backends to look at in this tick, in order of name unless they are too many."""
+        """The backends that take a step in this tick, in order of name unless they are too many."""
         names = sorted(due)
-        size_of = self._around.volumes_on
+        size_of = self._inventory.volumes_on
         if sum(size_of(name) for name in names) <= MOST_VOLUMES:
             return names
         later = [name for name in names if name > self._turn]
@@ -141,11 +140,11 @@ class Loops:
         for row in rows:
             promise = table.promises[row]
             if promise is not None:
-                rank = int(promise.priority), self._around.urgency_of(promise.key), table.u.item(row)
+                rank = int(promise.priority), self._inventory.urgency_of(promise.key), table.u.item(row)
                 found.append((rank, promise.key))
         return self._scopes.on(backend, max(found, key=lambda each: each[0])[1])
 
-    def _look(
+    def _step(
         self,
         backend: str,
         scopes: Sequence[PromiseScope],
@@ -164,13 +163,13 @@ class Loops:
             now_ns: monotonic.
             unix_us: wall clock.
         """
-        victims = [self._around.victim(scope, now_ns) for scope in scopes]
+        victims = [self._inventory.victim(scope, now_ns) for scope in scopes]
         control = self._control(backend)
         if not control.active and not any(v.need is Need.AT_RISK for v in victims):
             self._observed.pop(backend, None)
             control.helpless_since_ns = None
             return []
-        neighbours = self._around.neighbours(backend, above, self._control_caps())
+        neighbours = self._inventory.neighbours(backend, above, self._control_caps())
         if self._policy.mode == "observe":
             at_risk = at_risk | {v.key for v in victims if v.need is Need.AT_RISK}
             return self._observe(backend, victims, at_risk, neighbours, now_ns, unix_us)
@@ -199,14 +198,16 @@ class Loops:
             victim = control.lead.name if control.lead is not None else ""
             self._policy.set_control(control.backend, shares, step.reason, step.text, victim, loop)
             return
-        held = {v: t.rates.cost or 0.0 for v, t in self._policy.layers["control"].items() if v in shares}
-        # Only somebody who waits is a reason to share anew: every change makes the loop wait for evidence.
+        in_force = {v: t.rates.cost or 0.0 for v, t in self._policy.layers["control"].items() if v in shares}
+        # Only a volume that waits is a reason to share again: every change makes the loop wait for evidence.
         ratio = 1 + self._settings.resplit_ratio
-        starved = any(control.managed[v].queueing and shares[v] > ratio * cost for v, cost in held.items())
-        known = self._policy.ports
-        ports = [known[g] for v in shares for g in self._around.carriers_of(v) if g in known]
-        settled_ns = max((port.issued_ns for port in ports), default=0)
-        due = now_ns - settled_ns >= self._settings.resplit_min_s * 1e9
+        starved = any(
+            control.managed[v].queueing and shares[v] > ratio * cost for v, cost in in_force.items()
+        )
+        known = self._policy.gateways
+        holders = [known[g] for v in shares for g in self._inventory.carriers_of(v) if g in known]
+        issued_ns = max((holder.issued_ns for holder in holders), default=0)
+        due = now_ns - issued_ns >= self._settings.resplit_min_s * 1e9
         if starved and due and control.gate_open:
             text = f"{control.allowed:.0f} cost/s shared anew by demand"
             self._policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, "", loop)

@@ -12,7 +12,7 @@ respect every floor, an operator only those that an agreement promises (the 50 I
 are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
 complete set when it changes.
 
-Pure: no clock, no I/O. Changed only by the brain's one thread.
+Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from sla_server.services.control.decisions import (
     RecordThrottle,
     SetCaps,
 )
-from sla_server.services.control.gateway_caps import MAX_GEN, GatewayCaps
-from sla_server.services.control.neighbours import NeighbourTerms
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.sharing import split
-from sla_server.services.control.throttle import LEAST, LoopMemory, Rates, Throttle
+from sla_server.services.control.sharing import NeighbourTerms, split
+from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, LoopMemory, Rates, Throttle
 from sla_server.services.control.usage import GatewayTable
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -42,7 +40,7 @@ _IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused
 
 
 def new_id(source: str, volume: str, unix_us: int) -> str:
-    """throttle_id of a throttle set by the brain: the same inputs give the same id."""
+    """throttle_id of a throttle set by the controller: the same inputs give the same id."""
     return str(uuid.uuid5(_NAMESPACE, f"{source}\0{volume}\0{unix_us}"))
 
 
@@ -56,10 +54,10 @@ class ThrottlePlan:
 
 @dataclass(slots=True)
 class PolicyManager:
-    """See the module. ``standing_of``, ``mean_cost_of`` and ``carriers_of`` answer for a volume name."""
+    """See the module. ``terms_of``, ``mean_cost_of`` and ``carriers_of`` answer for a volume name."""
 
     settings: ControlSettings
-    standing_of: Callable[[str], NeighbourTerms]
+    terms_of: Callable[[str], NeighbourTerms]
     mean_cost_of: Callable[[str], float]
     carriers_of: Callable[[str], Mapping[str, GatewayTable]]
     mode: str = "observe"
@@ -68,7 +66,7 @@ class PolicyManager:
     layers: dict[str, dict[str, Throttle]] = field(
         default_factory=lambda: {"manual": {}, "control": {}, "policy": {}, "agreed": {}}
     )
-    ports: dict[str, GatewayCaps] = field(default_factory=dict)
+    gateways: dict[str, GatewayCaps] = field(default_factory=dict)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
@@ -177,47 +175,47 @@ class PolicyManager:
 
     def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
-        port = self.ports.get(table.gateway_id)
-        if port is not None:
-            if not port.up:
-                port.up, port.reported, port.issued_ns = True, None, now_ns
+        gateway = self.gateways.get(table.gateway_id)
+        if gateway is not None:
+            if not gateway.up:
+                gateway.up, gateway.reported, gateway.issued_ns = True, None, now_ns
             return
-        port = self.ports[table.gateway_id] = GatewayCaps(table.gateway_id, issued_ns=now_ns)
-        held = [t for t in self.throttles() if table.carries(t.volume) and t.gen is not None]
-        if not held:
+        gateway = self.gateways[table.gateway_id] = GatewayCaps(table.gateway_id, issued_ns=now_ns)
+        in_force = [t for t in self.throttles() if table.carries(t.volume) and t.gen is not None]
+        if not in_force:
             return
-        unsettled = [t.gen or 1 for t in held if t.state in ("requested", "sent", "refused")]
-        whole = {t.volume: r for t in held if not (r := self.effective(t.volume)).free}
-        shares = {v: self._shares(v, rates).get(table.gateway_id, rates) for v, rates in whole.items()}
-        port.adopt(shares, whole, max(unsettled, default=1), now_ns)
-        for throttle in held:
+        unsettled = [t.gen or 1 for t in in_force if t.state in ("requested", "sent", "refused")]
+        totals = {t.volume: r for t in in_force if not (r := self.effective(t.volume)).free}
+        shares = {v: self._shares(v, rates).get(table.gateway_id, rates) for v, rates in totals.items()}
+        gateway.adopt(shares, totals, max(unsettled, default=1), now_ns)
+        for throttle in in_force:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
             throttle.issued_ns = now_ns
 
     def gateway_lost(self, gateway_id: str) -> None:
         """Nothing reaches it now; its lease decides what it does."""
-        port = self.ports.get(gateway_id)
-        if port is not None:
-            port.up = False
+        gateway = self.gateways.get(gateway_id)
+        if gateway is not None:
+            gateway.up = False
         for throttle in self.throttles():
             throttle.forget(gateway_id)
 
     def cut(self, table: GatewayTable, duration_us: int, unix_us: int) -> None:
-        """A cut was taken: proof, or its absence, that the gateway does what it was told."""
-        port = self.ports.get(table.gateway_id)
-        if port is None:
+        """A cut was taken: proof, or its absence, that the gateway does what it was sent."""
+        gateway = self.gateways.get(table.gateway_id)
+        if gateway is None:
             return
-        if not port.report(table.throttle_gen) or not port.issued:
+        if not gateway.report(table.throttle_gen) or not gateway.issued:
             return
         for throttle in self.throttles():
             volume = throttle.volume
-            if volume not in port.issued:
+            if volume not in gateway.issued:
                 continue
             changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
             use = table.use.get(volume)
             if use is not None and table.gateway_id not in throttle.waiting:
-                share = port.issued[volume]
+                share = gateway.issued[volume]
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )
@@ -234,11 +232,11 @@ class PolicyManager:
 
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
         """News of a SET_CAPS on its way: sent, confirmed or refused."""
-        port = self.ports.get(gateway_id)
-        if port is None or gen != port.gen:
+        gateway = self.gateways.get(gateway_id)
+        if gateway is None or gen != gateway.gen:
             return
         for throttle in self.throttles():
-            if throttle.volume not in port.issued or throttle.waiting.get(gateway_id) != gen:
+            if throttle.volume not in gateway.issued or throttle.waiting.get(gateway_id) != gen:
                 continue
             if state == "sent" and throttle.state == "requested":
                 throttle.state = "sent"
@@ -247,32 +245,32 @@ class PolicyManager:
             elif state != "confirmed" or not throttle.confirmed(gateway_id, gen, unix_us):
                 continue
             self._dirty[throttle.throttle_id] = throttle
-        if state == "refused" and port.refused != reason:
+        if state == "refused" and gateway.refused != reason:
             text = f"gateway {gateway_id} refused its caps: {reason}"
             details = {"gateway_id": gateway_id, "gen": gen, "reason": reason}
             self._events.append(
                 RaiseEvent("throttle-not-effective", "critical", "gateway", gateway_id, text, details)
             )
         if state != "sent":
-            port.refused = reason if state == "refused" else ""
+            gateway.refused = reason if state == "refused" else ""
 
     # Decisions.
 
     def effective(self, volume: str) -> Rates:
         """What is in force for a volume: the lowest wish, not below the floor."""
-        floor = self.standing_of(volume)
+        floor = self.terms_of(volume)
         manual = Rates()
         for throttle in self.layers["manual"].values():
             if throttle.volume == volume:
                 manual = manual.lowest(throttle.rates)
         if floor.agreed:
             manual = self._lift(manual, floor, volume)
-        ours = Rates()
+        automatic = Rates()
         for name in ("control", "policy", "agreed"):
             found = self.layers[name].get(volume)
             if found is not None and (name != "policy" or manual.free):
-                ours = ours.lowest(found.rates)
-        return self._lift(ours, floor, volume).lowest(manual.at_least(LEAST))
+                automatic = automatic.lowest(found.rates)
+        return self._lift(automatic, floor, volume).lowest(manual.at_least(LEAST))
 
     def _lift(self, rates: Rates, floor: NeighbourTerms, volume: str) -> Rates:
         mean_cost = self.mean_cost_of(volume)
@@ -349,23 +347,23 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
-        whole = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).free}
+        totals = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).free}
         shares_of: dict[str, dict[str, Rates]] = {}
-        for volume, rates in whole.items():
+        for volume, rates in totals.items():
             for gateway_id, share in self._shares(volume, rates).items():
                 shares_of.setdefault(gateway_id, {})[volume] = share
         waits: dict[str, dict[str, int]] = {}
         gen = max(self.gen + 1, unix_us)  # above all that was issued, also before the database was lost
-        for gateway_id, port in self.ports.items():
-            if not (port.issued or port.reported or gateway_id in shares_of):
+        for gateway_id, gateway in self.gateways.items():
+            if not (gateway.issued or gateway.reported or gateway_id in shares_of):
                 continue  # it holds nothing, and should
             table, shares = tables[gateway_id], shares_of.get(gateway_id, {})
-            moved = port.changed(shares, whole, self.settings, now_ns)
-            stray = port.stray(self.settings, now_ns)
-            if not port.up or not (moved or stray):
+            moved = gateway.changed(shares, totals, self.settings, now_ns)
+            stray = gateway.stray(self.settings, now_ns)
+            if not gateway.up or not (moved or stray):
                 continue
-            touched = shares.keys() | port.issued.keys() if stray else moved
-            port.send(shares, whole, gen, now_ns)
+            touched = shares.keys() | gateway.issued.keys() if stray else moved
+            gateway.send(shares, totals, gen, now_ns)
             self.gen = gen
             caps = [rates.wire(volume) for volume, rates in sorted(shares.items())]
             decisions.append(SetCaps(gateway_id, gen, round(self.settings.lease_s * 1e6), caps))

@@ -10,7 +10,7 @@ yields one piece a cut.
 Promises that name volumes are found by name, only those with patterns are matched. A change of agreements
 touches the promises that changed; the others keep scopes and windows.
 
-Changed only by the brain's one thread.
+Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RowPlan:
 
     Attributes:
         ids: the stream_id column it was made for, as bytes.
-        rows: table row of each cut row, -1 for a stranger; shape (n,).
-        known: cut rows that are no strangers; ``place``: index of their volume at the gateway; shape (k,).
+        rows: table row of each cut row, -1 for a stream not announced; shape (n,).
+        known: cut rows of announced streams; ``place``: index of their volume at the gateway; shape (k,).
         pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
         io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
         threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).

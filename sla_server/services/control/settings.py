@@ -1,6 +1,6 @@
 """Every number of the control loop, with its reason (SLA-MODEL.md 3).
 
-A ``ControlSettings`` is read once from ``[services.control]``; nothing here changes while the brain runs.
+A ``ControlSettings`` is read once from ``[services.control]`` and does not change while the process runs.
 Rates are cost units a second (cost of an I/O = 1 + bytes / 65,536), ratios are 0..1, ``r`` is a latency
 percentile divided by its threshold and ``u`` the share of missed I/Os divided by the share allowed (1 =
 exactly at the promise).

@@ -1,8 +1,8 @@
-"""A small world in which the real brain runs: one shared disk, gateways, clients, and lag.
+"""A small world in which the real controller runs: one shared disk, gateways, clients, and lag.
 
     clients --> SimGateway --(GCRA caps)--> SimBackend: one FIFO server, ``service_s`` a request
                    |  cut each poll interval (real ``Cut``: counters, histograms, missed, throttle_gen)
-                   `------------------- lag -------------------> Brain.add_cut, tick every 250 ms
+                   `------------------- lag -------------------> Controller.add_cut, tick every 250 ms
                    <------------------- lag ------------------- SetCaps
 
 Deterministic: seeded generators, events in order of (time, number). Modelled, and therefore only as good
@@ -10,7 +10,7 @@ as the model: one FIFO server with constant service time, no clock skew; throttl
 1 ms as epoll rounds them. A gateway may be given a ``SimHost`` on which it has to wait for the processor. It
 is used by tests and for tuning; it is never part of a running server.
 
-Times are seconds inside, nanoseconds and microseconds at the brain's border.
+Times are seconds inside, nanoseconds and microseconds at the controller's border.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class World:
 
     @property
     def now_ns(self) -> int:
-        """Monotonic clock of the brain; does not begin at 0."""
+        """Monotonic clock of the controller; does not begin at 0."""
         return 1_000_000_000 + round(self.now * 1e9)
 
     @property
@@ -374,20 +374,22 @@ class SimClient:
 
 
 class Simulation:
-    """Gateways and a brain, wired: polls, ticks, lag in both directions.
+    """Gateways and a controller, wired: polls, ticks, lag in both directions.
 
     Attributes:
-        brain: may be replaced while it runs (a restarted services process).
+        controller: may be replaced while it runs (a restarted services process).
         log: every decision with the second it was made.
     """
 
-    def __init__(self, brain: Controller, seed: int, service_s: float = 0.002, lag_s: float = 0.01) -> None:
+    def __init__(
+        self, controller: Controller, seed: int, service_s: float = 0.002, lag_s: float = 0.01
+    ) -> None:
         self.world = World(seed)
         self.backend = SimBackend(self.world, service_s)
-        self.brain, self.lag_s = brain, lag_s
+        self.controller, self.lag_s = controller, lag_s
         self.gateways: dict[str, SimGateway] = {}
         self.log: list[tuple[float, Decision]] = []
-        self._interval_s = brain.settings.poll_interval_s
+        self._interval_s = controller.settings.poll_interval_s
         self._tick()
 
     def gateway(
@@ -408,10 +410,10 @@ class Simulation:
         return gateway
 
     def announce(self, gateway: SimGateway) -> None:
-        """What the pair posts when a session begins, or when the brain is new."""
+        """What the pair posts when a session begins, or when the controller is new."""
         exports = [{"volume": volume, "backend": "disk"} for volume in gateway.volumes]
-        self.brain.gateway_up(gateway.gateway_id, gateway.name, exports, self.world.now_ns)
-        self.brain.add_streams(gateway.gateway_id, gateway.streams())
+        self.controller.gateway_up(gateway.gateway_id, gateway.name, exports, self.world.now_ns)
+        self.controller.add_streams(gateway.gateway_id, gateway.streams())
 
     def run(self, until: float) -> None:
         """Let time pass."""
@@ -429,11 +431,11 @@ class Simulation:
         self.world.at(self.world.now + self.lag_s, lambda: self._deliver(cut))
 
     def _deliver(self, cut: Cut) -> None:
-        self.brain.add_cut(cut, self.world.unix_us, 0, False, self.world.now_ns)
+        self.controller.add_cut(cut, self.world.unix_us, 0, False, self.world.now_ns)
 
     def _tick(self) -> None:
         self.world.at(self.world.now + 0.25, self._tick)
-        for decision in self.brain.tick(self.world.now_ns, self.world.unix_us):
+        for decision in self.controller.tick(self.world.now_ns, self.world.unix_us):
             self.log.append((self.world.now, decision))
             if isinstance(decision, SetCaps):
                 gateway = self.gateways[decision.gateway_id]

@@ -1,4 +1,6 @@
-r"""One throttle's life: requested, sent, confirmed, seen, and how it ends; the proof that it works.
+r"""Throttles, and the caps that each gateway holds because of them.
+
+A throttle's life:
 
     requested --> sent --> confirmed --> seen          a change of its rate starts again at requested
         \                     ^             \
@@ -10,11 +12,25 @@ the rate measured in a cut made wholly under it is at most the cap (and a tolera
 confirmed within ``confirm_limit_s``, or is exceeded in three confirmed cuts running, is not effective; that
 is said once.
 
+A gateway holds one complete set of caps, under a generation. Generations are numbered over all gateways by
+one counter, so that a throttle's row needs one number. The counter rises with the wall clock and with what
+this server issued, never with what a gateway reports: an odd number harms the gateway that reports it and no
+other. A gateway reports in each cut the generation it held during the whole of it:
+
+    reported == issued      good
+    -1                      it changed within that cut: wait for the next
+    anything else           it restarted, its lease ran out, or a message was lost: after
+                            ``reissue_after_s`` the complete set is sent again under a new generation; also
+                            an empty one, to a gateway that holds caps unknown here
+    after our own restart   nothing is sent; what the gateway holds is taken over (``adopt``) as soon as a
+                            cut shows a generation that can be it, and only otherwise sent again
+
 Plain state, no clock. Changed only by the policy manager.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +40,11 @@ from sla_server.services.control.usage import Usage
 
 BURST_S: Final = 0.02
 """Bucket depth of the gateways' throttle: this much of the rate may pass at once."""
+MAX_GEN: Final = 1 << 53
+"""Generations, which are microseconds of the wall clock when issued, are below this (the year 2255)."""
+
+SAME_RATIO: Final = 0.01
+"""Rates that differ by less are the same: an enforcer is no more exact (notes/gateways.md part 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +109,7 @@ class LoopMemory:
 
     Attributes:
         start: cost rate of the managed volumes when they were first slowed down (C0).
-        ceiling: lowest cost rate at which risk was met of late.
+        ceiling: lowest cost rate at which risk was met recently.
     """
 
     start: float
@@ -121,7 +142,8 @@ class Throttle:
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
             it was set or this process started, and the longest delay; also of one that is still held.
         expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
-        told_late, told_over: what was said already; withdrawn by a confirmation, or a rate within the cap.
+        reported_late, reported_over: kinds of failure reported already; withdrawn by a confirmation, or a
+            rate within the cap.
     """
 
     throttle_id: str
@@ -148,8 +170,8 @@ class Throttle:
     loop: LoopMemory | None = None
     late_ios: int = 0
     longest_hold_us: int = 0
-    told_late: bool = False
-    told_over: bool = False
+    reported_late: bool = False
+    reported_over: bool = False
 
     def row(self) -> dict[str, Any]:
         """The row as docs/formats/sql.md has it."""
@@ -205,14 +227,14 @@ class Throttle:
         if wanted is None or gen < wanted:
             return False
         del self.waiting[gateway_id]
-        self.told_late = self.told_late and bool(self.waiting)
+        self.reported_late = self.reported_late and bool(self.waiting)
         if self.waiting or self.state not in ("requested", "sent", "refused"):
             return False
         self.state, self.confirmed_us = "confirmed", unix_us
         return True
 
     def end(self, state: str, reason: str, text: str, unix_us: int) -> None:
-        """It is over: released or expired.
+        """It has ended: released or expired.
 
         What an operator wrote when he set it stays, with how it ended behind it; the loop's own reason is
         always that of its last step.
@@ -243,7 +265,7 @@ class Throttle:
             self.over_cuts[gateway_id] = self.over_cuts.get(gateway_id, 0) + 1
             return False
         self.over_cuts[gateway_id] = 0
-        self.told_over = self.told_over and any(self.over_cuts.values())
+        self.reported_over = self.reported_over and any(self.over_cuts.values())
         self.unseen.discard(gateway_id)
         if self.unseen or self.state != "confirmed":
             return False
@@ -253,12 +275,89 @@ class Throttle:
     def failure(self, settings: ControlSettings, now_ns: int) -> str:
         """Why it is not effective, or ""; says each kind of failure once."""
         exceeded = sorted(g for g, cuts in self.over_cuts.items() if cuts >= settings.not_effective_cuts)
-        if exceeded and not self.told_over:
-            self.told_over = True
+        if exceeded and not self.reported_over:
+            self.reported_over = True
             at = ", ".join(exceeded)
             return f"measured above the cap in {settings.not_effective_cuts} cuts at gateway {at}"
-        if self.waiting and not self.told_late and now_ns - self.issued_ns > settings.confirm_limit_s * 1e9:
-            self.told_late = True
+        if (
+            self.waiting
+            and not self.reported_late
+            and now_ns - self.issued_ns > settings.confirm_limit_s * 1e9
+        ):
+            self.reported_late = True
             late = ", ".join(sorted(self.waiting))
             return f"not confirmed within {settings.confirm_limit_s:g} s by gateway {late}"
         return ""
+
+
+@dataclass(slots=True)
+class GatewayCaps:
+    """One gateway as a receiver of caps.
+
+    Attributes:
+        issued: volume to its rates at this gateway, as last sent (or adopted).
+        totals: volume to its rates over all gateways when that was sent.
+        adopting: lowest generation that may be the caps found in force after our restart; None when settled.
+    """
+
+    gateway_id: str
+    up: bool = True
+    gen: int = 0
+    issued: dict[str, Rates] = field(default_factory=dict)
+    totals: dict[str, Rates] = field(default_factory=dict)
+    issued_ns: int = 0
+    adopting: int | None = None
+    keep_split: bool = False
+    reported: int | None = None
+    refused: str = ""  # why it refused caps last; "" again when it confirms some
+
+    def adopt(self, issued: dict[str, Rates], totals: dict[str, Rates], at_least: int, now_ns: int) -> None:
+        """Believe that these caps are in force until a cut says otherwise."""
+        self.issued, self.totals, self.issued_ns = dict(issued), dict(totals), now_ns
+        self.adopting, self.gen = at_least, at_least
+        # Which split was in force is not stored; a new one is worked out with the next change of a rate.
+        self.keep_split = True
+
+    def report(self, throttle_gen: int) -> bool:
+        """A cut came; returns whether it ran under the caps issued (or adopted)."""
+        self.reported = throttle_gen
+        if self.adopting is not None and max(self.adopting, 1) <= throttle_gen < MAX_GEN:
+            self.gen, self.adopting = throttle_gen, None
+        return throttle_gen == self.gen and self.adopting is None
+
+    def stray(self, settings: ControlSettings, now_ns: int) -> bool:
+        """Whether it has held other caps than it should for too long."""
+        if self.reported is None or self.reported == -1 or not self.up:
+            return False
+        if self.adopting is None and self.reported == self.gen:
+            return False
+        if not self.issued and self.reported == 0:
+            return False  # it holds nothing, and should
+        return now_ns - self.issued_ns >= settings.reissue_after_s * 1e9
+
+    def changed(
+        self,
+        shares: Mapping[str, Rates],
+        totals: Mapping[str, Rates],
+        settings: ControlSettings,
+        now_ns: int,
+    ) -> set[str]:
+        """Volumes whose caps at this gateway must be sent again."""
+        volumes = shares.keys() | self.issued.keys()
+        moved = {
+            v
+            for v in volumes
+            if v not in shares
+            or v not in self.issued
+            or v not in self.totals
+            or totals[v].differs(self.totals[v], SAME_RATIO)
+        }
+        old_enough = now_ns - self.issued_ns >= settings.resplit_min_s * 1e9
+        if not moved and old_enough and not self.keep_split:
+            moved = {v for v in volumes if shares[v].differs(self.issued[v], settings.resplit_ratio)}
+        return moved
+
+    def send(self, shares: Mapping[str, Rates], totals: Mapping[str, Rates], gen: int, now_ns: int) -> None:
+        """These caps go out now."""
+        self.issued, self.totals = dict(shares), {v: totals[v] for v in shares}
+        self.gen, self.issued_ns, self.adopting, self.keep_split = gen, now_ns, None, False

@@ -2,12 +2,12 @@
 
 State: one ``GatewayTable`` a gateway. A stream is a row; ``recent`` keeps what the last ``RECENT_CUTS`` cuts
 say of the rows, from which views and percentiles are made on demand. The smoothed use of each volume through
-each gateway, a *place*, stands in one ``UsageTable`` for all of them, so that a batch of cuts updates it at
-once (``batch``); a ``Usage`` is one of its columns.
+each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a batch of cuts updates it
+at once (``cut_batch``); a ``Usage`` is one of its columns.
 
 Invariants: rows and places are only added, never moved; a (epoch, seq) is taken at most once; cuts that are
 not newer than the newest one taken, or older than the settings allow, change nothing here (they are judged
-from SQL, not from here). Changed only by the brain's one thread. No clock: every time is an argument.
+from SQL, not from here). Changed only by the controller's one thread. No clock: every time is an argument.
 """
 
 from __future__ import annotations
@@ -115,55 +115,55 @@ class UsageTable:
 class Usage:
     """Recent use of one volume through one gateway; see ``UsageTable``."""
 
-    __slots__ = ("_board", "_place")
+    __slots__ = ("_place", "_usage")
 
-    def __init__(self, board: UsageTable, place: int) -> None:
-        self._board, self._place = board, place
+    def __init__(self, usage_table: UsageTable, place: int) -> None:
+        self._usage, self._place = usage_table, place
 
     @property
     def cost_per_s(self) -> float:
         """Smoothed cost rate."""
-        return self._board.values.item(0, self._place)
+        return self._usage.values.item(0, self._place)
 
     @property
     def ops_per_s(self) -> float:
         """Smoothed rate of I/Os."""
-        return self._board.values.item(1, self._place)
+        return self._usage.values.item(1, self._place)
 
     @property
     def bytes_per_s(self) -> float:
         """Smoothed throughput."""
-        return self._board.values.item(2, self._place)
+        return self._usage.values.item(2, self._place)
 
     @property
     def peak_cost_per_s(self) -> float:
-        """The most of late, fading."""
-        return self._board.values.item(3, self._place)
+        """The most recently, fading."""
+        return self._usage.values.item(3, self._place)
 
     @property
     def last_cost_per_s(self) -> float:
         """Of the newest cut."""
-        return self._board.values.item(4, self._place)
+        return self._usage.values.item(4, self._place)
 
     @property
     def last_ops_per_s(self) -> float:
         """Of the newest cut."""
-        return self._board.values.item(5, self._place)
+        return self._usage.values.item(5, self._place)
 
     @property
     def last_bytes_per_s(self) -> float:
         """Of the newest cut."""
-        return self._board.values.item(6, self._place)
+        return self._usage.values.item(6, self._place)
 
     @property
     def held(self) -> int:
         """I/Os held back at the newest cut's end."""
-        return int(self._board.values[7, self._place])
+        return int(self._usage.values[7, self._place])
 
     @property
     def inflight(self) -> int:
         """I/Os under way at the newest cut's end."""
-        return int(self._board.values[8, self._place])
+        return int(self._usage.values[8, self._place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class GatewayTable:
     """
 
     gateway_id: str
-    board: UsageTable = field(default_factory=UsageTable)
+    usage_table: UsageTable = field(default_factory=UsageTable)
     name: str = ""
     state: str = "up"
     reason: str = ""
@@ -228,8 +228,8 @@ class GatewayTable:
             if stream.volume not in self.use:
                 self.volumes.append(stream.volume)
                 backend = self.exports.get(stream.volume, stream.backend)
-                places.append(self.board.allot(stream.volume, backend))
-                self.use[stream.volume] = Usage(self.board, places[-1])
+                places.append(self.usage_table.allot(stream.volume, backend))
+                self.use[stream.volume] = Usage(self.usage_table, places[-1])
         self.places = np.concatenate((self.places, np.array(places, dtype=np.int64)))
         position = {volume: index for index, volume in enumerate(self.volumes)}
         added = np.array([position[stream.volume] for stream in new], dtype=np.int64)
@@ -241,11 +241,7 @@ class GatewayTable:
         self.exports = exports
         for index, volume in enumerate(self.volumes):
             if volume in exports:
-                self.board.move(int(self.places[index]), exports[volume])
-
-    def fresh(self, stale_ns: float, now_ns: int) -> bool:
-        """Whether it is up and a cut came within ``stale_ns``."""
-        return self.state == "up" and self.last_cut_ns is not None and now_ns - self.last_cut_ns <= stale_ns
+                self.usage_table.move(int(self.places[index]), exports[volume])
 
     def carries(self, volume: str) -> bool:
         """Whether this gateway exports the volume or has served a stream of it."""

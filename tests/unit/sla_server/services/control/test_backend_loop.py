@@ -7,8 +7,8 @@ import pytest
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import BackendControl, Need, Phase, Victim
 from sla_server.services.control.decisions import Reason
-from sla_server.services.control.neighbours import Neighbour
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import Neighbour
 from sla_server.services.control.signal import NOTHING, Signal
 
 S = 1_000_000_000

@@ -1,4 +1,4 @@
-"""The whole brain against the simulated disk: the demo, and what else can happen. All of it is seeded."""
+"""The controller against the simulated disk: the demo, and what else can happen. All of it is seeded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import SimClient, SimGateway, Simulation
-from tests.support.worlds import brain, promise, volume_class
+from tests.support.worlds import controller, promise, volume_class
 
 LIMIT_S = 0.012
 
@@ -29,19 +29,19 @@ class Demo:
 
 
 def demo(seed: int, until: float = 90, made: Controller | None = None, **greedy) -> Demo:
-    sim = Simulation(made or brain(mode="observe"), seed)
+    sim = Simulation(made or controller(mode="observe"), seed)
     front = sim.gateway("A", ["gold"], {"gold": [12_000]})
     back = sim.gateway("B", ["greedy"])
     gold = SimClient(front, "gold", rate=80, active=lambda now: now < 75)
     load = SimClient(back, "greedy", **(greedy or {"depth": 32, "active": lambda now: now >= 5}))
     sim.run(15)
-    sim.brain.set_mode("enforce")
+    sim.controller.set_mode("enforce")
     sim.run(until)
     return Demo(sim, gold, load, front, back)
 
 
 def enforcing(seed: int, until: float, *, gold_rate: float = 80, **greedy) -> Demo:
-    sim = Simulation(brain(), seed)
+    sim = Simulation(controller(), seed)
     front = sim.gateway("A", ["gold"], {"gold": [12_000]})
     back = sim.gateway("B", ["greedy"])
     gold = SimClient(front, "gold", rate=gold_rate)
@@ -84,7 +84,7 @@ def test_few_bad_seconds_over_many_seeds():
 
 
 def test_observe_writes_down_and_actuates_nothing():
-    sim = Simulation(brain(mode="observe"), 1)
+    sim = Simulation(controller(mode="observe"), 1)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     SimClient(front, "gold", rate=80)
     SimClient(back, "greedy", depth=32, active=lambda now: now >= 5)
@@ -112,7 +112,7 @@ def test_a_bursting_neighbour_stays_capped_through_its_pauses():
     assert world.sim.of_kind("throttle-released") == []
     late = [s for s in world.gold.bad_seconds(5, 110, LIMIT_S) if s > 9]
     assert len(late) <= 4  # seven more bursts: uncontrolled, 49 bad seconds
-    free = Simulation(brain(mode="observe"), 1)
+    free = Simulation(controller(mode="observe"), 1)
     front, back = free.gateway("A", ["gold"], {"gold": [12_000]}), free.gateway("B", ["greedy"])
     gold = SimClient(front, "gold", rate=80)
     SimClient(back, "greedy", depth=32, active=lambda now: now >= 5 and now % 15 < 7)
@@ -123,7 +123,7 @@ def test_a_bursting_neighbour_stays_capped_through_its_pauses():
 def test_two_victims_of_different_priority():
     promises = (promise(), promise("silver", 20, Priority.SILVER))
     classes = (volume_class(), volume_class("silver", Priority.SILVER))
-    sim = Simulation(brain(promises, classes), 2)
+    sim = Simulation(controller(promises, classes), 2)
     front = sim.gateway("A", ["gold", "silver"], {"gold": [12_000], "silver": [20_000]})
     back = sim.gateway("B", ["greedy"])
     gold, silver = SimClient(front, "gold", rate=80), SimClient(front, "silver", rate=60)
@@ -138,7 +138,7 @@ def test_two_victims_of_different_priority():
 
 def test_two_equals_do_not_throttle_each_other():
     promises = (promise(), promise("gold2"))
-    sim = Simulation(brain(promises, (volume_class(), volume_class("gold2"))), 2)
+    sim = Simulation(controller(promises, (volume_class(), volume_class("gold2"))), 2)
     front = sim.gateway("A", ["gold", "gold2"], {"gold": [12_000], "gold2": [12_000]})
     SimClient(front, "gold", rate=80)
     SimClient(front, "gold2", depth=32)
@@ -149,7 +149,7 @@ def test_two_equals_do_not_throttle_each_other():
 
 def test_an_equal_above_its_own_curve_is_cut_to_its_end():
     limited = promise("gold2", curve=(CurveStep(200, 12_000),))
-    sim = Simulation(brain((promise(), limited), (volume_class(), volume_class("gold2"))), 2)
+    sim = Simulation(controller((promise(), limited), (volume_class(), volume_class("gold2"))), 2)
     front = sim.gateway("A", ["gold", "gold2"], {"gold": [12_000], "gold2": [12_000]})
     gold = SimClient(front, "gold", rate=80)
     other = SimClient(front, "gold2", depth=32, active=lambda now: now >= 5)
@@ -159,14 +159,14 @@ def test_an_equal_above_its_own_curve_is_cut_to_its_end():
 
 
 def test_a_victim_above_its_curve_gets_no_help():
-    made = brain((promise(curve=(CurveStep(50, 12_000),)),))
+    made = controller((promise(curve=(CurveStep(50, 12_000),)),))
     world = demo(1, 60, made)
     assert caps(world.sim) == []
     assert made.live["gold", "latency"].state == "out-of-curve"
 
 
 def test_help_ends_when_the_victim_leaves_its_curve():
-    sim = Simulation(brain((promise(curve=(CurveStep(110, 12_000),)),)), 4)
+    sim = Simulation(controller((promise(curve=(CurveStep(110, 12_000),)),)), 4)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     SimClient(front, "gold", rate=70)
     SimClient(front, "gold", rate=120, active=lambda now: now >= 30)
@@ -181,7 +181,7 @@ def test_a_gateway_lost_during_the_throttle_gets_its_caps_again():
     world = demo(5, 30)
     sim, back = world.sim, world.back
     back.lost = True
-    sim.brain.gateway_lost(back.gateway_id, "connection closed", sim.world.now_ns)
+    sim.controller.gateway_lost(back.gateway_id, "connection closed", sim.world.now_ns)
     sim.run(40)
     back.expire_lease()
     sim.run(45)
@@ -197,7 +197,7 @@ def test_a_gateway_lost_during_the_throttle_gets_its_caps_again():
 def test_a_lost_victim_keeps_its_help_for_a_lease_only():
     world = demo(5, 30)
     world.front.lost = True
-    world.sim.brain.gateway_lost(world.front.gateway_id, "connection closed", world.sim.world.now_ns)
+    world.sim.controller.gateway_lost(world.front.gateway_id, "connection closed", world.sim.world.now_ns)
     world.sim.run(75)
     (released,) = world.sim.of_kind("throttle-released")
     assert 58 < released[0] < 64
@@ -205,7 +205,7 @@ def test_a_lost_victim_keeps_its_help_for_a_lease_only():
 
 
 def restarted(sim: Simulation, *, forget: bool = False) -> Controller:
-    """Another brain takes over from what SQL holds; ``forget``: rows as written before 0003."""
+    """Another controller takes over from what SQL holds; ``forget``: rows as written before 0003."""
     fresh = Controller(ControlSettings())
     fresh.set_agreements((promise(),), (volume_class(),))
     in_force = [r for r in rows(sim).values() if r["released_us"] is None and r["state"] != "observed"]
@@ -213,7 +213,7 @@ def restarted(sim: Simulation, *, forget: bool = False) -> Controller:
         in_force = [{k: v for k, v in r.items() if not k.startswith("loop_")} for r in in_force]
     fresh.restore(in_force)
     fresh.set_mode("enforce")
-    sim.brain = fresh
+    sim.controller = fresh
     for gateway in sim.gateways.values():
         sim.announce(gateway)
     return fresh
@@ -229,7 +229,7 @@ def test_services_restart_issues_nothing_and_goes_on():
     sim.run(40)
     assert caps(sim, since=35) == []
     assert world.back.caps["greedy"].rate == held
-    assert fresh.policy.ports[world.back.gateway_id].gen == gen
+    assert fresh.policy.gateways[world.back.gateway_id].gen == gen
     sim.run(88)
     assert next(d.gen for _, d in caps(sim, since=35)) > gen
     (released,) = sim.of_kind("throttle-released")
@@ -240,7 +240,7 @@ def test_services_restart_issues_nothing_and_goes_on():
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_the_loop_remembers_its_start_and_ceiling_over_a_restart(seed):
     world = demo(seed, 18.5)
-    before = world.sim.brain.loops.controls["disk"]
+    before = world.sim.controller.loops.controls["disk"]
     assert before.start >= before.ceiling > before.allowed > 0
     fresh = restarted(world.sim)
     after = fresh.loops.controls["disk"]
@@ -263,7 +263,7 @@ def test_a_loop_that_remembers_gives_back_sooner():
 
 
 def test_a_deaf_enforcer_is_found_out():
-    sim = Simulation(brain(), 1)
+    sim = Simulation(controller(), 1)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     back.deaf = True
     SimClient(front, "gold", rate=80)
@@ -275,7 +275,7 @@ def test_a_deaf_enforcer_is_found_out():
 
 
 def test_a_slow_disk_is_not_blamed_on_the_neighbours():
-    sim = Simulation(brain(default_floor_iops=1.0), 4)
+    sim = Simulation(controller(default_floor_iops=1.0), 4)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["other"])
     gold = SimClient(front, "gold", rate=20)
     other = SimClient(back, "other", rate=8)
@@ -289,7 +289,7 @@ def test_a_slow_disk_is_not_blamed_on_the_neighbours():
 
 
 def test_a_volume_behind_two_gateways_and_a_modest_neighbour():
-    sim = Simulation(brain(), 3)
+    sim = Simulation(controller(), 3)
     front = sim.gateway("A", ["gold", "greedy"], {"gold": [12_000]})
     back = sim.gateway("B", ["greedy", "modest", "tiny"])
     gold = SimClient(front, "gold", rate=80)
@@ -307,17 +307,17 @@ def test_a_volume_behind_two_gateways_and_a_modest_neighbour():
 
 def test_an_exhausted_budget_reacts_earlier_and_reaches_bronze():
     classes = (volume_class(), volume_class("greedy", Priority.BRONZE))
-    calm = demo(1, 40, brain(classes=classes, mode="observe"))
+    calm = demo(1, 40, controller(classes=classes, mode="observe"))
     assert caps(calm.sim) == []
     assert len(calm.sim.of_kind("unattributed")) >= 1
-    made = brain(classes=classes, mode="observe")
+    made = controller(classes=classes, mode="observe")
     made.set_budget(("gold", "latency"), 0.8, 0.9)
     assert caps(demo(1, 40, made).sim) != []
 
 
 def test_agreements_applied_while_running_keep_the_loop():
     world = demo(2, 35)
-    made = world.sim.brain
+    made = world.sim.controller
     held = world.back.caps["greedy"].rate
     made.set_agreements((promise(), promise("later")), (volume_class(), volume_class("later")))
     world.sim.run(37)
@@ -329,7 +329,7 @@ def test_agreements_applied_while_running_keep_the_loop():
 
 def test_replayed_and_old_cuts_change_nothing():
     world = demo(2, 20)
-    made = world.sim.brain
+    made = world.sim.controller
     before = made.snapshot(1)
     late = dataclasses.replace(world.front.cut(), seq=3)
     made.add_cut(late, world.sim.world.unix_us, 0, True, world.sim.world.now_ns)

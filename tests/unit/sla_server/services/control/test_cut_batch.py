@@ -25,7 +25,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 from tests.support.services import GATEWAY, START_US
-from tests.support.worlds import brain, cut, exports, piece_at, piece_of, promise, streams, volume_class
+from tests.support.worlds import controller, cut, exports, piece_at, piece_of, promise, streams, volume_class
 
 ROWS = [[7] + [1] * 17, [8] + [2] * 17]
 
@@ -148,9 +148,9 @@ def many_promises() -> list[Promise]:
 @pytest.mark.parametrize("seed", range(12))
 def test_pieces_are_those_of_each_cut_alone(seed):
     rng = random.Random(seed)
-    scopes, board, tables = PromiseScopes(ControlSettings()), UsageTable(), {}
+    scopes, usage_table, tables = PromiseScopes(ControlSettings()), UsageTable(), {}
     for gateway in ("g1", "g2", "g3")[: 1 + seed % 3]:
-        table = tables[gateway] = GatewayTable(gateway, board)
+        table = tables[gateway] = GatewayTable(gateway, usage_table)
         table.add_streams(
             [KnownStream(stream_id(gateway, v, "client"), v, "client", "disk") for v in VOLUMES]
         )
@@ -181,9 +181,9 @@ def test_pieces_are_those_of_each_cut_alone(seed):
 
 
 def test_use_is_that_of_each_volume():
-    board = UsageTable()
-    table = GatewayTable("g1", board)
-    other = GatewayTable("g2", board)
+    usage_table = UsageTable()
+    table = GatewayTable("g1", usage_table)
+    other = GatewayTable("g2", usage_table)
     for made, volumes in ((table, ("a", "b")), (other, ("a",))):
         found = [
             KnownStream(stream_id(made.gateway_id, v, c), v, c, "disk") for v in volumes for c in ("x", "y")
@@ -198,7 +198,7 @@ def test_use_is_that_of_each_volume():
         empty = np.zeros(0, dtype=HIST_DTYPE), np.zeros(0, dtype=MISSED_DTYPE)
         each = Cut(made.gateway_id, 1, 1, 0, 500_000, 0, 1, counters, *empty)
         taken.append(Taken(each, made, scopes.plan(made, each.column("stream_id")), 1))
-    CutBatch(taken).measure(board)
+    CutBatch(taken).measure(usage_table)
     assert CutBatch(taken).pieces() is None
     assert [table.use[v].last_ops_per_s for v in "ab"] == [20.0, 20.0]
     assert (other.use["a"].last_ops_per_s, other.use["a"].held) == (28.0, 14)
@@ -213,7 +213,7 @@ GATEWAYS = ("g1", "g2", "g3")
 def fed(seed: int, *, together: bool) -> tuple[Controller, list[object]]:
     """Two promises behind one gateway each, one over all; caps go out and are confirmed; some cuts repeat."""
     rng = random.Random(seed)
-    made = brain(
+    made = controller(
         (promise(), promise("wide", volumes=("w-*",)), promise("w-g2", 6)),
         (volume_class(), volume_class("w-g2")),
     )
@@ -264,7 +264,7 @@ def vars_of(table) -> tuple[object, ...]:
 
 
 def test_nothing_waits_once_the_state_is_asked_for():
-    made = brain()
+    made = controller()
     made.gateway_up("g1", "g1", exports("gold"), 0)
     made.add_streams("g1", streams("g1", "gold"))
     each = cut("g1", 1, {"gold": (40, 2)})
@@ -275,7 +275,7 @@ def test_nothing_waits_once_the_state_is_asked_for():
 
 
 def test_a_gateway_known_by_its_dropped_cuts_alone_is_measured_like_any_other():
-    made = brain()
+    made = controller()
     made.cuts_dropped("g1", 7)
     made.add_streams("g1", streams("g1", "gold"))
     each = cut("g1", 1, {"gold": (40, 2)})
@@ -286,18 +286,18 @@ def test_a_gateway_known_by_its_dropped_cuts_alone_is_measured_like_any_other():
 
 
 def test_a_cut_makes_an_unknown_gateway_known_and_brings_a_lost_one_back():
-    made = brain()
+    made = controller()
     for seq in (1, 2):
         each = cut("g1", seq, {"gold": (40, 2)})
         made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, seq * S)
         made.tick(seq * S, 1)
-        assert (made.tables["g1"].state, made.policy.ports["g1"].up) == ("up", True)
+        assert (made.tables["g1"].state, made.policy.gateways["g1"].up) == ("up", True)
         made.gateway_lost("g1", "gone", seq * S)
-        assert not made.policy.ports["g1"].up
+        assert not made.policy.gateways["g1"].up
 
 
 def test_many_cuts_do_not_wait_for_a_question_so_that_mail_is_taken_in_between():
-    made, ids = brain(), [f"g{number}" for number in range(MOST_CUTS + 1)]
+    made, ids = controller(), [f"g{number}" for number in range(MOST_CUTS + 1)]
     for gateway in ids:
         made.gateway_up(gateway, gateway, exports("gold"), 0)
         made.add_streams(gateway, streams(gateway, "gold"))

@@ -1,25 +1,25 @@
 from __future__ import annotations
 
 from sla_server.agreements.promise import CurveStep
-from tests.support.worlds import KEY, A, Desk, brain, events_of, promise
+from tests.support.worlds import KEY, A, Feeder, controller, events_of, promise
 
 BAD, GOOD = {"gold": (100, 30)}, {"gold": (100, 2)}
 
 
-def desk(**over) -> Desk:
-    return Desk(brain((promise(**over),), mode="observe"), (A, ("gold",)))
+def feeder(**over) -> Feeder:
+    return Feeder(controller((promise(**over),), mode="observe"), (A, ("gold",)))
 
 
-def state(made: Desk) -> str:
-    return made.brain.live[KEY].state
+def state(made: Feeder) -> str:
+    return made.controller.live[KEY].state
 
 
-def run(made: Desk, *ios: dict[str, tuple[int, float]]) -> list[str]:
+def run(made: Feeder, *ios: dict[str, tuple[int, float]]) -> list[str]:
     return [e.kind for each in ios for e in events_of(made.step((A, each, 0))) if e.element == "sla"]
 
 
 def test_no_data_before_the_first_window_and_when_cuts_stop():
-    made = desk()
+    made = feeder()
     made.step()
     assert state(made) == "no-data"
     run(made, GOOD)
@@ -30,7 +30,7 @@ def test_no_data_before_the_first_window_and_when_cuts_stop():
 
 
 def test_one_bad_window_is_noise_two_are_a_violation_told_once():
-    made = desk()
+    made = feeder()
     assert run(made, GOOD, GOOD, BAD) == []
     assert state(made) == "ok"
     assert run(made, BAD, BAD, BAD) == ["violation-opened"]
@@ -38,7 +38,7 @@ def test_one_bad_window_is_noise_two_are_a_violation_told_once():
 
 
 def test_it_closes_when_no_window_is_over():
-    made = desk()
+    made = feeder()
     run(made, BAD, BAD, BAD)
     assert run(made, GOOD, GOOD) == []
     assert run(made, GOOD, GOOD) == ["violation-closed"]
@@ -46,13 +46,13 @@ def test_it_closes_when_no_window_is_over():
 
 
 def test_at_risk_is_between():
-    made = desk()
+    made = feeder()
     run(made, *[{"gold": (100, 11.8)}] * 3)
     assert state(made) == "at-risk"
 
 
 def test_idle_closes_a_violation():
-    made = desk()
+    made = feeder()
     run(made, BAD, BAD)
     kinds = run(made, *[{}] * 6)
     assert kinds == ["violation-closed"]
@@ -60,7 +60,7 @@ def test_idle_closes_a_violation():
 
 
 def test_no_data_neither_opens_nor_closes():
-    made = desk()
+    made = feeder()
     run(made, BAD, BAD)
     assert [e for _ in range(10) for e in events_of(made.step())] == []
     assert state(made) == "no-data"
@@ -69,13 +69,13 @@ def test_no_data_neither_opens_nor_closes():
 
 
 def test_demand_above_the_curve_promises_nothing():
-    made = desk(curve=(CurveStep(50, 12_000),))
+    made = feeder(curve=(CurveStep(50, 12_000),))
     assert run(made, BAD, BAD, BAD) == []
     assert state(made) == "out-of-curve"
 
 
 def test_the_event_has_the_figures():
-    made = desk()
+    made = feeder()
     (event,) = [e for _ in range(2) for e in events_of(made.step((A, BAD, 0)), "violation-opened")]
     assert event.subject == "gold/latency"
     assert event.details["u"] == 20.0
@@ -85,12 +85,12 @@ def test_the_event_has_the_figures():
 
 def test_the_event_tells_the_windows_that_were_over_not_all_of_them():
     """Two small windows are over; with a large good one between, all together keep the promise."""
-    made = desk()
+    made = feeder()
     small, large = {"gold": (25, 30)}, {"gold": (2000, 2)}
     made.step((A, small, 0))
     made.step((A, large, 0))
     (event,) = events_of(made.step((A, small, 0)), "violation-opened")
-    assert made.brain.live[KEY].signal.u < 1
+    assert made.controller.live[KEY].signal.u < 1
     assert (event.details["u"], event.details["windows_over"], event.details["windows"]) == (20.0, 2, 3)
     assert event.details["latency_us"] > 12_000
     assert "in 2 of the last 3 windows, 20.00 of the misses allowed, p95 3" in event.text
@@ -98,7 +98,7 @@ def test_the_event_tells_the_windows_that_were_over_not_all_of_them():
 
 
 def test_the_end_of_a_violation_by_silence_tells_no_figures_of_before():
-    made = desk()
+    made = feeder()
     run(made, BAD, BAD)
     (event,) = [e for _ in range(6) for e in events_of(made.step((A, {}, 0)), "violation-closed")]
     assert event.text == "gold/latency is no longer violated (idle): there is no I/O any more"

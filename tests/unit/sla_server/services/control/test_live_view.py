@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import msgpack
 
-from tests.support.worlds import A, B, Desk, brain, promise, volume_class
+from tests.support.worlds import A, B, Feeder, controller, promise, volume_class
 
 
 def view():
-    made = Desk(brain((promise(),), (volume_class(),)), (A, ("gold",)), (B, ("greedy", "spare")))
+    made = Feeder(controller((promise(),), (volume_class(),)), (A, ("gold",)), (B, ("greedy", "spare")))
     for _ in range(2):
         made.step((A, {"gold": (80, 2)}, 0), (B, {"greedy": (400, 50)}, 0), held=3)
-    made.brain.manual_set("t1", "greedy", cost_per_s=200, reason="too loud")
+    made.controller.manual_set("t1", "greedy", cost_per_s=200, reason="too loud")
     made.step((A, {"gold": (80, 2)}, 0), (B, {"greedy": (400, 50)}, 0), held=3)
-    return made.brain.snapshot(made.unix_us)
+    return made.controller.snapshot(made.unix_us)
 
 
 def test_volumes_over_the_last_cuts():
@@ -51,10 +51,10 @@ def test_it_can_be_sent():
 
 
 def test_a_lost_gateway_shows_no_rates():
-    made = Desk(brain((promise(),)), (A, ("gold",)))
+    made = Feeder(controller((promise(),)), (A, ("gold",)))
     made.step((A, {"gold": (80, 2)}, 0))
-    made.brain.gateway_lost(A, "gone", made.now_ns)
-    found = made.brain.snapshot(made.unix_us)
+    made.controller.gateway_lost(A, "gone", made.now_ns)
+    found = made.controller.snapshot(made.unix_us)
     assert found["gateways"][0]["state"] == "lost"
     assert found["volumes"][0]["iops"] == 0
     assert found["backends"][0]["cost_per_s"] == 0
@@ -63,14 +63,14 @@ def test_a_lost_gateway_shows_no_rates():
 def crowd():
     """Six volumes of 10, 20, .. 60 I/O/s, each with a promise; v5 is violated, v0 is capped."""
     names = [f"v{number}" for number in range(6)]
-    made = Desk(brain([promise(name) for name in names]), (A, tuple(names)), (B, ("unused",)))
+    made = Feeder(controller([promise(name) for name in names]), (A, tuple(names)), (B, ("unused",)))
     for _ in range(4):
         ios = {name: (10 + 10 * number, 90 if number == 4 else 2) for number, name in enumerate(names)}
         made.step((A, ios, 0))
-    made.brain.manual_set("t1", "v0", cost_per_s=200, reason="n" * 1000)
+    made.controller.manual_set("t1", "v0", cost_per_s=200, reason="n" * 1000)
     made.step((A, ios, 0))
-    made.brain.gateway_lost(B, "gone", made.now_ns)
-    return made.brain
+    made.controller.gateway_lost(B, "gone", made.now_ns)
+    return made.controller
 
 
 def test_a_crowded_view_shows_what_needs_a_look_and_says_how_many_there_are():
@@ -101,13 +101,13 @@ def test_states_of_some_promises():
 
 
 def test_cost_of_a_backend_leaves_lost_gateways_out_and_follows_exports():
-    made = Desk(brain((promise(),)), (A, ("gold",)), (B, ("greedy",)))
+    made = Feeder(controller((promise(),)), (A, ("gold",)), (B, ("greedy",)))
     made.step((A, {"gold": (80, 2)}, 0), (B, {"greedy": (400, 2)}, 0))
-    (disk,) = made.brain.snapshot(1)["backends"]
+    (disk,) = made.controller.snapshot(1)["backends"]
     assert disk["cost_per_s"] == 255.0  # half of 480 I/Os of 1.0625
-    made.brain.gateway_up(B, "B", [{"volume": "greedy", "backend": "other"}], made.now_ns)
-    found = {row["backend"]: row["cost_per_s"] for row in made.brain.snapshot(1)["backends"]}
+    made.controller.gateway_up(B, "B", [{"volume": "greedy", "backend": "other"}], made.now_ns)
+    found = {row["backend"]: row["cost_per_s"] for row in made.controller.snapshot(1)["backends"]}
     assert found == {"disk": 42.5, "other": 212.5}
-    made.brain.gateway_lost(B, "gone", made.now_ns)
-    found = {row["backend"]: row["cost_per_s"] for row in made.brain.snapshot(1)["backends"]}
+    made.controller.gateway_lost(B, "gone", made.now_ns)
+    found = {row["backend"]: row["cost_per_s"] for row in made.controller.snapshot(1)["backends"]}
     assert found == {"disk": 42.5, "other": 0.0}

@@ -1,4 +1,4 @@
-"""Which backends a tick looks at, and that those that cannot all be looked at take turns."""
+"""Which backends a tick looks at, and that those that cannot all be stepped at take turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from sla_server.services.control import loops
 from sla_server.services.control.controller import Controller
-from tests.support.worlds import brain, cut, events_of, exports, promise, streams, volume_class
+from tests.support.worlds import controller, cut, events_of, exports, promise, streams, volume_class
 
 S = 1_000_000_000
 NAMES = ("a", "b", "c", "d")
@@ -15,7 +15,7 @@ NAMES = ("a", "b", "c", "d")
 def many(mode: str = "enforce", **settings: float) -> Controller:
     """A backend, a gateway and a gold volume each, with a neighbour."""
     golds = [f"gold-{name}" for name in NAMES]
-    made = brain([promise(g) for g in golds], [volume_class(g) for g in golds], mode, **settings)
+    made = controller([promise(g) for g in golds], [volume_class(g) for g in golds], mode, **settings)
     for name in NAMES:
         volumes = (f"gold-{name}", f"greedy-{name}")
         made.gateway_up(name, name, exports(*volumes, backend=f"disk-{name}"), 0)
@@ -59,18 +59,18 @@ def test_too_many_take_turns_and_none_is_left_out(monkeypatch: pytest.MonkeyPatc
 def test_in_observe_turns_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "MOST_VOLUMES", 2)  # one backend
     made = many("observe")
-    looked = []
-    look = made.loops._look
+    stepped = []
+    step = made.loops._step
     monkeypatch.setattr(
-        made.loops, "_look", lambda backend, *rest: looked.append(backend) or look(backend, *rest)
+        made.loops, "_step", lambda backend, *rest: stepped.append(backend) or step(backend, *rest)
     )
     for number in range(1, 8):
         second(made, number)
-    assert looked == ["disk-a", "disk-b", "disk-c", "disk-d", "disk-a", "disk-b"]
+    assert stepped == ["disk-a", "disk-b", "disk-c", "disk-d", "disk-a", "disk-b"]
 
 
 def test_the_loudest_promise_leads() -> None:
-    made = brain((promise(), promise("other")), (volume_class(), volume_class("other")))
+    made = controller((promise(), promise("other")), (volume_class(), volume_class("other")))
     made.gateway_up("g", "g", exports("gold", "other", "greedy"), 0)
     made.add_streams("g", streams("g", "gold", "other", "greedy"))
     made.set_budget(("other", "latency"), 1.5, 0.5)

@@ -12,7 +12,7 @@ from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import Signal, SignalTable
 from sla_server.services.control.simulation import SimClient, SimHost, Simulation
-from tests.support.worlds import A, Desk, brain, cut, piece_of, pieces_of, promise
+from tests.support.worlds import A, Feeder, controller, cut, piece_of, pieces_of, promise
 
 LIMIT_S = 0.012
 BURST_S = 3.5
@@ -33,14 +33,14 @@ def noisy_seconds(seed: int, ratio: float) -> set[int]:
 def noisy_world(seed: int, ratio: float, waits_s: float, made: Controller | None = None):
     """Gold and greedy behind two gateways that are kept waiting in bursts."""
     seconds = noisy_seconds(seed, ratio)
-    sim = Simulation(made or brain(mode="observe"), seed)
+    sim = Simulation(made or controller(mode="observe"), seed)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     for number, gateway in enumerate((front, back)):
         gateway.host = SimHost(2 * seed + number, lambda now: int(now) in seconds, 0.05, waits_s)
     gold = SimClient(front, "gold", rate=80)
     greedy = SimClient(back, "greedy", depth=32, active=lambda now: now >= JOINS_S)
     sim.run(ENFORCES_S)
-    sim.brain.set_mode("enforce")
+    sim.controller.set_mode("enforce")
     sim.run(ENDS_S)
     return sim, gold, greedy, seconds
 
@@ -64,7 +64,7 @@ def test_bursts_of_noise_do_not_squeeze_the_neighbour_and_the_promise_is_kept_be
 
 
 def test_contention_is_seen_through_a_host_that_is_always_noisy():
-    sim = Simulation(brain(), 3)
+    sim = Simulation(controller(), 3)
     front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
     front.host = SimHost(1, lambda now: True, 0.05, 0.03)
     SimClient(front, "gold", rate=80)
@@ -81,19 +81,19 @@ def fed(pieces: list[tuple[int, float, int]]) -> Signal:
     """The signal after cuts of a second: (late of 100 I/Os, late by this many ms, us starved)."""
     made = Controller(ControlSettings())
     made.set_agreements((promise(),), ())
-    desk = Desk(made, (A, ("gold",)))
+    feeder = Feeder(made, (A, ("gold",)))
     for late, ms, starved_us in pieces:
-        desk.second += 1
-        given = cut(A, desk.second, {"gold": (100, 1)}, starved_us=starved_us)
-        slow = cut(A, desk.second, {"gold": (late, ms)})
+        feeder.second += 1
+        given = cut(A, feeder.second, {"gold": (100, 1)}, starved_us=starved_us)
+        slow = cut(A, feeder.second, {"gold": (late, ms)})
         given.hist["count"] -= late
         hist = np.concatenate((given.hist, slow.hist))
         given.missed["missed"] = late
         made.add_cut(
             type(given)(**{**{f: getattr(given, f) for f in given.__slots__}, "hist": hist}),
-            desk.unix_us, 0, False, desk.now_ns,
+            feeder.unix_us, 0, False, feeder.now_ns,
         )  # fmt: skip
-        made.tick(desk.now_ns, desk.unix_us)
+        made.tick(feeder.now_ns, feeder.unix_us)
     return made.scopes.on("disk", ("gold", "latency")).row.signal()
 
 

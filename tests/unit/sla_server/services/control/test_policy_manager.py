@@ -1,4 +1,4 @@
-"""The policy manager through the brain's door: what is issued, and why."""
+"""The policy manager through the controller's door: what is issued, and why."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import SetCaps
-from sla_server.services.control.gateway_caps import MAX_GEN
 from sla_server.services.control.simulation import UNIX_0_US
+from sla_server.services.control.throttle import MAX_GEN
 from tests.support.worlds import (
     A,
     B,
-    Desk,
-    brain,
+    Feeder,
     caps_of,
+    controller,
     cut,
     events_of,
     exports,
@@ -22,19 +22,19 @@ from tests.support.worlds import (
 )
 
 
-def desk(mode="enforce", classes=(), volumes=("v",), **settings) -> Desk:
-    return Desk(brain((), classes, mode, **settings), (A, volumes))
+def feeder(mode="enforce", classes=(), volumes=("v",), **settings) -> Feeder:
+    return Feeder(controller((), classes, mode, **settings), (A, volumes))
 
 
-def busy(second_desk: Desk, gen: int = 0, iops: int = 100, volume: str = "v"):
-    return second_desk.step((A, {volume: (iops, 1)}, gen))
+def busy(fed: Feeder, gen: int = 0, iops: int = 100, volume: str = "v"):
+    return fed.step((A, {volume: (iops, 1)}, gen))
 
 
 def test_a_manual_throttle_is_issued_recorded_and_told_in_both_modes():
     for mode in ("observe", "enforce"):
-        made = desk(mode)
+        made = feeder(mode)
         busy(made)
-        made.brain.manual_set("t1", "v", ops_per_s=200, who="ann", reason="test")
+        made.controller.manual_set("t1", "v", ops_per_s=200, who="ann", reason="test")
         found = busy(made)
         caps = caps_of(found, A)
         assert caps.caps == [{"volume": "v", "ops_per_s": 200, "bytes_per_s": None, "cost_per_s": None}]
@@ -52,47 +52,49 @@ def test_a_manual_throttle_is_issued_recorded_and_told_in_both_modes():
 
 
 def test_its_life_until_release():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
     gen = caps_of(busy(made), A).gen
-    made.brain.caps_state(A, gen, "sent", "", made.unix_us)
+    made.controller.caps_state(A, gen, "sent", "", made.unix_us)
     assert rows_of(busy(made, 0))[0]["state"] == "sent"
     assert busy(made, -1) == []
     (row,) = rows_of(busy(made, gen))
     assert row["state"] == "seen"  # confirmed by the generation and within the cap in the same cut
-    assert made.brain.manual_release(volume="v") == ["t1"]
+    assert made.controller.manual_release(volume="v") == ["t1"]
     found = busy(made, gen)
     assert caps_of(found, A).caps == []
     assert rows_of(found)[0]["state"] == "released"
     assert rows_of(found)[0]["released_us"] == made.unix_us
     assert [e.kind for e in events_of(found)] == ["throttle-released"]
-    assert made.brain.manual_release(throttle_id="t1") == []
+    assert made.controller.manual_release(throttle_id="t1") == []
 
 
 def test_how_an_operators_throttle_ended_is_added_to_why_it_was_set():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120, who="ann", reason="nightly copy")
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120, who="ann", reason="nightly copy")
     busy(made)
-    made.brain.manual_release(volume="v", who="bob")
+    made.controller.manual_release(volume="v", who="bob")
     found = busy(made)
     (ended,) = rows_of(found)
     assert (ended["reason"], ended["text"]) == ("manual", "nightly copy; released by bob")
     (event,) = events_of(found)
     assert (event.text, event.details["ended"]) == (ended["text"], "manual-release")
-    made.brain.manual_set("t2", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000, reason="short")
+    made.controller.manual_set(
+        "t2", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000, reason="short"
+    )
     busy(made)
     assert rows_of(busy(made))[-1]["text"] == "short; its time is over"
 
 
 def test_it_is_confirmed_when_the_gateway_proved_it_and_not_when_it_was_asked_for():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
     found = busy(made)
     (asked,) = rows_of(found)
     assert (asked["requested_us"], asked["confirmed_us"]) == (made.unix_us, None)
     proved_us = made.unix_us + 40_000  # before the next tick
-    made.brain.caps_state(A, caps_of(found, A).gen, "confirmed", "", proved_us)
-    (row,) = rows_of(made.brain.tick(made.now_ns, made.unix_us))
+    made.controller.caps_state(A, caps_of(found, A).gen, "confirmed", "", proved_us)
+    (row,) = rows_of(made.controller.tick(made.now_ns, made.unix_us))
     assert (row["state"], row["requested_us"], row["confirmed_us"]) == (
         "confirmed",
         asked["requested_us"],
@@ -101,17 +103,17 @@ def test_it_is_confirmed_when_the_gateway_proved_it_and_not_when_it_was_asked_fo
 
 
 def test_release_by_id_leaves_the_others():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120)
-    made.brain.manual_set("t2", "v", cost_per_s=80)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
+    made.controller.manual_set("t2", "v", cost_per_s=80)
     assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 80
-    assert made.brain.manual_release(throttle_id="t2") == ["t2"]
+    assert made.controller.manual_release(throttle_id="t2") == ["t2"]
     assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 120
 
 
 def test_a_manual_throttle_expires():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120, until_unix_us=made.unix_us + 2_000_000)
     busy(made)
     found = busy(made)
     assert caps_of(found, A).caps == []
@@ -120,75 +122,75 @@ def test_a_manual_throttle_expires():
 
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_a_manual_throttle_keeps_its_length_when_the_clock_is_set(step_s):
-    made = desk()
+    made = feeder()
     ends_us = made.unix_us + 60_000_000
-    made.brain.manual_set("t1", "v", cost_per_s=120, until_unix_us=ends_us)
-    made.brain.tick(made.now_ns, made.unix_us)
-    seen = rows_of(made.brain.tick(made.now_ns + 59 * 10**9, ends_us + (step_s - 1) * 1_000_000))
+    made.controller.manual_set("t1", "v", cost_per_s=120, until_unix_us=ends_us)
+    made.controller.tick(made.now_ns, made.unix_us)
+    seen = rows_of(made.controller.tick(made.now_ns + 59 * 10**9, ends_us + (step_s - 1) * 1_000_000))
     assert [(row["state"], row["expires_us"]) for row in seen] == [
         ("requested", ends_us + step_s * 1_000_000)
     ]
-    seen = rows_of(made.brain.tick(made.now_ns + 60 * 10**9, ends_us + step_s * 1_000_000))
+    seen = rows_of(made.controller.tick(made.now_ns + 60 * 10**9, ends_us + step_s * 1_000_000))
     assert [row["state"] for row in seen] == ["expired"]
 
 
 def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
-    made = desk("observe")
-    made.brain.set_policy_caps(3, {"v": 90.0, "w": None})
+    made = feeder("observe")
+    made.controller.set_policy_caps(3, {"v": 90.0, "w": None})
     assert busy(made) == []
-    made.brain.set_mode("enforce")
+    made.controller.set_mode("enforce")
     found = busy(made)
     assert caps_of(found, A).caps[0]["cost_per_s"] == 90
     assert rows_of(found)[0]["source"] == "policy"
     assert "version 3" in rows_of(found)[0]["text"]
-    made.brain.manual_set("t1", "v", cost_per_s=150)
+    made.controller.manual_set("t1", "v", cost_per_s=150)
     assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 150
-    made.brain.manual_release(throttle_id="t1")
+    made.controller.manual_release(throttle_id="t1")
     assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 90
-    made.brain.set_policy_caps(4, {"v": None})
+    made.controller.set_policy_caps(4, {"v": None})
     found = busy(made)
     assert caps_of(found, A).caps == []
     assert rows_of(found)[0]["reason"] == "withdrawn"
 
 
 def test_back_to_observe_releases_all_but_the_operators():
-    made = desk(volumes=("v", "w"))
-    made.brain.set_policy_caps(3, {"v": 90.0})
-    made.brain.manual_set("t1", "w", ops_per_s=500)
+    made = feeder(volumes=("v", "w"))
+    made.controller.set_policy_caps(3, {"v": 90.0})
+    made.controller.manual_set("t1", "w", ops_per_s=500)
     assert [c["volume"] for c in caps_of(busy(made), A).caps] == ["v", "w"]
-    made.brain.set_mode("observe")
+    made.controller.set_mode("observe")
     found = busy(made)
     assert [c["volume"] for c in caps_of(found, A).caps] == ["w"]
     assert [r["reason"] for r in rows_of(found) if r["state"] == "released"] == ["mode-observe"]
 
 
 def test_floors_hold_against_policies_and_agreed_ones_against_operators_too():
-    made = desk(classes=[volume_class("v", Priority.BRONZE, floor_iops=300.0)])
-    made.brain.set_policy_caps(1, {"v": 10.0})
+    made = feeder(classes=[volume_class("v", Priority.BRONZE, floor_iops=300.0)])
+    made.controller.set_policy_caps(1, {"v": 10.0})
     assert caps_of(busy(made), A).caps[0]["cost_per_s"] == pytest.approx(300 * 1.0625)
-    made.brain.manual_set("t1", "v", ops_per_s=5)
+    made.controller.manual_set("t1", "v", ops_per_s=5)
     assert caps_of(busy(made), A).caps[0]["ops_per_s"] == 300
 
 
 def test_the_courtesy_floor_does_not_bind_an_operator_and_nothing_is_ever_zero():
-    made = desk()
-    made.brain.manual_set("t1", "v", ops_per_s=5, cost_per_s=0)
+    made = feeder()
+    made.controller.manual_set("t1", "v", ops_per_s=5, cost_per_s=0)
     caps = caps_of(busy(made), A).caps[0]
     assert (caps["ops_per_s"], caps["cost_per_s"]) == (5, 1.0)
 
 
 def test_the_cap_of_an_agreement_is_kept_in_enforce():
-    made = desk(classes=[volume_class("v", Priority.BRONZE, cap_iops=700.0)])
+    made = feeder(classes=[volume_class("v", Priority.BRONZE, cap_iops=700.0)])
     found = busy(made)
     assert caps_of(found, A).caps[0]["ops_per_s"] == 700
     assert rows_of(found)[0]["reason"] == "agreed-cap"
 
 
 def test_a_volume_on_two_gateways_is_split_by_use_and_equally():
-    made = Desk(brain(()), (A, ("v",)), (B, ("v",)))
+    made = Feeder(controller(()), (A, ("v",)), (B, ("v",)))
     for _ in range(12):
         made.step((A, {"v": (300, 1)}, 0), (B, {"v": (100, 1)}, 0))
-    made.brain.manual_set("t1", "v", cost_per_s=100)
+    made.controller.manual_set("t1", "v", cost_per_s=100)
     found = made.step()
     shares = {g: caps_of(found, g).caps[0]["cost_per_s"] for g in (A, B)}
     assert shares == pytest.approx({A: 70, B: 30}, rel=0.01)
@@ -196,10 +198,10 @@ def test_a_volume_on_two_gateways_is_split_by_use_and_equally():
 
 
 def test_a_refused_cap_is_told_once_and_sent_again():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=100)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=100)
     first = caps_of(busy(made), A).gen
-    made.brain.caps_state(A, first, "refused", "no such volume", made.unix_us)
+    made.controller.caps_state(A, first, "refused", "no such volume", made.unix_us)
     found = busy(made)
     assert rows_of(found)[0]["state"] == "refused"
     (event,) = events_of(found, "throttle-not-effective")
@@ -207,28 +209,28 @@ def test_a_refused_cap_is_told_once_and_sent_again():
     later = [d for _ in range(3) for d in busy(made)]
     (again,) = [d for d in later if isinstance(d, SetCaps)]
     assert again.gen > first
-    made.brain.caps_state(A, first + 1, "sent", "", made.unix_us)
-    made.brain.caps_state(A, first + 1, "refused", "no such volume", made.unix_us)
+    made.controller.caps_state(A, first + 1, "sent", "", made.unix_us)
+    made.controller.caps_state(A, first + 1, "refused", "no such volume", made.unix_us)
     assert events_of(busy(made), "throttle-not-effective") == []
 
 
 def test_ios_that_were_held_for_too_long_show_in_the_live_view_of_their_throttle():
-    made = desk()
-    made.brain.manual_set("t1", "v", ops_per_s=50)
+    made = feeder()
+    made.controller.manual_set("t1", "v", ops_per_s=50)
     gen = caps_of(busy(made), A).gen
     for late in ({"v": [3, 6_000_000]}, {"v": [4, 5_500_000], "other": [1, 9_000_000]}, {"v": "rubbish"}):
         made.second += 1
         counted = cut(A, made.second, {"v": (50, 1)}, gen=gen)
         counted.extra["late"] = late
-        made.brain.add_cut(counted, made.unix_us, 0, False, made.now_ns)
-        made.brain.tick(made.now_ns, made.unix_us)
-    (row,) = made.brain.snapshot(made.unix_us, 10)["throttles"]
+        made.controller.add_cut(counted, made.unix_us, 0, False, made.now_ns)
+        made.controller.tick(made.now_ns, made.unix_us)
+    (row,) = made.controller.snapshot(made.unix_us, 10)["throttles"]
     assert (row["late_ios"], row["longest_hold_us"]) == (7, 6_000_000)
 
 
 def test_a_cap_without_effect_is_told():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=50)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=50)
     gen = caps_of(busy(made), A).gen
     found = [d for _ in range(6) for d in busy(made, gen)]
     (event,) = events_of(found, "throttle-not-effective")
@@ -238,13 +240,13 @@ def test_a_cap_without_effect_is_told():
 
 
 def test_a_gateway_that_came_back_without_caps_gets_them_again():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
     gen = caps_of(busy(made), A).gen
     busy(made, gen)
-    made.brain.gateway_lost(A, "connection closed", made.now_ns)
+    made.controller.gateway_lost(A, "connection closed", made.now_ns)
     assert made.step() == []
-    made.brain.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
+    made.controller.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
     found = [d for _ in range(4) for d in busy(made, 0)]
     (again,) = [d for d in found if isinstance(d, SetCaps)]
     assert again.gen > gen
@@ -252,27 +254,27 @@ def test_a_gateway_that_came_back_without_caps_gets_them_again():
 
 
 def test_a_throttle_changed_while_its_gateway_was_away_is_sent_when_it_is_back():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
     gen = caps_of(busy(made), A).gen
     busy(made, gen)
-    made.brain.gateway_lost(A, "connection closed", made.now_ns)
-    made.brain.manual_release(volume="v")
+    made.controller.gateway_lost(A, "connection closed", made.now_ns)
+    made.controller.manual_release(volume="v")
     assert not any(isinstance(d, SetCaps) for d in made.step())
-    made.brain.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
+    made.controller.gateway_up(A, "A", [{"volume": "v", "backend": "disk"}], made.now_ns)
     assert caps_of(made.step(), A).caps == []
 
 
 def test_a_stalled_gateway_is_up_again_with_its_first_cut():
-    made = desk()
+    made = feeder()
     busy(made)
-    made.brain.gateway_lost(A, "stalled", made.now_ns)
+    made.controller.gateway_lost(A, "stalled", made.now_ns)
     busy(made)
-    assert made.brain.tables[A].state == "up"
+    assert made.controller.tables[A].state == "up"
 
 
 def test_caps_nobody_knows_of_are_cleared():
-    made = desk()
+    made = feeder()
     found = [d for _ in range(5) for d in busy(made, 41)]
     (clear,) = [d for d in found if isinstance(d, SetCaps)]
     assert clear.caps == []
@@ -303,19 +305,19 @@ def row(**over):
     return {**base, **over}
 
 
-def restored(**over) -> Desk:
-    made = brain(())
+def restored(**over) -> Feeder:
+    made = controller(())
     made.restore([row(**over)])
-    return Desk(made, (A, ("v",)))
+    return Feeder(made, (A, ("v",)))
 
 
 def test_after_a_restart_nothing_is_issued_and_the_cut_confirms():
     made = restored()
     found = [d for _ in range(8) for d in busy(made, 12, iops=60)]
     assert not any(isinstance(d, SetCaps) for d in found)
-    assert made.brain.policy.ports[A].gen == 12
-    assert made.brain.snapshot(made.unix_us)["throttles"][0]["cost_per_s"] == 77
-    made.brain.manual_release(throttle_id="t-old")
+    assert made.controller.policy.gateways[A].gen == 12
+    assert made.controller.snapshot(made.unix_us)["throttles"][0]["cost_per_s"] == 77
+    made.controller.manual_release(throttle_id="t-old")
     assert caps_of(busy(made, 12), A).gen > 12
 
 
@@ -336,9 +338,9 @@ def test_after_a_restart_caps_that_never_arrived_are_issued_again():
 
 @pytest.mark.parametrize("odd", [42, UNIX_0_US * 2, MAX_GEN - 1, MAX_GEN, (1 << 63) - 1])
 def test_what_a_gateway_claims_to_hold_moves_no_generation_of_others(odd):
-    made = Desk(brain(()), (A, ("v",)), (B, ("w",)))
-    made.brain.manual_set("t1", "v", cost_per_s=120)
-    made.brain.manual_set("t2", "w", cost_per_s=120)
+    made = Feeder(controller(()), (A, ("v",)), (B, ("w",)))
+    made.controller.manual_set("t1", "v", cost_per_s=120)
+    made.controller.manual_set("t2", "w", cost_per_s=120)
     found = made.step((A, {"v": (50, 1)}, 0), (B, {"w": (50, 1)}, odd))
     gen = caps_of(found, A).gen
     assert gen == made.unix_us
@@ -347,27 +349,27 @@ def test_what_a_gateway_claims_to_hold_moves_no_generation_of_others(odd):
         assert not [d for d in found if isinstance(d, SetCaps) and d.gateway_id == A]
         issued = [d.gen for d in found if isinstance(d, SetCaps)]
         assert issued in ([], [made.unix_us]), "B is sent its caps again, under a generation of ours"
-    states = {t.throttle_id: t.state for t in made.brain.policy.throttles()}
+    states = {t.throttle_id: t.state for t in made.controller.policy.throttles()}
     assert states["t1"] == "seen"
     assert states["t2"] in ("requested", "sent"), "a number that was never issued proves nothing"
 
 
 def test_generations_rise_over_a_restart_with_an_empty_database():
-    before = desk()
-    before.brain.manual_set("t1", "v", cost_per_s=120)
+    before = feeder()
+    before.controller.manual_set("t1", "v", cost_per_s=120)
     held = caps_of(busy(before), A).gen
-    after = desk()
+    after = feeder()
     after.second = before.second
-    after.brain.manual_set("t2", "v", cost_per_s=120)
+    after.controller.manual_set("t2", "v", cost_per_s=120)
     assert caps_of(busy(after, held), A).gen > held
 
 
 def test_generations_rise_while_the_clock_is_set_back():
-    made = desk()
-    made.brain.manual_set("t1", "v", cost_per_s=120)
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
     gen = caps_of(busy(made), A).gen
-    made.brain.manual_release(throttle_id="t1")
-    assert caps_of(made.brain.tick(made.now_ns + 1, made.unix_us - 3_600_000_000), A).gen == gen + 1
+    made.controller.manual_release(throttle_id="t1")
+    assert caps_of(made.controller.tick(made.now_ns + 1, made.unix_us - 3_600_000_000), A).gen == gen + 1
 
 
 @pytest.mark.parametrize("state", ["requested", "seen"])
@@ -379,16 +381,16 @@ def test_a_poisoned_row_is_no_base_for_generations(state):
 
 
 def test_released_rows_are_not_restored():
-    made = brain(())
+    made = controller(())
     made.restore([row(released_us=9, state="released"), row(throttle_id="o", state="observed")])
     assert made.policy.throttles() == []
 
 
 def test_only_a_gateway_in_the_io_path_can_throttle_a_volume():
-    made = desk(volumes=())
+    made = feeder(volumes=())
     host, nbd = exports("v")[0] | {"source": "host"}, exports("v")[0] | {"source": "nbd"}
-    assert made.brain.can_throttle("v"), "nothing is known of it yet"
-    made.brain.gateway_up(A, "gw-a", [host], made.now_ns)
-    assert not made.brain.can_throttle("v")
-    made.brain.gateway_up(B, "gw-b", [nbd], made.now_ns)
-    assert made.brain.can_throttle("v")
+    assert made.controller.can_throttle("v"), "nothing is known of it yet"
+    made.controller.gateway_up(A, "gw-a", [host], made.now_ns)
+    assert not made.controller.can_throttle("v")
+    made.controller.gateway_up(B, "gw-b", [nbd], made.now_ns)
+    assert made.controller.can_throttle("v")

@@ -6,8 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.services.control.sharing import Claim, split, spread, water_fill
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import (
+    Claim,
+    Neighbour,
+    claims,
+    floor_for,
+    highest_touched,
+    may_slow,
+    split,
+    spread,
+    terms,
+    urgency,
+    water_fill,
+)
+from tests.support.worlds import volume_class
 
+SETTINGS = ControlSettings()
 claim = st.builds(
     Claim,
     demand=st.one_of(st.floats(0, 1e5), st.just(math.inf)),
@@ -58,3 +74,67 @@ def test_spread_hands_out_everything_and_takes_from_nobody(allowed, claims):
 def test_split_by_use_and_equally():
     assert split(100, {"A": 30, "B": 10}, 0.8) == pytest.approx({"A": 70, "B": 30})
     assert split(100, {"A": 0, "B": 0}, 0.8) == pytest.approx({"A": 50, "B": 50})
+
+
+@pytest.mark.parametrize(
+    ("burn", "remaining", "g"),
+    [(0, 1, 0), (0.5, 1, 0.5), (9, 1, 2), (0, 0.125, 0.5), (0, -5, 2), (0.2, 0, 1)],
+)
+def test_urgency_follows_burn_and_what_remains(burn, remaining, g):
+    assert urgency(burn, remaining) == pytest.approx(g)
+
+
+@pytest.mark.parametrize(
+    ("victim", "g", "highest"),
+    [
+        (Priority.GOLD, 0.0, Priority.BEST_EFFORT),
+        (Priority.GOLD, 0.5, Priority.BRONZE),
+        (Priority.GOLD, 1.0, Priority.SILVER),
+        (Priority.GOLD, 2.0, Priority.SILVER),
+        (Priority.BRONZE, 2.0, Priority.BEST_EFFORT),
+        (Priority.BEST_EFFORT, 2.0, None),
+    ],
+)
+def test_how_far_down_the_classes(victim, g, highest):
+    assert highest_touched(victim, g) == highest
+
+
+def test_a_volume_without_agreement_is_best_effort_with_a_floor():
+    place = terms("x", [volume_class("gold")], SETTINGS)
+    assert (place.priority, place.floor_iops, place.agreed) == (Priority.BEST_EFFORT, 50.0, False)
+    assert place.floor_cost(1.0625) == pytest.approx(53.125)
+
+
+def test_of_several_agreements_the_kindest_floor_and_the_tightest_cap():
+    classes = [
+        volume_class("v*", Priority.BRONZE, floor_iops=100.0, cap_iops=900.0),
+        volume_class("v1", Priority.SILVER, floor_iops=20.0, cap_iops=500.0),
+    ]
+    place = terms("v1", classes, SETTINGS)
+    assert (place.priority, place.floor_iops, place.cap_iops) == (Priority.SILVER, 100.0, 500.0)
+
+
+def test_a_floor_in_bytes_becomes_cost():
+    place = terms("v", [volume_class("v", floor_iops=10.0, floor_bytes_per_s=65_536.0 * 100)], SETTINGS)
+    # 64 KiB an I/O costs 2: 100 of them a second
+    assert place.floor_cost(2.0) == pytest.approx(200)
+
+
+def test_equals_are_touched_above_their_curve_only():
+    equal = Neighbour("g2", Priority.GOLD, 300, 300, 50, False)
+    assert not may_slow(Priority.GOLD, 2.0, equal)
+    above = Neighbour("g2", Priority.GOLD, 300, 300, 50, False, curve_end=200.0)
+    assert may_slow(Priority.GOLD, 0.0, above)
+    assert floor_for(Priority.GOLD, above) == 200.0
+    assert not may_slow(Priority.SILVER, 2.0, above)
+
+
+def test_claims_hide_no_demand_of_a_queueing_volume():
+    managed = {
+        "q": Neighbour("q", Priority.BEST_EFFORT, 100, 100, 50, True),
+        "n": Neighbour("n", Priority.BRONZE, 80, 100, 50, False),
+    }
+    found = claims(managed, Priority.GOLD, 1000.0, SETTINGS)
+    assert found["q"].demand == math.inf
+    assert found["n"].demand == pytest.approx(125 + 20)
+    assert found["n"].weight == 2.0

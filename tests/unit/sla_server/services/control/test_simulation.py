@@ -7,11 +7,11 @@ import pytest
 from pmdaemon.wire import cut as cuts
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.simulation import IO_COST, SimClient, Simulation, World
-from tests.support.worlds import brain
+from tests.support.worlds import controller
 
 
 def sim(seed: int = 1) -> Simulation:
-    return Simulation(brain(()), seed)
+    return Simulation(controller(()), seed)
 
 
 def test_same_seed_same_world():
@@ -46,7 +46,7 @@ def test_caps_are_exact_in_the_long_run(iops):
     made = sim()
     gateway = made.gateway("A", ["v"])
     client = SimClient(gateway, "v", depth=32)
-    gateway.lost = True  # no polls: the brain would clear caps that it does not know of
+    gateway.lost = True  # no polls: the controller would clear caps that it does not know of
     gateway.apply(SetCaps(gateway.gateway_id, 1, 1, [{"volume": "v", "cost_per_s": iops * IO_COST}]))
     made.run(12)
     assert client.rate_between(2, 12) == pytest.approx(iops, rel=0.01)

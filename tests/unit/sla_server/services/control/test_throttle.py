@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.throttle import Rates, Throttle
+from sla_server.services.control.throttle import MAX_GEN, GatewayCaps, Rates, Throttle
 from sla_server.services.control.usage import Usage, UsageTable
 
 S = 1_000_000_000
@@ -18,10 +18,10 @@ def throttle() -> Throttle:
 
 def use_of(cost: float, ops: float, size: float = 0.0) -> Usage:
     """A place whose newest cut lasted a second."""
-    board = UsageTable()
-    place = board.allot("v", "disk")
-    board.update(np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0]]), np.ones(1))
-    return Usage(board, place)
+    usage_table = UsageTable()
+    place = usage_table.allot("v", "disk")
+    usage_table.update(np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0]]), np.ones(1))
+    return Usage(usage_table, place)
 
 
 def used(cost: float) -> Usage:
@@ -106,3 +106,73 @@ def test_rates():
     assert Rates(cost=100).differs(Rates(cost=98), 0.01)
     assert not Rates(cost=100).differs(Rates(cost=99.5), 0.01)
     assert Rates(cost=1).differs(Rates(ops=1), 0.5)
+
+
+def sent(cost: float = 100.0, gen: int = 5) -> GatewayCaps:
+    gateway = GatewayCaps("A")
+    gateway.send({"v": Rates(cost=cost)}, {"v": Rates(cost=cost)}, gen, 0)
+    return gateway
+
+
+def changed(gateway: GatewayCaps, share: float, total: float, now_ns: int = 60 * S) -> set[str]:
+    return gateway.changed({"v": Rates(cost=share)}, {"v": Rates(cost=total)}, SETTINGS, now_ns)
+
+
+def test_nothing_changed_nothing_sent():
+    assert changed(sent(), 100, 100) == set()
+    assert changed(sent(), 100.5, 100.5) == set()
+
+
+def test_a_changed_rate_is_sent_at_once():
+    assert changed(sent(), 90, 90, now_ns=1) == {"v"}
+    assert sent().changed({}, {}, SETTINGS, 1) == {"v"}
+
+
+def test_another_split_waits_and_must_be_worth_it():
+    assert changed(sent(), 80, 100, now_ns=4 * S) == set()
+    assert changed(sent(), 80, 100, now_ns=6 * S) == {"v"}
+    assert changed(sent(), 95, 100, now_ns=6 * S) == set()
+
+
+def test_a_gateway_that_holds_something_else_is_stray_after_a_while():
+    gateway = sent()
+    assert gateway.report(5)
+    assert not gateway.stray(SETTINGS, 60 * S)
+    assert not gateway.report(0)
+    assert not gateway.stray(SETTINGS, 2 * S)
+    assert gateway.stray(SETTINGS, 3 * S)
+    gateway.up = False
+    assert not gateway.stray(SETTINGS, 3 * S)
+
+
+def test_a_change_within_the_cut_is_waited_out():
+    gateway = sent()
+    assert not gateway.report(-1)
+    assert not gateway.stray(SETTINGS, 60 * S)
+
+
+def test_empty_and_zero_agree_but_unknown_caps_are_cleared():
+    gateway = GatewayCaps("A")
+    gateway.report(0)
+    assert not gateway.stray(SETTINGS, 60 * S)
+    gateway.report(17)
+    assert gateway.stray(SETTINGS, 60 * S)
+
+
+def test_adoption_believes_a_generation_that_can_be_it():
+    gateway = GatewayCaps("A")
+    gateway.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
+    assert changed(gateway, 100, 100) == set()
+    assert changed(gateway, 50, 100) == set()  # the split is not known and not worth a new generation
+    assert not gateway.report(-1)
+    assert gateway.report(9)
+    assert gateway.gen == 9
+    assert not gateway.stray(SETTINGS, 60 * S)
+
+
+def test_adoption_fails_when_the_gateway_holds_nothing_or_older_caps():
+    for reported in (0, 7, MAX_GEN, (1 << 63) - 1):
+        gateway = GatewayCaps("A")
+        gateway.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
+        assert not gateway.report(reported)
+        assert gateway.stray(SETTINGS, 3 * S)

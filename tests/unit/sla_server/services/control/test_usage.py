@@ -30,7 +30,7 @@ def take(table, made, recv_s=None, offset_us=0):
         return None
     plan = PromiseScopes(ControlSettings()).plan(table, made.column("stream_id"))
     taken = Taken(made, table, plan, 0)
-    CutBatch([taken]).measure(table.board)
+    CutBatch([taken]).measure(table.usage_table)
     table.keep(made, plan.rows)
     return taken
 
@@ -81,12 +81,3 @@ def test_rates_are_smoothed_and_the_last_is_kept(table):
     take(table, cut(A, 3, {}))
     assert table.use["v"].last_ops_per_s == 0
     assert table.use["v"].peak_cost_per_s == pytest.approx(212.5 * 0.9)
-
-
-def test_a_silent_gateway_is_not_fresh(table):
-    assert not table.fresh(3e9, 0)
-    take(table, cut(A, 1, {"v": (1, 1)}))
-    assert table.fresh(3e9, 2_000_000_000)
-    assert not table.fresh(3e9, 4_000_000_000)
-    table.state = "lost"
-    assert not table.fresh(3e9, 0)
