@@ -331,9 +331,9 @@ class BackendControl:
         return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
-        own = frozenset(self.managed)
+        throttled = frozenset(self.managed)
         # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
-        others = [v for v in asking if not v.volumes & own]
+        others = [v for v in asking if not v.volumes & throttled]
         if not others or any(v.need is not Need.CLEAR for v in others):
             self.clear_since_ns = None
             self.phase = (
@@ -352,7 +352,8 @@ class BackendControl:
             self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
             return NOTHING
         self.decreases = 0
-        text = f"{_figures(worst)}: {', '.join(sorted(own))} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        names = ", ".join(sorted(throttled))
+        text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:

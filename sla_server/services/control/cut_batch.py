@@ -217,7 +217,7 @@ class CutIntake:
         feeds = on_backend != NO_MEMBER
         if closed is not None:
             noted = np.flatnonzero(feeds & closed)
-            table.note(on_backend[noted], noted, pieces)
+            table.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
         shown, fed = np.flatnonzero(over_all != NO_MEMBER), np.flatnonzero(feeds)
         members = np.concatenate((over_all[shown], on_backend[fed]))
@@ -339,8 +339,8 @@ class CutBatch:
         if guessed.any():
             # Not counted for this threshold: pessimistic, a bucket counts unless it lies wholly below.
             at, which = np.nonzero(guessed)
-            whole = np.searchsorted(EDGES_NS, threshold_us[at, which] * 1000, side="right") - 1
-            missed[at, which] = (hist[at] * (np.maximum(whole, 0)[:, None] <= _EVERY)).sum(axis=1)
+            bucket = np.searchsorted(EDGES_NS, threshold_us[at, which] * 1000, side="right") - 1
+            missed[at, which] = (hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
         return missed, guessed.any(axis=1)
 
     def targets(self) -> tuple[Ints, Ints]:

@@ -124,14 +124,14 @@ def may_slow(victim: Priority, g: float, neighbour: Neighbour) -> bool:
 
 
 def why_none(
-    own: Collection[str],
+    victim_volumes: Collection[str],
     victim: Priority,
     g: float,
     neighbours: Mapping[str, Neighbour],
     settings: ControlSettings,
 ) -> tuple[str, str]:
-    """Why a victim with the volumes ``own`` finds no neighbour to slow down: (event kind, text)."""
-    others = [n for v, n in neighbours.items() if v not in own and n.cost_per_s > 0]
+    """Why a victim with these volumes finds no neighbour to slow down: (event kind, text)."""
+    others = [n for v, n in neighbours.items() if v not in victim_volumes and n.cost_per_s > 0]
     equals = sorted(n.volume for n in others if n.priority >= victim)
     spared = sorted(n.volume for n in others if n.priority < victim)
     if equals and not spared:

@@ -361,7 +361,7 @@ class SignalTable:
 
     # Feeding.
 
-    def note(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+    def record_activity(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
         """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
         rows, now_ns = self.m_row[members], pieces.now_ns[pick]
         # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
@@ -374,7 +374,7 @@ class SignalTable:
 
     def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
-        self.note(members, pick, pieces)
+        self.record_activity(members, pick, pieces)
         rows = self.m_row[members]
         if self._shared:
             shared = self.several[rows]
