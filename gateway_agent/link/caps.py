@@ -11,9 +11,9 @@ CAPS_ACK is due when every reachable enforcer has proved that it took the set (s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from gateway_agent.enforcers.base import CapSet, Enforcer
+from gateway_agent.enforcers.base import Enforcer
+from pmdaemon.wire.messages.agent import CapsAck, CapSet
 
 
 class CapsKeeper:
@@ -64,8 +64,8 @@ class CapsKeeper:
         lapsed, self._held, self._ack_owed = self._held, None, False
         return lapsed
 
-    def due_ack(self) -> dict[str, Any] | None:
-        """Header of the CAPS_ACK that is due now, once; None while proof is missing."""
+    def due_ack(self) -> CapsAck | None:
+        """The CAPS_ACK that is due now, once; None while proof is missing."""
         if not self._ack_owed or self._held is None:
             return None
         gen = self._held.gen
@@ -75,8 +75,8 @@ class CapsKeeper:
             self._ack_owed = False
             refused = f"refused by {', '.join(refusing)}, whose log says why; the former caps hold there"
             reason = refused if refusing else "this gateway only observes: it has no data plane"
-            return {"gen": gen, "ok": False, "reason": reason}
+            return CapsAck(gen, ok=False, reason=reason)
         if not reachable or any(enforcer.took != gen for enforcer in reachable):
             return None
         self._ack_owed = False
-        return {"gen": gen, "ok": True, "reason": ""}
+        return CapsAck(gen, ok=True, reason="")

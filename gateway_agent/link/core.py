@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from gateway_agent.enforcers.base import CapSet
-from gateway_agent.link import commands, reply
+from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import CapsKeeper
 from gateway_agent.link.collection import CollectionRound
@@ -30,7 +29,7 @@ from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
-from gateway_agent.link.session import AgentSession, AgentSessionState
+from gateway_agent.link.session import AgentSession, AgentSessionState, FromServer
 from gateway_agent.link.spool import Spool
 from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
@@ -38,9 +37,24 @@ from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import cut
-from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.late import joined
+from pmdaemon.wire.messages.agent import (
+    Bye,
+    CapSet,
+    Certificate,
+    Error,
+    Hello,
+    Poll,
+    Registered,
+    Registration,
+    Renew,
+    Schema,
+    Thresholds,
+    ThresholdsAck,
+    Unsupported,
+    Welcome,
+)
+from pmdaemon.wire.messages.planes import DpThresholds
 
 log = structlog.get_logger("link")
 
@@ -92,7 +106,7 @@ class LinkCore:
         self._collector = CollectionRound(self._sources)
         self._gatherer = Gatherer(facts.gateway_id, facts.epoch, spool, book, self._sources)
         self._interval_ns = DEFAULT_INTERVAL_NS
-        self._polls: list[commands.Poll] = []
+        self._polls: list[Poll] = []
         self._wants_cut = self._wants_proof = False
         self._stalled: set[str] = set()
         self._collected_ns = self._heard_ns = clock.monotonic_ns()
@@ -115,9 +129,7 @@ class LinkCore:
         """The connection to the PMDaemon stands."""
         facts = self._facts
         self._heard_ns = self._clock.monotonic_ns()
-        self.session.opened(
-            {"software": facts.software, "gw": facts.gateway_id, "name": facts.name, "ep": facts.epoch}
-        )
+        self.session.opened(Hello.of(facts.gateway_id, facts.name, facts.epoch, facts.software))
 
     def server_data(self, data: bytes) -> None:
         """Bytes from the PMDaemon.
@@ -131,7 +143,7 @@ class LinkCore:
                 self._obey(command)
             self._collect_if_wanted()
         except WireError as exc:
-            self.session.drain(Kind.ERROR, {"code": "protocol", "text": str(exc)})
+            self.session.drain(Error("protocol", str(exc)))
             raise ServerLost(str(exc)) from exc
 
     def server_lost(self, reason: str) -> None:
@@ -141,33 +153,34 @@ class LinkCore:
         self._polls.clear()
         self._caps.server_gone()
 
-    def _obey(self, command: commands.Command) -> None:
+    def _obey(self, command: FromServer) -> None:
         match command:
-            case commands.Poll():
+            case Poll():
                 self._polled(command)
             case CapSet():
                 self._caps.replace(command, self._clock.monotonic_ns())
                 self._wants_cut = self._wants_proof = True
-            case commands.Thresholds():
+            case Thresholds():
                 self._new_thresholds(command)
-            case commands.Welcome():
+            case Welcome():
                 self._interval_ns = command.interval_us * 1000
-                self.session.send(Kind.SCHEMA, cut.schema_header())
+                self.session.send(Schema.of())
                 self._register()
-            case commands.Registered():
+            case Registered():
                 self._registered()
-            case commands.Certificate():
+            case Certificate():
                 self._certified(command)
-            case commands.NotUnderstood():
+            case Unsupported():
                 log.warning("server-does-not-know", kind=command.kind)
-            case commands.Closing():
-                raise ServerLost(command.reason)
+            case Error() | Bye():
+                raise ServerLost(command.farewell)
 
     def _register(self) -> None:
         exports: dict[str, dict[str, Any]] = {}
         for source in self._sources:
             exports.update({export["volume"]: export for export in source.exports()})
-        self.session.send(Kind.REGISTER, {"exports": list(exports.values()), "spool": self._spool.epochs()})
+        spool = [(epoch, first, last) for epoch, first, last in self._spool.epochs()]
+        self.session.send(Registration(list(exports.values()), spool))
 
     def _registered(self) -> None:
         if self.session.state is AgentSessionState.REGISTERED:
@@ -176,10 +189,10 @@ class LinkCore:
         self._announce()
 
     def _announce(self) -> None:
-        for header in self._book.announcements():
-            self.session.send(Kind.STREAMS, header)
+        for message in self._book.announcements():
+            self.session.send(message)
 
-    def _polled(self, poll: commands.Poll) -> None:
+    def _polled(self, poll: Poll) -> None:
         for epoch, seq in poll.ack:
             self._spool.forget(epoch, seq)
         if poll.lease:
@@ -187,12 +200,12 @@ class LinkCore:
         self._polls.append(poll)
         self._wants_cut = True
 
-    def _new_thresholds(self, received: commands.Thresholds) -> None:
+    def _new_thresholds(self, received: Thresholds) -> None:
         if received != self._thresholds.current:
             self._count_by(received)
-        self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
+        self.session.send(ThresholdsAck(received.version))
 
-    def _count_by(self, received: commands.Thresholds) -> None:
+    def _count_by(self, received: Thresholds) -> None:
         try:
             self._thresholds.replace(received)
         except OSError as exc:
@@ -201,11 +214,11 @@ class LinkCore:
             )
         for plane in self.planes.values():
             if plane.enforcer.reachable:
-                plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
+                plane.send(DpThresholds(received.version, received.entries))
 
     # -- the certificate
 
-    def _certified(self, received: commands.Certificate) -> None:
+    def _certified(self, received: Certificate) -> None:
         try:
             problem = self._identity.store(received.der) if self._identity is not None else "TLS is off here"
         except OSError as exc:
@@ -223,7 +236,7 @@ class LinkCore:
         if self._identity.is_urgent:
             text = "the certificate expires soon and was not renewed; see the server's log"
             self._alerts.tell("certificate-expires", "critical", "certificate", text)
-        self.session.send(Kind.RENEW, {"csr": request})
+        self.session.send(Renew(request))
 
     # -- the planes' side
 
@@ -232,8 +245,9 @@ class LinkCore:
         plane = self.planes[name]
         plane.opened()
         self._caps.enforcer_back(plane.enforcer, self._clock.monotonic_ns())
-        if self._thresholds.current is not None:
-            plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
+        current = self._thresholds.current
+        if current is not None:
+            plane.send(DpThresholds(current.version, current.entries))
 
     def plane_data(self, name: str, data: bytes) -> None:
         """Bytes from a plane.
@@ -311,7 +325,7 @@ class LinkCore:
         self._polls.clear()
         acknowledgement = self._caps.due_ack()
         if acknowledgement is not None:
-            self.session.send(Kind.CAPS_ACK, acknowledgement)
+            self.session.send(acknowledgement)
         # A plane that stops is asked until it has nothing more: then it closes its connection.
         self._wants_cut = self._wants_proof or any(plane.has_more for plane in self.planes.values())
         self._collect_if_wanted()

@@ -24,12 +24,23 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Final
 
-from gateway_agent.link import commands
-from gateway_agent.link.commands import Command
 from gateway_agent.link.errors import LocalProtocolError
-from pmdaemon.errors import MalformedFrame, ProtocolViolation
+from pmdaemon.errors import ProtocolViolation
 from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import (
+    Bye,
+    CapSet,
+    Certificate,
+    Error,
+    Hello,
+    Poll,
+    Registered,
+    Thresholds,
+    Unsupported,
+    Welcome,
+)
+from pmdaemon.wire.messages.base import Message
 
 MAX_DEFERRED: Final = 64
 
@@ -89,16 +100,17 @@ SEND: Final[dict[AgentSessionState, frozenset[Kind]]] = {
     AgentSessionState.DRAINING: frozenset(),
 }
 AGENT_SIDE_LIMIT: Final = 64  # kinds from here on never travel on this connection
-_PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], Command]]] = {
-    Kind.WELCOME: commands.welcome,
-    Kind.REGISTERED: lambda _header: commands.Registered(),
-    Kind.POLL: commands.poll,
-    Kind.CAPS: commands.caps,
-    Kind.THRESHOLDS: commands.thresholds,
-    Kind.CERTIFICATE: commands.certificate,
-    Kind.ERROR: lambda header: commands.closing("ERROR", header),
-    Kind.BYE: lambda header: commands.closing("BYE", header),
-    Kind.UNSUPPORTED: commands.not_understood,
+FromServer = Welcome | Registered | Poll | CapSet | Thresholds | Certificate | Error | Bye | Unsupported
+_PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], FromServer]]] = {
+    Kind.WELCOME: Welcome.parse,
+    Kind.REGISTERED: Registered.parse,
+    Kind.POLL: Poll.parse,
+    Kind.CAPS: CapSet.parse,
+    Kind.THRESHOLDS: Thresholds.parse,
+    Kind.CERTIFICATE: Certificate.parse,
+    Kind.ERROR: Error.parse,
+    Kind.BYE: Bye.parse,
+    Kind.UNSUPPORTED: Unsupported.parse,
 }
 
 
@@ -113,22 +125,22 @@ class AgentSession:
         self.state = AgentSessionState.CLOSED
         self.outgoing = bytearray()
         self._reader = frame.FrameReader()
-        self._deferred: list[tuple[Kind, dict[str, Any]]] = []
+        self._deferred: list[Message] = []
 
-    def opened(self, hello: dict[str, Any]) -> None:
-        """The connection stands; HELLO leaves. ``hello``: its header without the protocol versions."""
+    def opened(self, hello: Hello) -> None:
+        """The connection is open; HELLO leaves."""
         self.outgoing = bytearray()
         self._reader = frame.FrameReader()
         self.state = AgentSessionState.CONNECTED
-        self.send(Kind.HELLO, {"proto_min": PROTO_MIN, "proto_max": PROTO_MAX, "features": [], **hello})
+        self.send(hello)
 
     def closed(self) -> None:
         """The connection is gone. Deferred alerts stay for the next session; acknowledgements go."""
         self.state = AgentSessionState.CLOSED
         self.outgoing = bytearray()
-        self._deferred = [item for item in self._deferred if item[0] is Kind.ALERT]
+        self._deferred = [item for item in self._deferred if item.KIND is Kind.ALERT]
 
-    def receive(self, data: bytes) -> Iterator[Command]:
+    def receive(self, data: bytes) -> Iterator[FromServer]:
         """Commands completed by ``data``, in order. Nothing more is read once the session drains.
 
         Raises:
@@ -142,24 +154,20 @@ class AgentSession:
             if self.state in (AgentSessionState.DRAINING, AgentSessionState.CLOSED):
                 return
 
-    def _command(self, received: frame.Frame) -> Command | None:
+    def _command(self, received: frame.Frame) -> FromServer | None:
         try:
             kind = Kind(received.kind)
         except ValueError:
             kind = None
         if kind is None or kind >= AGENT_SIDE_LIMIT:
             if Kind.UNSUPPORTED in SEND[self.state]:  # else it is draining, and the frame came too late
-                self.send(Kind.UNSUPPORTED, {"kind": received.kind})
+                self.send(Unsupported(received.kind))
             return None
         following = RECEIVE[self.state].get(kind)
         if following is None:
             expected = ", ".join(sorted(allowed.name for allowed in RECEIVE[self.state])) or "nothing"
             raise ProtocolViolation(self.state.value, kind.name, expected)
         command = _PARSERS[kind](received.header)
-        if isinstance(command, commands.Welcome) and not PROTO_MIN <= command.proto <= PROTO_MAX:
-            raise MalformedFrame(
-                f"WELCOME chose protocol {command.proto}, we speak {PROTO_MIN} to {PROTO_MAX}"
-            )
         self.state = following
         if following is AgentSessionState.POLLING:
             self._flush_deferred()
@@ -167,28 +175,28 @@ class AgentSession:
 
     def _flush_deferred(self) -> None:
         due, self._deferred = self._deferred, []
-        for kind, header in due:
-            self.send(kind, header)
+        for message in due:
+            self.send(message)
 
-    def _defer(self, kind: Kind, header: dict[str, Any]) -> None:
+    def _defer(self, message: Message) -> None:
         if len(self._deferred) >= MAX_DEFERRED:
-            oldest_alert = (index for index, item in enumerate(self._deferred) if item[0] is Kind.ALERT)
+            oldest_alert = (index for index, item in enumerate(self._deferred) if item.KIND is Kind.ALERT)
             del self._deferred[next(oldest_alert, 0)]
-        self._deferred.append((kind, header))
+        self._deferred.append(message)
 
-    def send(self, kind: Kind, header: dict[str, Any]) -> None:
-        """Queue one frame, or keep it until the state allows it.
+    def send(self, message: Message) -> None:
+        """Queue one message, or keep it until the state allows it.
 
         Raises:
             LocalProtocolError: the state does not allow it and it cannot wait.
             FrameTooLarge: the header does not fit a frame.
         """
-        if kind in SEND[self.state]:
-            self.outgoing += frame.encode(kind, header)
-        elif kind in DEFERRABLE and self.state is not AgentSessionState.DRAINING:
-            self._defer(kind, header)
+        if message.KIND in SEND[self.state]:
+            self.outgoing += message.encode()
+        elif message.KIND in DEFERRABLE and self.state is not AgentSessionState.DRAINING:
+            self._defer(message)
         else:
-            raise LocalProtocolError(self.state.value, kind.name)
+            raise LocalProtocolError(self.state.value, message.KIND.name)
 
     def send_cut(self, raw: bytes, *, live: bool) -> None:
         """Queue a CUT frame as it stands in the spool, flagged LIVE if it is sent for judging only."""
@@ -199,10 +207,10 @@ class AgentSession:
         if live:
             self.outgoing[start + _FLAGS_OFFSET] |= frame.FLAG_LIVE
 
-    def drain(self, kind: Kind, header: dict[str, Any]) -> None:
-        """Say BYE or ERROR as the last frame, where the state still allows it."""
-        if kind in SEND[self.state]:
-            self.outgoing += frame.encode(kind, header)
+    def drain(self, last: Bye | Error) -> None:
+        """Send BYE or ERROR as the last frame, where the state still allows it."""
+        if last.KIND in SEND[self.state]:
+            self.outgoing += last.encode()
         self.state = AgentSessionState.DRAINING
 
 

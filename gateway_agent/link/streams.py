@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -20,6 +20,7 @@ from gateway_agent.link import state_files
 from gateway_agent.link.errors import StateFileBroken
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.wire import names
+from pmdaemon.wire.messages.agent import StreamEntry, Streams
 
 log = structlog.get_logger("streams")
 
@@ -96,10 +97,10 @@ class StreamNames:
         """Another server listens: it has been told nothing."""
         self._untold = set(self._streams)
 
-    def announcements(self) -> Iterator[dict[str, Any]]:
-        """Headers of the STREAMS frames still owed to this session; consuming them settles the debt."""
+    def announcements(self) -> Iterator[Streams]:
+        """STREAMS still owed to this session; consuming them settles the debt."""
         owed = [stream_id for stream_id in self._streams if stream_id in self._untold]
         self._untold.clear()
         for start in range(0, len(owed), _PER_FRAME):
             chunk = owed[start : start + _PER_FRAME]
-            yield {"streams": [{"id": each, **self._streams[each]._asdict()} for each in chunk]}
+            yield Streams(tuple(StreamEntry(each, *self._streams[each]) for each in chunk))

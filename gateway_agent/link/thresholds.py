@@ -7,14 +7,13 @@ costs little: the server sends the set on registration anyway.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from gateway_agent.link import commands, state_files
-from gateway_agent.link.commands import Thresholds
+from gateway_agent.link import state_files
 from gateway_agent.link.errors import StateFileBroken
 from pmdaemon.errors import MalformedFrame
+from pmdaemon.wire.messages.agent import Thresholds
 
 log = structlog.get_logger("thresholds")
 
@@ -31,7 +30,7 @@ class ThresholdStore:
             return None
         try:
             value = state_files.read_json(self._path, "It is begun anew")
-            return commands.thresholds(value) if isinstance(value, dict) else None
+            return Thresholds.parse(value) if isinstance(value, dict) else None
         except (StateFileBroken, MalformedFrame) as exc:
             log.error("thresholds-forgotten", problem=str(exc))
             return None
@@ -44,9 +43,4 @@ class ThresholdStore:
         """
         self.current = received
         if self._path is not None:
-            state_files.write_json(self._path, self.header(), synced=True)
-
-    def header(self) -> dict[str, Any]:
-        """Header of THRESHOLDS and DP_THRESHOLDS."""
-        assert self.current is not None  # asked for only when there is a set
-        return {"version": self.current.version, "entries": list(self.current.entries)}
+            state_files.write_json(self._path, received.header(), synced=True)

@@ -70,8 +70,8 @@ class CapsInForce:
         self.generation = NO_GENERATION
         self.lease_end_ns: int | None = None
 
-    def apply(self, header: dict[str, Any], now_ns: int) -> None:
-        """Take a DP_CAPS header.
+    def apply(self, header: dict[str, Any], now_ns: int) -> int:
+        """Take a DP_CAPS header; returns how many volumes it caps.
 
         Raises:
             BadCaps: malformed; nothing has changed.
@@ -79,6 +79,7 @@ class CapsInForce:
         generation, lease_ns, caps = parse_caps(header)
         self.generation, self._lease_ns, self._server = generation, lease_ns, caps
         self.lease_end_ns = now_ns + lease_ns
+        return len(caps)
 
     def renew(self, now_ns: int) -> None:
         """The server lives: extend the lease of the set in force, if there is one."""

@@ -178,8 +178,8 @@ class Plane:
     def caps(self, header: dict[str, Any]) -> None:
         """See ``control.Commands``."""
         now_ns = self._clock.monotonic_ns()
-        self._caps.apply(header, now_ns)
-        log.info("caps-in-force", gen=self._caps.generation, caps=len(header["caps"]))
+        capped = self._caps.apply(header, now_ns)
+        log.info("caps-in-force", gen=self._caps.generation, caps=capped)
         self._enforce(now_ns)
 
     def thresholds(self, header: dict[str, Any]) -> None:

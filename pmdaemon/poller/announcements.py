@@ -13,9 +13,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.registration import Hello, StreamEntry
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Alert, Hello, StreamEntry
 
 STREAMS_A_FRAME: Final = 100
 
@@ -101,6 +101,6 @@ def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **det
     return frame.encode(Kind.RECORD, {"rows": [["events", row]], "req": None, "from": "pmdaemon"})
 
 
-def alert(gateway_id: str, header: dict[str, Any]) -> bytes:
-    """A GATEWAY_ALERT frame: a checked ALERT (``alerts.parse_alert``) with its gateway."""
-    return frame.encode(Kind.GATEWAY_ALERT, {**header, "gw": gateway_id})
+def alert(gateway_id: str, said: Alert) -> bytes:
+    """A GATEWAY_ALERT frame: a checked ALERT with its gateway."""
+    return frame.encode(Kind.GATEWAY_ALERT, {**said.header(), "gw": gateway_id})

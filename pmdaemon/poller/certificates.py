@@ -31,14 +31,12 @@ from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.identity import Credential, credential_of_der
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
 from pmdaemon.poller.connection import AgentConnection
-from pmdaemon.poller.credentials import Enrolment
 from pmdaemon.poller.inbound_messages import Answered, CertificateRefused, Hint, Revoked
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.thread_inbox import ThreadInbox
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Certificate, Enrol
 
 LOOK_MS: Final = 1000
 SETTLED: Final = 65_536
@@ -99,7 +97,7 @@ class CertificateWorker:
 
     # -- asked by the inbound thread
 
-    def enrol(self, conn: AgentConnection, enrolment: Enrolment) -> None:
+    def enrol(self, conn: AgentConnection, enrolment: Enrol) -> None:
         """See ``Desk``."""
         self._ask(
             conn,
@@ -164,7 +162,7 @@ class CertificateWorker:
         try:
             made = question.ask()
             held = credential_of_der(made)
-            encoded = frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": self.authority_der})
+            encoded = Certificate(made, self.authority_der).encode()
         except CredentialRefused as exc:
             return CertificateRefused(question.conn, PeerRefused(exc.code, str(exc)))
         except PkiError as exc:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pmdaemon.poller.balance import shard_of
 from pmdaemon.poller.clock_offset import OffsetEstimator
 from pmdaemon.poller.positions import CutPositions
-from pmdaemon.poller.registration import Hello, Registration, StreamEntry
 from pmdaemon.wire import poll
+from pmdaemon.wire.messages.agent import Hello, Registration, StreamEntry
 from pmdaemon.wire.session import MAX_CUT_BYTES
 
 if TYPE_CHECKING:

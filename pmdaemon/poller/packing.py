@@ -7,13 +7,14 @@ the new pair polls at the next phase, and answers to older polls are recognised 
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 
 from pmdaemon.poller.clock_offset import OffsetEstimator, OffsetSample
 from pmdaemon.poller.gateway import Gateway, GatewayState
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.positions import CutPositions
-from pmdaemon.poller.registration import Hello, StreamEntry
+from pmdaemon.wire.messages.agent import Hello, StreamEntry
 
 
 def pack_gateway(gateway: Gateway) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def pack_gateway(gateway: Gateway) -> dict[str, Any]:
     assert hello is not None  # a session that has registered said HELLO
     return {
         "id": gateway.gateway_id,
-        "hello": list(hello),
+        "hello": list(astuple(hello)),
         "schema_seen": conn.schema_seen,
         "exports": gateway.exports,
         "streams": [list(stream) for stream in gateway.streams.values()],

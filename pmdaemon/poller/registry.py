@@ -19,8 +19,8 @@ from pmdaemon.poller.balance import SHARDS
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.peer import AgentPeer
-from pmdaemon.poller.registration import Hello, Registration
 from pmdaemon.poller.watermarks import Notice, Watermarks
+from pmdaemon.wire.messages.agent import Hello, Registration
 
 
 class Registry:

@@ -21,7 +21,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 
 LEASE_FRESH_NS: Final = 3 * 10**9  # services renews each second: two renewals may be lost
-_END_OF_GENERATIONS: Final = 1 << 63  # an agent takes none from here on (gateway_agent.link.commands)
+_END_OF_GENERATIONS: Final = 1 << 63  # an agent takes none from here on
 
 
 class StandingCaps:

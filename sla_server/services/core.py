@@ -17,11 +17,11 @@ from typing import Final
 import structlog
 
 from pmdaemon.errors import WireError
-from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame, pressure
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Alert
 from sla_server.agreements import compile as compiler
 from sla_server.agreements.compile import InForce
 from sla_server.agreements.standing import ObjectiveStatus
@@ -183,15 +183,15 @@ class Services:
         self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        gateway_id, said = message.header["gw"], parse_alert(message.header, now_us)
-        kind, severity, at_us = said["kind"], said["severity"], said["at_us"]
+        gateway_id, said = message.header["gw"], Alert.parse(message.header, now_us)
+        kind, severity, at_us = said.kind, said.severity, said.at_us
         name = self._problems.name_of(gateway_id)
-        details = {**said["details"], "gateway_id": gateway_id}
-        text = f"gateway {name}: {said['text']}"
+        details = {**said.details, "gateway_id": gateway_id}
+        text = f"gateway {name}: {said.text}"
         # Told again to a process that does not know the name yet, it is the same event.
         event_id = identity("event", kind, "gateway", gateway_id, at_us)
         self._note(event_row(kind, severity, "gateway", name, text, at_us, details, event_id))
-        self._problems.alert(gateway_id, kind, said["text"], at_us, now_ns)
+        self._problems.alert(gateway_id, kind, said.text, at_us, now_ns)
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = pressure.parse(message.header)

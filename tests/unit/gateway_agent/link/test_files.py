@@ -9,12 +9,12 @@ import pytest
 
 from gateway_agent.link import state_files, streams
 from gateway_agent.link.backoff import Backoff
-from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.config import ReconnectConfig
 from gateway_agent.link.errors import AlreadyRunning, StateFileBroken
 from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
 from gateway_agent.sources.sample import StreamKey
+from pmdaemon.wire.messages.agent import Thresholds
 from pmdaemon.wire.names import stream_id
 from tests.support.link import GATEWAY
 
@@ -22,7 +22,7 @@ KEY = StreamKey("vol-1", "c", "b0")
 
 
 def announced(book: StreamNames) -> list[dict]:
-    return [entry for header in book.announcements() for entry in header["streams"]]
+    return [entry for message in book.announcements() for entry in message.header()["streams"]]
 
 
 def test_identity_is_made_once_and_private(tmp_path):
@@ -92,7 +92,7 @@ def test_announcements_fit_their_frames():
     book = StreamNames(GATEWAY, None)
     for number in range(300):
         book.enter(KEY._replace(client=f"c{number}"))
-    assert [len(header["streams"]) for header in book.announcements()] == [128, 128, 44]
+    assert [len(message.streams) for message in book.announcements()] == [128, 128, 44]
 
 
 def test_the_book_is_bounded(monkeypatch):
@@ -107,7 +107,7 @@ def test_thresholds_survive_and_a_broken_file_is_begun_anew(tmp_path):
     path = tmp_path / "thresholds.json"
     entry = {"volume": "v", "client": "*", "io": "any", "threshold_us": 9}
     ThresholdStore(path).replace(Thresholds(4, (entry,)))
-    assert ThresholdStore(path).header() == {"version": 4, "entries": [entry]}
+    assert ThresholdStore(path).current == Thresholds(4, (entry,))
     path.write_text('{"version": "x"}')
     assert ThresholdStore(path).current is None
     (tmp_path / "streams.json").write_text("[")

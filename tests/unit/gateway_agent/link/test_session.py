@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import gateway_agent
-from gateway_agent.link import commands
 from gateway_agent.link.errors import LocalProtocolError
 from gateway_agent.link.session import (
     DEFERRABLE,
@@ -17,12 +16,13 @@ from gateway_agent.link.session import (
     AgentSessionState,
 )
 from pmdaemon.errors import MalformedFrame, ProtocolViolation, WireError
-from pmdaemon.poller.alerts import KINDS
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+from pmdaemon.wire.messages.agent import ALERT_KINDS, Bye, Hello, Poll
+from pmdaemon.wire.messages.base import Message
 from tests.support.link import caps, poll, thresholds, welcome
 
-HELLO = {"software": "t", "gw": "g", "name": "n", "ep": 1}
+HELLO = Hello.of("g", "n", 1, "t")
 LEGAL = {
     Kind.WELCOME: welcome(),
     Kind.REGISTERED: frame.encode(Kind.REGISTERED, {"ok": True}),
@@ -57,6 +57,19 @@ ALIVE = (
 for _state in ALIVE:
     EXPECTED |= {(_state, Kind.UNSUPPORTED): _state}
     EXPECTED |= {(_state, kind): AgentSessionState.DRAINING for kind in (Kind.ERROR, Kind.BYE)}
+
+
+class Bare(Message):
+    """A frame of any kind, with any header."""
+
+    def __init__(self, kind, header=None):
+        self.KIND = kind
+        self._header = header or {}
+
+    def header(self):
+        return self._header
+
+
 WIRE_KINDS = [kind for kind in Kind if kind < 64]
 
 
@@ -66,7 +79,7 @@ def in_state(state: AgentSessionState) -> AgentSession:
         return session
     session.opened(HELLO)
     if state is AgentSessionState.DRAINING:
-        session.drain(Kind.BYE, {"reason": "r"})
+        session.drain(Bye("r"))
         return session
     for step in (Kind.WELCOME, Kind.REGISTERED, Kind.POLL)[: ALIVE.index(state)]:
         list(session.receive(LEGAL[step]))
@@ -100,14 +113,14 @@ def test_every_received_pair(state, kind):
 def test_every_sent_pair(state, kind):
     session = in_state(state)
     if kind in SEND[state]:
-        session.send(kind, {})
+        session.send(Bare(kind))
         assert kinds_in(session) == [kind]
     elif kind in DEFERRABLE and state is not AgentSessionState.DRAINING:
-        session.send(kind, {})
+        session.send(Bare(kind))
         assert not session.outgoing
     else:
         with pytest.raises(LocalProtocolError, match=kind.name):
-            session.send(kind, {})
+            session.send(Bare(kind))
 
 
 def test_the_tables_name_every_state():
@@ -132,15 +145,15 @@ def test_a_protocol_we_do_not_speak_is_refused():
 def test_what_is_due_too_early_leaves_in_order_at_the_first_poll():
     session = in_state(AgentSessionState.REGISTERED)
     for kind in (Kind.CAPS_ACK, Kind.ALERT, Kind.REGISTER):
-        session.send(kind, {})
+        session.send(Bare(kind))
     list(session.receive(poll()))
     assert kinds_in(session) == [Kind.CAPS_ACK, Kind.ALERT, Kind.REGISTER]
 
 
 def test_alerts_outlive_a_session_and_acknowledgements_do_not():
     session = in_state(AgentSessionState.REGISTERED)
-    session.send(Kind.CAPS_ACK, {})
-    session.send(Kind.ALERT, {})
+    session.send(Bare(Kind.CAPS_ACK))
+    session.send(Bare(Kind.ALERT))
     session.closed()
     session.opened(HELLO)
     list(session.receive(welcome()))
@@ -150,9 +163,9 @@ def test_alerts_outlive_a_session_and_acknowledgements_do_not():
 
 def test_deferred_frames_are_bounded_and_old_alerts_go_first():
     session = in_state(AgentSessionState.REGISTERED)
-    session.send(Kind.REGISTER, {})
+    session.send(Bare(Kind.REGISTER))
     for number in range(2 * MAX_DEFERRED):
-        session.send(Kind.ALERT, {"n": number})
+        session.send(Bare(Kind.ALERT, {"n": number}))
     list(session.receive(poll()))
     sent = kinds_in(session)
     assert len(sent) == MAX_DEFERRED
@@ -164,7 +177,7 @@ def test_deferred_frames_are_bounded_and_old_alerts_go_first():
 def test_nothing_is_read_behind_a_goodbye():
     session = in_state(AgentSessionState.POLLING)
     received = list(session.receive(LEGAL[Kind.BYE] + poll()))
-    assert [type(item) for item in received] == [commands.Closing]
+    assert [type(item) for item in received] == [Bye]
 
 
 def test_frames_may_arrive_in_pieces():
@@ -172,7 +185,7 @@ def test_frames_may_arrive_in_pieces():
     data = caps(4) + thresholds(2) + poll(9, [(1, 2)], (1, 3), True)
     received = [item for byte in data for item in session.receive(bytes([byte]))]
     assert [type(item).__name__ for item in received] == ["CapSet", "Thresholds", "Poll"]
-    assert received[2] == commands.Poll(9, 5, ((1, 2),), (1, 3), True)
+    assert received[2] == Poll(9, 5, ((1, 2),), (1, 3), True)
 
 
 def test_live_flag_is_set_on_the_wire_only():
@@ -218,7 +231,7 @@ def test_the_server_knows_every_kind_of_alert_that_we_raise() -> None:
     for path in Path(gateway_agent.__file__).parent.rglob("*.py"):
         raised |= set(re.findall(r'\.tell\(\s*"([a-z-]+)"', path.read_text()))
     assert "spool-overflow" in raised
-    assert raised <= KINDS
+    assert raised <= ALERT_KINDS
 
 
 def test_an_unknown_kind_behind_the_last_frame_is_nobodys_fault() -> None:

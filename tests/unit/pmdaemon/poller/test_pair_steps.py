@@ -21,7 +21,6 @@ from pmdaemon.poller.outbound import MANY_DUE, MAX_SLEEP_MS, Outbound
 from pmdaemon.poller.positions import LAG_NS
 from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.refusal_backoff import BEYOND
-from pmdaemon.poller.registration import Registration
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
@@ -31,6 +30,7 @@ from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.frame import FLAG_LIVE, Frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Registration
 from tests.support.gateways import (
     GATEWAY,
     Agent,

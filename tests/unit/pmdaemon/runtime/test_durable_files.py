@@ -15,7 +15,6 @@ from typing import NamedTuple
 import pytest
 
 from gateway_agent.link import state_files
-from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.errors import StateFileBroken
 from gateway_agent.link.identity import write_own
 from gateway_agent.link.streams import StreamNames
@@ -27,6 +26,7 @@ from pmdaemon.pki.errors import StateUnusable
 from pmdaemon.pki.store import CaStore
 from pmdaemon.runtime import files
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
+from pmdaemon.wire.messages.agent import Thresholds
 from sla_server.api.security import load_or_make_token
 from sla_server.data_dir import prepare_data_dir
 from sla_server.db.archive.store import LocalFiles
