@@ -18,7 +18,7 @@ from pmdaemon.mailbox import Mailbox
 from pmdaemon.poller.backpressure import BackpressureReporter
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, SAID_S, Pulse
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 
 log = structlog.get_logger("supervisor")
 REPORTED_BACKOFF_S: Final = 2.0  # a part that is back within seconds is worth an event, no problem

@@ -22,11 +22,11 @@ from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.registry import Registry
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
-from pmdaemon.poller.watermarks import Notice
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.thread_inbox import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import HighWaters
 
 
 class MemorySink:
@@ -104,7 +104,7 @@ class CountingRegistry(Registry):
 
     durable_rows = 0
 
-    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+    def advance(self, incarnation: int, notice: HighWaters, now_ns: int) -> bool:
         """See ``Registry``."""
         self.durable_rows += len(notice)
         return super().advance(incarnation, notice, now_ns)

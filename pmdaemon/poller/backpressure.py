@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pmdaemon.mailbox.errors import MailboxError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import pressure
+from pmdaemon.wire.messages.server import PRESSURE_PERIOD_NS, Pressure, Problem
 
 SERVICES = "services"
 
@@ -47,7 +47,7 @@ class BackpressureReporter:
         clock: Clock,
         fullness: Callable[[], Mapping[str, float]],
         refused: Callable[[], Mapping[str, int]],
-        problems: Callable[[], Sequence[pressure.Problem]] = tuple,
+        problems: Callable[[], Sequence[Problem]] = tuple,
         copies: Sequence[tuple[MailboxGauges, str]] = (),
     ) -> None:
         self._mailbox = mailbox
@@ -65,12 +65,12 @@ class BackpressureReporter:
 
     def tell(self) -> None:
         """Tell now."""
-        self._due_ns = self._clock.monotonic_ns() + pressure.PERIOD_NS
+        self._due_ns = self._clock.monotonic_ns() + PRESSURE_PERIOD_NS
         stats = self._mailbox.stats()
         fullness = {**stats["ring_fill_ratio"], **self._fullness()}
         refused = {"posts": stats["full"], **self._refused()}
         now_us, problems = self._clock.unix_us(), self._problems()
-        frame = pressure.encode(self._mailbox.name, now_us, fullness, refused, problems)
+        frame = Pressure(self._mailbox.name, now_us, fullness, refused, tuple(problems)).encode()
         for mailbox, recipient in self._recipients:
             with suppress(MailboxError):  # full, or a segment without that route
                 mailbox.post(recipient, frame)

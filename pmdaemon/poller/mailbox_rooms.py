@@ -18,8 +18,7 @@ from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox import attach, reserve_room
 from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import RecordRows
 
 log = structlog.get_logger("rooms")
 
@@ -51,7 +50,6 @@ def _make_known(segment: Path, at_us: int, name: str, problem: str) -> None:
     }
     try:
         with attach(segment, "pmdaemon") as box:
-            header = {"rows": [["events", event]], "req": None, "from": "pmdaemon"}
-            box.post("dbmanager", frame.encode(Kind.RECORD, header))
+            box.post("dbmanager", RecordRows([["events", event]], None, "pmdaemon").encode())
     except MailboxError as exc:
         log.warning("not-announced", error=str(exc))

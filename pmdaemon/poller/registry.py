@@ -19,8 +19,9 @@ from pmdaemon.poller.balance import SHARDS
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.peer import AgentPeer
-from pmdaemon.poller.watermarks import Notice, Watermarks
+from pmdaemon.poller.watermarks import Watermarks
 from pmdaemon.wire.messages.agent import Hello, Registration
+from pmdaemon.wire.messages.server import HighWaters
 
 
 class Registry:
@@ -61,7 +62,7 @@ class Registry:
             gateway.begin(conn, hello, registration, self._gather(gateway))
         return gateway
 
-    def take_in(self, gateway: Gateway, incarnation: int | None, notice: Notice) -> None:
+    def take_in(self, gateway: Gateway, incarnation: int | None, notice: HighWaters) -> None:
         """A gateway has moved here from another pair, with what that pair knew of its durable cuts.
 
         What the other pair posted last may reach dbmanager after what we post: the record is rewound, so
@@ -78,14 +79,14 @@ class Registry:
                 with gateway.lock:
                     gateway.record.restart(self.watermarks.of(gateway.gateway_id))
 
-    def give_away(self, gateway_id: str) -> tuple[int | None, Notice]:
+    def give_away(self, gateway_id: str) -> tuple[int | None, HighWaters]:
         """Forget a gateway that moves away or makes room; returns what is known of its durable cuts."""
         with self.lock:
             gateway = self._gateways.pop(gateway_id, None)
             known = self.watermarks.of(gateway_id) if gateway is None else self._gather(gateway)
             return self.watermarks.incarnation, [(gateway_id, epoch, seq) for epoch, seq in known.items()]
 
-    def open(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+    def open(self, incarnation: int, notice: HighWaters, now_ns: int) -> bool:
         """WATERMARKS arrived; True if dbmanager is another one than before. Thread: outbound."""
         with self.lock:
             is_new = self.watermarks.open(incarnation, notice)
@@ -97,7 +98,7 @@ class Registry:
                     gateway.record.restart(self.watermarks.of(gateway.gateway_id))
         return True
 
-    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+    def advance(self, incarnation: int, notice: HighWaters, now_ns: int) -> bool:
         """DURABLE arrived; False if it is of another incarnation. Thread: outbound."""
         with self.lock:
             if incarnation != self.watermarks.incarnation:
@@ -113,7 +114,7 @@ class Registry:
                 with gateway.lock:
                     gateway.record.refused(now_ns, gateway.shard / SHARDS)
 
-    def _enter(self, notice: Notice, now_ns: int) -> Notice:
+    def _enter(self, notice: HighWaters, now_ns: int) -> HighWaters:
         """Enter what is durable where a record holds it; returns the other rows."""
         others = []
         for row in notice:

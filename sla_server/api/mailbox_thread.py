@@ -18,26 +18,18 @@ import structlog
 
 from pmdaemon.errors import WireError
 from pmdaemon.mailbox.errors import MessageDamaged
-from pmdaemon.runtime import strict_json, watchdog
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame, pressure
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.api import ServiceResponse, Snapshot
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 
 log = structlog.get_logger("api-bridge")
 BACKSTOP_S: Final = 0.05  # a doorbell may be lost in a crash of its ringer; see DESIGN.md 3
-
-
-def _snapshot(message: frame.Frame) -> dict[str, Any]:
-    """The live view: the header itself, or JSON in the blob when it exceeds a header (``json: true``)."""
-    if not message.header.get("json"):
-        return message.header
-    whole = strict_json.loads(bytes(message.blob[: int(message.header["bytes"])]).decode())
-    if not isinstance(whole, dict):
-        raise ValueError("snapshot is not a map")
-    return whole
 
 
 class TakenMessage(Protocol):
@@ -122,12 +114,13 @@ class MailboxThread:
 
     def _hand_on(self, message: frame.Frame) -> None:
         if message.kind == Kind.SNAPSHOT:
-            self._live.put(_snapshot(message))
+            self._live.put(Snapshot.parse(message).view)
         elif message.kind == Kind.PRESSURE:
-            self._live.put_report(pressure.parse(message.header))
+            self._live.put_report(Pressure.parse(message.header))
         elif message.kind == Kind.RESPONSE:
-            if not self._calls.answer(message.header):
-                log.info("response-unclaimed", req=message.header.get("req"))
+            response = ServiceResponse.parse(message.header)
+            if not self._calls.answer(response):
+                log.info("response-unclaimed", req=response.request)
         else:
             log.warning("message-unexpected", kind=message.kind)
 

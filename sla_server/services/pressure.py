@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pmdaemon.wire.pressure import Pressure
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.services.rows import Row, event_row
 
 HIGH: Final = 0.8

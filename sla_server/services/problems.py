@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pmdaemon.wire.pressure import Pressure
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.services.rows import Row
 
 KEEPER: Final = "dbmanager"

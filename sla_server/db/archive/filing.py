@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 from sla_server.db.archive.writer import CutFileWriter, FinishedFile
 from sla_server.db.errors import ArchiveFailed
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch

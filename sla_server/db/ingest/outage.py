@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pmdaemon.wire.pressure import DAMAGED, Problem
+from pmdaemon.wire.messages.server import DAMAGED, Problem
 from sla_server.db.ingest.inventory import event_row
 
 BACKOFF_FIRST_S: Final = 0.5

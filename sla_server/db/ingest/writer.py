@@ -38,7 +38,7 @@ import structlog
 
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 from sla_server.db.archive.filing import ArchiveWriter
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable

@@ -12,6 +12,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.api import ServiceResponse
 from sla_server.api.errors import NotFound, ServiceRefused, TooLarge, Unavailable
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
@@ -30,7 +31,7 @@ class Asked:
     def post(self, message: bytes) -> None:
         self.headers.append(frame.decode(message).header)
         if self.reply is not None:
-            self.calls.answer({"req": self.headers[-1]["req"], **self.reply})
+            self.calls.answer(ServiceResponse.parse({"req": self.headers[-1]["req"], **self.reply}))
 
 
 def test_an_answer_within_the_wait() -> None:
@@ -49,10 +50,12 @@ def test_no_answer_leaves_an_operation_that_ends_later() -> None:
     operation = asked.calls.ask("delete", "token", {"name": "x"})
     assert not operation.done.is_set()
     assert asked.calls.find(operation.req).describe()["state"] == "pending"
-    assert asked.calls.answer({"req": operation.req, "ok": False, "code": 404, "body": {}})
+    assert asked.calls.answer(
+        ServiceResponse.parse({"req": operation.req, "ok": False, "code": 404, "body": {}})
+    )
     assert asked.calls.find(operation.req).describe()["state"] == "failed"
-    assert not asked.calls.answer({"req": operation.req, "ok": True}), "an operation ends once"
-    assert not asked.calls.answer({"req": "never-asked", "ok": True})
+    assert not asked.calls.answer(ServiceResponse.of(operation.req, 200, {})), "an operation ends once"
+    assert not asked.calls.answer(ServiceResponse.of("never-asked", 200, {}))
 
 
 def test_a_refusal_keeps_code_words_and_errors() -> None:
@@ -83,9 +86,13 @@ def test_a_strange_answer_still_ends_the_operation(reply: dict[str, Any], code: 
 def test_services_own_not_yet_is_no_answer() -> None:
     asked = Asked()
     operation = asked.calls.ask("apply", "token", {})
-    assert asked.calls.answer({"req": operation.req, "ok": True, "code": 202, "body": {"state": "accepted"}})
+    assert asked.calls.answer(
+        ServiceResponse.parse({"req": operation.req, "ok": True, "code": 202, "body": {"state": "accepted"}})
+    )
     assert operation.describe()["state"] == "pending"
-    assert asked.calls.answer({"req": operation.req, "ok": True, "code": 200, "body": {"applied": []}})
+    assert asked.calls.answer(
+        ServiceResponse.parse({"req": operation.req, "ok": True, "code": 200, "body": {"applied": []}})
+    )
     assert operation.result() == {"applied": []}
 
 
