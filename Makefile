@@ -81,8 +81,9 @@ bench-queue: setup-bench ## the disk queue against files, SQLite and persist-que
 bench-%: setup ## one benchmark: demo, gateway, control, ingest, query, tls
 	@$(PY) -m benchmarks.$* $(ARGS)
 
-docs: setup ## regenerate the configuration reference
+docs: setup ## regenerate the configuration reference and the page of messages
 	@$(PY) -m docs.reference
+	@$(PY) -m docs.messages
 
 clean: ## remove .venv and caches
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data
