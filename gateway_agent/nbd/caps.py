@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from gateway_agent.errors import BadCaps
 from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, NO_CAPS, Caps
+from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, NO_CAPS, Rates
 
 DEFAULT_LEASE_NS: Final = 30 * 10**9
 MAX_LEASE_NS: Final = 3_600 * 10**9  # an hour without a living server would be a static cap, not a lease
 NO_GENERATION: Final = 0
 
 
-def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Caps]]:
+def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Rates]]:
     """Generation, lease in ns and caps by volume, from the header of DP_CAPS.
 
     Raises:
@@ -33,14 +33,14 @@ def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Caps]]:
         lease_us = DEFAULT_LEASE_NS // 1000
     if type(lease_us) is not int or not 0 < lease_us <= MAX_LEASE_NS // 1000:
         raise BadCaps(f"caps {generation}", f"lease_us is {excerpt(lease_us)}")
-    caps: dict[str, Caps] = {}
+    caps: dict[str, Rates] = {}
     for entry in entries:
         volume = entry.get("volume") if isinstance(entry, dict) else None
         if not isinstance(volume, str) or volume in caps:
             raise BadCaps(
                 f"caps {generation}", f"entry {excerpt(entry)} names no volume, or one named before"
             )
-        caps[volume] = Caps(
+        caps[volume] = Rates(
             *(_rate(generation, entry, key) for key in ("ops_per_s", "bytes_per_s", "cost_per_s"))
         )
     return generation, lease_us * 1000, caps
@@ -63,9 +63,9 @@ class CapsInForce:
         static: by volume, from the configuration.
     """
 
-    def __init__(self, static: dict[str, Caps]) -> None:
+    def __init__(self, static: dict[str, Rates]) -> None:
         self._static = static
-        self._server: dict[str, Caps] = {}
+        self._server: dict[str, Rates] = {}
         self._lease_ns = DEFAULT_LEASE_NS
         self.generation = NO_GENERATION
         self.lease_end_ns: int | None = None
@@ -93,6 +93,6 @@ class CapsInForce:
         self.generation, self._server, self.lease_end_ns = NO_GENERATION, {}, None
         return True
 
-    def of(self, volume: str) -> Caps:
+    def of(self, volume: str) -> Rates:
         """What holds for one volume."""
         return self._static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))

@@ -39,7 +39,7 @@ from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire.rates import Caps
+from pmdaemon.wire.rates import Rates
 
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
@@ -70,7 +70,9 @@ class Plane:
         scratch, memory = memoryview(bytearray(SCRATCH_BYTES)), (Buffers(self._loop), Buffers(self._loop))
         context = Context(self._loop, self._clock, cuts, scratch, *memory)
         self._cuts = cuts
-        self._caps = CapsInForce({name: Caps(**cap.model_dump()) for name, cap in config.static_caps.items()})
+        self._caps = CapsInForce(
+            {name: Rates(**cap.model_dump()) for name, cap in config.static_caps.items()}
+        )
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
         self._is_stopping = False

@@ -21,7 +21,7 @@ from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.limited_log import LimitedLog
-from pmdaemon.wire.rates import Caps, RateSet
+from pmdaemon.wire.rates import Rates, RateSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Volume:
             if not session.unblock():
                 return
 
-    def set_caps(self, caps: Caps, now_ns: int) -> None:
+    def set_caps(self, caps: Rates, now_ns: int) -> None:
         """Put other caps in force, now, also for what is already held."""
         if self.rates.set_caps(caps, now_ns):
             self.pump(now_ns)

@@ -77,9 +77,9 @@ class _Delete(_Strict):
 
 class _ThrottleSet(_Strict):
     volume: str
-    iops: float | None = Field(default=None, ge=LEAST.ops, lt=1e12)
-    bytes_per_s: float | None = Field(default=None, ge=LEAST.size, lt=1e15)
-    cost_per_s: float | None = Field(default=None, ge=LEAST.cost, lt=1e12)
+    iops: float | None = Field(default=None, ge=LEAST.ops_per_s, lt=1e12)
+    bytes_per_s: float | None = Field(default=None, ge=LEAST.bytes_per_s, lt=1e15)
+    cost_per_s: float | None = Field(default=None, ge=LEAST.cost_per_s, lt=1e12)
     duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
     reason: str = Field(default="", max_length=500)
 

@@ -15,7 +15,7 @@ from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import Context, Volume
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.limited_log import LimitedLog
-from pmdaemon.wire.rates import Caps, RateSet
+from pmdaemon.wire.rates import Rates, RateSet
 
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20
@@ -145,7 +145,7 @@ class Rig:
         self,
         size_bytes: int = MIB,
         flags: int = ALL_FLAGS,
-        caps: Caps | None = None,
+        caps: Rates | None = None,
         blocks: p.BlockSizes | None = None,
     ) -> None:
         self.clock = FakeClock()

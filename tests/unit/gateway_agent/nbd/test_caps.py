@@ -2,7 +2,7 @@ import pytest
 
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.caps import CapsInForce
-from pmdaemon.wire.rates import NO_CAPS, Caps, RateSet
+from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
 
 SECOND = 10**9
 
@@ -18,20 +18,20 @@ def order(gen=1, lease_us=30_000_000, **caps):
 def test_the_set_is_complete_and_idempotent():
     caps = CapsInForce({})
     caps.apply(order(1, a=10, b=20), 0)
-    assert caps.of("a") == Caps(cost_per_s=10.0)
+    assert caps.of("a") == Rates(cost_per_s=10.0)
     caps.apply(order(2, b=30), 0)
     caps.apply(order(2, b=30), 0)
-    assert (caps.of("a"), caps.of("b"), caps.generation) == (NO_CAPS, Caps(cost_per_s=30.0), 2)
+    assert (caps.of("a"), caps.of("b"), caps.generation) == (NO_CAPS, Rates(cost_per_s=30.0), 2)
 
 
 def test_the_lease_ends_unless_renewed_and_static_caps_stay():
-    caps = CapsInForce({"a": Caps(ops_per_s=100)})
+    caps = CapsInForce({"a": Rates(ops_per_s=100)})
     caps.apply(order(5, a=10), 0)
     caps.renew(20 * SECOND)
     assert not caps.expire(50 * SECOND - 1)
-    assert caps.of("a") == Caps(ops_per_s=100, cost_per_s=10.0)
+    assert caps.of("a") == Rates(ops_per_s=100, cost_per_s=10.0)
     assert caps.expire(50 * SECOND)
-    assert (caps.of("a"), caps.generation) == (Caps(ops_per_s=100), 0)
+    assert (caps.of("a"), caps.generation) == (Rates(ops_per_s=100), 0)
     assert not caps.expire(51 * SECOND)
 
 
@@ -42,11 +42,11 @@ def test_a_renewal_after_the_end_brings_nothing_back_but_the_set_anew_does():
     caps.renew(31 * SECOND)
     assert (caps.lease_end_ns, caps.of("a")) == (None, NO_CAPS)
     caps.apply(order(5, a=10), 32 * SECOND)
-    assert (caps.generation, caps.of("a")) == (5, Caps(cost_per_s=10.0))
+    assert (caps.generation, caps.of("a")) == (5, Rates(cost_per_s=10.0))
 
 
 def test_of_two_caps_the_smaller_holds():
-    assert Caps(10, None, 5).tighter(Caps(20, 7, 3)) == Caps(10, 7, 3)
+    assert Rates(10, None, 5).tighter(Rates(20, 7, 3)) == Rates(10, 7, 3)
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1e-300, 10**400, float("inf"), float("nan"), "10", True])
@@ -55,7 +55,7 @@ def test_an_impossible_rate_changes_nothing(rate):
     caps.apply(order(1, a=10), 0)
     with pytest.raises(BadCaps, match=r"cost_per_s of .a."):
         caps.apply(order(2, a=rate), 0)
-    assert (caps.generation, caps.of("a")) == (1, Caps(cost_per_s=10.0))
+    assert (caps.generation, caps.of("a")) == (1, Rates(cost_per_s=10.0))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def admitted_in_a_second(caps, transfer_bytes, base):
 @pytest.mark.parametrize(
     ("caps", "expected"),
     [
-        (Caps(ops_per_s=100), 100),
-        (Caps(bytes_per_s=65_536 * 50), 50),
-        (Caps(cost_per_s=60), 20),  # base 2 and 64 KiB cost 3
-        (Caps(ops_per_s=100, bytes_per_s=65_536 * 30, cost_per_s=600), 30),
+        (Rates(ops_per_s=100), 100),
+        (Rates(bytes_per_s=65_536 * 50), 50),
+        (Rates(cost_per_s=60), 20),  # base 2 and 64 KiB cost 3
+        (Rates(ops_per_s=100, bytes_per_s=65_536 * 30, cost_per_s=600), 30),
     ],
 )
 def test_all_three_rates_must_pass(caps, expected):
@@ -103,10 +103,10 @@ def test_all_three_rates_must_pass(caps, expected):
 
 def test_a_rate_that_stays_keeps_its_debt_and_the_same_caps_change_nothing():
     rates = RateSet(1)
-    rates.set_caps(Caps(ops_per_s=1), 0)
+    rates.set_caps(Rates(ops_per_s=1), 0)
     rates.charge(0, 0, 1.0)
-    assert not rates.set_caps(Caps(ops_per_s=1), 0)
-    rates.set_caps(Caps(ops_per_s=1, cost_per_s=1000), 0)
+    assert not rates.set_caps(Rates(ops_per_s=1), 0)
+    rates.set_caps(Rates(ops_per_s=1, cost_per_s=1000), 0)
     assert rates.ready_ns() == SECOND - 1
     rates.set_caps(NO_CAPS, 0)
     assert rates.is_open

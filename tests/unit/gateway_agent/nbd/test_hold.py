@@ -6,7 +6,7 @@ import pytest
 
 from pmdaemon.wire import frame
 from pmdaemon.wire.late import MOST, joined, parse, worst
-from pmdaemon.wire.rates import Caps
+from pmdaemon.wire.rates import Rates
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
 SECOND = 10**9
@@ -50,13 +50,13 @@ def run(caps, seconds, *connections):
 @pytest.mark.parametrize(
     ("caps", "connections", "units_per_io", "rate_per_s"),
     [
-        (Caps(ops_per_s=10), [(128, 4096)], 1, 10),
-        (Caps(ops_per_s=50), [(128, 4096)] * 8, 1, 50),
-        (Caps(bytes_per_s=0.5e6), [(1, 4 * MIB)], 4 * MIB, 0.5e6),
-        (Caps(bytes_per_s=1e6), [(1, 32 * MIB)], 32 * MIB, 1e6),
-        (Caps(bytes_per_s=1e6), [(1, 32 * MIB)] * 4, 32 * MIB, 1e6),
-        (Caps(bytes_per_s=1e6), [(1, 32 * MIB), (64, 4096)], None, 1e6),
-        (Caps(cost_per_s=5), [(1, 32 * MIB)] * 2, 513, 5),
+        (Rates(ops_per_s=10), [(128, 4096)], 1, 10),
+        (Rates(ops_per_s=50), [(128, 4096)] * 8, 1, 50),
+        (Rates(bytes_per_s=0.5e6), [(1, 4 * MIB)], 4 * MIB, 0.5e6),
+        (Rates(bytes_per_s=1e6), [(1, 32 * MIB)], 32 * MIB, 1e6),
+        (Rates(bytes_per_s=1e6), [(1, 32 * MIB)] * 4, 32 * MIB, 1e6),
+        (Rates(bytes_per_s=1e6), [(1, 32 * MIB), (64, 4096)], None, 1e6),
+        (Rates(cost_per_s=5), [(1, 32 * MIB)] * 2, 513, 5),
     ],
 )
 def test_the_rate_holds_at_any_depth(caps, connections, units_per_io, rate_per_s):
@@ -69,7 +69,7 @@ def test_the_rate_holds_at_any_depth(caps, connections, units_per_io, rate_per_s
 
 
 def test_every_window_of_a_deep_queue_is_within_the_rate():
-    rig, (busy,) = run(Caps(ops_per_s=10), 0, (128, 4096))
+    rig, (busy,) = run(Rates(ops_per_s=10), 0, (128, 4096))
     for _ in range(60):
         before = busy.admitted
         rig.loop.fire(1.0)
@@ -77,14 +77,14 @@ def test_every_window_of_a_deep_queue_is_within_the_rate():
 
 
 def test_a_shallow_connection_waits_for_its_turn_and_not_for_the_depth_of_others():
-    _, (deep, shallow) = run(Caps(ops_per_s=10), 60, (1024, 4096), (1, 4096))
+    _, (deep, shallow) = run(Rates(ops_per_s=10), 60, (1024, 4096), (1, 4096))
     assert abs(deep.admitted - shallow.admitted) <= 1
 
 
 def test_a_debt_is_kept_in_units_when_the_rate_changes_and_forgotten_without_a_rate():
-    rig, (busy,) = run(Caps(bytes_per_s=1e6), 1, (2, 32 * MIB))
+    rig, (busy,) = run(Rates(bytes_per_s=1e6), 1, (2, 32 * MIB))
     assert busy.admitted == 1
-    rig.volume.set_caps(Caps(bytes_per_s=32e6), rig.clock.monotonic_ns())
+    rig.volume.set_caps(Rates(bytes_per_s=32e6), rig.clock.monotonic_ns())
     rig.loop.fire(1.1)
     assert busy.admitted == 2
 
@@ -96,7 +96,7 @@ def late_in(rig):
 
 
 def test_cuts_say_what_was_held_for_too_long():
-    rig, _ = run(Caps(ops_per_s=10), 4.9, (128, 4096))
+    rig, _ = run(Rates(ops_per_s=10), 4.9, (128, 4096))
     assert late_in(rig) is None
     assert late_in(rig) is None
     rig.loop.fire(1.0)  # requests that arrived first pass at the rate; from 5 s on they are late
@@ -110,13 +110,13 @@ def test_cuts_say_what_was_held_for_too_long():
 
 
 def test_one_that_is_still_held_is_said_before_it_is_let_through():
-    rig, (busy,) = run(Caps(bytes_per_s=1e6), 6, (2, 32 * MIB))
+    rig, (busy,) = run(Rates(bytes_per_s=1e6), 6, (2, 32 * MIB))
     assert busy.admitted == 1
     assert late_in(rig) == {"vol-1": [0, 6_000_000]}
 
 
 def test_a_volume_within_its_caps_says_nothing():
-    rig, (busy,) = run(Caps(ops_per_s=10), 60, (8, 4096))
+    rig, (busy,) = run(Rates(ops_per_s=10), 60, (8, 4096))
     assert busy.admitted > 500
     assert late_in(rig) is None
 
