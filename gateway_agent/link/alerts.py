@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from gateway_agent.link.session import AgentSession
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.late import Late, joined
 from pmdaemon.wire.messages.agent import ALERT_CHARACTERS, Alert
+from pmdaemon.wire.session import AgentSession
 
 log = structlog.get_logger("alerts")
 

@@ -29,7 +29,6 @@ from gateway_agent.link.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link.gather import Gatherer
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
-from gateway_agent.link.session import AgentSession, AgentSessionState, FromServer
 from gateway_agent.link.spool import Spool
 from gateway_agent.link.streams import StreamNames
 from gateway_agent.link.thresholds import ThresholdStore
@@ -55,6 +54,7 @@ from pmdaemon.wire.messages.agent import (
     Welcome,
 )
 from pmdaemon.wire.messages.planes import DpThresholds
+from pmdaemon.wire.session import AgentSession, FromServer, SessionState
 
 log = structlog.get_logger("link")
 
@@ -183,7 +183,7 @@ class LinkCore:
         self.session.send(Registration(list(exports.values()), spool))
 
     def _registered(self) -> None:
-        if self.session.state is AgentSessionState.REGISTERED:
+        if self.session.state is SessionState.REGISTERED:
             log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
             self._book.new_session()
         self._announce()
@@ -228,7 +228,7 @@ class LinkCore:
             self._alerts.tell("certificate-not-renewed", "warning", "certificate", text)
 
     def _renew_if_due(self) -> None:
-        if self._identity is None or self.session.state is not AgentSessionState.POLLING:
+        if self._identity is None or self.session.state is not SessionState.POLLING:
             return
         request = self._identity.request()
         if request is None:
@@ -257,9 +257,9 @@ class LinkCore:
         """
         if self.planes[name].receive(data):
             if self.session.state in (
-                AgentSessionState.AUTHENTICATED,
-                AgentSessionState.REGISTERED,
-                AgentSessionState.POLLING,
+                SessionState.AUTHENTICATED,
+                SessionState.REGISTERED,
+                SessionState.POLLING,
             ):
                 self._register()
             self.on_planes_changed()
@@ -318,7 +318,7 @@ class LinkCore:
         self._note_stalled(set(self._collector.overdue()))
         for failure in self._collector.failures:
             self._alerts.tell("source-failed", "warning", failure.source, str(failure))
-        if self.session.state is AgentSessionState.POLLING:
+        if self.session.state is SessionState.POLLING:
             self._announce()
             for poll in self._polls:
                 reply.answer(self.session, self._spool, poll, self._clock.unix_us())
@@ -358,7 +358,7 @@ class LinkCore:
             due = [self._collector.deadline_ns]
         if self._caps.lease_end_ns is not None:
             due.append(self._caps.lease_end_ns)
-        if self.session.state is not AgentSessionState.CLOSED:
+        if self.session.state is not SessionState.CLOSED:
             due.append(self._heard_ns + self._silence_ns)
         return min(due)
 
@@ -385,5 +385,5 @@ class LinkCore:
         if not self._collector.busy and now_ns - self._collected_ns >= self._own_cut_ns:
             self.collect_now()
         self._renew_if_due()
-        if self.session.state is not AgentSessionState.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
+        if self.session.state is not SessionState.CLOSED and now_ns - self._heard_ns >= self._silence_ns:
             raise ServerLost(f"silent for {(now_ns - self._heard_ns) / 1e9:.0f} s")

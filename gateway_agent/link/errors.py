@@ -2,7 +2,6 @@
 
     SlaError (pmdaemon.errors)
     └── LinkError
-        ├── LocalProtocolError     we sent a frame that the session's state does not allow: a bug here
         ├── PeerLost               a connection is over; dial again (retryable)
         │   ├── ServerLost         the session to the PMDaemon ended
         │   └── PlaneLost          the control socket of a data plane closed, or broke the protocol
@@ -25,17 +24,6 @@ from pmdaemon.errors import SlaError
 
 class LinkError(SlaError):
     """Root of the errors of the agent's link and parent."""
-
-
-class LocalProtocolError(LinkError):
-    """Our own code tried to send a frame that the state does not allow. A bug of ours, never the peer's."""
-
-    exit_status = 70  # EX_SOFTWARE
-
-    def __init__(self, state: str, frame: str) -> None:
-        self.state = state
-        self.frame = frame
-        super().__init__(f"tried to send {frame} while {state}; report this as a bug of the agent")
 
 
 class PeerLost(LinkError):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway_agent.link.session import AgentSession
 from gateway_agent.link.spool import Spool
 from pmdaemon.wire.messages.agent import Poll, Reply
+from pmdaemon.wire.session import AgentSession
 
 BACKLOG_BYTES: Final = 256 << 10
 

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from gateway_agent.link.session import AgentSession, AgentSessionState
 from pmdaemon.errors import WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Alert, Enrol, Hello, Registration, Schema, Streams
+from pmdaemon.wire.session import AgentSession, SessionState
 from sla_server.db.ingest.intake import IngestIntake
 from sla_server.db.ingest.watermarks import HighWater
 from tests.fuzz import Counts
@@ -208,7 +208,7 @@ def agent_side(chance: Random) -> bool:
     steps += [chance.choice(FROM_SERVER) for _ in range(chance.randrange(1, 5))]
     try:
         for kind, header in steps:
-            if link.state is AgentSessionState.CONNECTED and kind == Kind.REGISTERED:
+            if link.state is SessionState.CONNECTED and kind == Kind.REGISTERED:
                 continue
             list(link.receive(encoded(chance, kind, changed(chance, header))))
     except WireError as exc:
