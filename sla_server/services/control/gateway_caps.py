@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.throttle import Rates
 
 MAX_GEN = 1 << 53
 """Generations, which are microseconds of the wall clock when issued, are below this (the year 2255)."""

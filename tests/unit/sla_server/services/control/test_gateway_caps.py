@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.gateway_caps import MAX_GEN, GatewayCaps
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.throttle import Rates
 
 S = 1_000_000_000
 SETTINGS = ControlSettings()
@@ -10,12 +10,12 @@ SETTINGS = ControlSettings()
 
 def sent(cost: float = 100.0, gen: int = 5) -> GatewayCaps:
     port = GatewayCaps("A")
-    port.send({"v": Rates(cost=cost)}, {"v": Rates(cost=cost)}, gen, 0)
+    port.send({"v": Rates(cost_per_s=cost)}, {"v": Rates(cost_per_s=cost)}, gen, 0)
     return port
 
 
 def changed(port: GatewayCaps, share: float, whole: float, now_ns: int = 60 * S) -> set[str]:
-    return port.changed({"v": Rates(cost=share)}, {"v": Rates(cost=whole)}, SETTINGS, now_ns)
+    return port.changed({"v": Rates(cost_per_s=share)}, {"v": Rates(cost_per_s=whole)}, SETTINGS, now_ns)
 
 
 def test_nothing_changed_nothing_sent():
@@ -61,7 +61,7 @@ def test_empty_and_zero_agree_but_unknown_caps_are_cleared():
 
 def test_adoption_believes_a_generation_that_can_be_it():
     port = GatewayCaps("A")
-    port.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
+    port.adopt({"v": Rates(cost_per_s=100)}, {"v": Rates(cost_per_s=100)}, 8, 0)
     assert changed(port, 100, 100) == set()
     assert changed(port, 50, 100) == set()  # the split is not known and not worth a new generation
     assert not port.report(-1)
@@ -73,6 +73,6 @@ def test_adoption_believes_a_generation_that_can_be_it():
 def test_adoption_fails_when_the_gateway_holds_nothing_or_older_caps():
     for reported in (0, 7, MAX_GEN, (1 << 63) - 1):
         port = GatewayCaps("A")
-        port.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
+        port.adopt({"v": Rates(cost_per_s=100)}, {"v": Rates(cost_per_s=100)}, 8, 0)
         assert not port.report(reported)
         assert port.stray(SETTINGS, 3 * S)
