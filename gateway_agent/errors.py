@@ -7,7 +7,6 @@
         ├── ExportRefused          a client asked for something this plane does not serve; says what and why
         ├── BackingFileError       a file or device of file mode cannot be used
         ├── BadCaps                a set of caps or thresholds that cannot be applied; the former stay
-        ├── LocalProtocolError     the link sent a frame that the session's state does not allow: a bug here
         ├── PeerLost               a connection of the link has ended; dial again (retryable)
         │   ├── ServerLost         the session to the PMDaemon ended
         │   └── PlaneLost          the control socket of a data plane closed, or broke the protocol
@@ -93,17 +92,6 @@ class BadCaps(GatewayError):
         self.what = what
         self.problem = problem
         super().__init__(f"{what} refused, the former stay in force: {problem}")
-
-
-class LocalProtocolError(GatewayError):
-    """The agent tried to send a frame that the session's state does not allow: a bug here, not the peer's."""
-
-    exit_status = 70  # EX_SOFTWARE
-
-    def __init__(self, state: str, frame: str) -> None:
-        self.state = state
-        self.frame = frame
-        super().__init__(f"tried to send {frame} while {state}; report this as a bug of the agent")
 
 
 class PeerLost(GatewayError):

@@ -8,6 +8,7 @@
     │   ├── BadCut                 a statistics frame whose columns do not fit its header
     │   ├── ProtocolViolation      a well-formed frame in a state that does not allow it
     │   └── PeerRefused            we know what it wants and do not allow it; carries its own code
+    ├── LocalProtocolError         a frame of ours that the session's state does not allow: a bug here
     ├── MailboxError               shared-memory mailbox (``pmdaemon.mailbox.errors`` has the tree below it)
     └── PeerGone                   the other side closed the connection; try again
 
@@ -96,6 +97,17 @@ def not_enrolled() -> PeerRefused:
     return PeerRefused(
         "not-enrolled", "it has no certificate. On the server: sla ca token NAME; then run what that prints"
     )
+
+
+class LocalProtocolError(SlaError):
+    """Our own code tried to send a frame that the state does not allow. A bug of ours, never the peer's."""
+
+    exit_status = 70  # EX_SOFTWARE
+
+    def __init__(self, state: str, frame: str) -> None:
+        self.state = state
+        self.frame = frame
+        super().__init__(f"tried to send {frame} while {state}; report this as a bug of the agent")
 
 
 class MailboxError(SlaError):

@@ -49,9 +49,9 @@ class ThrottleSet(RequestBody):
     """Exactly one of iops, bytes_per_s and cost_per_s."""
 
     volume: str = Field(min_length=1)
-    iops: float | None = Field(default=None, ge=LEAST.ops, lt=1e12)
-    bytes_per_s: float | None = Field(default=None, ge=LEAST.size, lt=1e15)
-    cost_per_s: float | None = Field(default=None, ge=LEAST.cost, lt=1e12)
+    iops: float | None = Field(default=None, ge=LEAST.ops_per_s, lt=1e12)
+    bytes_per_s: float | None = Field(default=None, ge=LEAST.bytes_per_s, lt=1e15)
+    cost_per_s: float | None = Field(default=None, ge=LEAST.cost_per_s, lt=1e12)
     duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
     """Without it the throttle holds until it is released."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]

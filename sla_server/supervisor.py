@@ -40,7 +40,7 @@ from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem, RecordRows
 from sla_server.config import ResolvedConfig
 from sla_server.directories import (
     APP,
@@ -332,9 +332,9 @@ class Supervisor:
         """Rows from the head of ``_pending``, as many as one message holds; a larger row is dropped."""
         count = min(len(self._pending), MOST_PENDING)
         while count:
-            header = {"rows": self._pending[:count], "req": self._request, "from": "supervisor"}
+            rows = RecordRows(self._pending[:count], self._request, "supervisor")
             try:
-                return count, frame.encode(Kind.RECORD, header)
+                return count, rows.encode()
             except FrameTooLarge as exc:
                 if count == 1:
                     table, _row = self._pending.pop(0)

@@ -16,7 +16,7 @@ from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.runtime.children import Child
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.watchdog import KILLED_S, REPORTED_S
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 
 REPORTED_BACKOFF_S: Final = 2.0  # a part that is back within seconds is worth an event, no problem
 

@@ -19,7 +19,6 @@ from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.inbound import Inbound, ToInbound
 from pmdaemon.poller.migration import ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.positions import Notice
 from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
@@ -27,6 +26,7 @@ from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import HighWaters
 
 
 class MemorySink:
@@ -104,7 +104,7 @@ class CountingRegistry(Registry):
 
     durable_rows = 0
 
-    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+    def advance(self, incarnation: int, notice: HighWaters, now_ns: int) -> bool:
         """See ``Registry``."""
         self.durable_rows += len(notice)
         return super().advance(incarnation, notice, now_ns)

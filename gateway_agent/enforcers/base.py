@@ -6,24 +6,9 @@ A cap set is complete: a volume it does not name has no cap of the server's. Enf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class CapSet:
-    """One complete set of caps for this gateway.
-
-    Attributes:
-        gen: generation, grows with every set the server issues.
-        lease_us: how long it holds without renewal.
-        caps: ``{volume, ops_per_s, bytes_per_s, cost_per_s}`` each; a rate that is absent or None is no
-            limit.
-    """
-
-    gen: int
-    lease_us: int
-    caps: tuple[dict[str, Any], ...]
+from pmdaemon.wire.messages.agent import CapSet
 
 
 class Enforcer(Protocol):

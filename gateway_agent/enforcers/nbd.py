@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway_agent.enforcers.base import CapSet
 from gateway_agent.sources.nbd import NbdSource
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import CapSet
+from pmdaemon.wire.messages.planes import DpCaps, DpLease
 
 CHANGED_WITHIN: Final = -1
 DENIALS: Final = 2  # the first answer may be a cut kept from before the caps
@@ -53,13 +52,12 @@ class NbdEnforcer:
         self._sent_gen, self.took, self._denials = caps.gen, None, 0
         # A question that is open now was sent before the caps: only the next one's answer proves anything.
         self._proof_at = self._source.questions + 1
-        header = {"gen": caps.gen, "lease_us": lease_us, "caps": list(caps.caps)}
-        self._send(frame.encode(Kind.DP_CAPS, header))
+        self._send(DpCaps(caps.gen, lease_us, caps.caps).encode())
 
     def renew_lease(self) -> None:
         """See ``Enforcer``."""
         if self.reachable:
-            self._send(frame.encode(Kind.DP_LEASE, {}))
+            self._send(DpLease().encode())
 
     def source_answered(self) -> None:
         """The source received a DP_CUT: find which generation it was made under."""

@@ -11,17 +11,16 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from gateway_agent.link.session import AgentSession
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
-from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.late import Late, joined
+from pmdaemon.wire.messages.agent import ALERT_CHARACTERS, Alert
+from pmdaemon.wire.session import AgentSession
 
 log = structlog.get_logger("alerts")
 
 EVERY_NS: Final = 10_000_000_000
 LATE_EVERY_NS: Final = 600_000_000_000
-TEXT_CHARACTERS: Final = 500  # what the server keeps of it; the whole text is in the agent's log
 Severity = Literal["info", "warning", "critical"]
 
 
@@ -44,14 +43,9 @@ class Alerts:
         self._told_ns[kind, subject] = now_ns
         write = log.info if severity == "info" else log.warning
         write(kind, subject=subject, text=text, **details)
-        header = {
-            "kind": kind,
-            "severity": severity,
-            "text": printable(text, TEXT_CHARACTERS),
-            "at_us": self._clock.unix_us(),
-            "details": {"subject": subject, **details},
-        }
-        self._session.send(Kind.ALERT, header)
+        shown = printable(text, ALERT_CHARACTERS)
+        at_us = self._clock.unix_us()
+        self._session.send(Alert(kind, severity, shown, at_us, {"subject": subject, **details}))
 
     def late(self, late: Late) -> None:
         """Caps held I/Os for too long in one sample."""

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from gateway_agent.enforcers.base import CapSet, Enforcer
+from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import StateFileBroken
-from gateway_agent.link import commands, state_files
-from gateway_agent.link.commands import Thresholds
+from gateway_agent.link import state_files
 from pmdaemon.errors import MalformedFrame
+from pmdaemon.wire.messages.agent import CapsAck, CapSet, Thresholds
 
 log = structlog.get_logger("caps")
 
@@ -78,8 +77,8 @@ class LeasedCaps:
         lapsed, self._caps, self._ack_due = self._caps, None, False
         return lapsed
 
-    def due_ack(self) -> dict[str, Any] | None:
-        """Header of the CAPS_ACK that is due now, once; None while proof is missing."""
+    def due_ack(self) -> CapsAck | None:
+        """The CAPS_ACK that is due now, once; None while proof is missing."""
         if not self._ack_due or self._caps is None:
             return None
         gen = self._caps.gen
@@ -89,11 +88,11 @@ class LeasedCaps:
             self._ack_due = False
             refused = f"refused by {', '.join(refusing)}, whose log says why; the former caps hold there"
             reason = refused if refusing else "this gateway only observes: it has no data plane"
-            return {"gen": gen, "ok": False, "reason": reason}
+            return CapsAck(gen, ok=False, reason=reason)
         if not reachable or any(enforcer.took != gen for enforcer in reachable):
             return None
         self._ack_due = False
-        return {"gen": gen, "ok": True, "reason": ""}
+        return CapsAck(gen, ok=True, reason="")
 
 
 class ThresholdStore:
@@ -108,7 +107,7 @@ class ThresholdStore:
             return None
         try:
             value = state_files.read_json(self._path, "It is begun anew")
-            return commands.thresholds(value) if isinstance(value, dict) else None
+            return Thresholds.parse(value) if isinstance(value, dict) else None
         except (StateFileBroken, MalformedFrame) as exc:
             log.error("thresholds-forgotten", problem=str(exc))
             return None
@@ -121,9 +120,4 @@ class ThresholdStore:
         """
         self.current = received
         if self._path is not None:
-            state_files.write_json(self._path, self.header(), synced=True)
-
-    def header(self) -> dict[str, Any]:
-        """Header of THRESHOLDS and DP_THRESHOLDS."""
-        assert self.current is not None  # asked for only when there is a set
-        return {"version": self.current.version, "entries": list(self.current.entries)}
+            state_files.write_json(self._path, received.header(), synced=True)

@@ -51,6 +51,7 @@ from gateway_agent.sources.sample import Sample, StreamKey
 from pmdaemon.errors import BadCut, FrameTooLarge
 from pmdaemon.wire import cut, names
 from pmdaemon.wire.late import joined
+from pmdaemon.wire.messages.agent import StreamEntry, Streams
 
 log = structlog.get_logger("collection")
 
@@ -131,13 +132,13 @@ class StreamNames:
         """Another server listens: it knows no stream."""
         self._unannounced = set(self._streams)
 
-    def announcements(self) -> Iterator[dict[str, Any]]:
-        """Headers of the STREAMS frames that this session has not seen; consuming them marks them as sent."""
+    def announcements(self) -> Iterator[Streams]:
+        """STREAMS that this session has not seen; consuming them marks them as sent."""
         missing = [stream_id for stream_id in self._streams if stream_id in self._unannounced]
         self._unannounced.clear()
         for start in range(0, len(missing), _PER_FRAME):
             chunk = missing[start : start + _PER_FRAME]
-            yield {"streams": [{"id": each, **self._streams[each]._asdict()} for each in chunk]}
+            yield Streams(tuple(StreamEntry(each, *self._streams[each]) for each in chunk))
 
 
 DEADLINE_NS: Final = 200_000_000  # a fifth of the default interval; a healthy plane answers in milliseconds

@@ -21,23 +21,37 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from gateway_agent.enforcers.base import CapSet
 from gateway_agent.errors import ServerLost, SpoolWriteFailed
-from gateway_agent.link import commands, reply
+from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
-from gateway_agent.link.session import AgentSession, AgentSessionState
 from gateway_agent.link.spool import Spool
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import cut
-from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.late import joined
+from pmdaemon.wire.messages.agent import (
+    Bye,
+    CapSet,
+    Certificate,
+    Error,
+    Hello,
+    Poll,
+    Registered,
+    Registration,
+    Renew,
+    Schema,
+    Thresholds,
+    ThresholdsAck,
+    Unsupported,
+    Welcome,
+)
+from pmdaemon.wire.messages.planes import DpThresholds
+from pmdaemon.wire.session import AgentSession, FromServer, SessionState
 
 log = structlog.get_logger("link")
 
@@ -87,7 +101,7 @@ class LinkCore:
         self._collection = CollectionRound(self._sources)
         self._cut_spooler = CutSpooler(facts.gateway_id, facts.epoch, spool, stream_names, self._sources)
         self._interval_ns = DEFAULT_INTERVAL_NS
-        self._polls: list[commands.Poll] = []
+        self._polls: list[Poll] = []
         self._wants_cut = self._wants_proof = False
         self._stalled: set[str] = set()
         self._collected_ns = self._received_ns = clock.monotonic_ns()
@@ -110,9 +124,7 @@ class LinkCore:
         """The connection to the PMDaemon is open."""
         facts = self._facts
         self._received_ns = self._clock.monotonic_ns()
-        self.session.opened(
-            {"software": facts.software, "gw": facts.gateway_id, "name": facts.name, "ep": facts.epoch}
-        )
+        self.session.opened(Hello.of(facts.gateway_id, facts.name, facts.epoch, facts.software))
 
     def server_data(self, data: bytes) -> None:
         """Bytes from the PMDaemon.
@@ -126,7 +138,7 @@ class LinkCore:
                 self._handle(command)
             self._collect_if_wanted()
         except WireError as exc:
-            self.session.drain(Kind.ERROR, {"code": "protocol", "text": str(exc)})
+            self.session.drain(Error("protocol", str(exc)))
             raise ServerLost(str(exc)) from exc
 
     def server_lost(self, reason: str) -> None:
@@ -136,45 +148,46 @@ class LinkCore:
         self._polls.clear()
         self._caps.server_gone()
 
-    def _handle(self, command: commands.Command) -> None:
+    def _handle(self, command: FromServer) -> None:
         match command:
-            case commands.Poll():
+            case Poll():
                 self._polled(command)
             case CapSet():
                 self._caps.replace(command, self._clock.monotonic_ns())
                 self._wants_cut = self._wants_proof = True
-            case commands.Thresholds():
+            case Thresholds():
                 self._new_thresholds(command)
-            case commands.Welcome():
+            case Welcome():
                 self._interval_ns = command.interval_us * 1000
-                self.session.send(Kind.SCHEMA, cut.schema_header())
+                self.session.send(Schema.of())
                 self._register()
-            case commands.Registered():
+            case Registered():
                 self._registered()
-            case commands.Certificate():
+            case Certificate():
                 self._certified(command)
-            case commands.NotUnderstood():
+            case Unsupported():
                 log.warning("server-does-not-know", kind=command.kind)
-            case commands.Closing():
-                raise ServerLost(command.reason)
+            case Error() | Bye():
+                raise ServerLost(command.farewell)
 
     def _register(self) -> None:
         exports: dict[str, dict[str, Any]] = {}
         for source in self._sources:
             exports.update({export["volume"]: export for export in source.exports()})
-        self.session.send(Kind.REGISTER, {"exports": list(exports.values()), "spool": self._spool.epochs()})
+        spool = [(epoch, first, last) for epoch, first, last in self._spool.epochs()]
+        self.session.send(Registration(list(exports.values()), spool))
 
     def _registered(self) -> None:
-        if self.session.state is AgentSessionState.REGISTERED:
+        if self.session.state is SessionState.REGISTERED:
             log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
             self._stream_names.new_session()
         self._announce()
 
     def _announce(self) -> None:
-        for header in self._stream_names.announcements():
-            self.session.send(Kind.STREAMS, header)
+        for message in self._stream_names.announcements():
+            self.session.send(message)
 
-    def _polled(self, poll: commands.Poll) -> None:
+    def _polled(self, poll: Poll) -> None:
         for epoch, seq in poll.ack:
             self._spool.forget(epoch, seq)
         if poll.lease:
@@ -182,12 +195,12 @@ class LinkCore:
         self._polls.append(poll)
         self._wants_cut = True
 
-    def _new_thresholds(self, received: commands.Thresholds) -> None:
+    def _new_thresholds(self, received: Thresholds) -> None:
         if received != self._thresholds.current:
             self._adopt_thresholds(received)
-        self.session.send(Kind.THRESHOLDS_ACK, {"version": received.version})
+        self.session.send(ThresholdsAck(received.version))
 
-    def _adopt_thresholds(self, received: commands.Thresholds) -> None:
+    def _adopt_thresholds(self, received: Thresholds) -> None:
         try:
             self._thresholds.replace(received)
         except OSError as exc:
@@ -196,11 +209,11 @@ class LinkCore:
             )
         for plane in self.planes.values():
             if plane.enforcer.reachable:
-                plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
+                plane.send(DpThresholds(received.version, received.entries))
 
     # -- the certificate
 
-    def _certified(self, received: commands.Certificate) -> None:
+    def _certified(self, received: Certificate) -> None:
         try:
             problem = self._identity.store(received.der) if self._identity is not None else "TLS is off here"
         except OSError as exc:
@@ -210,7 +223,7 @@ class LinkCore:
             self._alerts.tell("certificate-not-renewed", "warning", "certificate", text)
 
     def _renew_if_due(self) -> None:
-        if self._identity is None or self.session.state is not AgentSessionState.POLLING:
+        if self._identity is None or self.session.state is not SessionState.POLLING:
             return
         request = self._identity.request()
         if request is None:
@@ -218,7 +231,7 @@ class LinkCore:
         if self._identity.is_urgent:
             text = "the certificate expires soon and was not renewed; see the server's log"
             self._alerts.tell("certificate-expires", "critical", "certificate", text)
-        self.session.send(Kind.RENEW, {"csr": request})
+        self.session.send(Renew(request))
 
     # -- the planes' side
 
@@ -227,8 +240,9 @@ class LinkCore:
         plane = self.planes[name]
         plane.opened()
         self._caps.enforcer_connected(plane.enforcer, self._clock.monotonic_ns())
-        if self._thresholds.current is not None:
-            plane.send(Kind.DP_THRESHOLDS, self._thresholds.header())
+        current = self._thresholds.current
+        if current is not None:
+            plane.send(DpThresholds(current.version, current.entries))
 
     def plane_data(self, name: str, data: bytes) -> None:
         """Bytes from a plane.
@@ -238,9 +252,9 @@ class LinkCore:
         """
         if self.planes[name].receive(data):
             if self.session.state in (
-                AgentSessionState.AUTHENTICATED,
-                AgentSessionState.REGISTERED,
-                AgentSessionState.POLLING,
+                SessionState.AUTHENTICATED,
+                SessionState.REGISTERED,
+                SessionState.POLLING,
             ):
                 self._register()
             self.on_planes_changed()
@@ -299,14 +313,14 @@ class LinkCore:
         self._report_stalled(set(self._collection.overdue()))
         for failure in self._collection.failures:
             self._alerts.tell("source-failed", "warning", failure.source, str(failure))
-        if self.session.state is AgentSessionState.POLLING:
+        if self.session.state is SessionState.POLLING:
             self._announce()
             for poll in self._polls:
                 reply.answer(self.session, self._spool, poll, self._clock.unix_us())
         self._polls.clear()
         acknowledgement = self._caps.due_ack()
         if acknowledgement is not None:
-            self.session.send(Kind.CAPS_ACK, acknowledgement)
+            self.session.send(acknowledgement)
         # A plane that stops is asked until it has nothing more: then it closes its connection.
         self._wants_cut = self._wants_proof or any(plane.has_more for plane in self.planes.values())
         self._collect_if_wanted()
@@ -339,7 +353,7 @@ class LinkCore:
             due = [self._collection.deadline_ns]
         if self._caps.lease_end_ns is not None:
             due.append(self._caps.lease_end_ns)
-        if self.session.state is not AgentSessionState.CLOSED:
+        if self.session.state is not SessionState.CLOSED:
             due.append(self._received_ns + self._silence_ns)
         return min(due)
 
@@ -367,5 +381,5 @@ class LinkCore:
             self.collect_now()
         self._renew_if_due()
         silent_ns = now_ns - self._received_ns
-        if self.session.state is not AgentSessionState.CLOSED and silent_ns >= self._silence_ns:
+        if self.session.state is not SessionState.CLOSED and silent_ns >= self._silence_ns:
             raise ServerLost(f"silent for {silent_ns / 1e9:.0f} s")

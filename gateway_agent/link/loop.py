@@ -25,7 +25,7 @@ from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import sni
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Bye
 
 log = structlog.get_logger("link")
 
@@ -172,7 +172,7 @@ class LinkLoop:
             self._core.collect_now()
         while self._core.collecting and not deadline.passed:
             self._turn(deadline.left_s())
-        self._core.session.drain(Kind.BYE, {"reason": self._stop.reason})
+        self._core.session.drain(Bye(self._stop.reason))
         if self._server.due_ns is None:
             self._server.turn()
         self._selector.close()

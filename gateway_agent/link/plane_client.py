@@ -9,15 +9,14 @@ before DP_HELLO, closes the connection.
 
 from __future__ import annotations
 
-from typing import Any
-
 from gateway_agent.enforcers.nbd import NbdEnforcer
 from gateway_agent.errors import PlaneLost
 from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.errors import WireError
-from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.wire import frame, names
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.base import Message
+from pmdaemon.wire.messages.planes import DpHello
 
 
 class PlaneClient:
@@ -41,9 +40,9 @@ class PlaneClient:
     def _send(self, data: bytes) -> None:
         self.outgoing += data
 
-    def send(self, kind: Kind, header: dict[str, Any]) -> None:
-        """Queue one frame."""
-        self._send(frame.encode(kind, header))
+    def send(self, message: Message) -> None:
+        """Queue one message."""
+        self._send(message.encode())
 
     def opened(self) -> None:
         """The control socket is connected."""
@@ -74,7 +73,7 @@ class PlaneClient:
         try:
             for received in list(self._reader.feed(data)):
                 if received.kind == Kind.DP_HELLO:
-                    changed = self._hello(received.header) or changed
+                    changed = self._hello(DpHello.parse(received.header, self.name)) or changed
                 elif received.kind == Kind.DP_CUT:
                     if not self.source.awaits_answer:
                         raise PlaneLost(self.name, "sent a cut that nobody asked for")
@@ -84,33 +83,6 @@ class PlaneClient:
             raise PlaneLost(self.name, str(exc)) from exc
         return changed
 
-    def _hello(self, header: dict[str, Any]) -> bool:
-        if header.get("plane") != self.name:
-            raise PlaneLost(
-                self.name,
-                f"calls itself {excerpt(header.get('plane'))}; its control_socket is another plane's",
-            )
-        exports = header.get("exports")
-        if not isinstance(exports, list):
-            raise PlaneLost(self.name, "announces no list of exports")
-        pid, listening = header.get("pid", 0), header.get("listening", [])
-        self.is_stopping = header.get("stopping") is True
-        self.pid = pid if isinstance(pid, int) else 0
-        self.listening = [str(item) for item in listening] if isinstance(listening, list) else []
-        return self.source.introduced([self._export(item) for item in exports])
-
-    def _export(self, item: Any) -> dict[str, Any]:
-        """What REGISTER says of one export: these five keys and no other."""
-        if not isinstance(item, dict):
-            raise PlaneLost(self.name, f"announces {excerpt(item)} as an export")
-        volume, backend, size_bytes = item.get("volume"), item.get("backend"), item.get("size_bytes", 0)
-        for value in (volume, backend):
-            if not isinstance(value, str) or not names.is_name(value):
-                raise PlaneLost(self.name, f"announces an export with the unusable name {excerpt(value)}")
-        return {
-            "volume": volume,
-            "backend": backend,
-            "size_bytes": size_bytes if isinstance(size_bytes, int) and size_bytes > 0 else 0,
-            "read_only": item.get("read_only") is True,
-            "source": "nbd",
-        }
+    def _hello(self, hello: DpHello) -> bool:
+        self.is_stopping, self.pid, self.listening = hello.is_stopping, hello.pid, hello.listening
+        return self.source.introduced(hello.exports)

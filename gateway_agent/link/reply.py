@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway_agent.link.commands import Poll
-from gateway_agent.link.session import AgentSession
 from gateway_agent.link.spool import Spool
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Poll, Reply
+from pmdaemon.wire.session import AgentSession
 
 BACKLOG_BYTES: Final = 256 << 10
 
@@ -43,16 +42,15 @@ def answer(session: AgentSession, spool: Spool, poll: Poll, wall_us: int) -> int
     if newest is not None and (is_cut_short or _begins_behind(poll.start, (newest.epoch, newest.seq))):
         session.send_cut(newest.raw, live=True)
     session.send(
-        Kind.REPLY,
-        {
-            "poll": poll.poll,
-            "sent_ns": poll.sent_ns,
-            "wall_us": wall_us,
-            "cuts": len(sent),
-            "first": list(sent[0]) if sent else None,
-            "last": list(sent[-1]) if sent else None,
-            "dropped": spool.dropped,
-        },
+        Reply(
+            poll=poll.poll,
+            sent_ns=poll.sent_ns,
+            wall_us=wall_us,
+            cuts=len(sent),
+            first=sent[0] if sent else None,
+            last=sent[-1] if sent else None,
+            dropped=spool.dropped,
+        )
     )
     return len(sent)
 

@@ -41,7 +41,7 @@ import os
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +50,11 @@ from gateway_agent.config import ExportConfig
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
-from pmdaemon.wire import frame, histogram
+from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, IO_ANY, IO_READ, MISSED_DTYPE, rows_array
 from pmdaemon.wire.histogram import WIRE_BUCKETS
-from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.late import worst
+from pmdaemon.wire.messages.planes import DpCut
 from pmdaemon.wire.rates import COST_BYTES
 
 KIND_READ: Final = 0
@@ -394,24 +394,24 @@ class CutMaker:
         rows = [taken for stream in self.table.streams if (taken := stream.take()) is not None]
         blob, hist_len, missed_len = _columns(rows)
         self._next_id += 1
-        header: dict[str, Any] = {
-            "id": self._next_id,
-            "start_ns": self._start_ns,
-            "end_ns": now_ns,
-            "start_us": self._start_unix_us,
-            "tg": self._common_generation,
-            "ts": self._version,
-            "n": len(rows),
-            "h": hist_len,
-            "m": missed_len,
-            "streams": [row.stream.descriptor for row in rows],
-            "more": more,
-            "st": max(self._starved_us() - self._start_starved_us, 0),
-        }
+        starved_us = max(self._starved_us() - self._start_starved_us, 0)
         late = {each.export.volume: found for each in self.volumes if (found := each.take_late(now_ns))}
-        if late:
-            header["late"] = worst(late)
-        self._kept.append((self._next_id, frame.encode(Kind.DP_CUT, header, blob)))
+        made = DpCut(
+            id=self._next_id,
+            start_ns=self._start_ns,
+            end_ns=now_ns,
+            start_us=self._start_unix_us,
+            throttle_gen=self._common_generation,
+            threshold_version=self._version,
+            rows=len(rows),
+            hist_entries=hist_len,
+            missed_entries=missed_len,
+            streams=[row.stream.descriptor for row in rows],
+            more=more,
+            starved_us=starved_us,
+            late=worst(late) or None,
+        )
+        self._kept.append((self._next_id, made.encode_with(blob)))
         self._begin(now_ns, now_unix_us)
 
 

@@ -20,10 +20,11 @@ import structlog
 
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.loop import IN, OUT, EventLoop
-from pmdaemon.errors import ProtocolViolation, WireError
-from pmdaemon.runtime.excerpt import excerpt
+from pmdaemon.errors import WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Error, Unsupported
+from pmdaemon.wire.messages.planes import DpCollect
 
 log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
@@ -137,16 +138,13 @@ class _LinkConnection:
                 self._on_frame(received)
         except WireError as exc:
             log.warning("link-refused", error=str(exc))
-            self.send(frame.encode(Kind.ERROR, {"code": type(exc).__name__, "text": str(exc)}))
+            self.send(Error(type(exc).__name__, str(exc)).encode())
             self.close(str(exc))
 
     def _on_frame(self, received: frame.Frame) -> None:
         header = received.header
         if received.kind == Kind.DP_COLLECT:
-            got = header.get("got")
-            if type(got) is not int:
-                raise ProtocolViolation("connected", f"DP_COLLECT with got={excerpt(got)}", "an integer")
-            answer = self._commands.collect(got)
+            answer = self._commands.collect(DpCollect.parse(header).got)
             if answer is None:
                 self.close("it has everything")
             else:
@@ -160,7 +158,7 @@ class _LinkConnection:
             except BadCaps as exc:
                 log.error("link-order-refused", error=str(exc))
         else:
-            self.send(frame.encode(Kind.UNSUPPORTED, {"kind": received.kind}))
+            self.send(Unsupported(received.kind).encode())
 
     def send(self, data: bytes) -> None:
         """Send or keep ``data``; drops a link that lets too much pile up."""

@@ -36,7 +36,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire.rates import Caps
+from pmdaemon.wire.rates import Rates
 
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
@@ -70,7 +70,7 @@ class Plane:
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory)
         self._cuts = cuts
         caps = {export.volume: export.cap for export in config.exports if export.cap is not None}
-        self._caps = CapsInForce({volume: Caps(**cap.model_dump()) for volume, cap in caps.items()})
+        self._caps = CapsInForce({volume: Rates(**cap.model_dump()) for volume, cap in caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
         self._is_stopping = False
@@ -178,8 +178,8 @@ class Plane:
     def caps(self, header: dict[str, Any]) -> None:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
-        self._caps.apply(header, now_ns)
-        log.info("caps-in-force", gen=self._caps.generation, caps=len(header["caps"]))
+        capped = self._caps.apply(header, now_ns)
+        log.info("caps-in-force", gen=self._caps.generation, caps=capped)
         self._enforce(now_ns)
 
     def thresholds(self, header: dict[str, Any]) -> None:

@@ -29,14 +29,14 @@ from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, NO_CAPS, Caps, RateSet
+from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, NO_CAPS, Rates, RateSet
 
 DEFAULT_LEASE_NS: Final = 30 * 10**9
 MAX_LEASE_NS: Final = 3_600 * 10**9  # an hour without a living server would be a static cap, not a lease
 NO_GENERATION: Final = 0
 
 
-def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Caps]]:
+def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Rates]]:
     """Generation, lease in ns and caps by volume, from the header of DP_CAPS.
 
     Raises:
@@ -49,14 +49,14 @@ def parse_caps(header: dict[str, Any]) -> tuple[int, int, dict[str, Caps]]:
         lease_us = DEFAULT_LEASE_NS // 1000
     if type(lease_us) is not int or not 0 < lease_us <= MAX_LEASE_NS // 1000:
         raise BadCaps(f"caps {generation}", f"lease_us is {excerpt(lease_us)}")
-    caps: dict[str, Caps] = {}
+    caps: dict[str, Rates] = {}
     for entry in entries:
         volume = entry.get("volume") if isinstance(entry, dict) else None
         if not isinstance(volume, str) or volume in caps:
             raise BadCaps(
                 f"caps {generation}", f"entry {excerpt(entry)} names no volume, or one named before"
             )
-        caps[volume] = Caps(
+        caps[volume] = Rates(
             *(_rate(generation, entry, key) for key in ("ops_per_s", "bytes_per_s", "cost_per_s"))
         )
     return generation, lease_us * 1000, caps
@@ -79,15 +79,15 @@ class CapsInForce:
         static: by volume, from the configuration.
     """
 
-    def __init__(self, static: dict[str, Caps]) -> None:
+    def __init__(self, static: dict[str, Rates]) -> None:
         self._static = static
-        self._server: dict[str, Caps] = {}
+        self._server: dict[str, Rates] = {}
         self._lease_ns = DEFAULT_LEASE_NS
         self.generation = NO_GENERATION
         self.lease_end_ns: int | None = None
 
-    def apply(self, header: dict[str, Any], now_ns: int) -> None:
-        """Take a DP_CAPS header.
+    def apply(self, header: dict[str, Any], now_ns: int) -> int:
+        """Take a DP_CAPS header; returns how many volumes it caps.
 
         Raises:
             BadCaps: malformed; nothing has changed.
@@ -95,6 +95,7 @@ class CapsInForce:
         generation, lease_ns, caps = parse_caps(header)
         self.generation, self._lease_ns, self._server = generation, lease_ns, caps
         self.lease_end_ns = now_ns + lease_ns
+        return len(caps)
 
     def renew(self, now_ns: int) -> None:
         """The server lives: extend the lease of the set in force, if there is one."""
@@ -108,7 +109,7 @@ class CapsInForce:
         self.generation, self._server, self.lease_end_ns = NO_GENERATION, {}, None
         return True
 
-    def of(self, volume: str) -> Caps:
+    def of(self, volume: str) -> Rates:
         """What holds for one volume."""
         return self._static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
 
@@ -199,7 +200,7 @@ class Volume:
             if not session.unblock():
                 return
 
-    def set_caps(self, caps: Caps, now_ns: int) -> None:
+    def set_caps(self, caps: Rates, now_ns: int) -> None:
         """Put other caps in force, now, also for what is already held."""
         if self.rates.set_caps(caps, now_ns):
             self.pump(now_ns)

@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway_agent.sources.sample import Sample, from_dp_cut
 from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.planes import DpCollect
 
 
 class NbdSource:
@@ -68,7 +68,7 @@ class NbdSource:
             return
         self.awaits_answer = True
         self.questions += 1
-        self._send(frame.encode(Kind.DP_COLLECT, {"got": self._got}))
+        self._send(DpCollect(self._got).encode())
 
     def answered(self, received: frame.Frame) -> None:
         """A DP_CUT arrived.

@@ -7,19 +7,16 @@ of ``counters`` are the cut's COLUMNS; row 0 (``stream_id``) is zero here and fi
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.errors import BadCut
 from pmdaemon.wire import cut, frame, names
-from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.late import Late, parse
-
-_NO_GATEWAY: Final = uuid.UUID(int=0).bytes
+from pmdaemon.wire.late import Late
+from pmdaemon.wire.messages.planes import DpCut
 
 
 class StreamKey(NamedTuple):
@@ -98,32 +95,20 @@ def from_dp_cut(source: str, received: frame.Frame) -> Sample:
     Raises:
         BadCut: keys are missing or contradict the columns.
     """
-    header = received.header
-    for key in ("id", "start_ns", "end_ns", "start_us"):
-        if type(header.get(key)) is not int or header[key] < 0:
-            raise BadCut(f"DP_CUT key {key!r} is {header.get(key)!r}, expected a non-negative integer")
-    if header["id"] == 0 or header["end_ns"] < header["start_ns"]:
-        raise BadCut(f"DP_CUT id {header['id']} must be positive, and its interval must not run backwards")
-    duration_us = (header["end_ns"] - header["start_ns"]) // 1000
-    # The columns are those of CUT, so CUT's own decoder checks them; identity is not known to the plane.
-    borrowed = {**header, "gw": _NO_GATEWAY, "ep": 1, "seq": 1, "t": header["start_us"], "d": duration_us}
-    columns = cut.decode(received._replace(kind=Kind.CUT, header=borrowed))
-    entries = header.get("streams")
-    if not isinstance(entries, list) or len(entries) != columns.rows:
-        raise BadCut(f"DP_CUT has {columns.rows} rows but does not name as many streams")
+    said, columns = DpCut.parse(received)
     return Sample(
         source=source,
-        start_ns=header["start_ns"],
-        end_ns=header["end_ns"],
-        start_unix_us=header["start_us"],
-        throttle_gen=columns.throttle_gen,
-        threshold_version=columns.threshold_version,
-        streams=tuple(stream_key(entry) for entry in entries),
+        start_ns=said.start_ns,
+        end_ns=said.end_ns,
+        start_unix_us=said.start_us,
+        throttle_gen=said.throttle_gen,
+        threshold_version=said.threshold_version,
+        streams=tuple(stream_key(entry) for entry in said.streams),
         counters=columns.counters.copy(),
         hist=columns.hist.copy(),
         missed=columns.missed.copy(),
-        mark=header["id"],
-        more=header.get("more") is True,
-        late=parse(header.get("late")),
-        starved_us=columns.starved_us,
+        mark=said.id,
+        more=said.more,
+        late=said.late or {},
+        starved_us=said.starved_us,
     )

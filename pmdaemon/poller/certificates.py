@@ -33,15 +33,13 @@ from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
 from pmdaemon.poller import announcements
 from pmdaemon.poller.connection import AgentConnection
-from pmdaemon.poller.credentials import Enrolment
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Certificate, Enrol
 from pmdaemon.wire.session import error_code
 
 REREAD_MS: Final = 1000
@@ -126,7 +124,7 @@ class CertificateWorker:
 
     # -- asked by the inbound thread
 
-    def enrol(self, conn: AgentConnection, enrolment: Enrolment) -> None:
+    def enrol(self, conn: AgentConnection, enrolment: Enrol) -> None:
         """See ``CertificateDesk``."""
         self._ask(
             conn,
@@ -195,7 +193,7 @@ class CertificateWorker:
         try:
             made = question.ask()
             credential = credential_of_der(made)
-            encoded = frame.encode(Kind.CERTIFICATE, {"cert": made, "ca": self.authority_der})
+            encoded = Certificate(made, self.authority_der).encode()
         except CredentialRefused as exc:
             return CertificateRefused(question.conn, PeerRefused(exc.code, str(exc)))
         except PkiError as exc:

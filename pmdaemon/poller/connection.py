@@ -27,10 +27,10 @@ from pmdaemon.errors import ProtocolViolation
 from pmdaemon.pki.certificates import Credential, credential_of_der
 from pmdaemon.poller.gateway import Gateway
 from pmdaemon.poller.peer import Sent
-from pmdaemon.poller.registration import Hello
 from pmdaemon.runtime.transport import TlsTransport, Transport, prepare
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Hello
 from pmdaemon.wire.session import Session, SessionState, Side
 
 MAX_OUT_BYTES: Final = 1 << 20

@@ -10,25 +10,12 @@ Source: P3; DESIGN.md 5 "Credentials"; docs/operations/security.md.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Container
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from pmdaemon.errors import MalformedFrame, PeerRefused, not_enrolled
+from pmdaemon.errors import PeerRefused, not_enrolled
 from pmdaemon.pki.certificates import Credential
-from pmdaemon.poller.registration import Hello
-from pmdaemon.runtime.excerpt import excerpt
-
-MAX_REQUEST_BYTES: Final = 2048
-MAX_TOKEN_CHARACTERS: Final = 100
-
-
-class Enrolment(NamedTuple):
-    """A checked ENROL. ``request``: certificate signing request, DER."""
-
-    token: str
-    request: bytes
-    gateway_id: str
+from pmdaemon.wire.messages.agent import Enrol, Hello
 
 
 class CertificateDesk(Protocol):
@@ -42,7 +29,7 @@ class CertificateDesk(Protocol):
     def revoked(self) -> Container[str]:
         """Serials that are not accepted any more."""
 
-    def enrol(self, conn: Any, enrolment: Enrolment) -> None:
+    def enrol(self, conn: Any, enrolment: Enrol) -> None:
         """Ask for a first certificate."""
 
     def renew(self, conn: Any, held: Credential, request: bytes) -> None:
@@ -84,33 +71,3 @@ def check_identity(held: Credential, hello: Hello) -> None:
             f"it calls itself {hello.name!r}, its certificate is for {held.name!r}. Correct `name` in the "
             "agent's file, or enrol it under the new name",
         )
-
-
-def parse_enrol(header: dict[str, Any]) -> Enrolment:
-    """Check an ENROL header.
-
-    Raises:
-        MalformedFrame: names the key and what is expected; never shows the token.
-    """
-    token, gateway_id = header.get("token"), header.get("gw")
-    if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN_CHARACTERS:
-        raise MalformedFrame(f"ENROL: key 'token' must be text of 1 to {MAX_TOKEN_CHARACTERS} characters")
-    try:
-        if not isinstance(gateway_id, str):
-            raise ValueError("not text")
-        gateway_id = str(uuid.UUID(gateway_id))
-    except ValueError as exc:
-        raise MalformedFrame(f"ENROL: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
-    return Enrolment(token, parse_request("ENROL", header), gateway_id)
-
-
-def parse_request(kind: str, header: dict[str, Any]) -> bytes:
-    """The signing request of an ENROL or RENEW.
-
-    Raises:
-        MalformedFrame: it is missing or too long.
-    """
-    request = header.get("csr")
-    if not isinstance(request, bytes) or not 0 < len(request) <= MAX_REQUEST_BYTES:
-        raise MalformedFrame(f"{kind}: key 'csr' must be 1 to {MAX_REQUEST_BYTES} bytes")
-    return request

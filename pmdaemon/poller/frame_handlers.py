@@ -15,39 +15,44 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from pmdaemon.errors import BadCut, MalformedFrame, PeerRefused, ProtocolViolation
+from pmdaemon.errors import BadCut, PeerRefused, ProtocolViolation
 from pmdaemon.poller import announcements
-from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.poller.certificates import Enrolments
 from pmdaemon.poller.credentials import (
     CertificateDesk,
     check_holder,
     check_identity,
-    parse_enrol,
-    parse_request,
 )
 from pmdaemon.poller.fast_path import FastPath
 from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState, Registry
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES, CutPublisher
 from pmdaemon.poller.quotas import Allowances
-from pmdaemon.poller.registration import (
-    Hello,
-    Registration,
-    check_schema,
-    parse_hello,
-    parse_register,
-    parse_streams,
-)
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import (
+    Alert,
+    CaCertificate,
+    CapsAck,
+    Enrol,
+    Error,
+    Hello,
+    Registered,
+    Registration,
+    Renew,
+    Reply,
+    Schema,
+    Streams,
+    ThresholdsAck,
+    Unsupported,
+    Welcome,
+)
 from pmdaemon.wire.session import negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"
@@ -108,7 +113,7 @@ class FrameHandlers:
             self._counters["unsupported_frames"] += 1
             if conn.gateway is not None:
                 self._allowances.demand(conn.gateway.gateway_id, conn.gateway.name, "answers")
-            conn.send((Kind.UNSUPPORTED, frame.encode(Kind.UNSUPPORTED, {"kind": received.kind})))
+            conn.send((Kind.UNSUPPORTED, Unsupported(received.kind).encode()))
             return
         handler(self, conn, received)
 
@@ -121,41 +126,31 @@ class FrameHandlers:
     # -- registration
 
     def _hello(self, conn: AgentPeer, received: frame.Frame) -> None:
-        credential = (
-            check_holder(conn.credential, self._certificate_worker.revoked)
-            if self._certificate_worker is not None
-            else None
-        )
-        hello = parse_hello(received.header)
+        credential = check_holder(conn.credential, self._certificate_worker.revoked) if self._certificate_worker is not None else None
+        hello = Hello.parse(received.header)
         if credential is not None and self._certificate_worker is not None:
             check_identity(credential, hello)
             self._certificate_worker.used(credential)
         conn.hello = hello
         proto = negotiate(hello.proto_min, hello.proto_max)
-        header = {
-            "proto": proto,
-            "features": [],
-            "software": SOFTWARE,
-            "interval_us": self._interval_us,
-            "server_us": self._clock.unix_us(),
-        }
-        conn.send((Kind.WELCOME, frame.encode(Kind.WELCOME, header)))
+        welcome = Welcome(proto, (), SOFTWARE, self._interval_us, self._clock.unix_us())
+        conn.send((Kind.WELCOME, welcome.encode()))
 
     # -- certificates
 
     def _ca_query(self, conn: AgentPeer, _received: frame.Frame) -> None:
-        body = {"ca": self._required_worker().authority_der}
-        conn.send((Kind.CA_CERT, frame.encode(Kind.CA_CERT, body)))
+        authority = CaCertificate(self._required_worker().authority_der)
+        conn.send((Kind.CA_CERT, authority.encode()))
 
     def _enrol(self, conn: AgentPeer, received: frame.Frame) -> None:
         self._counters["enrolments_asked"] += 1
-        self._required_worker().enrol(conn, parse_enrol(received.header))
+        self._required_worker().enrol(conn, Enrol.parse(received.header))
 
     def _renew(self, conn: AgentPeer, received: frame.Frame) -> None:
         certificate_worker = self._required_worker()
         assert conn.credential is not None  # HELLO is not passed without one
         self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
-        certificate_worker.renew(conn, conn.credential, parse_request("RENEW", received.header))
+        certificate_worker.renew(conn, conn.credential, Renew.parse(received.header).request)
 
     def _required_worker(self) -> CertificateDesk:
         if self._certificate_worker is None:
@@ -163,14 +158,14 @@ class FrameHandlers:
         return self._certificate_worker
 
     def _schema(self, conn: AgentPeer, received: frame.Frame) -> None:
-        check_schema(received.header)
+        Schema.parse(received.header)
         conn.schema_seen = True
 
     def _register(self, conn: AgentPeer, received: frame.Frame) -> None:
         hello = conn.hello
         if hello is None or not conn.schema_seen:
             raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
-        registration = parse_register(received.header)
+        registration = Registration.parse(received.header)
         is_known = conn.gateway is not None
         self._check_quotas(hello, registration, "changes" if is_known else "sessions")
         if conn.gateway is not None:
@@ -178,7 +173,7 @@ class FrameHandlers:
         else:
             self._begin(conn, hello, registration)
         # Before services hears of it: the thresholds it answers with may be sent only to who is registered.
-        conn.send((Kind.REGISTERED, frame.encode(Kind.REGISTERED, {"ok": True})))
+        conn.send((Kind.REGISTERED, Registered().encode()))
         assert conn.gateway is not None  # begun just now, or before
         self._announce(conn.gateway)
         self._on_registered(hello.gateway_id)
@@ -219,8 +214,8 @@ class FrameHandlers:
             "gateway-superseded", "warning", gateway.name, text, self._clock.unix_us(), **details
         )
         self._publisher.news(row, DBMANAGER)
-        body = {"code": "superseded", "text": text}
-        older.finish(Kind.ERROR, frame.encode(Kind.ERROR, body), "superseded by a newer session")
+        last = Error("superseded", text).encode()
+        older.finish(Kind.ERROR, last, "superseded by a newer session")
 
     def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
         """The same gateway has registered with another pair: the newer session wins."""
@@ -257,7 +252,7 @@ class FrameHandlers:
 
     def _streams(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        streams = parse_streams(received.header, gateway.gateway_id)
+        streams = Streams.parse(received.header, gateway.gateway_id).streams
         new = [stream for stream in streams if stream.stream_id not in gateway.streams]
         names = [stream.stream_id for stream in new]
         self._allowances.demand_new(gateway.gateway_id, gateway.name, "streams", names)
@@ -316,9 +311,8 @@ class FrameHandlers:
 
     def _reply(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        header = received.header
-        poll, dropped = _count(header, "poll"), _count(header, "dropped")
-        wall_us = _count(header, "wall_us", cut.MAX_TIME_US)
+        reply = Reply.parse(received.header)
+        poll = reply.poll
         now_ns = conn.last_received_ns
         with gateway.lock:
             sent_ns = gateway.record.answered(poll)
@@ -328,7 +322,7 @@ class FrameHandlers:
             raise ProtocolViolation(conn.session.state.value, f"REPLY to poll {poll}", "a poll that was sent")
         if poll == gateway.record.backlog_poll:
             self._registry.catch_up.answered(gateway.answer_bytes(poll), now_ns - sent_ns, now_ns)
-        gateway.offset.add(wall_us, self._unix_us(now_ns), (now_ns - sent_ns) // 1000)
+        gateway.offset.add(reply.wall_us, self._unix_us(now_ns), (now_ns - sent_ns) // 1000)
         self._counters["replies"] += 1
         if now_ns - sent_ns > self._interval_us * 1000:
             self._counters["late_replies"] += 1  # kept like any other; the schedule has not moved
@@ -336,29 +330,29 @@ class FrameHandlers:
             gateway.condition = GatewayState.UP
             self._fleet_log.info(now_ns, "gateway-recovered", gateway=gateway.name)
             self._announce_state(gateway, "recovered", "it answers polls again")
-        gateway.dropped = dropped
+        gateway.dropped = reply.dropped
 
     # -- answers to orders, and what an agent says unasked
 
     def _caps_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        header = received.header
-        gen = _count(header, "gen")
+        ack = CapsAck.parse(received.header)
         self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
-        state = "confirmed" if header.get("ok") is True else "refused"
-        reason = printable(header.get("reason", ""), 500)
-        message = announcements.caps_state(gateway.gateway_id, gen, state, reason, self._clock.unix_us())
+        state = "confirmed" if ack.ok else "refused"
+        message = announcements.caps_state(
+            gateway.gateway_id, ack.gen, state, ack.reason, self._clock.unix_us()
+        )
         self._publisher.news(message, SERVICES)
 
     def _thresholds_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
-        version = _count(received.header, "version")
+        version = ThresholdsAck.parse(received.header).version
         gateway = _gateway_of(conn)
         self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
         log.debug("thresholds-acknowledged", gateway=gateway.name, version=version)
 
     def _alert(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
-        alert = parse_alert(received.header, self._clock.unix_us())
+        alert = Alert.parse(received.header, self._clock.unix_us())
         if not self._allowances.allow(gateway.gateway_id, gateway.name, "alerts"):
             return
         self._counters["alerts"] += 1
@@ -402,9 +396,8 @@ class FrameHandlers:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
         credential, hello = conn.credential, conn.hello
-        # Refused before its HELLO counted: its certificate names it.
-        if hello is None and credential is not None:
-            hello = Hello(credential.gateway_id, credential.name, 0, 0, 0, "")
+        if hello is None and credential is not None:  # refused before its HELLO counted: it is whom we certified
+            hello = Hello.of(credential.gateway_id, credential.name, epoch=0, software="")
         if conn.gateway is not None or hello is None:
             return
         # Without TLS a peer may use another's id: it says nothing about a gateway that is there.
@@ -424,15 +417,6 @@ def _gateway_of(conn: AgentPeer) -> Gateway:
     # Cannot be None: the session's table lets these kinds pass only after REGISTERED.
     assert conn.gateway is not None
     return conn.gateway
-
-
-def _count(header: dict[str, Any], key: str, limit: int = 1 << 63) -> int:
-    value = header.get(key)
-    if type(value) is not int or not 0 <= value < limit:
-        raise MalformedFrame(
-            f"key {key!r} is {excerpt(value)}, expected an integer of 0 or more, below {limit}"
-        )
-    return value
 
 
 _HANDLERS: Final[dict[int, Handler]] = {

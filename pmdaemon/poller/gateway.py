@@ -34,9 +34,10 @@ from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.clock_offset import OffsetEstimator
 from pmdaemon.poller.peer import AgentPeer
-from pmdaemon.poller.positions import CutPositions, Notice, Watermarks
-from pmdaemon.poller.registration import Hello, Registration, StreamEntry
+from pmdaemon.poller.positions import CutPositions, Watermarks
 from pmdaemon.wire import poll
+from pmdaemon.wire.messages.agent import Hello, Registration, StreamEntry
+from pmdaemon.wire.messages.server import HighWaters
 from pmdaemon.wire.session import MAX_CUT_BYTES
 
 ANSWER_BYTES: Final = 2 * MAX_CUT_BYTES
@@ -210,14 +211,14 @@ class Registry:
             gateway.begin(conn, hello, registration, self._gather(gateway))
         return gateway
 
-    def forget(self, gateway_id: str) -> tuple[int | None, Notice]:
+    def forget(self, gateway_id: str) -> tuple[int | None, HighWaters]:
         """Forget a gateway that has moved away or makes room; returns what is known of its durable cuts."""
         with self.lock:
             gateway = self._gateways.pop(gateway_id, None)
             known = self.watermarks.of(gateway_id) if gateway is None else self._gather(gateway)
             return self.watermarks.incarnation, [(gateway_id, epoch, seq) for epoch, seq in known.items()]
 
-    def open(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+    def open(self, incarnation: int, notice: HighWaters, now_ns: int) -> bool:
         """WATERMARKS arrived; True if dbmanager is another one than before. Thread: outbound."""
         with self.lock:
             is_new = self.watermarks.open(incarnation, notice)
@@ -229,7 +230,7 @@ class Registry:
                     gateway.record.restart(self.watermarks.of(gateway.gateway_id))
         return True
 
-    def advance(self, incarnation: int, notice: Notice, now_ns: int) -> bool:
+    def advance(self, incarnation: int, notice: HighWaters, now_ns: int) -> bool:
         """DURABLE arrived; False if it is of another incarnation. Thread: outbound."""
         with self.lock:
             if incarnation != self.watermarks.incarnation:
@@ -245,7 +246,7 @@ class Registry:
                 with gateway.lock:
                     gateway.record.refused(now_ns, gateway.shard / SHARDS)
 
-    def _apply_durable(self, notice: Notice, now_ns: int) -> Notice:
+    def _apply_durable(self, notice: HighWaters, now_ns: int) -> HighWaters:
         """Apply what is durable where a record holds the epoch; returns the other rows."""
         others = []
         for row in notice:

@@ -51,6 +51,7 @@ from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Bye, Error
 from pmdaemon.wire.session import error_code, farewell
 
 FAULTS_A_TRACE: Final = 100  # a peer that found a defect must not fill the log with its trace
@@ -201,7 +202,7 @@ class Inbound:
 
     def shut(self, reason: str) -> None:
         """Send every agent BYE, post what waits, close everything."""
-        bye = frame.encode(Kind.BYE, {"reason": f"server stops: {reason}"})
+        bye = Bye(f"server stops: {reason}").encode()
         why = f"its pair of the PMDaemon stops: {reason}"
         for conn in tuple(self._connections):
             conn.finish(Kind.BYE, bye, why)
@@ -439,7 +440,7 @@ class Inbound:
         code = error_code(error)
         self._record_refusal(conn, code, str(error))
         self._handlers.refused(conn, str(error))
-        last = frame.encode(Kind.ERROR, {"code": code, "text": f"{conn.address}: {error}"[:2000]})
+        last = Error(code, f"{conn.address}: {error}"[:2000]).encode()
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
         self._handlers.lost(conn, conn.end_reason)
 

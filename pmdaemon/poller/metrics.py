@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from pmdaemon.mailbox.errors import MailboxError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import write_whole
-from pmdaemon.wire import pressure
+from pmdaemon.wire.messages.server import PRESSURE_PERIOD_NS, Pressure, Problem
 
 if TYPE_CHECKING:
     from pmdaemon.poller.children import PairChild
@@ -241,7 +241,7 @@ class BackpressureReporter:
         clock: Clock,
         fullness: Callable[[], Mapping[str, float]],
         refused: Callable[[], Mapping[str, int]],
-        problems: Callable[[], Sequence[pressure.Problem]] = tuple,
+        problems: Callable[[], Sequence[Problem]] = tuple,
         copies: Sequence[tuple[MailboxGauges, str]] = (),
     ) -> None:
         self._mailbox = mailbox
@@ -259,12 +259,12 @@ class BackpressureReporter:
 
     def report(self) -> None:
         """Report now."""
-        self._due_ns = self._clock.monotonic_ns() + pressure.PERIOD_NS
+        self._due_ns = self._clock.monotonic_ns() + PRESSURE_PERIOD_NS
         stats = self._mailbox.stats()
         fullness = {**stats["ring_fill_ratio"], **self._fullness()}
         refused = {"posts": stats["full"], **self._refused()}
         now_us, problems = self._clock.unix_us(), self._problems()
-        frame = pressure.encode(self._mailbox.name, now_us, fullness, refused, problems)
+        frame = Pressure(self._mailbox.name, now_us, fullness, refused, tuple(problems)).encode()
         for mailbox, recipient in self._recipients:
             with suppress(MailboxError):  # full, or a segment without that route
                 mailbox.post(recipient, frame)

@@ -33,15 +33,15 @@ from pmdaemon.poller.gateway import Gateway, Registry
 from pmdaemon.poller.inbound import AnnounceAgain, PostAnnouncement, ToInbound
 from pmdaemon.poller.migration import Forward, Ownership, PassedOn, ToOutbound
 from pmdaemon.poller.peer import AgentPeer, Sent
-from pmdaemon.poller.positions import parse_notice
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
 from pmdaemon.poller.schedule import Schedule
-from pmdaemon.poller.standing_caps import StandingCaps, thresholds_order
+from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import CapsOrder, DurableNotice, Lease, ThresholdsOrder, WatermarksNotice
 
 MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
 TOGETHER_NS: Final = 50_000_000  # polls may be late by that, but by no more than a twentieth of the interval
@@ -247,13 +247,14 @@ class Outbound:
         """Orders and notices for gateways that belong to other pairs go there, once."""
         header = received.header
         if received.kind in _FOR_ONE:
-            away = {shard_of(header["gw"]): header} if not self._ownership.is_mine(header["gw"]) else {}
+            gateway_id = header.get("gw", "")  # text: the order was parsed before
+            away = {shard_of(gateway_id): header} if not self._ownership.is_mine(gateway_id) else {}
         else:
-            away = {}
-            for row in header["hw"]:
+            away, notice = {}, DurableNotice.parse(header)
+            for row in notice.rows:
                 if self._registry.get(row[0]) is None and not self._ownership.is_mine(row[0]):
-                    notice = away.setdefault(shard_of(row[0]), {"inc": header["inc"], "hw": []})
-                    notice["hw"].append(row)
+                    part = away.setdefault(shard_of(row[0]), DurableNotice(notice.incarnation, []).header())
+                    part["hw"].append(row)
         if passed_on:
             self._counters["mail_dropped"] += len(away)
             return
@@ -261,31 +262,32 @@ class Outbound:
             self._to_inbound.put(Forward(shard, sender, frame.encode(received.kind, body)))
 
     def _watermarks(self, header: dict[str, Any]) -> None:
-        incarnation, notice = parse_notice(header)
-        if self._registry.open(incarnation, notice, self._now_ns()):
-            log.info("watermarks", incarnation=incarnation, rows=len(notice))
+        notice = WatermarksNotice.parse(header)
+        if self._registry.open(notice.incarnation, notice.rows, self._now_ns()):
+            log.info("watermarks", incarnation=notice.incarnation, rows=len(notice.rows))
             self._to_inbound.put(AnnounceAgain((DBMANAGER, SERVICES)))
 
     def _durable(self, header: dict[str, Any]) -> None:
-        incarnation, notice = parse_notice(header)
-        if not self._registry.advance(incarnation, notice, self._now_ns()):
+        notice = DurableNotice.parse(header)
+        if not self._registry.advance(notice.incarnation, notice.rows, self._now_ns()):
             self._counters["stale_durable_notices"] += 1
 
     def _lease(self, header: dict[str, Any]) -> None:
         self._standing_caps.renew_lease(self._now_ns())
-        if header.get("inc") != self._services_incarnation:
+        incarnation = Lease.parse(header).incarnation
+        if incarnation != self._services_incarnation:
             # A new services process: every session has to be announced to it again.
-            self._services_incarnation = header.get("inc")
+            self._services_incarnation = incarnation
             self._to_inbound.put(AnnounceAgain((SERVICES,)))
 
     def _set_caps(self, header: dict[str, Any]) -> None:
-        gateway_id, gen, encoded = self._standing_caps.set_caps(header)
-        self._order(gateway_id, Kind.CAPS, encoded)
-        self._caps_leaving[gateway_id] = gen
+        order = CapsOrder.parse(header)
+        self._order(order.gateway_id, Kind.CAPS, self._standing_caps.set_caps(order))
+        self._caps_leaving[order.gateway_id] = order.gen
 
     def _set_thresholds(self, header: dict[str, Any]) -> None:
-        gateway_id, encoded = thresholds_order(header)
-        self._order(gateway_id, Kind.THRESHOLDS, encoded)
+        order = ThresholdsOrder.parse(header)
+        self._order(order.gateway_id, Kind.THRESHOLDS, order.thresholds_frame())
 
     def _order(self, gateway_id: str, kind: Kind, encoded: bytes) -> None:
         """To be sent with the next write; a newer order of a kind takes the place of an older one."""

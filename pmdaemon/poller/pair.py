@@ -58,8 +58,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import RecordRows
 
 # The supervisor makes the segment before it starts us; alone, the order is the operator's.
 ATTACH_S: Final = 10.0
@@ -338,7 +337,7 @@ def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
         }
         rows.append(["events", event])
     try:
-        mailbox.post("dbmanager", frame.encode(Kind.RECORD, {"rows": rows, "req": None, "from": name}))
+        mailbox.post("dbmanager", RecordRows(rows, None, name).encode())
     except MailboxError as exc:
         log.warning("not-announced", error=str(exc))
 

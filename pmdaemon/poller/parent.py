@@ -68,8 +68,7 @@ from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import RecordRows
 
 REVIEW_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
@@ -107,8 +106,7 @@ def _announce_no_room(segment: Path, at_us: int, name: str, problem: str) -> Non
     }
     try:
         with attach(segment, "pmdaemon") as mailbox:
-            header = {"rows": [["events", event]], "req": None, "from": "pmdaemon"}
-            mailbox.post("dbmanager", frame.encode(Kind.RECORD, header))
+            mailbox.post("dbmanager", RecordRows([["events", event]], None, "pmdaemon").encode())
     except MailboxError as exc:
         log.warning("not-announced", error=str(exc))
 

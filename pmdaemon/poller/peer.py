@@ -14,7 +14,7 @@ from pmdaemon.wire.session import Session
 if TYPE_CHECKING:
     from pmdaemon.pki.certificates import Credential
     from pmdaemon.poller.gateway import Gateway
-    from pmdaemon.poller.registration import Hello
+    from pmdaemon.wire.messages.agent import Hello
 
 
 class Sent(Enum):

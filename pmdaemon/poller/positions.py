@@ -39,18 +39,17 @@ Source: DESIGN.md 4; docs/formats/messages.md (WATERMARKS, DURABLE).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from pmdaemon.errors import BadCut, MalformedFrame
+from pmdaemon.errors import BadCut
 from pmdaemon.poller.catch_up import BEYOND, CatchUp, RefusalBackoff
 from pmdaemon.poller.cut_batch import LiveCuts
-from pmdaemon.runtime.excerpt import excerpt
+from pmdaemon.wire.messages.server import HighWaters
 
 # A backlog so short costs hardly more than the newest cut alone, which would come as well.
 FREE_CUTS: Final = 4
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
-_ROW: Final = (str, int, int)
 
 
 class CutVerdict(NamedTuple):
@@ -408,35 +407,6 @@ class CutPositions:
             self._waiting_since_ns = now_ns
 
 
-Notice = Sequence[Sequence[Any]]
-"""Rows of (gateway_id, epoch, seq)."""
-
-
-def parse_notice(header: Mapping[str, Any]) -> tuple[int, Notice]:
-    """(incarnation, [(gateway_id, epoch, seq), ...]) of a WATERMARKS or DURABLE header.
-
-    Raises:
-        MalformedFrame: a key is missing or of the wrong type.
-    """
-    incarnation, rows = header.get("inc"), header.get("hw")
-    if type(incarnation) is not int or not isinstance(rows, list):
-        raise MalformedFrame(f"a durable notice of incarnation {excerpt(incarnation)}")
-    if not _are_sound(rows):
-        wrong = next(row for row in rows if type(row) is not list or tuple(map(type, row)) != _ROW)
-        raise MalformedFrame(f"a durable notice with the row {excerpt(wrong)}")
-    return incarnation, rows
-
-
-def _are_sound(rows: list[Any]) -> bool:
-    """Whether each row is a list of the types of ``_ROW``. By columns: there is a row for each poll."""
-    if not rows:
-        return True
-    if set(map(type, rows)) != {list} or set(map(len, rows)) != {len(_ROW)}:
-        return False
-    columns = zip(*rows, strict=True)
-    return all(set(map(type, column)) == {kind} for column, kind in zip(columns, _ROW, strict=True))
-
-
 class Watermarks:
     """High water per (gateway, epoch). ``incarnation`` is None until the first WATERMARKS."""
 
@@ -444,7 +414,7 @@ class Watermarks:
         self.incarnation: int | None = None
         self._high: dict[str, dict[int, int]] = {}
 
-    def open(self, incarnation: int, notice: Notice) -> bool:
+    def open(self, incarnation: int, notice: HighWaters) -> bool:
         """Take a WATERMARKS; True if it opens another incarnation, so that every gateway must rewind."""
         is_new = incarnation != self.incarnation
         if is_new:
@@ -453,7 +423,7 @@ class Watermarks:
         self._raise(notice)
         return is_new
 
-    def learn(self, notice: Notice) -> None:
+    def learn(self, notice: HighWaters) -> None:
         """Take what is durable of the open incarnation: rows that no record holds, or held until now."""
         self._raise(notice)
 
@@ -461,7 +431,7 @@ class Watermarks:
         """Epoch to high water of one gateway (a copy)."""
         return dict(self._high.get(gateway_id, {}))
 
-    def _raise(self, notice: Notice) -> None:
+    def _raise(self, notice: HighWaters) -> None:
         known = self._high.get
         for gateway_id, epoch, seq in notice:
             epochs = known(gateway_id)

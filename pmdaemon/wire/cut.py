@@ -13,6 +13,8 @@ Header keys:
     d    duration, monotonic, us              ts  version of the threshold set in force
     gap  cuts dropped directly before this one (spool overflow)
     st   us of the cut in which the gateway's data plane wanted to run and got no processor; only if above 0
+    dp   {plane: id}, the newest DP_CUT of each plane that went into this or an earlier cut
+    late {volume: [ios, longest_us]}, I/Os that caps held longer than max_hold_s; absent when there is none
 
 Blob, little-endian:
 
@@ -23,6 +25,8 @@ Blob, little-endian:
 A missed entry says that ``counted`` I/Os of kind ``io`` (IO_ANY, IO_READ, IO_WRITE) were compared with the
 threshold and ``missed`` of them took longer. It is present for every threshold that applied to a stream with
 I/O in this cut, also when nothing was missed.
+
+A cut with the flag LIVE is the newest one, sent beside a backlog for judging only; it is not acknowledged.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ MAX_DEPTH = 32  # our own messages nest some ten deep (an agreement in an audit 
 FLAG_LIVE = 1
 _ZERO = b"\0" * 8
 _KIND_AT = 6
+FLAGS_AT = 7
 _STRINGS = frozenset((str,))
 _OPENING = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))  # first bytes of msgpack's maps and lists
 _LONG_LISTS = (b"\xdc", b"\xdd")

@@ -1,14 +1,35 @@
-"""The three rates of one volume: operations, bytes, cost. All must pass; each is optional.
+r"""Rates of one volume, the cost unit, and GCRA, which holds them.
 
-Cost of an I/O = base (read or write, from the export) + bytes / 65,536. Pure: time comes as an argument.
+Three rates: operations, bytes, cost. All must pass; each is optional. Cost of an I/O = base (read or write,
+from the export) + bytes / 65,536. Pure: time comes as an argument.
+
+GCRA, the generic cell rate algorithm: a token bucket kept in one number.
+
+``tat`` (theoretical arrival time) is when the rate would be exactly used up by what was admitted so far.
+Each admission moves it right by amount / rate; time moves ``now`` right by itself. An I/O may pass while
+``tat`` is at most ``tau`` (the burst depth) ahead of now:
+
+          now            now + tau
+    ───────┼────────────────┼───────────────► time
+        ▲  │        ▲       │     ▲
+        │  │        │       │     └ tat here: hold; it may pass at tat - tau
+        │  │        └ tat here: pass, and tat += amount / rate
+        └ tat in the past: the bucket is full; pass, and tat = now + amount / rate
+
+The debt has no bound: an I/O that is large against the rate passes at once and is paid for afterwards,
+however long that takes. A bound would be a way round the rate (ADR 15).
+
+Properties: no timer and no refill step; the average never exceeds rate by more than tau * rate (plus one
+I/O, whose size does not matter for *whether* it passes); wake-ups that come late by less than tau cost no
+throughput, because the debt is counted from tat and not from the wake-up.
+
+Sources: ITU-T I.371 Annex A; measured with a prototype (error <= 0.5 % at 500 to 5,000 IOPS with tau 20 ms).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Final
-
-from pmdaemon.wire.gcra import Gcra
+from dataclasses import dataclass
+from typing import Any, Final
 
 LEAST_RATE: Final = 0.001  # one in a thousand seconds; times of far smaller rates exceed what a float holds
 MOST_RATE: Final = 1e15
@@ -17,32 +38,112 @@ COST_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
-    """Caps of one volume; None is no cap."""
+class Rates:
+    """Up to three rates a second; None is no limit."""
 
     ops_per_s: float | None = None
     bytes_per_s: float | None = None
     cost_per_s: float | None = None
 
-    def tighter(self, other: Caps) -> Caps:
+    def tighter(self, other: Rates) -> Rates:
         """The smaller of both in each rate."""
-        return Caps(
-            *(_smaller(getattr(self, field.name), getattr(other, field.name)) for field in fields(Caps))
+        return Rates(
+            _smaller(self.ops_per_s, other.ops_per_s),
+            _smaller(self.bytes_per_s, other.bytes_per_s),
+            _smaller(self.cost_per_s, other.cost_per_s),
+        )
+
+    def at_least(self, least: Rates) -> Rates:
+        """Rates that are set, raised to ``least``."""
+        return Rates(
+            _raised(self.ops_per_s, least.ops_per_s),
+            _raised(self.bytes_per_s, least.bytes_per_s),
+            _raised(self.cost_per_s, least.cost_per_s),
+        )
+
+    def scaled(self, ratio: float) -> Rates:
+        """Each rate times ``ratio``."""
+        parts = (self.ops_per_s, self.bytes_per_s, self.cost_per_s)
+        return Rates(*(None if rate is None else rate * ratio for rate in parts))
+
+    def differs(self, other: Rates, ratio: float) -> bool:
+        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself."""
+        pairs = (
+            (self.ops_per_s, other.ops_per_s),
+            (self.bytes_per_s, other.bytes_per_s),
+            (self.cost_per_s, other.cost_per_s),
+        )
+        return any(
+            (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
+            for a, b in pairs
         )
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is capped."""
+        """Whether nothing is limited."""
         return self.ops_per_s is None and self.bytes_per_s is None and self.cost_per_s is None
 
+    def entry(self, volume: str) -> dict[str, Any]:
+        """One entry of message CAPS."""
+        return {
+            "volume": volume,
+            "ops_per_s": self.ops_per_s,
+            "bytes_per_s": self.bytes_per_s,
+            "cost_per_s": self.cost_per_s,
+        }
 
-NO_CAPS: Final = Caps()
+
+NO_CAPS: Final = Rates()
 
 
 def _smaller(one: float | None, two: float | None) -> float | None:
     if one is None or two is None:
         return two if one is None else one
     return min(one, two)
+
+
+def _raised(rate: float | None, least: float | None) -> float | None:
+    return rate if rate is None or least is None else max(rate, least)
+
+
+class Gcra:
+    """One rate.
+
+    Args:
+        rate_per_s: units a second, above 0.
+        tau_ns: burst depth.
+
+    Invariant: ``tat_ns`` never moves back, except through ``set_rate``, which keeps the debt in units.
+    """
+
+    __slots__ = ("_ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
+
+    def __init__(self, rate_per_s: float, tau_ns: int) -> None:
+        if not rate_per_s > 0:
+            raise ValueError(f"a rate must be above 0, not {rate_per_s}")
+        self.rate_per_s = rate_per_s
+        self.tau_ns = tau_ns
+        self.tat_ns = 0
+        self._ns_per_unit = 1e9 / rate_per_s
+
+    def ready_ns(self) -> int:
+        """From this moment an I/O of any size may pass."""
+        return self.tat_ns - self.tau_ns
+
+    def charge(self, now_ns: int, amount: float) -> None:
+        """Admit ``amount`` units now, whether ready or not."""
+        start_ns = self.tat_ns if self.tat_ns > now_ns else now_ns
+        self.tat_ns = start_ns + int(amount * self._ns_per_unit)
+
+    def set_rate(self, rate_per_s: float, now_ns: int) -> None:
+        """Change the rate while running; what is owed stays the same number of units."""
+        if not rate_per_s > 0:
+            raise ValueError(f"a rate must be above 0, not {rate_per_s}")
+        debt_ns = self.tat_ns - now_ns
+        if debt_ns > 0:
+            self.tat_ns = now_ns + int(debt_ns * self.rate_per_s / rate_per_s)
+        self.rate_per_s = rate_per_s
+        self._ns_per_unit = 1e9 / rate_per_s
 
 
 class RateSet:
@@ -63,7 +164,7 @@ class RateSet:
         self._cost: Gcra | None = None
         self._present: tuple[Gcra, ...] = ()
 
-    def set_caps(self, caps: Caps, now_ns: int) -> bool:
+    def set_caps(self, caps: Rates, now_ns: int) -> bool:
         """Put ``caps`` in force; a rate that stays keeps its debt. Returns whether anything changed."""
         if caps == self.caps:
             return False

@@ -26,22 +26,49 @@ after it ``MAX_CUT_BYTES``, below the general frame limit because a cut travels 
 Thread: ``feed`` belongs to the receiving thread. ``sending`` may be called by another thread under the
 connection's lock: on the daemon's side only ``sending`` and ``close`` change ``state``, receiving never does.
 
+The agent's link adds one thing (``AgentSession``): what is *due* before it is allowed. CAPS_ACK,
+THRESHOLDS_ACK and ALERT wait for polling, as do REGISTER and STREAMS that came up in between. They are kept
+in order, at most ``MAX_DEFERRED``; then the oldest alert is given up first (it is also in the agent's log).
+The link never enrols, so answers to CA_QUERY and ENROL are out of place there.
+
 Source: docs/formats/messages.md; DESIGN.md 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from pmdaemon.errors import BadCut, FrameTooLarge, MalformedFrame, PeerRefused, ProtocolViolation, WireError
+from pmdaemon.errors import (
+    BadCut,
+    FrameTooLarge,
+    LocalProtocolError,
+    MalformedFrame,
+    PeerRefused,
+    ProtocolViolation,
+    WireError,
+)
 from pmdaemon.runtime.excerpt import printable
-from pmdaemon.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader
+from pmdaemon.wire.frame import FLAG_LIVE, FLAGS_AT, MAX_FRAME_BYTES, Frame, FrameReader
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+from pmdaemon.wire.messages.agent import (
+    Bye,
+    CapSet,
+    Certificate,
+    Error,
+    Hello,
+    Poll,
+    Registered,
+    Thresholds,
+    Unsupported,
+    Welcome,
+)
+from pmdaemon.wire.messages.base import Message
 
+OWN_KINDS: Final = 64  # kinds from here on travel between our own processes only
 MAX_HELLO_BYTES: Final = 4096  # a HELLO is some 200 bytes; names and features leave room to grow
 MAX_CUT_BYTES: Final = MAX_FRAME_BYTES - (
     72 << 10
@@ -49,7 +76,7 @@ MAX_CUT_BYTES: Final = MAX_FRAME_BYTES - (
 
 
 class SessionState(Enum):
-    """Where a session stands."""
+    """How far a session has come."""
 
     CONNECTED = "connected"
     AUTHENTICATED = "authenticated"
@@ -62,12 +89,12 @@ class SessionState(Enum):
 
 
 class Side(Enum):
-    """Who speaks."""
+    """Which of the two sends."""
 
     AGENT = "agent"
     DAEMON = "daemon"
 
-    __hash__ = object.__hash__  # as in State
+    __hash__ = object.__hash__  # as in SessionState
 
 
 def _table() -> dict[tuple[SessionState, Side, Kind], SessionState]:
@@ -105,7 +132,7 @@ def _table() -> dict[tuple[SessionState, Side, Kind], SessionState]:
 
 TABLE: Final = MappingProxyType(_table())
 ENROLMENT: Final = frozenset((int(Kind.CA_QUERY), int(Kind.ENROL)))
-WIRE_KINDS: Final = frozenset(kind for kind in Kind if kind < 64)
+WIRE_KINDS: Final = frozenset(kind for kind in Kind if kind < OWN_KINDS)
 
 _CODES: Final = (
     (FrameTooLarge, "too-large"),
@@ -269,3 +296,138 @@ class Session:
     def close(self) -> None:
         """The connection is gone."""
         self.state = SessionState.CLOSED
+
+
+# -- the agent's link
+
+MAX_DEFERRED: Final = 64
+DEFERRABLE: Final = frozenset({Kind.REGISTER, Kind.STREAMS, Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT})
+_ENROLS: Final = frozenset({Kind.CA_QUERY, Kind.ENROL, Kind.CA_CERT, Kind.CERTIFICATE})
+_LATER: Final = (DEFERRABLE - {Kind.STREAMS}) | {Kind.RENEW}  # allowed sooner; the link waits for a POLL
+
+
+def _of_link(side: Side) -> dict[SessionState, Mapping[Kind, SessionState]]:
+    """What ``side`` may send to or from the link, by state: kind to next state."""
+    found: dict[SessionState, dict[Kind, SessionState]] = {state: {} for state in SessionState}
+    for (state, sender, kind), following in TABLE.items():
+        is_enrolment = state is SessionState.CONNECTED and kind in _ENROLS
+        is_early = side is Side.AGENT and state is SessionState.REGISTERED and kind in _LATER
+        if sender is side and not is_enrolment and not is_early:
+            found[state][kind] = following
+    return {state: MappingProxyType(kinds) for state, kinds in found.items()}
+
+
+RECEIVE: Final = MappingProxyType(_of_link(Side.DAEMON))
+SEND: Final = MappingProxyType(_of_link(Side.AGENT))
+FromServer = Welcome | Registered | Poll | CapSet | Thresholds | Certificate | Error | Bye | Unsupported
+_PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], FromServer]]] = {
+    Kind.WELCOME: Welcome.parse,
+    Kind.REGISTERED: Registered.parse,
+    Kind.POLL: Poll.parse,
+    Kind.CAPS: CapSet.parse,
+    Kind.THRESHOLDS: Thresholds.parse,
+    Kind.CERTIFICATE: Certificate.parse,
+    Kind.ERROR: Error.parse,
+    Kind.BYE: Bye.parse,
+    Kind.UNSUPPORTED: Unsupported.parse,
+}
+
+
+class AgentSession:
+    """One agent's session; reused for every connection.
+
+    ``outgoing`` are bytes for the socket: the loop takes them away as they are sent.
+    Thread: the link's loop only.
+    """
+
+    def __init__(self) -> None:
+        self.state = SessionState.CLOSED
+        self.outgoing = bytearray()
+        self._reader = FrameReader()
+        self._deferred: list[Message] = []
+
+    def opened(self, hello: Hello) -> None:
+        """The connection is open; HELLO leaves."""
+        self.outgoing = bytearray()
+        self._reader = FrameReader()
+        self.state = SessionState.CONNECTED
+        self.send(hello)
+
+    def closed(self) -> None:
+        """The connection is gone. Deferred alerts stay for the next session; acknowledgements go."""
+        self.state = SessionState.CLOSED
+        self.outgoing = bytearray()
+        self._deferred = [item for item in self._deferred if item.KIND is Kind.ALERT]
+
+    def receive(self, data: bytes) -> Iterator[FromServer]:
+        """Messages completed by ``data``, in order. Nothing more is read once the session drains.
+
+        Raises:
+            WireError: the server broke framing, order or a header's type; close the connection.
+        """
+        received = list(self._reader.feed(data))
+        for item in received:
+            command = self._command(item)
+            if command is not None:
+                yield command
+            if self.state in (SessionState.DRAINING, SessionState.CLOSED):
+                return
+
+    def _command(self, received: Frame) -> FromServer | None:
+        try:
+            kind = Kind(received.kind)
+        except ValueError:
+            kind = None
+        if kind is None or kind >= OWN_KINDS:
+            if Kind.UNSUPPORTED in SEND[self.state]:  # else it is draining, and the frame came too late
+                self.send(Unsupported(received.kind))
+            return None
+        following = RECEIVE[self.state].get(kind)
+        if following is None:
+            expected = ", ".join(sorted(allowed.name for allowed in RECEIVE[self.state])) or "nothing"
+            raise ProtocolViolation(self.state.value, kind.name, expected)
+        command = _PARSERS[kind](received.header)
+        self.state = following
+        if following is SessionState.POLLING:
+            self._flush_deferred()
+        return command
+
+    def _flush_deferred(self) -> None:
+        due, self._deferred = self._deferred, []
+        for message in due:
+            self.send(message)
+
+    def _defer(self, message: Message) -> None:
+        if len(self._deferred) >= MAX_DEFERRED:
+            oldest_alert = (index for index, item in enumerate(self._deferred) if item.KIND is Kind.ALERT)
+            del self._deferred[next(oldest_alert, 0)]
+        self._deferred.append(message)
+
+    def send(self, message: Message) -> None:
+        """Queue one message, or keep it until the state allows it.
+
+        Raises:
+            LocalProtocolError: the state does not allow it and it cannot wait.
+            FrameTooLarge: the header does not fit a frame.
+        """
+        if message.KIND in SEND[self.state]:
+            self.outgoing += message.encode()
+        elif message.KIND in DEFERRABLE and self.state is not SessionState.DRAINING:
+            self._defer(message)
+        else:
+            raise LocalProtocolError(self.state.value, message.KIND.name)
+
+    def send_cut(self, raw: bytes, *, live: bool) -> None:
+        """Queue a CUT frame as it is in the spool, flagged LIVE if it is sent for judging only."""
+        if Kind.CUT not in SEND[self.state]:
+            raise LocalProtocolError(self.state.value, "CUT")
+        start = len(self.outgoing)
+        self.outgoing += raw
+        if live:
+            self.outgoing[start + FLAGS_AT] |= FLAG_LIVE
+
+    def drain(self, last: Bye | Error) -> None:
+        """Send BYE or ERROR as the last frame, where the state still allows it."""
+        if last.KIND in SEND[self.state]:
+            self.outgoing += last.encode()
+        self.state = SessionState.DRAINING

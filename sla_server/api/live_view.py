@@ -24,7 +24,7 @@ import structlog
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.pressure import Pressure
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective

@@ -11,32 +11,23 @@ from __future__ import annotations
 
 import select
 import threading
-from typing import Any
 
 import structlog
 
 from pmdaemon.errors import WireError
 from pmdaemon.mailbox import BACKSTOP_S, Mailbox
 from pmdaemon.mailbox.errors import MessageDamaged
-from pmdaemon.runtime import strict_json, watchdog
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire import frame, pressure
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.api import ServiceResponse, Snapshot
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 
 log = structlog.get_logger("api-bridge")
-
-
-def _snapshot(message: frame.Frame) -> dict[str, Any]:
-    """The live view: the header itself, or JSON in the blob when it exceeds a header (``json: true``)."""
-    if not message.header.get("json"):
-        return message.header
-    snapshot = strict_json.loads(bytes(message.blob[: int(message.header["bytes"])]).decode())
-    if not isinstance(snapshot, dict):
-        raise ValueError("snapshot is not a map")
-    return snapshot
 
 
 class RequestPoster:
@@ -85,12 +76,13 @@ class MailboxThread:
 
     def _dispatch(self, message: frame.Frame) -> None:
         if message.kind == Kind.SNAPSHOT:
-            self._live.put(_snapshot(message))
+            self._live.put(Snapshot.parse(message).view)
         elif message.kind == Kind.PRESSURE:
-            self._live.put_report(pressure.parse(message.header))
+            self._live.put_report(Pressure.parse(message.header))
         elif message.kind == Kind.RESPONSE:
-            if not self._operations.answer(message.header):
-                log.info("response-unclaimed", req=message.header.get("req"))
+            response = ServiceResponse.parse(message.header)
+            if not self._operations.answer(response):
+                log.info("response-unclaimed", req=response.request)
         else:
             log.warning("message-unexpected", kind=message.kind)
 

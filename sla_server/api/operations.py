@@ -23,8 +23,7 @@ from typing import Any, Final
 
 from pmdaemon.errors import FrameTooLarge, MailboxError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.api import ServiceRequest, ServiceResponse
 from sla_server.api.errors import NotFound, ServiceRefused, TooLarge, Unavailable
 
 WAITING_MAX: Final = 8
@@ -92,7 +91,7 @@ class Operations:
         """
         operation = Operation(uuid.uuid4().hex, op, who, self._clock.unix_us())
         try:
-            message = frame.encode(Kind.REQUEST, {"req": operation.req, "op": op, "who": who, "body": body})
+            message = ServiceRequest(operation.req, op, who, body).encode()
         except FrameTooLarge as exc:
             raise TooLarge(str(exc), "Split the file: apply its documents in several calls") from exc
         with self._lock:
@@ -122,20 +121,15 @@ class Operations:
             with self._lock:
                 self._waiting -= 1
 
-    def answer(self, header: dict[str, Any]) -> bool:
-        """Complete an operation from a RESPONSE's header; False if this process did not ask it."""
-        code, body = header.get("code"), header.get("body")
+    def answer(self, response: ServiceResponse) -> bool:
+        """Complete an operation; False if this process did not ask it."""
         with self._lock:
-            operation = self._operations.get(str(header.get("req")))
+            operation = self._operations.get(response.request)
             if operation is None or operation.done.is_set():
                 return False
-        if code == 202:  # "not yet", said by services; the final answer follows under the same id
+        if response.code == 202:  # "not yet", said by services; the final answer follows under the same id
             return True
-        accepted = bool(header.get("ok"))
-        operation.code = code if isinstance(code, int) and 200 <= code <= 599 else (200 if accepted else 500)
-        if not accepted and operation.code < 400:
-            operation.code = 500
-        operation.body = body if isinstance(body, dict) else {}
+        operation.code, operation.body = response.code, response.body
         operation.done.set()
         return True
 

@@ -36,7 +36,7 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
-from pmdaemon.wire.pressure import DAMAGED, Problem
+from pmdaemon.wire.messages.server import DAMAGED, Problem
 from sla_server.db import migrate
 from sla_server.db.archive.store import open_files
 from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock

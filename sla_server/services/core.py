@@ -18,11 +18,24 @@ import structlog
 
 from pmdaemon.errors import WireError
 from pmdaemon.mailbox.sender import MailboxSender
-from pmdaemon.poller.alerts import parse_alert
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
-from pmdaemon.wire import frame, pressure
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import CapSet, Thresholds
+from pmdaemon.wire.messages.api import ServiceResponse
+from pmdaemon.wire.messages.server import (
+    CapsOrder,
+    CapsState,
+    CutsHeader,
+    GatewayAlert,
+    GatewayReport,
+    Lease,
+    Pressure,
+    Recorded,
+    StreamsSeen,
+    ThresholdsOrder,
+)
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.promise import InForce
@@ -138,66 +151,67 @@ class Services:
         log.error("bad-message", sender=sender, error=text, count=self.bad_frames)
 
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
-        header = message.header
         self._pairs.add(sender)
-        recv_us, offset_us, live = header["recv_us"], header["offset_us"], header["live"]
+        said = CutsHeader.parse(message.header)
         for at, cut in read_cuts(message, lambda bad: self._note_bad(sender, bad)):
-            self.brain.add_cut(cut, recv_us[at], offset_us[at], live[at], now_ns)
+            self.brain.add_cut(cut, said.recv_us[at], said.offset_us[at], said.live[at], now_ns)
 
     def _gateway(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
-        header = message.header
+        report = GatewayReport.parse(message.header)
+        gateway_id, name, state = report.gateway_id, report.name, report.state
         self._pairs.add(sender)
-        self._pair_of[header["gw"]] = sender
-        if header["state"] == "detached":
-            self._attendance.await_return(header["gw"], header["name"], now_ns)
-        elif header["state"] == "refused":
+        self._pair_of[gateway_id] = sender
+        if state == "detached":
+            self._attendance.await_return(gateway_id, name, now_ns)
+        elif state == "refused":
             return  # perhaps by a peer that used the id of a gateway which is there
         else:
-            self._attendance.settled(header["gw"])
-        if header["state"] in _GONE:
-            self.brain.gateway_lost(header["gw"], header.get("reason", header["state"]), now_ns)
+            self._attendance.settled(gateway_id)
+        if state in _GONE:
+            self.brain.gateway_lost(gateway_id, report.reason, now_ns)
             return
-        if header["state"] == "up":
-            self._problems.name(header["gw"], header["name"])
-            exports = header.get("exports", [])
+        if state == "up":
+            self._problems.name(gateway_id, name)
+            exports = report.exports or []
             volumes = [export["volume"] for export in exports]
-            self.brain.gateway_up(header["gw"], header["name"], exports, now_ns)
-            self.brain.cuts_dropped(header["gw"], header.get("dropped", 0))
+            self.brain.gateway_up(gateway_id, name, exports, now_ns)
+            self.brain.cuts_dropped(gateway_id, report.dropped)
             self._learn(volumes)
-            self._thresholds.announced(header["gw"], volumes)
+            self._thresholds.announced(gateway_id, volumes)
 
     def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, _now_us: int) -> None:
-        header = message.header
-        self.brain.add_streams(header["gw"], header["streams"])
-        volumes = [stream["volume"] for stream in header["streams"]]
+        seen = StreamsSeen.parse(message.header)
+        self.brain.add_streams(seen.gateway_id, seen.streams)
+        volumes = [stream["volume"] for stream in seen.streams]
         self._learn(volumes)
-        self._thresholds.seen(header["gw"], volumes)
+        self._thresholds.seen(seen.gateway_id, volumes)
 
     def _caps_state(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
-        header = message.header
-        reason, at_us = header.get("reason", ""), header.get("at_us", now_us)
-        self.brain.caps_state(header["gw"], header["gen"], header["state"], reason, at_us)
+        said = CapsState.parse(message.header, now_us)
+        self.brain.caps_state(said.gateway_id, said.gen, said.state, said.reason, said.at_us)
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        gateway_id, said = message.header["gw"], parse_alert(message.header, now_us)
-        kind, severity, at_us = said["kind"], said["severity"], said["at_us"]
+        received = GatewayAlert.parse(message.header, now_us)
+        gateway_id, alert = received.gateway_id, received.alert
         name = self._problems.name_of(gateway_id)
-        details = {**said["details"], "gateway_id": gateway_id}
-        text = f"gateway {name}: {said['text']}"
-        # Told again to a process that does not know the name yet, it is the same event.
-        event_id = identity("event", kind, "gateway", gateway_id, at_us)
-        self._note(event_row(kind, severity, "gateway", name, text, at_us, details, event_id))
-        self._problems.alert(gateway_id, kind, said["text"], at_us, now_ns)
+        details = {**alert.details, "gateway_id": gateway_id}
+        text = f"gateway {name}: {alert.text}"
+        # Reported again to a process that does not know the name yet, it is the same event.
+        event_id = identity("event", alert.kind, "gateway", gateway_id, alert.at_us)
+        self._note(
+            event_row(alert.kind, alert.severity, "gateway", name, text, alert.at_us, details, event_id)
+        )
+        self._problems.alert(gateway_id, alert.kind, alert.text, alert.at_us, now_ns)
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        report = pressure.parse(message.header)
+        report = Pressure.parse(message.header)
         self._problems.report(report, now_ns, now_us)
         for row in self._pressures.add(report, now_ns):
             self._note(row)
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
-        header = message.header
-        self.journal.recorded(str(header["req"]), bool(header["ok"]), str(header.get("error", "")), now_ns)
+        answer = Recorded.parse(message.header)
+        self.journal.recorded(answer.request, answer.ok, answer.error, now_ns)
 
     def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         self._requests.handle(message.header, now_ns, now_us)
@@ -214,8 +228,7 @@ class Services:
 
     def respond(self, request: str, code: int, body: Row) -> None:
         """See ``requests.Desk``."""
-        header = {"req": request, "ok": code < 400, "code": code, "body": body}
-        self._outbox.put("appserver", frame.encode(Kind.RESPONSE, header))
+        self._outbox.put("appserver", ServiceResponse.of(request, code, body).encode())
 
     def set_mode(self, mode: str) -> None:
         """See ``requests.Desk``."""
@@ -320,7 +333,7 @@ class Services:
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._miss_gateways(now_ns, now_us)
         for pair in sorted(self._pairs):
-            lease = frame.encode(Kind.LEASE, {"inc": self._incarnation})
+            lease = Lease(self._incarnation).encode()
             self._outbox.put(pair, lease, key="lease")
         states = self.brain.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
@@ -333,11 +346,11 @@ class Services:
     def _show_view(self, now_ns: int, now_us: int) -> None:
         view = self.brain.snapshot(now_us, self._live_rows)
         policy, trouble = self._policy.shown(), self.looker.trouble
-        header = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
-        for row in header["processes"]:
+        shown = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
+        for row in shown["processes"]:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
-        header["problems"] = self._problems.now(now_ns) + self._shown.problems(now_us)
-        self._outbox.put("appserver", snapshot_frame(header), key="snapshot")
+        shown["problems"] = self._problems.now(now_ns) + self._shown.problems(now_us)
+        self._outbox.put("appserver", snapshot_frame(shown), key="snapshot")
 
     def _miss_gateways(self, now_ns: int, now_us: int) -> None:
         rows = self._attendance.overdue(now_ns, now_us)
@@ -347,16 +360,15 @@ class Services:
         self._note(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
-        header = {"gw": caps.gateway_id, "gen": caps.gen, "lease_us": caps.lease_us, "caps": list(caps.caps)}
+        order = CapsOrder.of(caps.gateway_id, CapSet(caps.gen, caps.lease_us, tuple(caps.caps)))
         pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
-        self._outbox.put(pair, frame.encode(Kind.SET_CAPS, header), key=("caps", caps.gateway_id))
+        self._outbox.put(pair, order.encode(), key=("caps", caps.gateway_id))
 
     def _post_thresholds(self, now_us: int) -> None:
         for gateway_id, found in self._thresholds.take():
-            entries = [entry.as_dict() for entry in found.entries]
-            header = {"gw": gateway_id, "version": found.version, "entries": entries}
+            entries = tuple(entry.as_dict() for entry in found.entries)
+            order = ThresholdsOrder.of(gateway_id, Thresholds(found.version, entries))
             pair = self._pair_of.get(gateway_id, FIRST_PAIR)
-            payload = frame.encode(Kind.SET_THRESHOLDS, header)
-            self._outbox.put(pair, payload, key=("thresholds", gateway_id))
+            self._outbox.put(pair, order.encode(), key=("thresholds", gateway_id))
             if found.left_out:
                 self._note(left_out_event(gateway_id, found, now_us))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from pmdaemon.wire.pressure import Pressure
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.services.rows import Row, Rows, event_row
 
 HIGH: Final = 0.8

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from pmdaemon.errors import FrameTooLarge
 from pmdaemon.mailbox.sender import OTHERS, MailboxSender, PostingMailbox, Resend
 from pmdaemon.runtime.excerpt import printable
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import RecordRows
 from sla_server.services.rows import Rows
 
 log = structlog.get_logger("journal")
@@ -136,15 +135,9 @@ def _frames(rows: Rows, request: str, *, together: bool) -> tuple[list[tuple[str
 
     def pack(part: Rows) -> None:
         name = f"{request}.{len(frames)}"
-        header: dict[str, Any] = {
-            "rows": [[table, row] for table, row in part],
-            "req": name,
-            "from": "services",
-        }
-        if together:
-            header["together"] = True
+        listed = [[table, row] for table, row in part]
         try:
-            frames.append((name, frame.encode(Kind.RECORD, header)))
+            frames.append((name, RecordRows(listed, name, "services", together or None).encode()))
         except (FrameTooLarge, TypeError, ValueError, OverflowError) as exc:
             if len(part) == 1:
                 unfit.append((part[0][0], printable(f"{type(exc).__name__}: {exc}", 300)))

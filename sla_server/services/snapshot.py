@@ -11,7 +11,7 @@ from pmdaemon.errors import FrameTooLarge
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.api import Snapshot
 from sla_server.agreements.compliance import Counts, ObjectiveStatus
 from sla_server.services.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
@@ -128,27 +128,27 @@ def _why_not_shown(row: Row, now_us: int) -> str | None:
     return f"has {size} bytes, limit {EVENT_BYTES}" if size > EVENT_BYTES else None
 
 
-def snapshot_frame(header: Row) -> bytes:
+def snapshot_frame(view: Row) -> bytes:
     """SNAPSHOT; one that exceeds a frame header goes as JSON in the blob, and its header says ``json: true``.
 
     What has no form in JSON is replaced, and what exceeds a frame is cut: the longest list loses its last
     half, again and again, and ``cut_short`` says how many rows are missing of which.
     """
     try:
-        return frame.encode(Kind.SNAPSHOT, header)
+        return Snapshot(view["at_us"], view).encode()
     except (FrameTooLarge, TypeError, ValueError, OverflowError):
-        text = strict_json.dumps(header).encode()
+        text = strict_json.dumps(view).encode()
     missing: dict[str, int] = {}
     while len(text) > SNAPSHOT_BYTES:
-        lists = {name: rows for name, rows in header.items() if isinstance(rows, list) and rows}
+        lists = {name: rows for name, rows in view.items() if isinstance(rows, list) and rows}
         if not lists:
-            header = {"at_us": header["at_us"], "mode": header["mode"]}
+            view = {"at_us": view["at_us"], "mode": view["mode"]}
         else:
             name = max(lists, key=lambda name: len(strict_json.dumps(lists[name])))
             kept = lists[name][: len(lists[name]) // 2]
             missing[name] = missing.get(name, 0) + len(lists[name]) - len(kept)
-            header = {**header, name: kept, "cut_short": missing}
-        text = strict_json.dumps(header).encode()
+            view = {**view, name: kept, "cut_short": missing}
+        text = strict_json.dumps(view).encode()
     if missing:
         log.error("snapshot-cut-short", **missing)
-    return frame.encode(Kind.SNAPSHOT, {"at_us": header["at_us"], "json": True, "bytes": len(text)}, text)
+    return Snapshot(view["at_us"], view).encode_as_json(text)

@@ -19,14 +19,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from gateway_agent.link.session import AgentSession, AgentSessionState
 from pmdaemon.errors import WireError
-from pmdaemon.poller.alerts import parse_alert
-from pmdaemon.poller.credentials import parse_enrol
-from pmdaemon.poller.registration import check_schema, parse_hello, parse_register, parse_streams
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Alert, Enrol, Hello, Registration, Schema, Streams
+from pmdaemon.wire.session import AgentSession, SessionState
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from tests.fuzz import Counts
 from tests.support.fake_mailbox import Taken
@@ -82,12 +80,12 @@ EDGES: Final = (
 TEXTS: Final = ("", GATEWAY, OTHER, "nbd", "info", "a", "\x1b]0;x\x07", "\0", "\u202e", "x" * 300, "x" * 3000)
 FLOATS: Final = (0.0, -1.5, math.nan, math.inf, -math.inf, 1e308)
 CHECKS: Final[dict[int, Callable[[Header], Any]]] = {
-    Kind.HELLO: parse_hello,
-    Kind.SCHEMA: check_schema,
-    Kind.REGISTER: parse_register,
-    Kind.STREAMS: lambda header: parse_streams(header, GATEWAY),
-    Kind.ALERT: lambda header: parse_alert(header, NOW_US),
-    Kind.ENROL: parse_enrol,
+    Kind.HELLO: Hello.parse,
+    Kind.SCHEMA: Schema.parse,
+    Kind.REGISTER: Registration.parse,
+    Kind.STREAMS: lambda header: Streams.parse(header, GATEWAY),
+    Kind.ALERT: lambda header: Alert.parse(header, NOW_US),
+    Kind.ENROL: Enrol.parse,
 }
 
 
@@ -205,12 +203,12 @@ def parsers(chance: Random) -> bool:
 def agent_side(chance: Random) -> bool:
     """What a hostile server sends to an agent; whether it was refused."""
     link = AgentSession()
-    link.opened({"software": "s", "gw": GATEWAY, "name": "g", "ep": 1})
+    link.opened(Hello.of(GATEWAY, "g", 1, "s"))
     steps = list(FROM_SERVER[: chance.randrange(4)])
     steps += [chance.choice(FROM_SERVER) for _ in range(chance.randrange(1, 5))]
     try:
         for kind, header in steps:
-            if link.state is AgentSessionState.CONNECTED and kind == Kind.REGISTERED:
+            if link.state is SessionState.CONNECTED and kind == Kind.REGISTERED:
                 continue
             list(link.receive(encoded(chance, kind, changed(chance, header))))
     except WireError as exc:

@@ -17,7 +17,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.rates import Caps, RateSet
+from pmdaemon.wire.rates import Rates, RateSet
 
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20
@@ -151,7 +151,7 @@ class Rig:
         self,
         size_bytes: int = MIB,
         flags: int = ALL_FLAGS,
-        caps: Caps | None = None,
+        caps: Rates | None = None,
         blocks: p.BlockSizes | None = None,
     ) -> None:
         self.clock = FakeClock()

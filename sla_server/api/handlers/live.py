@@ -16,7 +16,7 @@ from typing import Any, Final
 from flask import Request, Response
 
 from pmdaemon.errors import SlaError
-from pmdaemon.wire.pressure import DAMAGED
+from pmdaemon.wire.messages.server import DAMAGED
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyStreams

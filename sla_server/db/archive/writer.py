@@ -31,7 +31,7 @@ from typing import Final
 import structlog
 
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, cut_table
 from sla_server.db.archive.manifest import CUTS, FinishedFile
 from sla_server.db.archive.store import FileStore, LocalFiles, sweep

@@ -196,8 +196,7 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
 
 def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
     """The cuts of a message whose headers can be true; their columns are not checked yet."""
-    header = message.header
-    received, offsets = header["recv_us"], header["offset_us"]
+    received, offsets = message.header.get("recv_us", ()), message.header.get("offset_us", ())
     for position, raw in enumerate(frame.split(message.blob)):
         part = frame.decode(raw)
         gateway_id, epoch, seq = cuts.identity(part.header)

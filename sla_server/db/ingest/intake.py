@@ -37,6 +37,7 @@ from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import DurableNotice, Recorded, RecordRows, WatermarksNotice
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import EVENT_NAMESPACE, check_row
@@ -240,7 +241,7 @@ class IngestIntake:
                 log.warning("malformed-message", sender=message.sender, error=printable(str(exc), 500))
         for sender, keys in durable.items():
             rows = [[gw, ep, self._high_water.of(gw, ep)] for gw, ep in sorted(keys)]
-            result.notices += self._frames(Kind.DURABLE, sender, [row for row in rows if row[2]])
+            result.notices += self._frames(DurableNotice, sender, [row for row in rows if row[2]])
         return result
 
     def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: IntakeResult) -> set[tuple[str, int]]:
@@ -282,8 +283,7 @@ class IngestIntake:
                 rows = [["events", _lost_event(header, lost)]]
         result.records.append(payload)
         if rows:
-            record = {"rows": rows, "req": None, "from": "dbmanager"}
-            result.records.append(frame.encode(Kind.RECORD, record))
+            result.records.append(RecordRows(rows, None, "dbmanager").encode())
         if header.get("state") == "up" and isinstance(gateway_id, str):
             result.notices += self._watermarks(message.sender, self._high_water.rows(gateway_id))
 
@@ -330,19 +330,21 @@ class IngestIntake:
             result.records.append(payload)
             result.is_urgent = True
         if isinstance(request, str):
-            answer = {"req": request, "ok": not error, "error": error}
-            result.notices.append(Notice(message.sender, frame.encode(Kind.RECORDED, answer)))
+            answer = Recorded(request, not error, error)
+            result.notices.append(Notice(message.sender, answer.encode()))
 
     def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[Notice]:
         # An empty one, too: a pair polls no gateway before its first WATERMARKS.
-        return list(self._frames(Kind.WATERMARKS, recipient, rows)) or [
-            Notice(recipient, frame.encode(Kind.WATERMARKS, {"inc": self._incarnation, "hw": []}))
+        return list(self._frames(WatermarksNotice, recipient, rows)) or [
+            Notice(recipient, WatermarksNotice(self._incarnation, []).encode())
         ]
 
-    def _frames(self, kind: Kind, recipient: str, rows: Sequence[list[Any]]) -> Iterator[Notice]:
+    def _frames(
+        self, notice: type[WatermarksNotice | DurableNotice], recipient: str, rows: Sequence[list[Any]]
+    ) -> Iterator[Notice]:
         for start in range(0, len(rows), HIGH_WATERS_A_FRAME):
-            header = {"inc": self._incarnation, "hw": list(rows[start : start + HIGH_WATERS_A_FRAME])}
-            yield Notice(recipient, frame.encode(kind, header))
+            part = list(rows[start : start + HIGH_WATERS_A_FRAME])
+            yield Notice(recipient, notice(self._incarnation, part).encode())
 
 
 def _problem_of(pair: object) -> str:
@@ -372,7 +374,7 @@ def _kept_by(record: IngestRecord) -> Iterator[tuple[str, int, int]]:
 
 
 def _lost_event(header: dict[str, Any], lost: int) -> dict[str, Any]:
-    gateway_id, at_us = str(header["gw"]), header.get("at_us", 0)
+    gateway_id, at_us = str(header.get("gw")), header.get("at_us", 0)
     name = str(header.get("name") or gateway_id)
     text = (
         f"{lost} cuts of gateway {name} are lost: this server does not have them and the agent does not hold "
@@ -398,7 +400,7 @@ def _times(header: dict[str, Any], n: int) -> dict[str, list[int]]:
     """
     columns: dict[str, list[int]] = {}
     for name in ("recv_us", "offset_us", "live"):
-        values = header[name] if name != "live" else header.get(name, [False] * n)
+        values = header.get(name, [False] * n if name == "live" else None)
         if not isinstance(values, list) or len(values) != n:
             raise TypeError(f"key {name!r} does not have one value for each of the {n} cuts")
         if not all(isinstance(value, int) and abs(value) < 1 << 62 for value in values):

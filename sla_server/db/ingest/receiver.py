@@ -27,7 +27,7 @@ from pmdaemon.mailbox.sender import PostingMailbox
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 from sla_server.db.ingest.intake import Incoming, IngestIntake, Notice
 from sla_server.db.ingest.queue import IngestQueue
 

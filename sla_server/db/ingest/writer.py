@@ -39,7 +39,7 @@ import structlog
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.threads import ThreadGroup
-from pmdaemon.wire.pressure import DAMAGED, Problem
+from pmdaemon.wire.messages.server import DAMAGED, Problem
 from sla_server.db.archive.writer import ArchiveWriter, CutFileWriter
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.ingest.accumulator import IngestWindow

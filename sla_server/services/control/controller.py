@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
+from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.cut_batch import CutIntake
 from sla_server.services.control.decisions import Decision, Reason
@@ -36,7 +37,7 @@ from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
-from sla_server.services.control.throttle import Rates, Throttle
+from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
@@ -179,7 +180,7 @@ class Controller:
         reason: str = "",
     ) -> None:
         """An operator's throttle; it acts in both modes, from the next tick."""
-        rates = Rates(cost_per_s, ops_per_s, bytes_per_s)
+        rates = Rates(ops_per_s, bytes_per_s, cost_per_s)
         text = reason or "set by an operator"
         backend = next((t.backend_of(volume) for t in self.inventory.carriers_of(volume).values()), "")
         self.policy.manual_set(
@@ -204,7 +205,7 @@ class Controller:
 
     def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
         """The Spark policy's caps of the current hour, complete; None is no cap."""
-        wanted = {volume: Rates(cost=cost) for volume, cost in caps.items() if cost is not None}
+        wanted = {volume: Rates(cost_per_s=cost) for volume, cost in caps.items() if cost is not None}
         self.policy.set_wanted("policy", wanted, version)
 
     def restore(self, throttle_rows: Iterable[dict[str, Any]]) -> None:
@@ -309,7 +310,7 @@ class Controller:
         if self._restored:  # what was found in force is asked for only if the agreements still say so
             self._restored, complete = False, True
             volumes = self.inventory.volumes() | self.policy.layers["agreed"].keys()
-        caps = {v: Rates(ops=c) for v in volumes if (c := self.inventory.terms_of(v).cap_iops) is not None}
+        caps = {v: Rates(ops_per_s=c) for v in volumes if (c := self.inventory.terms_of(v).cap_iops) is not None}
         if complete:
             self.policy.set_wanted("agreed", caps)
         elif caps:

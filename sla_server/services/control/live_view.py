@@ -119,7 +119,7 @@ def _volumes(
             "service_p95_us": percentile_upper_us(s.service, 95),
             "held": s.held,
             "inflight": s.inflight,
-            "cap_cost_per_s": policy.effective(volume).cost if volume in capped else None,
+            "cap_cost_per_s": policy.effective(volume).cost_per_s if volume in capped else None,
             "delay_us": round(s.delay_us / s.done) if s.done else 0,
             "gateways": s.gateways,
         }

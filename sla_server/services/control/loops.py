@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
 from sla_server.services.control.decisions import Decision, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.inventory import BackendInventory
@@ -23,7 +24,7 @@ from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, claims, spread, water_fill
-from sla_server.services.control.throttle import LoopMemory, Rates, Throttle
+from sla_server.services.control.throttle import LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
 
 MOST_VOLUMES: Final = 4096
@@ -68,7 +69,7 @@ class Loops:
         for backend, throttles in by_backend.items():
             managed = {t.volume: self._inventory.neighbour(t.volume, None) for t in throttles}
             victims = {_key_of(t.victim) for t in throttles if t.victim}
-            allowed = sum(t.rates.cost or 0.0 for t in throttles)
+            allowed = sum(t.rates.cost_per_s or 0.0 for t in throttles)
             self._control(backend).adopt(managed, victims, allowed, throttles[0].loop)
 
     def run(self, now_ns: int, unix_us: int) -> list[Decision]:
@@ -182,7 +183,7 @@ class Loops:
         return _notices(backend, step)
 
     def _control_caps(self) -> dict[str, float | None]:
-        return {volume: t.rates.cost for volume, t in self._policy.layers["control"].items()}
+        return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}
 
     def _give_up_waiting(self, control: BackendControl, now_ns: int) -> None:
         """A gateway that does not confirm must not blind the loop; the policy manager reports it."""
@@ -198,7 +199,7 @@ class Loops:
             victim = control.lead.name if control.lead is not None else ""
             self._policy.set_control(control.backend, shares, step.reason, step.text, victim, loop)
             return
-        in_force = {v: t.rates.cost or 0.0 for v, t in self._policy.layers["control"].items() if v in shares}
+        in_force = {v: t.rates.cost_per_s or 0.0 for v, t in self._policy.layers["control"].items() if v in shares}
         # Only a volume that waits is a reason to share again: every change makes the loop wait for evidence.
         ratio = 1 + self._settings.resplit_ratio
         starved = any(
@@ -245,7 +246,7 @@ class Loops:
                     volume,
                     backend,
                     "control",
-                    Rates(cost=share),
+                    Rates(cost_per_s=share),
                     step.reason,
                     step.text,
                     victim=lead.name if lead is not None else "",

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.wire.late import Late
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.decisions import (
     Decision,
     RaiseEvent,
@@ -32,7 +33,7 @@ from sla_server.services.control.decisions import (
 )
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import NeighbourTerms, split
-from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, LoopMemory, Rates, Throttle
+from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -94,7 +95,7 @@ class PolicyManager:
         for volume in [v for v, t in layer.items() if t.backend == backend and v not in shares]:
             self._end("control", volume, "released", reason, text)
         for volume, cost in shares.items():
-            rates = Rates(cost=cost)
+            rates = Rates(cost_per_s=cost)
             if volume in layer:
                 throttle = layer[volume]
                 throttle.rates, throttle.reason, throttle.text = rates, reason.value, text
@@ -147,7 +148,7 @@ class PolicyManager:
                 volume=row["volume"],
                 backend=row["backend"],
                 source=row["source"],
-                rates=Rates(row.get("cost_per_s"), row.get("ops_per_s"), row.get("bytes_per_s")),
+                rates=Rates(row.get("ops_per_s"), row.get("bytes_per_s"), row.get("cost_per_s")),
                 reason=row["reason"],
                 text=row["text"],
                 victim=row.get("victim") or "",
@@ -185,7 +186,7 @@ class PolicyManager:
         if not in_force:
             return
         unsettled = [t.gen or 1 for t in in_force if t.state in ("requested", "sent", "refused")]
-        totals = {t.volume: r for t in in_force if not (r := self.effective(t.volume)).free}
+        totals = {t.volume: r for t in in_force if not (r := self.effective(t.volume)).is_open}
         shares = {v: self._shares(v, rates).get(table.gateway_id, rates) for v, rates in totals.items()}
         gateway.adopt(shares, totals, max(unsettled, default=1), now_ns)
         for throttle in in_force:
@@ -262,19 +263,19 @@ class PolicyManager:
         manual = Rates()
         for throttle in self.layers["manual"].values():
             if throttle.volume == volume:
-                manual = manual.lowest(throttle.rates)
+                manual = manual.tighter(throttle.rates)
         if floor.agreed:
             manual = self._lift(manual, floor, volume)
         automatic = Rates()
         for name in ("control", "policy", "agreed"):
             found = self.layers[name].get(volume)
-            if found is not None and (name != "policy" or manual.free):
-                automatic = automatic.lowest(found.rates)
-        return self._lift(automatic, floor, volume).lowest(manual.at_least(LEAST))
+            if found is not None and (name != "policy" or manual.is_open):
+                automatic = automatic.tighter(found.rates)
+        return self._lift(automatic, floor, volume).tighter(manual.at_least(LEAST))
 
     def _lift(self, rates: Rates, floor: NeighbourTerms, volume: str) -> Rates:
         mean_cost = self.mean_cost_of(volume)
-        least = Rates(floor.floor_cost(mean_cost), floor.floor_iops, floor.floor_bytes_per_s)
+        least = Rates(floor.floor_iops, floor.floor_bytes_per_s, floor.floor_cost(mean_cost))
         return rates.at_least(least).at_least(LEAST)
 
     def decide(self, tables: Mapping[str, GatewayTable], now_ns: int, unix_us: int) -> ThrottlePlan:
@@ -347,7 +348,7 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
-        totals = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).free}
+        totals = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).is_open}
         shares_of: dict[str, dict[str, Rates]] = {}
         for volume, rates in totals.items():
             for gateway_id, share in self._shares(volume, rates).items():
@@ -365,7 +366,7 @@ class PolicyManager:
             touched = shares.keys() | gateway.issued.keys() if stray else moved
             gateway.send(shares, totals, gen, now_ns)
             self.gen = gen
-            caps = [rates.wire(volume) for volume, rates in sorted(shares.items())]
+            caps = [rates.entry(volume) for volume, rates in sorted(shares.items())]
             decisions.append(SetCaps(gateway_id, gen, round(self.settings.lease_s * 1e6), caps))
             for volume in touched:
                 waits.setdefault(volume, {})[gateway_id] = gen
@@ -389,7 +390,7 @@ class PolicyManager:
         if not recent:
             return {}
         ratios = split(1.0, recent, self.settings.recent_share_ratio)
-        return {gateway_id: rates.part(ratio) for gateway_id, ratio in ratios.items()}
+        return {gateway_id: rates.scaled(ratio).at_least(LEAST) for gateway_id, ratio in ratios.items()}
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:
         self.layers[layer][key] = throttle

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.runtime.clock import STEP_US
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.usage import Usage
 
@@ -47,60 +48,19 @@ SAME_RATIO: Final = 0.01
 """Rates that differ by less are the same: an enforcer is no more exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Up to three rates a second; None is free."""
-
-    cost: float | None = None
-    ops: float | None = None
-    size: float | None = None
-
-    def lowest(self, other: Rates) -> Rates:
-        """The tighter of each."""
-        return Rates(
-            _lower(self.cost, other.cost), _lower(self.ops, other.ops), _lower(self.size, other.size)
-        )
-
-    def differs(self, other: Rates, ratio: float) -> bool:
-        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself."""
-        return any(
-            (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
-            for a, b in ((self.cost, other.cost), (self.ops, other.ops), (self.size, other.size))
-        )
-
-    def at_least(self, least: Rates) -> Rates:
-        """Rates that are set, raised to ``least``."""
-        return Rates(
-            _raised(self.cost, least.cost), _raised(self.ops, least.ops), _raised(self.size, least.size)
-        )
-
-    def part(self, ratio: float) -> Rates:
-        """A gateway's part of a volume's rates, never zero."""
-        parts = (None if rate is None else rate * ratio for rate in (self.cost, self.ops, self.size))
-        return Rates(*parts).at_least(LEAST)
-
-    @property
-    def free(self) -> bool:
-        """Whether nothing is limited."""
-        return self.cost is None and self.ops is None and self.size is None
-
-    def wire(self, volume: str) -> dict[str, Any]:
-        """One entry of message CAPS."""
-        return {"volume": volume, "ops_per_s": self.ops, "bytes_per_s": self.size, "cost_per_s": self.cost}
-
-    def excess(self, use: Usage, duration_s: float, tolerance: float) -> bool:
-        """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
-        burst = 1 + BURST_S / max(duration_s, BURST_S) + tolerance
-        pairs = (
-            (self.cost, use.last_cost_per_s),
-            (self.ops, use.last_ops_per_s),
-            (self.size, use.last_bytes_per_s),
-        )
-        one_io = 1 / duration_s
-        return any(
-            cap is not None and used > cap * burst + one_io * (used / max(use.last_ops_per_s, 1e-9))
-            for cap, used in pairs
-        )
+def exceeds(rates: Rates, use: Usage, duration_s: float, tolerance: float) -> bool:
+    """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
+    burst = 1 + BURST_S / max(duration_s, BURST_S) + tolerance
+    pairs = (
+        (rates.cost_per_s, use.last_cost_per_s),
+        (rates.ops_per_s, use.last_ops_per_s),
+        (rates.bytes_per_s, use.last_bytes_per_s),
+    )
+    one_io = 1 / duration_s
+    return any(
+        cap is not None and used > cap * burst + one_io * (used / max(use.last_ops_per_s, 1e-9))
+        for cap, used in pairs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +76,8 @@ class LoopMemory:
     ceiling: float
 
 
-LEAST: Final = Rates(cost=1.0, ops=1.0, size=4096.0)
+LEAST: Final = Rates(ops_per_s=1.0, bytes_per_s=4096.0, cost_per_s=1.0)
 """Never zero: a volume that does not move at all is an outage, not a throttle."""
-
-
-def _raised(rate: float | None, least: float | None) -> float | None:
-    return rate if rate is None or least is None else max(rate, least)
-
-
-def _lower(a: float | None, b: float | None) -> float | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return min(a, b)
 
 
 @dataclass(slots=True)
@@ -180,9 +130,9 @@ class Throttle:
             "volume": self.volume,
             "backend": self.backend,
             "source": self.source,
-            "cost_per_s": self.rates.cost,
-            "ops_per_s": self.rates.ops,
-            "bytes_per_s": self.rates.size,
+            "cost_per_s": self.rates.cost_per_s,
+            "ops_per_s": self.rates.ops_per_s,
+            "bytes_per_s": self.rates.bytes_per_s,
             "reason": self.reason,
             "text": self.text,
             "victim": self.victim,
@@ -261,7 +211,7 @@ class Throttle:
         unix_us: int,
     ) -> bool:
         """A cut made wholly under the cap came; returns whether the state changed to seen."""
-        if share.excess(use, duration_s, settings.seen_tolerance_ratio):
+        if exceeds(share, use, duration_s, settings.seen_tolerance_ratio):
             self.over_cuts[gateway_id] = self.over_cuts.get(gateway_id, 0) + 1
             return False
         self.over_cuts[gateway_id] = 0

@@ -10,11 +10,11 @@ import numpy as np
 
 from benchmarks import fleet_load, fleet_watch
 from benchmarks.ingest_load import VARIANTS
-from pmdaemon.poller.standing_caps import thresholds_order
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, names, poll
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import ThresholdsOrder
 from sla_server.agreements.load import load_documents
 
 GATEWAYS, STREAMS = 3, 2
@@ -96,7 +96,8 @@ def test_what_the_program_reads_by_position_stands_there() -> None:
     for ack in ([], [[7, 3]], [[6, 9], [7, 3]]):
         header = frame.decode(poll.encode(5, 1 << 40, ack, [7, 4], True)).header
         assert list(header) == ["poll", "sent_ns", "ack", "from", "lease"]
-    _, encoded = thresholds_order({"gw": "a", "version": 1 << 62, "entries": []})
+    order = ThresholdsOrder.parse({"gw": "a", "version": 1 << 62, "entries": []})
+    encoded = order.thresholds_frame()
     assert next(iter(frame.decode(encoded).header)) == "version"
 
 

@@ -22,7 +22,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, REPORTED_S
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.pressure import Problem
+from pmdaemon.wire.messages.server import Problem
 from sla_server import config as configuration
 from sla_server.directories import APP, MAIN
 from sla_server.supervisor import PARTS, PROCESSES, Supervisor

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pmdaemon.errors import ConfigError, FrameTooLarge, MalformedFrame, WireError
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller import parent as daemon
-from pmdaemon.poller import registration
 from pmdaemon.poller.parent import Daemon
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut, frame, names
+from pmdaemon.wire.messages import agent
 from tests.support import gateways
 from tests.support.gateways import GATEWAY
 
@@ -66,7 +66,7 @@ def test_a_hard_limit_too_low_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_hello() -> None:
-    got = registration.parse_hello(header_of(gateways.hello(GATEWAY.upper(), later=1)))
+    got = agent.Hello.parse(header_of(gateways.hello(GATEWAY.upper(), later=1)))
     assert (got.gateway_id, got.epoch, got.proto_min, got.proto_max) == (GATEWAY, 7, 1, 1)
 
 
@@ -90,11 +90,11 @@ def test_hello() -> None:
 def test_bad_hello(over: dict[str, Any]) -> None:
     header = header_of(gateways.hello()) | over
     with pytest.raises(MalformedFrame, match=next(iter(over))):
-        registration.parse_hello(header)
+        agent.Hello.parse(header)
 
 
 def test_register() -> None:
-    got = registration.parse_register(header_of(gateways.register([[3, 5, 9], [7, 1, 0]], ("a", "b"))))
+    got = agent.Registration.parse(header_of(gateways.register([[3, 5, 9], [7, 1, 0]], ("a", "b"))))
     assert [item["volume"] for item in got.exports] == ["a", "b"]
     assert got.spool == [(3, 5, 9), (7, 1, 0)]
 
@@ -120,29 +120,29 @@ EXPORT = {"volume": "v", "backend": "b", "size_bytes": 1, "read_only": False, "s
 )
 def test_bad_register(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame, match="REGISTER"):
-        registration.parse_register(header)
+        agent.Registration.parse(header)
 
 
 def test_lists_are_limited() -> None:
     with pytest.raises(FrameTooLarge):
-        registration.parse_register({"exports": [EXPORT] * (registration.MAX_EXPORTS + 1), "spool": []})
+        agent.Registration.parse({"exports": [EXPORT] * (agent.MAX_EXPORTS + 1), "spool": []})
     with pytest.raises(FrameTooLarge):
-        registration.parse_streams({"streams": [{}] * (cut.MAX_ROWS + 1)}, GATEWAY)
+        agent.Streams.parse({"streams": [{}] * (cut.MAX_ROWS + 1)}, GATEWAY)
 
 
 def test_stream_ids_are_checked() -> None:
     row = {"id": names.stream_id(GATEWAY, "v", "c"), "volume": "v", "client": "c", "backend": "b"}
-    assert registration.parse_streams({"streams": [row]}, GATEWAY)[0].stream_id == row["id"]
+    assert agent.Streams.parse({"streams": [row]}, GATEWAY).streams[0].stream_id == row["id"]
     with pytest.raises(MalformedFrame, match="is not that of volume"):
-        registration.parse_streams({"streams": [row | {"client": "d"}]}, GATEWAY)
+        agent.Streams.parse({"streams": [row | {"client": "d"}]}, GATEWAY)
 
 
 def test_schema() -> None:
     header = header_of(gateways.schema())
-    registration.check_schema(header)
+    agent.Schema.parse(header)
     for over in ({"sch": 2}, {"columns": ["a"]}, {"buckets": 5}):
         with pytest.raises(MalformedFrame, match="SCHEMA"):
-            registration.check_schema(header | over)
+            agent.Schema.parse(header | over)
 
 
 JUNK = st.recursive(
@@ -160,10 +160,10 @@ KEYS = ["gw", "name", "ep", "proto_min", "proto_max", "software", "exports", "sp
 @given(st.dictionaries(st.sampled_from(KEYS), JUNK))
 def test_any_header_is_accepted_or_a_wire_error(header: dict[str, Any]) -> None:
     for parse in (
-        registration.parse_hello,
-        registration.parse_register,
-        registration.check_schema,
-        lambda junk: registration.parse_streams(junk, GATEWAY),
+        agent.Hello.parse,
+        agent.Registration.parse,
+        agent.Schema.parse,
+        lambda junk: agent.Streams.parse(junk, GATEWAY),
     ):
         try:
             parse(header)

@@ -115,7 +115,7 @@ KEY = StreamKey("vol-1", "c", "b0")
 
 
 def announced(book: StreamNames) -> list[dict]:
-    return [entry for header in book.announcements() for entry in header["streams"]]
+    return [entry for message in book.announcements() for entry in message.header()["streams"]]
 
 
 def test_new_streams_are_told_once_a_session_and_survive_a_restart(tmp_path):
@@ -141,7 +141,7 @@ def test_announcements_fit_their_frames():
     book = StreamNames(GATEWAY, None)
     for number in range(300):
         book.add(KEY._replace(client=f"c{number}"))
-    assert [len(header["streams"]) for header in book.announcements()] == [128, 128, 44]
+    assert [len(message.streams) for message in book.announcements()] == [128, 128, 44]
 
 
 def test_the_book_is_bounded(monkeypatch):

@@ -4,12 +4,12 @@ import pytest
 
 from gateway_agent.errors import PlaneLost, ServerLost
 from gateway_agent.link import state_files
-from gateway_agent.link.session import AgentSessionState
 from gateway_agent.link.spool import Spool
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.names import stream_id
+from pmdaemon.wire.session import SessionState
 from tests.support.link import EPOCH, Bench, FakePlane, caps, thresholds, welcome
 
 
@@ -32,7 +32,7 @@ def test_registration_speaks_in_the_order_of_the_contract(bench):
     assert exports == [
         {"volume": "vol-1", "backend": "b0", "size_bytes": 4096, "read_only": False, "source": "nbd"}
     ]
-    assert bench.core.session.state is AgentSessionState.REGISTERED
+    assert bench.core.session.state is SessionState.REGISTERED
 
 
 def test_a_poll_makes_one_cut_and_closes_with_a_reply(bench, plane):
@@ -209,7 +209,7 @@ def test_thresholds_are_acknowledged_kept_and_counted_from_a_cut_boundary(bench,
     assert versions == [(0, 0), (0, 2), (4, 5)]
     restarted = Bench(tmp_path, plane, epoch=43)
     assert [h["version"] for k, h in plane.commands if k is Kind.DP_THRESHOLDS] == [4, 4]
-    assert restarted.core.session.state is AgentSessionState.CLOSED
+    assert restarted.core.session.state is SessionState.CLOSED
 
 
 def test_a_stalled_plane_is_left_out_told_once_and_its_counts_come_later(tmp_path):
@@ -281,7 +281,7 @@ def test_a_silent_server_is_given_up_after_three_intervals_and_ten_seconds(bench
 def test_unknown_kinds_are_answered_and_forgotten(bench):
     bench.say(frame.encode(63, {}), frame.encode(Kind.DP_CAPS, {}))
     assert [h["kind"] for h in bench.server.headers[Kind.UNSUPPORTED]] == [63, Kind.DP_CAPS]
-    assert bench.core.session.state is AgentSessionState.REGISTERED
+    assert bench.core.session.state is SessionState.REGISTERED
 
 
 def test_a_frame_out_of_turn_ends_the_session_with_a_reason(bench):

@@ -9,7 +9,7 @@ from gateway_agent.nbd.accounting import FAILED_BIT, word_of
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.proxy_session import ProxySession, ReplyReader
 from pmdaemon.wire.cut import COL
-from pmdaemon.wire.rates import Caps
+from pmdaemon.wire.rates import Rates
 from tests.support.nbd import ALL_FLAGS, MIB, FakeSocket, Rig, replies
 
 READ_ONLY = p.TX_HAS_FLAGS | p.TX_READ_ONLY
@@ -89,7 +89,7 @@ def test_disc_closes_both_sides_when_all_is_answered_and_not_before(pair):
 
 
 def test_an_upstream_that_dies_between_replies_gives_eio_for_all_then_the_end(pair):
-    pair.rig.volume.set_caps(Caps(ops_per_s=50), pair.rig.clock.monotonic_ns())
+    pair.rig.volume.set_caps(Rates(ops_per_s=50), pair.rig.clock.monotonic_ns())
     pair.say(*(read(n) for n in range(10)))  # a burst of two goes through, the rest is held
     inflight, held = pair.session.gauges()
     assert inflight
@@ -264,7 +264,7 @@ def test_what_was_not_offered_is_refused_and_never_passed_on(offered, command, f
         (p.request(p.Cmd.FLUSH, 1, 7, 7), 0),
     ],
 )
-@pytest.mark.parametrize("caps", [Caps(), Caps(ops_per_s=1)])
+@pytest.mark.parametrize("caps", [Rates(), Rates(ops_per_s=1)])
 def test_the_block_sizes_of_the_upstream_are_kept(request_bytes, error, caps):
     pair = Pair(Rig(blocks=p.BlockSizes(4096, 4096, 65536), caps=caps))
     pair.say(request_bytes)
@@ -342,7 +342,7 @@ def test_a_cookie_used_twice_at_the_same_time_is_answered_twice_one_after_the_ot
 
 
 def test_a_cookie_used_twice_under_a_cap_is_charged_once():
-    pair = Pair(Rig(caps=Caps(ops_per_s=100)))
+    pair = Pair(Rig(caps=Rates(ops_per_s=100)))
     pair.say(read(1, 4), read(1, 4))
     ready_ns = pair.rig.rates.ready_ns()
     pair.answer(p.simple_reply(1) + b"aaaa")
@@ -351,7 +351,7 @@ def test_a_cookie_used_twice_under_a_cap_is_charged_once():
 
 
 def test_capped_requests_are_held_and_their_delay_is_measured():
-    pair = Pair(Rig(caps=Caps(ops_per_s=100)))
+    pair = Pair(Rig(caps=Rates(ops_per_s=100)))
     pair.say(*(read(n) for n in range(13)))
     inflight, held = pair.session.gauges()
     assert inflight + held == 13
@@ -366,15 +366,15 @@ def test_capped_requests_are_held_and_their_delay_is_measured():
 
 
 def test_caps_taken_away_release_what_is_held():
-    pair = Pair(Rig(caps=Caps(cost_per_s=1)))
+    pair = Pair(Rig(caps=Rates(cost_per_s=1)))
     pair.say(*(read(n) for n in range(5)))
-    pair.rig.volume.set_caps(Caps(), pair.rig.clock.monotonic_ns())
+    pair.rig.volume.set_caps(Rates(), pair.rig.clock.monotonic_ns())
     assert pair.session.gauges() == (5, 0)
     assert pair.rig.loop.timers == {}
 
 
 def test_a_refusal_is_free_but_does_not_overtake_its_own_connection():
-    pair, other = Pair(rig := Rig(caps=Caps(ops_per_s=1))), Pair(rig, "host-b")
+    pair, other = Pair(rig := Rig(caps=Rates(ops_per_s=1))), Pair(rig, "host-b")
     unknown = p.request(p.Cmd.BLOCK_STATUS, 77, 0, 512)
     pair.say(read(1), read(2), unknown)
     other.say(unknown)
@@ -395,9 +395,9 @@ def test_a_refusal_is_free_but_does_not_overtake_its_own_connection():
 )
 def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_bytes, charged_bytes):
     for caps, seconds in (
-        (Caps(ops_per_s=0.1), 10),
-        (Caps(bytes_per_s=MIB / 16), charged_bytes / MIB * 16),
-        (Caps(cost_per_s=1), 1 + charged_bytes / 65_536),
+        (Rates(ops_per_s=0.1), 10),
+        (Rates(bytes_per_s=MIB / 16), charged_bytes / MIB * 16),
+        (Rates(cost_per_s=1), 1 + charged_bytes / 65_536),
     ):
         pair = Pair(Rig(caps=caps))
         pair.say(request_bytes)
@@ -408,7 +408,7 @@ def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_byt
 
 
 def test_an_io_is_held_as_long_as_the_rate_asks():
-    pair = Pair(Rig(caps=Caps(ops_per_s=0.05)))
+    pair = Pair(Rig(caps=Rates(ops_per_s=0.05)))
     pair.say(*(read(n) for n in range(3)))
     pair.rig.loop.fire(19.97)
     assert pair.session.gauges() == (1, 2)
@@ -419,7 +419,7 @@ def test_an_io_is_held_as_long_as_the_rate_asks():
 
 
 def test_connections_of_a_volume_take_turns_whatever_their_depth():
-    rig = Rig(caps=Caps(ops_per_s=100))
+    rig = Rig(caps=Rates(ops_per_s=100))
     deep, shallow = Pair(rig, "deep"), Pair(rig, "shallow")
     deep.say(*(read(n) for n in range(400)))
     shallow.say(*(read(n) for n in range(400)))
@@ -429,7 +429,7 @@ def test_connections_of_a_volume_take_turns_whatever_their_depth():
 
 
 def test_a_session_that_closes_leaves_no_timer_and_no_turn():
-    pair = Pair(Rig(caps=Caps(ops_per_s=1)))
+    pair = Pair(Rig(caps=Rates(ops_per_s=1)))
     pair.say(read(1), read(2))
     pair.end(pair.near)
     pair.rig.loop.fire(10)

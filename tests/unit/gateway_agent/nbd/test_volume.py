@@ -8,7 +8,7 @@ from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.volume import CapsInForce
 from pmdaemon.wire import frame
 from pmdaemon.wire.late import MOST, joined, parse, worst
-from pmdaemon.wire.rates import NO_CAPS, Caps, RateSet
+from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
 SECOND = 10**9
@@ -52,13 +52,13 @@ def run(caps, seconds, *connections):
 @pytest.mark.parametrize(
     ("caps", "connections", "units_per_io", "rate_per_s"),
     [
-        (Caps(ops_per_s=10), [(128, 4096)], 1, 10),
-        (Caps(ops_per_s=50), [(128, 4096)] * 8, 1, 50),
-        (Caps(bytes_per_s=0.5e6), [(1, 4 * MIB)], 4 * MIB, 0.5e6),
-        (Caps(bytes_per_s=1e6), [(1, 32 * MIB)], 32 * MIB, 1e6),
-        (Caps(bytes_per_s=1e6), [(1, 32 * MIB)] * 4, 32 * MIB, 1e6),
-        (Caps(bytes_per_s=1e6), [(1, 32 * MIB), (64, 4096)], None, 1e6),
-        (Caps(cost_per_s=5), [(1, 32 * MIB)] * 2, 513, 5),
+        (Rates(ops_per_s=10), [(128, 4096)], 1, 10),
+        (Rates(ops_per_s=50), [(128, 4096)] * 8, 1, 50),
+        (Rates(bytes_per_s=0.5e6), [(1, 4 * MIB)], 4 * MIB, 0.5e6),
+        (Rates(bytes_per_s=1e6), [(1, 32 * MIB)], 32 * MIB, 1e6),
+        (Rates(bytes_per_s=1e6), [(1, 32 * MIB)] * 4, 32 * MIB, 1e6),
+        (Rates(bytes_per_s=1e6), [(1, 32 * MIB), (64, 4096)], None, 1e6),
+        (Rates(cost_per_s=5), [(1, 32 * MIB)] * 2, 513, 5),
     ],
 )
 def test_the_rate_holds_at_any_depth(caps, connections, units_per_io, rate_per_s):
@@ -71,7 +71,7 @@ def test_the_rate_holds_at_any_depth(caps, connections, units_per_io, rate_per_s
 
 
 def test_every_window_of_a_deep_queue_is_within_the_rate():
-    rig, (busy,) = run(Caps(ops_per_s=10), 0, (128, 4096))
+    rig, (busy,) = run(Rates(ops_per_s=10), 0, (128, 4096))
     for _ in range(60):
         before = busy.admitted
         rig.loop.fire(1.0)
@@ -79,14 +79,14 @@ def test_every_window_of_a_deep_queue_is_within_the_rate():
 
 
 def test_a_shallow_connection_waits_for_its_turn_and_not_for_the_depth_of_others():
-    _, (deep, shallow) = run(Caps(ops_per_s=10), 60, (1024, 4096), (1, 4096))
+    _, (deep, shallow) = run(Rates(ops_per_s=10), 60, (1024, 4096), (1, 4096))
     assert abs(deep.admitted - shallow.admitted) <= 1
 
 
 def test_a_debt_is_kept_in_units_when_the_rate_changes_and_forgotten_without_a_rate():
-    rig, (busy,) = run(Caps(bytes_per_s=1e6), 1, (2, 32 * MIB))
+    rig, (busy,) = run(Rates(bytes_per_s=1e6), 1, (2, 32 * MIB))
     assert busy.admitted == 1
-    rig.volume.set_caps(Caps(bytes_per_s=32e6), rig.clock.monotonic_ns())
+    rig.volume.set_caps(Rates(bytes_per_s=32e6), rig.clock.monotonic_ns())
     rig.loop.fire(1.1)
     assert busy.admitted == 2
 
@@ -98,7 +98,7 @@ def late_in(rig):
 
 
 def test_cuts_say_what_was_held_for_too_long():
-    rig, _ = run(Caps(ops_per_s=10), 4.9, (128, 4096))
+    rig, _ = run(Rates(ops_per_s=10), 4.9, (128, 4096))
     assert late_in(rig) is None
     assert late_in(rig) is None
     rig.loop.fire(1.0)  # requests that arrived first pass at the rate; from 5 s on they are late
@@ -112,13 +112,13 @@ def test_cuts_say_what_was_held_for_too_long():
 
 
 def test_one_that_is_still_held_is_said_before_it_is_let_through():
-    rig, (busy,) = run(Caps(bytes_per_s=1e6), 6, (2, 32 * MIB))
+    rig, (busy,) = run(Rates(bytes_per_s=1e6), 6, (2, 32 * MIB))
     assert busy.admitted == 1
     assert late_in(rig) == {"vol-1": [0, 6_000_000]}
 
 
 def test_a_volume_within_its_caps_says_nothing():
-    rig, (busy,) = run(Caps(ops_per_s=10), 60, (8, 4096))
+    rig, (busy,) = run(Rates(ops_per_s=10), 60, (8, 4096))
     assert busy.admitted > 500
     assert late_in(rig) is None
 
@@ -156,20 +156,20 @@ def order(gen=1, lease_us=30_000_000, **caps):
 def test_the_set_is_complete_and_idempotent():
     caps = CapsInForce({})
     caps.apply(order(1, a=10, b=20), 0)
-    assert caps.of("a") == Caps(cost_per_s=10.0)
+    assert caps.of("a") == Rates(cost_per_s=10.0)
     caps.apply(order(2, b=30), 0)
     caps.apply(order(2, b=30), 0)
-    assert (caps.of("a"), caps.of("b"), caps.generation) == (NO_CAPS, Caps(cost_per_s=30.0), 2)
+    assert (caps.of("a"), caps.of("b"), caps.generation) == (NO_CAPS, Rates(cost_per_s=30.0), 2)
 
 
 def test_the_lease_ends_unless_renewed_and_static_caps_stay():
-    caps = CapsInForce({"a": Caps(ops_per_s=100)})
+    caps = CapsInForce({"a": Rates(ops_per_s=100)})
     caps.apply(order(5, a=10), 0)
     caps.renew(20 * SECOND)
     assert not caps.expire(50 * SECOND - 1)
-    assert caps.of("a") == Caps(ops_per_s=100, cost_per_s=10.0)
+    assert caps.of("a") == Rates(ops_per_s=100, cost_per_s=10.0)
     assert caps.expire(50 * SECOND)
-    assert (caps.of("a"), caps.generation) == (Caps(ops_per_s=100), 0)
+    assert (caps.of("a"), caps.generation) == (Rates(ops_per_s=100), 0)
     assert not caps.expire(51 * SECOND)
 
 
@@ -180,11 +180,11 @@ def test_a_renewal_after_the_end_brings_nothing_back_but_the_set_anew_does():
     caps.renew(31 * SECOND)
     assert (caps.lease_end_ns, caps.of("a")) == (None, NO_CAPS)
     caps.apply(order(5, a=10), 32 * SECOND)
-    assert (caps.generation, caps.of("a")) == (5, Caps(cost_per_s=10.0))
+    assert (caps.generation, caps.of("a")) == (5, Rates(cost_per_s=10.0))
 
 
 def test_of_two_caps_the_smaller_holds():
-    assert Caps(10, None, 5).tighter(Caps(20, 7, 3)) == Caps(10, 7, 3)
+    assert Rates(10, None, 5).tighter(Rates(20, 7, 3)) == Rates(10, 7, 3)
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1e-300, 10**400, float("inf"), float("nan"), "10", True])
@@ -193,7 +193,7 @@ def test_an_impossible_rate_changes_nothing(rate):
     caps.apply(order(1, a=10), 0)
     with pytest.raises(BadCaps, match=r"cost_per_s of .a."):
         caps.apply(order(2, a=rate), 0)
-    assert (caps.generation, caps.of("a")) == (1, Caps(cost_per_s=10.0))
+    assert (caps.generation, caps.of("a")) == (1, Rates(cost_per_s=10.0))
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ def admitted_in_a_second(caps, transfer_bytes, base):
 @pytest.mark.parametrize(
     ("caps", "expected"),
     [
-        (Caps(ops_per_s=100), 100),
-        (Caps(bytes_per_s=65_536 * 50), 50),
-        (Caps(cost_per_s=60), 20),  # base 2 and 64 KiB cost 3
-        (Caps(ops_per_s=100, bytes_per_s=65_536 * 30, cost_per_s=600), 30),
+        (Rates(ops_per_s=100), 100),
+        (Rates(bytes_per_s=65_536 * 50), 50),
+        (Rates(cost_per_s=60), 20),  # base 2 and 64 KiB cost 3
+        (Rates(ops_per_s=100, bytes_per_s=65_536 * 30, cost_per_s=600), 30),
     ],
 )
 def test_all_three_rates_must_pass(caps, expected):
@@ -241,10 +241,10 @@ def test_all_three_rates_must_pass(caps, expected):
 
 def test_a_rate_that_stays_keeps_its_debt_and_the_same_caps_change_nothing():
     rates = RateSet(1)
-    rates.set_caps(Caps(ops_per_s=1), 0)
+    rates.set_caps(Rates(ops_per_s=1), 0)
     rates.charge(0, 0, 1.0)
-    assert not rates.set_caps(Caps(ops_per_s=1), 0)
-    rates.set_caps(Caps(ops_per_s=1, cost_per_s=1000), 0)
+    assert not rates.set_caps(Rates(ops_per_s=1), 0)
+    rates.set_caps(Rates(ops_per_s=1, cost_per_s=1000), 0)
     assert rates.ready_ns() == SECOND - 1
     rates.set_caps(NO_CAPS, 0)
     assert rates.is_open

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.gateway import Gateway, Registry
 from pmdaemon.poller.peer import AgentPeer
-from pmdaemon.poller.registration import Hello, Registration
+from pmdaemon.wire.messages.agent import Hello, Registration
 
 GATEWAY = "00000000-0000-4000-8000-000000000001"
 STRANGER = "00000000-0000-4000-8000-000000000002"
@@ -57,7 +57,7 @@ class World:
         assert not self.registry.advance(self.incarnation + 1, [[GATEWAY, epoch, seq]], 0)
 
     def register(self, epoch: int, spooled: set[int]) -> None:
-        hello = Hello(GATEWAY, "g", epoch, 1, 1, "s")
+        hello = Hello.of(GATEWAY, "g", epoch, "s")
         registration = Registration([], [(number, 1, 10) for number in sorted(spooled - {epoch})])
         self.registry.register(cast(AgentPeer, Agent()), hello, registration)
 

@@ -1,4 +1,4 @@
-"""The daemon's figures as text: every line declared, labels, whole files; reports of back-pressure."""
+"""The daemon's figures as text: every line declared, labels, whole files; reports of back-"""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pmdaemon.poller.channel import PairReport
 from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.parent import PairManager
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.wire import frame, pressure
+from pmdaemon.wire import frame
+from pmdaemon.wire.messages.server import MOST_PROBLEMS, REASON_CHARS, Pressure, Problem
 
 
 class FakeChild:
@@ -100,7 +101,7 @@ def test_it_tells_rings_and_counters_every_other_second() -> None:
         reporter.tick()
         clock.advance(1)
     assert [to for to, _ in box.posted] == ["services"] * 3
-    told = pressure.parse(frame.decode(box.posted[0][1]).header)
+    told = Pressure.parse(frame.decode(box.posted[0][1]).header)
     assert told.fullness == {"services": 0.5, "dbmanager": 0.0, "ingest-queue": 0.25}
     assert told.refused == {"posts": 4, "news": 1}
     assert told.problems == ()
@@ -108,15 +109,15 @@ def test_it_tells_rings_and_counters_every_other_second() -> None:
 
 def test_it_tells_problems_at_once_when_asked_to_and_then_in_time() -> None:
     box, clock = Box(), FakeClock()
-    trouble = pressure.Problem("database", 7, "away " * 200)
+    trouble = Problem("database", 7, "away " * 200)
     reporter = BackpressureReporter(box, clock, dict, dict, lambda: [trouble] * 40)
     reporter.tick()
     reporter.report()
     reporter.tick()
     assert len(box.posted) == 2
-    told = pressure.parse(frame.decode(box.posted[1][1]).header)
-    assert len(told.problems) == pressure.MOST_PROBLEMS
-    assert told.problems[0] == trouble._replace(reason=trouble.reason[: pressure.REASON_CHARS])
+    told = Pressure.parse(frame.decode(box.posted[1][1]).header)
+    assert len(told.problems) == MOST_PROBLEMS
+    assert told.problems[0] == trouble._replace(reason=trouble.reason[:REASON_CHARS])
 
 
 def test_others_get_the_same_whoever_has_no_room() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.poller.outbound import MANY_DUE, MAX_SLEEP_MS
-from pmdaemon.poller.registration import Registration
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Registration
 from tests.support.gateways import GATEWAY, hello, schema
 from tests.support.pair import OTHER, PairRig
 

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.poller.positions import Watermarks, parse_notice
-from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, StandingCaps, thresholds_order
+from pmdaemon.poller.positions import Watermarks
+from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, StandingCaps
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import CapsOrder, DurableNotice, ThresholdsOrder, WatermarksNotice
 
 
 def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:
     book = StandingCaps()
     caps = [{"volume": "v", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 12.5}]
-    book.set_caps({"gw": "a", "gen": 4, "lease_us": 30, "caps": []})
-    gateway_id, gen, encoded = book.set_caps({"gw": "a", "gen": 5, "lease_us": 30, "caps": caps, "later": 1})
-    assert (gateway_id, gen) == ("a", 5)
+    book.set_caps(CapsOrder.parse({"gw": "a", "gen": 4, "lease_us": 30, "caps": []}))
+    order = CapsOrder.parse({"gw": "a", "gen": 5, "lease_us": 30, "caps": caps, "later": 1})
+    encoded = book.set_caps(order)
+    assert (order.gateway_id, order.gen) == ("a", 5)
     sent = frame.decode(encoded)
     assert sent.kind == Kind.CAPS
     assert sent.header == {"gen": 5, "lease_us": 30, "caps": caps, "later": 1}
@@ -28,9 +30,9 @@ def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:
 
 def test_thresholds_are_passed_on_without_the_gateways_name() -> None:
     entry = {"volume": "v", "client": "*", "io": "any", "threshold_us": 5}
-    gateway_id, encoded = thresholds_order({"gw": "a", "version": 2, "entries": [entry], "later": 1})
-    sent = frame.decode(encoded)
-    assert (gateway_id, sent.kind) == ("a", Kind.THRESHOLDS)
+    order = ThresholdsOrder.parse({"gw": "a", "version": 2, "entries": [entry], "later": 1})
+    sent = frame.decode(order.thresholds_frame())
+    assert (order.gateway_id, sent.kind) == ("a", Kind.THRESHOLDS)
     assert sent.header == {"version": 2, "entries": [entry], "later": 1}
 
 
@@ -40,13 +42,13 @@ _BAD_CAPS = [{}, {"gw": 1, "gen": 1}, {"gw": "a"}, *({"gw": "a", "gen": gen} for
 @pytest.mark.parametrize("header", _BAD_CAPS)
 def test_bad_caps(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        StandingCaps().set_caps(header)
+        CapsOrder.parse(header)
 
 
 @pytest.mark.parametrize("header", [{}, {"gw": "a"}, {"gw": "a", "version": None}, {"gw": 1, "version": 1}])
 def test_bad_thresholds(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        thresholds_order(header)
+        ThresholdsOrder.parse(header)
 
 
 def test_lease_is_fresh_for_three_seconds() -> None:
@@ -73,7 +75,9 @@ def test_watermarks_open_and_learn() -> None:
 
 
 def test_parse_notice() -> None:
-    assert parse_notice({"inc": 3, "hw": [["a", 1, 2]]}) == (3, [["a", 1, 2]])
+    for notice in (WatermarksNotice, DurableNotice):
+        parsed = notice.parse({"inc": 3, "hw": [["a", 1, 2]]})
+        assert (parsed.incarnation, parsed.rows) == (3, [["a", 1, 2]])
 
 
 @pytest.mark.parametrize(
@@ -82,4 +86,4 @@ def test_parse_notice() -> None:
 )
 def test_bad_notice(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        parse_notice(header)
+        DurableNotice.parse(header)

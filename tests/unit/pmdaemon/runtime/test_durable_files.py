@@ -18,7 +18,6 @@ from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
-from gateway_agent.link.commands import Thresholds
 from gateway_agent.link.identity import write_credential
 from gateway_agent.sources.sample import StreamKey
 from pmdaemon.errors import ConfigError
@@ -27,6 +26,7 @@ from pmdaemon.pki.errors import StateUnusable
 from pmdaemon.pki.store import CaStore
 from pmdaemon.runtime import files
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
+from pmdaemon.wire.messages.agent import Thresholds
 from sla_server.api.security import load_or_make_token
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.ingest.batch import put_aside

@@ -12,6 +12,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.api import ServiceResponse
 from sla_server.api.errors import NotFound, ServiceRefused, TooLarge, Unavailable
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
@@ -30,7 +31,7 @@ class Asked:
     def post(self, message: bytes) -> None:
         self.headers.append(frame.decode(message).header)
         if self.reply is not None:
-            self.operations.answer({"req": self.headers[-1]["req"], **self.reply})
+            self.operations.answer(ServiceResponse.parse({"req": self.headers[-1]["req"], **self.reply}))
 
 
 def test_an_answer_within_the_wait() -> None:
@@ -49,10 +50,12 @@ def test_no_answer_leaves_an_operation_that_ends_later() -> None:
     operation = asked.operations.ask("delete", "token", {"name": "x"})
     assert not operation.done.is_set()
     assert asked.operations.find(operation.req).describe()["state"] == "pending"
-    assert asked.operations.answer({"req": operation.req, "ok": False, "code": 404, "body": {}})
+    assert asked.operations.answer(
+        ServiceResponse.parse({"req": operation.req, "ok": False, "code": 404, "body": {}})
+    )
     assert asked.operations.find(operation.req).describe()["state"] == "failed"
-    assert not asked.operations.answer({"req": operation.req, "ok": True}), "an operation ends once"
-    assert not asked.operations.answer({"req": "never-asked", "ok": True})
+    assert not asked.operations.answer(ServiceResponse.of(operation.req, 200, {})), "an operation ends once"
+    assert not asked.operations.answer(ServiceResponse.of("never-asked", 200, {}))
 
 
 def test_a_refusal_keeps_code_words_and_errors() -> None:
@@ -84,10 +87,12 @@ def test_services_own_not_yet_is_no_answer() -> None:
     asked = Asked()
     operation = asked.operations.ask("apply", "token", {})
     assert asked.operations.answer(
-        {"req": operation.req, "ok": True, "code": 202, "body": {"state": "accepted"}}
+        ServiceResponse.parse({"req": operation.req, "ok": True, "code": 202, "body": {"state": "accepted"}})
     )
     assert operation.describe()["state"] == "pending"
-    assert asked.operations.answer({"req": operation.req, "ok": True, "code": 200, "body": {"applied": []}})
+    assert asked.operations.answer(
+        ServiceResponse.parse({"req": operation.req, "ok": True, "code": 200, "body": {"applied": []}})
+    )
     assert operation.result() == {"applied": []}
 
 

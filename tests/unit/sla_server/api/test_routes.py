@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from pmdaemon.runtime.clock import FakeClock
-from pmdaemon.wire.pressure import Pressure, Problem
+from pmdaemon.wire.messages.server import Pressure, Problem
 from sla_server.api import openapi
 from sla_server.api.app import handler_of
 from sla_server.api.context import AppContext
@@ -354,7 +355,7 @@ def test_while_services_wait_dbmanager_says_itself_what_for(
     clock.advance(11)
     assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
     assert metric not in web.get("/api/v1/metrics").text
-    context.live.put_report(report._replace(at_us=clock.unix_us()))
+    context.live.put_report(replace(report, at_us=clock.unix_us()))
     context.live.put(snapshot())
     assert health(web) == (200, "ok", []), "services know better"
 

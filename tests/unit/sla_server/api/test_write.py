@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from pmdaemon.wire.messages.api import ServiceResponse
 from sla_server.api.context import AppContext
 from tests.support import api
 
@@ -150,7 +151,9 @@ def test_no_answer_is_202_and_an_operation(
     where = answer.headers["Location"]
     assert web.get(where).json["state"] == "pending"
     assert "sla_api_operations_pending 1.0" in web.get("/api/v1/metrics").text
-    context.operations.answer({"req": mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {}})
+    context.operations.answer(
+        ServiceResponse.parse({"req": mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {}})
+    )
     operation = web.get(where).json
     assert (operation["state"], operation["code"]) == ("done", 200)
     assert web.get("/api/v1/operations/never").status_code == 404

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pmdaemon.wire.messages.api import ServiceResponse
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.cli import client as client_module
 from sla_server.cli.errors import BadUsage
@@ -148,7 +149,7 @@ def test_a_change_that_is_answered_late(sla: Terminal, monkeypatch: pytest.Monke
 
     def services_comes_back(_seconds: float) -> None:
         header = {"req": sla.mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
-        sla.context.operations.answer(header)
+        sla.context.operations.answer(ServiceResponse.parse(header))
 
     monkeypatch.setattr(client_module.time, "sleep", services_comes_back)
     assert sla("mode", "observe").output == "observe\n"

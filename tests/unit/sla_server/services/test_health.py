@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from pmdaemon.errors import WireError
-from pmdaemon.wire import frame, pressure
+from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import Pressure
 from sla_server.services.health import QUIET_NS, STALE_NS, Pressures
 from tests.support.services import Bench
 
 
-def report(fullness: float = 0.1, **refused: int) -> pressure.Pressure:
-    return pressure.Pressure("dbmanager", 5, {"ingest-queue": fullness}, refused)
+def report(fullness: float = 0.1, **refused: int) -> Pressure:
+    return Pressure("dbmanager", 5, {"ingest-queue": fullness}, refused)
 
 
 def texts(rows: list[Any]) -> list[str]:
@@ -77,11 +78,11 @@ def test_the_core_shows_it_with_the_process_and_raises_the_event() -> None:
 )
 def test_what_is_no_report_is_refused(header: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="PRESSURE"):
-        pressure.parse(header)
+        Pressure.parse(header)
 
 
 def test_a_report_survives_the_wire() -> None:
-    raw = pressure.encode("pair-0", 7, {"services": 0.12345}, {"posts": 3})
+    raw = Pressure("pair-0", 7, {"services": 0.12345}, {"posts": 3}).encode()
     parsed = frame.decode(raw)
     assert parsed.kind == Kind.PRESSURE
-    assert pressure.parse(parsed.header) == pressure.Pressure("pair-0", 7, {"services": 0.123}, {"posts": 3})
+    assert Pressure.parse(parsed.header) == Pressure("pair-0", 7, {"services": 0.123}, {"posts": 3})

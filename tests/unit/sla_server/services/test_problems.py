@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.pressure import Pressure, Problem
+from pmdaemon.wire.messages.server import Pressure, Problem
 from sla_server.services.health import CALM_NS, MOST_AGENTS, SILENT_NS, Problems
 from tests.support.services import Bench
 

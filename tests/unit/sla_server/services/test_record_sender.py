@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmdaemon.wire.kinds import Kind
-from sla_server.services import record_sender as journals
+from pmdaemon.wire.messages.server import RecordRows
 from sla_server.services.record_sender import RecordSender
 from tests.support.fake_mailbox import FakeMailbox
 
@@ -215,13 +215,13 @@ def test_whatever_is_lost_the_last_word_of_a_key_is_the_newest(steps: list[str])
 def test_many_rows_are_encoded_once_each_in_frames_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     journal, mailbox = make()
     encoded: list[int] = []
-    whole = journals.frame.encode
+    whole = RecordRows.encode
 
-    def counted(kind: Kind, header: dict[str, Any], blob: bytes = b"") -> bytes:
-        encoded.append(len(header["rows"]))
-        return whole(kind, header, blob)
+    def counted(message: RecordRows) -> bytes:
+        encoded.append(len(message.rows))
+        return whole(message)
 
-    monkeypatch.setattr(journals.frame, "encode", counted)
+    monkeypatch.setattr(RecordRows, "encode", counted)  # how often is seen nowhere else
     names = [f"event-{number}" for number in range(1000)]
     journal.append([event(name, 200) for name in names])
     assert sum(encoded) == 1000

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.throttle import MAX_GEN, GatewayCaps, Rates, Throttle
+from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, Throttle, exceeds
 from sla_server.services.control.usage import Usage, UsageTable
 
 S = 1_000_000_000
@@ -13,7 +14,7 @@ SETTINGS = ControlSettings()
 
 @pytest.fixture
 def throttle() -> Throttle:
-    return Throttle("t", "v", "disk", "control", Rates(cost=100.0), "promise-violated", "text")
+    return Throttle("t", "v", "disk", "control", Rates(cost_per_s=100.0), "promise-violated", "text")
 
 
 def use_of(cost: float, ops: float, size: float = 0.0) -> Usage:
@@ -29,7 +30,7 @@ def used(cost: float) -> Usage:
 
 
 def measure(throttle: Throttle, gateway: str, cost: float) -> bool:
-    return throttle.measured(gateway, Rates(cost=100.0), used(cost), 1.0, SETTINGS, 9)
+    return throttle.measured(gateway, Rates(cost_per_s=100.0), used(cost), 1.0, SETTINGS, 9)
 
 
 def test_its_life(throttle):
@@ -87,35 +88,35 @@ def test_a_lost_gateway_has_nothing_to_prove(throttle):
     assert throttle.failure(SETTINGS, 60 * S) == ""
 
 
-@pytest.mark.parametrize(("cost", "exceeds"), [(100, False), (117, False), (120, True)])
-def test_tolerance(cost, exceeds):
-    assert Rates(cost=100.0).excess(used(cost), 1.0, 0.15) is exceeds
+@pytest.mark.parametrize(("cost", "is_above"), [(100, False), (117, False), (120, True)])
+def test_tolerance(cost, is_above):
+    assert exceeds(Rates(cost_per_s=100.0), used(cost), 1.0, 0.15) is is_above
 
 
 def test_ops_and_bytes_are_measured_too():
     use = use_of(0, 50, 50 * 4096)
-    assert Rates(ops=10.0).excess(use, 1.0, 0.15)
-    assert Rates(size=4096.0 * 10).excess(use, 1.0, 0.15)
-    assert not Rates(size=4096.0 * 50, ops=50.0).excess(use, 1.0, 0.15)
+    assert exceeds(Rates(ops_per_s=10.0), use, 1.0, 0.15)
+    assert exceeds(Rates(bytes_per_s=4096.0 * 10), use, 1.0, 0.15)
+    assert not exceeds(Rates(bytes_per_s=4096.0 * 50, ops_per_s=50.0), use, 1.0, 0.15)
 
 
 def test_rates():
-    assert Rates(cost=5, ops=1).lowest(Rates(cost=4, size=9)) == Rates(4, 1, 9)
-    assert Rates().free
-    assert Rates(cost=10).part(0.01) == Rates(cost=1.0)
-    assert Rates(cost=100).differs(Rates(cost=98), 0.01)
-    assert not Rates(cost=100).differs(Rates(cost=99.5), 0.01)
-    assert Rates(cost=1).differs(Rates(ops=1), 0.5)
+    assert Rates(cost_per_s=5, ops_per_s=1).tighter(Rates(cost_per_s=4, bytes_per_s=9)) == Rates(1, 9, 4)
+    assert Rates().is_open
+    assert Rates(cost_per_s=10).scaled(0.01).at_least(LEAST) == Rates(cost_per_s=1.0)
+    assert Rates(cost_per_s=100).differs(Rates(cost_per_s=98), 0.01)
+    assert not Rates(cost_per_s=100).differs(Rates(cost_per_s=99.5), 0.01)
+    assert Rates(cost_per_s=1).differs(Rates(ops_per_s=1), 0.5)
 
 
 def sent(cost: float = 100.0, gen: int = 5) -> GatewayCaps:
     gateway = GatewayCaps("A")
-    gateway.send({"v": Rates(cost=cost)}, {"v": Rates(cost=cost)}, gen, 0)
+    gateway.send({"v": Rates(cost_per_s=cost)}, {"v": Rates(cost_per_s=cost)}, gen, 0)
     return gateway
 
 
 def changed(gateway: GatewayCaps, share: float, total: float, now_ns: int = 60 * S) -> set[str]:
-    return gateway.changed({"v": Rates(cost=share)}, {"v": Rates(cost=total)}, SETTINGS, now_ns)
+    return gateway.changed({"v": Rates(cost_per_s=share)}, {"v": Rates(cost_per_s=total)}, SETTINGS, now_ns)
 
 
 def test_nothing_changed_nothing_sent():
@@ -161,7 +162,7 @@ def test_empty_and_zero_agree_but_unknown_caps_are_cleared():
 
 def test_adoption_believes_a_generation_that_can_be_it():
     gateway = GatewayCaps("A")
-    gateway.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
+    gateway.adopt({"v": Rates(cost_per_s=100)}, {"v": Rates(cost_per_s=100)}, 8, 0)
     assert changed(gateway, 100, 100) == set()
     assert changed(gateway, 50, 100) == set()  # the split is not known and not worth a new generation
     assert not gateway.report(-1)
@@ -173,6 +174,6 @@ def test_adoption_believes_a_generation_that_can_be_it():
 def test_adoption_fails_when_the_gateway_holds_nothing_or_older_caps():
     for reported in (0, 7, MAX_GEN, (1 << 63) - 1):
         gateway = GatewayCaps("A")
-        gateway.adopt({"v": Rates(cost=100)}, {"v": Rates(cost=100)}, 8, 0)
+        gateway.adopt({"v": Rates(cost_per_s=100)}, {"v": Rates(cost_per_s=100)}, 8, 0)
         assert not gateway.report(reported)
         assert gateway.stray(SETTINGS, 3 * S)

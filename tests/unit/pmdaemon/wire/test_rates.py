@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.gcra import Gcra
+from pmdaemon.wire.rates import Gcra
 
 TAU = 20_000_000
 SECOND = 10**9

@@ -6,23 +6,22 @@ from pathlib import Path
 import pytest
 
 import gateway_agent
-from gateway_agent.errors import LocalProtocolError
-from gateway_agent.link import commands
-from gateway_agent.link.session import (
+from pmdaemon.errors import LocalProtocolError, MalformedFrame, ProtocolViolation, WireError
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+from pmdaemon.wire.messages.agent import ALERT_KINDS, Bye, Hello, Poll
+from pmdaemon.wire.messages.base import Message
+from pmdaemon.wire.session import (
     DEFERRABLE,
     MAX_DEFERRED,
     RECEIVE,
     SEND,
     AgentSession,
-    AgentSessionState,
+    SessionState,
 )
-from pmdaemon.errors import MalformedFrame, ProtocolViolation, WireError
-from pmdaemon.poller.alerts import KINDS
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from tests.support.link import caps, poll, thresholds, welcome
 
-HELLO = {"software": "t", "gw": "g", "name": "n", "ep": 1}
+HELLO = Hello.of("g", "n", 1, "t")
 LEGAL = {
     Kind.WELCOME: welcome(),
     Kind.REGISTERED: frame.encode(Kind.REGISTERED, {"ok": True}),
@@ -35,38 +34,51 @@ LEGAL = {
     Kind.UNSUPPORTED: frame.encode(Kind.UNSUPPORTED, {"kind": 9}),
 }
 EXPECTED = {
-    (AgentSessionState.CONNECTED, Kind.WELCOME): AgentSessionState.AUTHENTICATED,
-    (AgentSessionState.AUTHENTICATED, Kind.REGISTERED): AgentSessionState.REGISTERED,
-    (AgentSessionState.REGISTERED, Kind.REGISTERED): AgentSessionState.REGISTERED,
-    (AgentSessionState.REGISTERED, Kind.CAPS): AgentSessionState.REGISTERED,
-    (AgentSessionState.REGISTERED, Kind.THRESHOLDS): AgentSessionState.REGISTERED,
-    (AgentSessionState.REGISTERED, Kind.CERTIFICATE): AgentSessionState.REGISTERED,
-    (AgentSessionState.REGISTERED, Kind.POLL): AgentSessionState.POLLING,
-    (AgentSessionState.POLLING, Kind.CERTIFICATE): AgentSessionState.POLLING,
-    (AgentSessionState.POLLING, Kind.POLL): AgentSessionState.POLLING,
-    (AgentSessionState.POLLING, Kind.CAPS): AgentSessionState.POLLING,
-    (AgentSessionState.POLLING, Kind.THRESHOLDS): AgentSessionState.POLLING,
-    (AgentSessionState.POLLING, Kind.REGISTERED): AgentSessionState.POLLING,
+    (SessionState.CONNECTED, Kind.WELCOME): SessionState.AUTHENTICATED,
+    (SessionState.AUTHENTICATED, Kind.REGISTERED): SessionState.REGISTERED,
+    (SessionState.REGISTERED, Kind.REGISTERED): SessionState.REGISTERED,
+    (SessionState.REGISTERED, Kind.CAPS): SessionState.REGISTERED,
+    (SessionState.REGISTERED, Kind.THRESHOLDS): SessionState.REGISTERED,
+    (SessionState.REGISTERED, Kind.CERTIFICATE): SessionState.REGISTERED,
+    (SessionState.REGISTERED, Kind.POLL): SessionState.POLLING,
+    (SessionState.POLLING, Kind.CERTIFICATE): SessionState.POLLING,
+    (SessionState.POLLING, Kind.POLL): SessionState.POLLING,
+    (SessionState.POLLING, Kind.CAPS): SessionState.POLLING,
+    (SessionState.POLLING, Kind.THRESHOLDS): SessionState.POLLING,
+    (SessionState.POLLING, Kind.REGISTERED): SessionState.POLLING,
 }
 ALIVE = (
-    AgentSessionState.CONNECTED,
-    AgentSessionState.AUTHENTICATED,
-    AgentSessionState.REGISTERED,
-    AgentSessionState.POLLING,
+    SessionState.CONNECTED,
+    SessionState.AUTHENTICATED,
+    SessionState.REGISTERED,
+    SessionState.POLLING,
 )
 for _state in ALIVE:
     EXPECTED |= {(_state, Kind.UNSUPPORTED): _state}
-    EXPECTED |= {(_state, kind): AgentSessionState.DRAINING for kind in (Kind.ERROR, Kind.BYE)}
+    EXPECTED |= {(_state, kind): SessionState.DRAINING for kind in (Kind.ERROR, Kind.BYE)}
+
+
+class Bare(Message):
+    """A frame of any kind, with any header."""
+
+    def __init__(self, kind, header=None):
+        self.KIND = kind
+        self._header = header or {}
+
+    def header(self):
+        return self._header
+
+
 WIRE_KINDS = [kind for kind in Kind if kind < 64]
 
 
-def in_state(state: AgentSessionState) -> AgentSession:
+def in_state(state: SessionState) -> AgentSession:
     session = AgentSession()
-    if state is AgentSessionState.CLOSED:
+    if state is SessionState.CLOSED:
         return session
     session.opened(HELLO)
-    if state is AgentSessionState.DRAINING:
-        session.drain(Kind.BYE, {"reason": "r"})
+    if state is SessionState.DRAINING:
+        session.drain(Bye("r"))
         return session
     for step in (Kind.WELCOME, Kind.REGISTERED, Kind.POLL)[: ALIVE.index(state)]:
         list(session.receive(LEGAL[step]))
@@ -80,7 +92,7 @@ def kinds_in(session: AgentSession) -> list[Kind]:
 
 
 @pytest.mark.parametrize("kind", WIRE_KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("state", list(AgentSessionState), ids=lambda state: state.value)
+@pytest.mark.parametrize("state", list(SessionState), ids=lambda state: state.value)
 def test_every_received_pair(state, kind):
     session = in_state(state)
     data = LEGAL.get(kind, frame.encode(kind, {}))
@@ -96,51 +108,51 @@ def test_every_received_pair(state, kind):
 
 
 @pytest.mark.parametrize("kind", WIRE_KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("state", list(AgentSessionState), ids=lambda state: state.value)
+@pytest.mark.parametrize("state", list(SessionState), ids=lambda state: state.value)
 def test_every_sent_pair(state, kind):
     session = in_state(state)
     if kind in SEND[state]:
-        session.send(kind, {})
+        session.send(Bare(kind))
         assert kinds_in(session) == [kind]
-    elif kind in DEFERRABLE and state is not AgentSessionState.DRAINING:
-        session.send(kind, {})
+    elif kind in DEFERRABLE and state is not SessionState.DRAINING:
+        session.send(Bare(kind))
         assert not session.outgoing
     else:
         with pytest.raises(LocalProtocolError, match=kind.name):
-            session.send(kind, {})
+            session.send(Bare(kind))
 
 
 def test_the_tables_name_every_state():
-    assert set(RECEIVE) == set(SEND) == set(AgentSessionState)
+    assert set(RECEIVE) == set(SEND) == set(SessionState)
 
 
 def test_hello_says_which_versions_we_speak():
-    session = in_state(AgentSessionState.CLOSED)
+    session = in_state(SessionState.CLOSED)
     session.opened(HELLO)
     header = frame.decode(bytes(session.outgoing)).header
     assert (header["proto_min"], header["proto_max"], header["gw"]) == (PROTO_MIN, PROTO_MAX, "g")
 
 
 def test_a_protocol_we_do_not_speak_is_refused():
-    session = in_state(AgentSessionState.CONNECTED)
+    session = in_state(SessionState.CONNECTED)
     header = {"proto": PROTO_MAX + 1, "interval_us": 1, "software": "s"}
     with pytest.raises(MalformedFrame, match="protocol"):
         list(session.receive(frame.encode(Kind.WELCOME, header)))
-    assert session.state is AgentSessionState.CONNECTED
+    assert session.state is SessionState.CONNECTED
 
 
 def test_what_is_due_too_early_leaves_in_order_at_the_first_poll():
-    session = in_state(AgentSessionState.REGISTERED)
+    session = in_state(SessionState.REGISTERED)
     for kind in (Kind.CAPS_ACK, Kind.ALERT, Kind.REGISTER):
-        session.send(kind, {})
+        session.send(Bare(kind))
     list(session.receive(poll()))
     assert kinds_in(session) == [Kind.CAPS_ACK, Kind.ALERT, Kind.REGISTER]
 
 
 def test_alerts_outlive_a_session_and_acknowledgements_do_not():
-    session = in_state(AgentSessionState.REGISTERED)
-    session.send(Kind.CAPS_ACK, {})
-    session.send(Kind.ALERT, {})
+    session = in_state(SessionState.REGISTERED)
+    session.send(Bare(Kind.CAPS_ACK))
+    session.send(Bare(Kind.ALERT))
     session.closed()
     session.opened(HELLO)
     list(session.receive(welcome()))
@@ -149,10 +161,10 @@ def test_alerts_outlive_a_session_and_acknowledgements_do_not():
 
 
 def test_deferred_frames_are_bounded_and_old_alerts_go_first():
-    session = in_state(AgentSessionState.REGISTERED)
-    session.send(Kind.REGISTER, {})
+    session = in_state(SessionState.REGISTERED)
+    session.send(Bare(Kind.REGISTER))
     for number in range(2 * MAX_DEFERRED):
-        session.send(Kind.ALERT, {"n": number})
+        session.send(Bare(Kind.ALERT, {"n": number}))
     list(session.receive(poll()))
     sent = kinds_in(session)
     assert len(sent) == MAX_DEFERRED
@@ -162,28 +174,28 @@ def test_deferred_frames_are_bounded_and_old_alerts_go_first():
 
 
 def test_nothing_is_read_behind_a_goodbye():
-    session = in_state(AgentSessionState.POLLING)
+    session = in_state(SessionState.POLLING)
     received = list(session.receive(LEGAL[Kind.BYE] + poll()))
-    assert [type(item) for item in received] == [commands.Closing]
+    assert [type(item) for item in received] == [Bye]
 
 
 def test_frames_may_arrive_in_pieces():
-    session = in_state(AgentSessionState.REGISTERED)
+    session = in_state(SessionState.REGISTERED)
     data = caps(4) + thresholds(2) + poll(9, [(1, 2)], (1, 3), True)
     received = [item for byte in data for item in session.receive(bytes([byte]))]
     assert [type(item).__name__ for item in received] == ["CapSet", "Thresholds", "Poll"]
-    assert received[2] == commands.Poll(9, 5, ((1, 2),), (1, 3), True)
+    assert received[2] == Poll(9, 5, ((1, 2),), (1, 3), True)
 
 
 def test_live_flag_is_set_on_the_wire_only():
-    session = in_state(AgentSessionState.POLLING)
+    session = in_state(SessionState.POLLING)
     raw = frame.encode(Kind.CUT, {"a": 1})
     session.send_cut(raw, live=True)
     session.send_cut(raw, live=False)
     flags = [frame.decode(item).flags for item in frame.split(bytes(session.outgoing))]
     assert flags == [frame.FLAG_LIVE, 0]
     with pytest.raises(LocalProtocolError):
-        in_state(AgentSessionState.REGISTERED).send_cut(raw, live=False)
+        in_state(SessionState.REGISTERED).send_cut(raw, live=False)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +216,12 @@ def test_live_flag_is_set_on_the_wire_only():
 )
 def test_headers_of_wrong_types_are_refused_by_name(kind, header):
     with pytest.raises(MalformedFrame, match=kind.name):
-        list(in_state(AgentSessionState.POLLING).receive(frame.encode(kind, header)))
+        list(in_state(SessionState.POLLING).receive(frame.encode(kind, header)))
 
 
 def test_garbage_is_a_wire_error():
     with pytest.raises(WireError):
-        list(in_state(AgentSessionState.POLLING).receive(b"GET / HTTP/1.1\r\n"))
+        list(in_state(SessionState.POLLING).receive(b"GET / HTTP/1.1\r\n"))
 
 
 def test_the_server_knows_every_kind_of_alert_that_we_raise() -> None:
@@ -218,7 +230,7 @@ def test_the_server_knows_every_kind_of_alert_that_we_raise() -> None:
     for path in Path(gateway_agent.__file__).parent.rglob("*.py"):
         raised |= set(re.findall(r'\.tell\(\s*"([a-z-]+)"', path.read_text()))
     assert "spool-overflow" in raised
-    assert raised <= KINDS
+    assert raised <= ALERT_KINDS
 
 
 def test_an_unknown_kind_behind_the_last_frame_is_nobodys_fault() -> None:

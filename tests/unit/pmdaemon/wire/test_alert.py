@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.poller.alerts import CLOCK_US, DETAILS_BYTES, KINDS, TEXT_CHARACTERS, parse_alert
+from pmdaemon.wire.messages.agent import ALERT_CHARACTERS, ALERT_CLOCK_US, ALERT_KINDS, DETAILS_BYTES, Alert
 from tests.unit.pmdaemon.poller.test_hostile import VALUES
 
 NOW_US = 1_800_000_000_000_000
@@ -24,27 +24,31 @@ RIGHT: dict[str, Any] = {
 }
 
 
+def parsed(header: dict[str, Any], now_us: int) -> dict[str, Any]:
+    return Alert.parse(header, now_us).header()
+
+
 def test_what_our_agent_says_passes_as_it_is() -> None:
-    assert parse_alert({**RIGHT, "later": 1}, NOW_US) == RIGHT
-    assert parse_alert({**RIGHT, "details": None}, NOW_US)["details"] == {}
+    assert parsed({**RIGHT, "later": 1}, NOW_US) == RIGHT
+    assert parsed({**RIGHT, "details": None}, NOW_US)["details"] == {}
 
 
 @pytest.mark.parametrize("kind", ["mode-changed", "gateway-lost", "hold-limit"])
 def test_other_kinds_get_a_prefix(kind: str) -> None:
-    assert parse_alert({**RIGHT, "kind": kind}, NOW_US)["kind"] == f"agent-{kind}"
-    assert parse_alert({**RIGHT, "kind": f"agent-{kind}"}, NOW_US)["kind"] == f"agent-{kind}"
+    assert parsed({**RIGHT, "kind": kind}, NOW_US)["kind"] == f"agent-{kind}"
+    assert parsed({**RIGHT, "kind": f"agent-{kind}"}, NOW_US)["kind"] == f"agent-{kind}"
 
 
-@pytest.mark.parametrize("off_us", [CLOCK_US + 1, -CLOCK_US - 1, 1 << 62, -(1 << 62)])
+@pytest.mark.parametrize("off_us", [ALERT_CLOCK_US + 1, -ALERT_CLOCK_US - 1, 1 << 62, -(1 << 62)])
 def test_a_time_that_is_a_day_off_becomes_ours(off_us: int) -> None:
-    assert parse_alert({**RIGHT, "at_us": NOW_US + off_us}, NOW_US)["at_us"] == NOW_US
+    assert parsed({**RIGHT, "at_us": NOW_US + off_us}, NOW_US)["at_us"] == NOW_US
 
 
 def test_texts_are_cut_and_printable() -> None:
-    made = parse_alert({**RIGHT, "text": "\x1b]0;pwned\x07 \x9b31m\u202e" + "x" * 65_300}, NOW_US)
-    assert len(made["text"]) == TEXT_CHARACTERS
+    made = parsed({**RIGHT, "text": "\x1b]0;pwned\x07 \x9b31m\u202e" + "x" * 65_300}, NOW_US)
+    assert len(made["text"]) == ALERT_CHARACTERS
     assert made["text"].isprintable()
-    made = parse_alert({**RIGHT, "details": {"a": "\x1b[2J" + "x" * 900}}, NOW_US)
+    made = parsed({**RIGHT, "details": {"a": "\x1b[2J" + "x" * 900}}, NOW_US)
     assert made["details"]["a"].isprintable()
 
 
@@ -78,13 +82,13 @@ WRONG: dict[str, Any] = {
 )
 def test_wrong_types_are_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(MalformedFrame, match=f"'{key}'|detail '"):
-        parse_alert({**RIGHT, key: value}, NOW_US)
+        parsed({**RIGHT, key: value}, NOW_US)
 
 
 @given(changes=st.dictionaries(st.sampled_from(sorted(RIGHT)), VALUES, max_size=5))
 def test_any_value_is_refused_or_harmless(changes: dict[str, Any]) -> None:
     try:
-        made = parse_alert(RIGHT | changes, NOW_US)
+        made = parsed(RIGHT | changes, NOW_US)
     except MalformedFrame as exc:
         said = str(exc)
     else:
@@ -94,6 +98,6 @@ def test_any_value_is_refused_or_harmless(changes: dict[str, Any]) -> None:
     if said:
         return
     assert set(made) == set(RIGHT)
-    assert abs(made["at_us"] - NOW_US) <= CLOCK_US
-    assert made["kind"] in KINDS or made["kind"].startswith("agent-")
-    assert len(json.dumps(made, allow_nan=False)) < 12 * (TEXT_CHARACTERS + DETAILS_BYTES) + 400
+    assert abs(made["at_us"] - NOW_US) <= ALERT_CLOCK_US
+    assert made["kind"] in ALERT_KINDS or made["kind"].startswith("agent-")
+    assert len(json.dumps(made, allow_nan=False)) < 12 * (ALERT_CHARACTERS + DETAILS_BYTES) + 400

@@ -1,0 +1,252 @@
+"""Writes docs/formats/messages.md from the message classes of ``pmdaemon.wire.messages``: ``make docs``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from pmdaemon.wire import cut
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages import agent, api, planes, server
+from pmdaemon.wire.messages.base import Key, Message, fields_of
+from pmdaemon.wire.session import TABLE, SessionState, Side
+
+TARGET = Path(__file__).parent / "formats" / "messages.md"
+COLUMNS = 116
+
+HEAD = """\
+# Messages
+
+Generated from `pmdaemon/wire/messages/` by `make docs`; do not edit.
+
+Every message of the product is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a
+binary blob. This page lists the headers, with the keys in the order of the wire. Types: `str`, `int`, `bool`,
+`bytes`, `float`; `gw` is a gateway_id (UUID as text, 16 bytes inside CUT); `ep` an epoch; times `*_us` are
+microseconds, wall-clock ones UTC. `key?` may be absent. Unknown keys are ignored by the reader. Kinds are
+numbered in `pmdaemon/wire/kinds.py`.
+"""
+AGENT = """\
+## Between agent and PMDaemon
+
+The agent connects; each side speaks as this table allows. Any other frame in a state is a
+`ProtocolViolation`. REGISTER is sent again when the exports change. The daemon's WELCOME, REGISTERED and
+first POLL lead to the next state.
+"""
+AGENT_NOTES = """\
+### Acknowledgement
+
+`ack` of a POLL names, for each epoch with something outstanding, the highest *contiguous durable* seq. Only
+an `ack` lets the agent forget a cut. A cut is made when a POLL arrives (or by the agent's own timer after
+1.5 intervals without one); an answer holds at most 256 KB of cuts in order from `from`, and the newest cut
+flagged LIVE if they do not reach it. A `from` behind the cut that follows the newest asks for no cut in
+order, and for the newest as LIVE: so the server asks while dbmanager has no room ([ADR
+14](../adr/0014-pause-after-a-refusal.md)).
+
+A poll may be answered with several cuts: samples over another interval (by more than 10 % and 50 ms) or
+with another threshold version get a cut of their own; CAPS makes an extra cut at once, and CAPS_ACK is sent
+when a cut made behind it shows the generation. CUT's header key `dp: {plane: id}` is cumulative: the newest
+spooled id of every plane. If no source answers, no cut is made, so that no coverage is claimed. SCHEMA
+comes before REGISTER.
+
+Limits: start, duration and `wall_us` below 2^53 us; HELLO 4 KiB; a CUT from an agent 1 MiB - 72 KiB (it
+travels inside CUTS); 512 exports; 256 spool epochs.
+"""
+SERVER_NOTES = """\
+A pair that restarts, and a pair that sees a new `inc`, posts GATEWAY (up) and STREAMS_SEEN again for every
+session. `services`, when it restarts, posts LEASE with a new `inc`, answers the announcements with
+SET_THRESHOLDS and waits for the cuts to confirm the caps in force; it never issues caps again merely
+because it restarted. dbmanager appends every message it takes (CUTS, GATEWAY, STREAMS_SEEN, RECORD) to its
+durable ingest queue before anything else.
+"""
+REQUESTS = """\
+### Requests to services
+
+| op | body | answer's body |
+|---|---|---|
+| `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed: bool}], warnings: [str]` |
+| `delete` | `name: str` | `{}` or 404 |
+| `throttle_set` | `volume, iops, bytes_per_s, cost_per_s, duration_s, reason` | `throttle_id: str` |
+| `throttle_release` | `volume: str \\| nil, throttle_id: str \\| nil` | `released: [str]` or 404 |
+| `mode` | `mode: "observe" \\| "enforce"` | `{mode}` |
+| `policies_changed` | `{}` | `{version}` |
+| `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
+
+`apply`: YAML, one document or several, at most 60,000 bytes and 200 documents (`sla apply` divides longer
+files); it may also be answered 422 with `errors: [{line, field, problem, fix, document}]`. `throttle_set`:
+`volume: str`, at least one of the three rates (numbers); `duration_s: number | nil`, `reason: str`.
+`policies_changed`: look for a new policy version now. `gateway_list`: dial this gateway, or no more.
+"""
+SNAPSHOT = """\
+### Live snapshot
+
+- `at_us, mode`
+- `gateways`: `[{gateway_id, name, state, address, last_cut_us, clock_offset_us, exports: int, streams: int,
+  dropped_cuts: int, starved_ratio: float}]`; the last is the share of the newest cut in which its data
+  plane was kept waiting for the processor of its host
+- `volumes`: `[{volume, backend, iops, read_iops, write_iops, bytes_per_s, p50_us, p95_us, p99_us,
+  service_p95_us, held, inflight, cap_cost_per_s, delay_us (mean), gateways: [str]}]` over the last 1 to 3
+  cuts (rates per second, percentiles are bucket upper edges)
+- `slas`: `[{name, objective, priority, state, latency_us, threshold_us, percentile, u, excused_ratio:
+  float, compliance: float | nil, coverage: float | nil, budget_remaining: float | nil, budget_minutes_left:
+  float | nil, slices: {good, bad, no_data, not_applicable, excluded}}]`; states are `ok`, `at-risk`,
+  `violating`, `no-data`, `idle` and `out-of-curve`; `excused_ratio` is the share of the I/Os that control
+  leaves out, because the gateway's host was busy
+- `throttles`: `[{throttle_id, volume, backend, source: "manual" | "control" | "policy", cost_per_s, reason:
+  str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us: int}]`;
+  texts end after 400 characters
+- `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase"}]`
+- `processes`: `[{name, state, restarts, since_us, pressure: {fullness, refused} | nil}]` (supervisor's
+  RECORDs; newest PRESSURE)
+- `problems`: `[{process, what, since_us, reason: str}]`: those of PRESSURE, the supervisor's as those of
+  the part; dbmanager or supervisor without a report for 10 s; `what: "spool"`: an agent that drops cuts, by
+  its name; `what: "events"`: events that cannot be shown
+- `totals`: `{gateways: {state: int}, volumes: int, slas: {state: int}, throttles: int, backends: int}`; a
+  list above holds at most `services.live_rows` of them: gateways that are lost, capped volumes and those
+  that use most, promises that are violated or at risk, active backends first
+- `cut_short`: `{list: rows left out}` where the view exceeded a frame
+- `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
+  empty while it can
+"""
+
+ROUTES = {
+    Kind.HELLO: "agent",
+    Kind.REGISTER: "agent",
+    Kind.STREAMS: "agent",
+    Kind.CUT: "agent",
+    Kind.REPLY: "agent",
+    Kind.CAPS_ACK: "agent",
+    Kind.THRESHOLDS_ACK: "agent",
+    Kind.ALERT: "agent",
+    Kind.CA_QUERY: "agent",
+    Kind.ENROL: "agent",
+    Kind.RENEW: "agent",
+    Kind.SCHEMA: "agent",
+    Kind.WELCOME: "PMDaemon",
+    Kind.REGISTERED: "PMDaemon",
+    Kind.POLL: "PMDaemon",
+    Kind.CAPS: "PMDaemon",
+    Kind.THRESHOLDS: "PMDaemon",
+    Kind.CA_CERT: "PMDaemon",
+    Kind.CERTIFICATE: "PMDaemon",
+    Kind.UNSUPPORTED: "agent, PMDaemon",
+    Kind.ERROR: "agent, PMDaemon",
+    Kind.BYE: "agent, PMDaemon",
+    Kind.CUTS: "pair to services, dbmanager",
+    Kind.GATEWAY: "pair to services, dbmanager",
+    Kind.STREAMS_SEEN: "pair to services, dbmanager",
+    Kind.CAPS_STATE: "pair to services",
+    Kind.GATEWAY_ALERT: "pair to services",
+    Kind.PRESSURE: "pair, dbmanager, supervisor to services; dbmanager, supervisor to appserver",
+    Kind.SET_CAPS: "services to pair",
+    Kind.SET_THRESHOLDS: "services to pair",
+    Kind.LEASE: "services to pair",
+    Kind.WATERMARKS: "dbmanager to pair",
+    Kind.DURABLE: "dbmanager to pair",
+    Kind.RECORD: "any process to dbmanager",
+    Kind.RECORDED: "dbmanager to the sender",
+    Kind.REQUEST: "appserver to services",
+    Kind.RESPONSE: "services to appserver",
+    Kind.SNAPSHOT: "services to appserver",
+    Kind.DP_HELLO: "plane",
+    Kind.DP_COLLECT: "link",
+    Kind.DP_CUT: "plane",
+    Kind.DP_CAPS: "link",
+    Kind.DP_THRESHOLDS: "link",
+    Kind.DP_LEASE: "link",
+}
+
+
+def messages_of(module: ModuleType) -> Iterator[type[Message]]:
+    """The message classes that a module defines, in its order."""
+    for item in vars(module).values():
+        if inspect.isclass(item) and issubclass(item, Message) and item.__module__ == module.__name__:
+            yield item
+
+
+def markdown(docstring: str | None) -> str:
+    """A docstring's paragraphs as Markdown, filled again for a page."""
+    text = inspect.cleandoc(docstring or "").replace("``", "`")
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(textwrap.fill(part, COLUMNS, break_on_hyphens=False) for part in paragraphs)
+
+
+def header_of(message: type[Message]) -> str:
+    """Keys and types of a header as a block of code; keys in a row that share a type name it once."""
+    shown: list[Key] = []
+    for item in fields_of(message):
+        if shown and len(item.key.form) < 6 and shown[-1].form == item.key.form:
+            shown[-1] = shown[-1]._replace(form="")
+        shown.append(item.key)
+    parts = [f"{key.name}{'?' * key.is_optional}" + (f": {key.form}" if key.form else "") for key in shown]
+    text = textwrap.fill(", ".join(parts) or "{}", COLUMNS - 4, break_on_hyphens=False)
+    return f"```text\n{text}\n```"
+
+
+def entry(message: type[Message]) -> str:
+    """The section of one message."""
+    kind = message.KIND
+    return (
+        f"### {kind.name} ({kind:d}), {ROUTES[kind]}\n\n{header_of(message)}\n\n{markdown(message.__doc__)}\n"
+    )
+
+
+def cut_entry() -> str:
+    """CUT has an encoder of its own; its module says what is in it."""
+    text = re.sub(r"``", "`", inspect.cleandoc(cut.__doc__ or ""))
+    first, rest = text.split("Header keys:", 1)
+    keys, rest = rest.split("Blob, little-endian:", 1)
+    blob, notes = rest.split("A missed entry", 1)
+    title = f"### CUT ({Kind.CUT:d}), {ROUTES[Kind.CUT]}"
+    columns = ["blob, little-endian:", blob.strip("\n").rstrip()]
+    code = "\n".join(["```text", keys.strip("\n").rstrip(), "", *columns, "```"])
+    return "\n\n".join([title, code, markdown(first), markdown("A missed entry" + notes)]) + "\n"
+
+
+def session_table() -> str:
+    """What each side may send in which state."""
+    names = {
+        (state, who): [kind.name for each, side, kind in TABLE if (each, side) == (state, who)]
+        for state in (
+            SessionState.CONNECTED,
+            SessionState.AUTHENTICATED,
+            SessionState.REGISTERED,
+            SessionState.POLLING,
+        )
+        for who in Side
+    }
+    always = set.intersection(*map(set, names.values()))
+    rows = ["| state | side | may send |", "|---|---|---|"]
+    for (state, who), kinds in names.items():
+        before = set(names[SessionState.REGISTERED, who]) if state is SessionState.POLLING else set()
+        new = [name for name in kinds if name not in before | always]
+        said = ", ".join((["as registered"] if before else []) + new)
+        rows.append(f"| {state.value} | {who.value} | {said} |")
+    rows.append(f"| any of these | both | {', '.join(sorted(always))} |")
+    return "\n".join(rows) + "\n"
+
+
+def intro(title: str, module: ModuleType) -> str:
+    """The heading of a conversation, and what its module says of it."""
+    text = markdown(module.__doc__).split("\n\nSource:")[0].removesuffix("Pure.").rstrip()
+    return f"## {title}\n\n{text}\n"
+
+
+def render() -> str:
+    """The whole page."""
+    of_agent = [entry(message) for message in messages_of(agent)]
+    of_agent.insert(next(at for at, text in enumerate(of_agent) if text.startswith("### REPLY")), cut_entry())
+    parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
+    parts += [intro("Between the server's processes", server), *map(entry, messages_of(server)), SERVER_NOTES]
+    parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]
+    parts += [REQUESTS, SNAPSHOT]
+    parts += [intro("Between the agent's link and its data planes", planes)]
+    parts += map(entry, messages_of(planes))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render())

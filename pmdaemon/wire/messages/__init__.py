@@ -1,0 +1,15 @@
+"""Every message of the product as a frozen dataclass: one file for each conversation.
+
+    agent    an agent and the PMDaemon, on the gateway's connection
+    server   the server's processes, in the main mailbox segment
+    api      the application server and services
+    planes   the agent's link and its data planes, on a Unix socket
+
+``parse`` takes the header of a received frame, checks types, ranges and lengths, and raises a ``WireError``
+that names message, key and value. ``encode`` gives the frame. The fields of a class, in their order, are the
+keys on the wire; docs/formats/messages.md is generated from them and from the docstrings (``make docs``).
+
+Four kinds are sent or read so often that their bytes have a code path of their own, which never makes the
+dataclass: POLL (``wire.poll``), CUT and REPLY (``wire.cut``, ``wire.frame_template``) and CUTS
+(``poller.cut_batch``). The dataclass documents them and is used where nothing is measured.
+"""

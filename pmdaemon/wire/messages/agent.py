@@ -1,0 +1,751 @@
+"""Messages between an agent and the PMDaemon, on the gateway's connection.
+
+What an agent says is checked here for the server: every length is limited and every name must be one
+(``names.NAME_RE``), because these values go on into mailboxes, SQL rows, URLs and selectors. What the server
+says is checked here for the agent. A key that is missing or of the wrong type raises ``MalformedFrame``,
+which names message, key and value, and closes the session. Unknown keys are ignored.
+
+Pure. Source: P3 (register, notice newly activated access); docs/formats/messages.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
+
+from pmdaemon.errors import MalformedFrame
+from pmdaemon.runtime.excerpt import excerpt, printable
+from pmdaemon.wire import cut, names, poll
+from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+from pmdaemon.wire.messages.base import Header, Key, Message, count, name, rows, text, whole
+
+MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
+MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
+SOURCES: Final = ("nbd", "host", "simulated")
+RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
+MAX_REQUEST_BYTES: Final = 2048  # of a certificate signing request
+MAX_TOKEN_CHARACTERS: Final = 100
+END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
+
+EXPORT_FORM: Final = (
+    '{volume, backend: str, size_bytes: int, read_only: bool, source: "nbd" | "host" | "simulated"}'
+)
+STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
+CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil}]"
+ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "write", threshold_us: int}]'
+
+
+# -- who is there
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First frame of an agent: which gateway it serves, under which name, and in which epoch.
+
+    An epoch is a random number that each start of the agent draws.
+    """
+
+    KIND: ClassVar = Kind.HELLO
+    proto_min: int
+    proto_max: int
+    features: tuple[str, ...]
+    software: str
+    gateway_id: Annotated[str, Key("gw")]
+    name: str
+    epoch: Annotated[int, Key("ep")]
+
+    @classmethod
+    def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
+        """The HELLO of this release."""
+        return cls(PROTO_MIN, PROTO_MAX, (), software, gateway_id, name, epoch)
+
+    @classmethod
+    def parse(cls, header: Header) -> Hello:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key, its value and what is expected.
+        """
+        gateway_id = text(header, "HELLO", "gw")
+        try:
+            gateway_id = str(uuid.UUID(gateway_id))
+        except ValueError as exc:
+            raise MalformedFrame(f"HELLO: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
+        return cls(
+            gateway_id=gateway_id,
+            name=name(header, "HELLO", "name"),
+            epoch=whole(header, "HELLO", "ep", 1, (1 << 64) - 1),
+            proto_min=whole(header, "HELLO", "proto_min", 0, 1 << 31),
+            proto_max=whole(header, "HELLO", "proto_max", 0, 1 << 31),
+            software=text(header, "HELLO", "software"),
+            features=(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """The server accepts the agent. ``interval_us`` says how often it intends to poll."""
+
+    KIND: ClassVar = Kind.WELCOME
+    proto: int
+    features: tuple[str, ...]
+    software: str
+    interval_us: int
+    server_us: int = 0
+
+    @classmethod
+    def parse(cls, header: Header) -> Welcome:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key and its value, or the protocol that we do not speak.
+        """
+        welcome = cls(
+            proto=_number("WELCOME", header, "proto"),
+            features=(),
+            interval_us=_number("WELCOME", header, "interval_us", 1, 1 << 40),
+            software=printable(header.get("software", ""), 256),
+        )
+        if not PROTO_MIN <= welcome.proto <= PROTO_MAX:
+            raise MalformedFrame(
+                f"WELCOME chose protocol {welcome.proto}, we speak {PROTO_MIN} to {PROTO_MAX}"
+            )
+        return welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Schema(Message):
+    """The columns of the cuts that follow. Sent once a session, before REGISTER."""
+
+    KIND: ClassVar = Kind.SCHEMA
+    number: Annotated[int, Key("sch")]
+    columns: list[str]
+    types: Annotated[Header, Key(form="{counters: str, hist, missed: [[str, str]]}")]
+    buckets: int
+
+    @classmethod
+    def of(cls) -> Schema:
+        """The one schema of this release."""
+        ours = cut.schema_header()
+        return cls(ours["sch"], ours["columns"], ours["types"], ours["buckets"])
+
+    @classmethod
+    def parse(cls, header: Header) -> Schema:
+        """Accept the one schema this release knows.
+
+        Raises:
+            MalformedFrame: another schema, or other columns under its number.
+        """
+        ours = cls.of()
+        if header.get("sch") != ours.number:
+            raise MalformedFrame(
+                f"SCHEMA {excerpt(header.get('sch'))} is unknown; this server knows {ours.number}"
+            )
+        if header.get("columns") != ours.columns or header.get("buckets") != ours.buckets:
+            raise MalformedFrame(f"SCHEMA {ours.number} with other columns or buckets than ours")
+        return ours
+
+
+@dataclass(frozen=True, slots=True)
+class Registration(Message):
+    """What the gateway exports, and what its spool still holds, oldest epoch first.
+
+    Sent again when the exports change. At most 512 exports and 256 epochs.
+    """
+
+    KIND: ClassVar = Kind.REGISTER
+    exports: Annotated[list[Header], Key(form=f"[{EXPORT_FORM}]")]
+    spool: Annotated[list[tuple[int, int, int]], Key(form="[[ep, first_seq, last_seq]]")]
+
+    @classmethod
+    def parse(cls, header: Header) -> Registration:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key, its value and what is expected.
+            FrameTooLarge: more exports or spooled epochs than allowed.
+        """
+        exports = [_export(item) for item in rows(header, "REGISTER", "exports", MAX_EXPORTS)]
+        volumes = [item["volume"] for item in exports]
+        if len(set(volumes)) != len(volumes):
+            twice = sorted({volume for volume in volumes if volumes.count(volume) > 1})
+            raise MalformedFrame(f"REGISTER: exported twice: {', '.join(twice)}")
+        spool = []
+        for row in rows(header, "REGISTER", "spool", MAX_SPOOL_EPOCHS):
+            match row:
+                case [epoch, first, last] if (
+                    all(type(number) is int for number in row)
+                    and 0 < epoch < 1 << 64
+                    and 0 < first < 1 << 63
+                    and first - 1 <= last < 1 << 63
+                ):
+                    spool.append((epoch, first, last))
+                case _:
+                    raise MalformedFrame(
+                        f"REGISTER: key 'spool' holds {excerpt(row)}, expected [epoch, first, last]"
+                    )
+        return cls(exports, spool)
+
+
+def _export(item: Any) -> Header:
+    if not isinstance(item, dict):
+        raise MalformedFrame(f"REGISTER: export {excerpt(item)} is not a map")
+    source = item.get("source")
+    if source not in SOURCES:
+        raise MalformedFrame(
+            f"REGISTER: key 'source' is {excerpt(source)}, expected one of {', '.join(SOURCES)}"
+        )
+    read_only = item.get("read_only")
+    if not isinstance(read_only, bool):
+        raise MalformedFrame(f"REGISTER: key 'read_only' is {excerpt(read_only)}, expected true or false")
+    return {
+        "volume": name(item, "REGISTER", "volume"),
+        "backend": name(item, "REGISTER", "backend"),
+        "size_bytes": whole(item, "REGISTER", "size_bytes", 0, (1 << 63) - 1),
+        "read_only": read_only,
+        "source": source,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Message):
+    """The server took the exports of a REGISTER."""
+
+    KIND: ClassVar = Kind.REGISTERED
+    ok: bool = True
+
+    @classmethod
+    def parse(cls, _header: Header) -> Registered:
+        """There is nothing to check."""
+        return cls()
+
+
+class StreamEntry(NamedTuple):
+    """One stream of a STREAMS."""
+
+    stream_id: int
+    volume: str
+    client: str
+    backend: str
+
+    def row(self) -> Header:
+        """The stream as a map of a header."""
+        return {"id": self.stream_id, "volume": self.volume, "client": self.client, "backend": self.backend}
+
+
+@dataclass(frozen=True, slots=True)
+class Streams(Message):
+    """The streams of the gateway: all on registration, then each new one before its first cut."""
+
+    KIND: ClassVar = Kind.STREAMS
+    streams: Annotated[tuple[StreamEntry, ...], Key(form=f"[{STREAM_FORM}]")]
+
+    def header(self) -> Header:
+        """The header as it goes on the wire."""
+        return {"streams": [stream.row() for stream in self.streams]}
+
+    @classmethod
+    def parse(cls, header: Header, gateway_id: str) -> Streams:
+        """Check a header; each id must be the one computed from the three names.
+
+        Raises:
+            MalformedFrame: names the key, its value and what is expected.
+            FrameTooLarge: more streams than a cut may have rows.
+        """
+        streams = []
+        for item in rows(header, "STREAMS", "streams", cut.MAX_ROWS):
+            if not isinstance(item, dict):
+                raise MalformedFrame(f"STREAMS: {excerpt(item)} is not a map")
+            stream = StreamEntry(
+                stream_id=whole(item, "STREAMS", "id", 0, (1 << 63) - 1),
+                volume=name(item, "STREAMS", "volume"),
+                client=name(item, "STREAMS", "client"),
+                backend=name(item, "STREAMS", "backend"),
+            )
+            if stream.stream_id != names.stream_id(gateway_id, stream.volume, stream.client):
+                raise MalformedFrame(
+                    f"STREAMS: id {stream.stream_id} is not that of volume {stream.volume!r} "
+                    f"and client {stream.client!r} on this gateway"
+                )
+            streams.append(stream)
+        return cls(tuple(streams))
+
+
+# -- polling
+
+
+@dataclass(frozen=True, slots=True)
+class Poll(Message):
+    """The request for cuts: make one now, and answer from ``from``.
+
+    ``ack`` names, for each epoch with something outstanding, the highest *contiguous durable* seq. Only an
+    ``ack`` lets the agent forget a cut. ``from`` is where the answer starts: normally one behind the last cut
+    received; rewound to ack + 1 when dbmanager's incarnation changes, when a post to dbmanager was refused,
+    or when durability lags by 10 s. ``lease`` renews the lease of all caps of the gateway; it is true only
+    while services renewed it within 3 s.
+    """
+
+    KIND: ClassVar = Kind.POLL
+    poll: int
+    sent_ns: int
+    ack: Annotated[tuple[tuple[int, int], ...], Key(form="[[ep, seq]]")]
+    start: Annotated[tuple[int, int] | None, Key("from", "[ep, seq] | nil")]
+    lease: bool
+
+    def encode(self) -> bytes:
+        """The frame (``wire.poll``)."""
+        return poll.encode(self.poll, self.sent_ns, self.ack, self.start or (), self.lease)
+
+    @classmethod
+    def parse(cls, header: Header) -> Poll:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key and its value.
+        """
+        acks, start = header.get("ack"), header.get("from")
+        if not isinstance(acks, list):
+            raise MalformedFrame(f"POLL key 'ack' is {excerpt(acks)}, expected a list of [epoch, seq]")
+        return cls(
+            poll=_number("POLL", header, "poll"),
+            sent_ns=_number("POLL", header, "sent_ns"),
+            ack=tuple(_position("POLL", "ack", item) for item in acks),
+            start=None if not start else _position("POLL", "from", start),
+            lease=header.get("lease") is True,
+        )
+
+
+def _position(frame_name: str, key: str, value: Any) -> tuple[int, int]:
+    match value:
+        case [int(epoch), int(seq)] if epoch >= 0 and seq >= 0:
+            return epoch, seq
+    raise MalformedFrame(f"{frame_name} key {key!r} holds {excerpt(value)}, expected [epoch, seq]")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Message):
+    """The end of the answer to one poll, behind its CUT frames.
+
+    ``sent_ns`` is that of the POLL; ``wall_us`` the agent's clock, below 2^53. ``cuts``, ``first`` and
+    ``last`` do not count the LIVE cut. ``dropped`` counts cuts that the spool lost in its life.
+    """
+
+    KIND: ClassVar = Kind.REPLY
+    poll: int
+    sent_ns: int
+    wall_us: int
+    cuts: int
+    first: Annotated[tuple[int, int] | None, Key(form="[ep, seq] | nil")]
+    last: Annotated[tuple[int, int] | None, Key(form="[ep, seq] | nil")]
+    dropped: int
+
+    @classmethod
+    def parse(cls, header: Header) -> Reply:
+        """Check what the server uses: the other fields only inform, and stay as they came.
+
+        Raises:
+            MalformedFrame: names the key and its value.
+        """
+        number, dropped = count(header, "poll"), count(header, "dropped")
+        return cls(
+            poll=number,
+            sent_ns=header.get("sent_ns", 0),
+            wall_us=count(header, "wall_us", cut.MAX_TIME_US),
+            cuts=header.get("cuts", 0),
+            first=header.get("first"),
+            last=header.get("last"),
+            dropped=dropped,
+        )
+
+
+# -- caps and thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class CapSet(Message):
+    """The complete set of caps of this gateway: a volume not named has no cap of the server's.
+
+    ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
+
+    The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes /
+    65,536.
+    """
+
+    KIND: ClassVar = Kind.CAPS
+    gen: int
+    lease_us: int
+    caps: Annotated[tuple[Header, ...], Key(form=CAPS_FORM)]
+
+    @classmethod
+    def parse(cls, header: Header) -> CapSet:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key, the volume and the value.
+        """
+        entries = _maps("CAPS", header, "caps")
+        for entry in entries:
+            if not isinstance(entry.get("volume"), str):
+                raise MalformedFrame(f"CAPS entry {excerpt(entry)} names no volume")
+            for key in RATES:
+                rate = entry.get(key)
+                if rate is not None and (
+                    isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
+                ):
+                    raise MalformedFrame(
+                        f"CAPS key {key!r} of {excerpt(entry['volume'])} is {excerpt(rate)}, "
+                        "expected a positive number"
+                    )
+        kept = tuple(
+            {"volume": entry["volume"], **{key: entry.get(key) for key in RATES}} for entry in entries
+        )
+        return cls(
+            gen=_number("CAPS", header, "gen", 0, END_OF_GENERATIONS),
+            lease_us=_number("CAPS", header, "lease_us", 1, 1 << 50),
+            caps=kept,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CapsAck(Message):
+    """What became of a CAPS. Sent when a cut made behind it shows the generation."""
+
+    KIND: ClassVar = Kind.CAPS_ACK
+    gen: int
+    ok: bool
+    reason: str
+
+    @classmethod
+    def parse(cls, header: Header) -> CapsAck:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key and its value.
+        """
+        return cls(count(header, "gen"), header.get("ok") is True, printable(header.get("reason", ""), 500))
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds(Message):
+    """A complete threshold set, to be counted against from the next cut on.
+
+    All that this gateway's volumes ask for, at most 56,000 bytes; sent after each registration, and when it
+    changes. ``version`` (63 bits) follows from the entries, so a set that is in force already is only
+    acknowledged.
+    """
+
+    KIND: ClassVar = Kind.THRESHOLDS
+    version: int
+    entries: Annotated[tuple[Header, ...], Key(form=ENTRIES_FORM)]
+
+    @classmethod
+    def parse(cls, header: Header) -> Thresholds:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the entry or key, and its value.
+        """
+        entries = _maps("THRESHOLDS", header, "entries")
+        for entry in entries:
+            if not isinstance(entry.get("volume"), str) or not isinstance(entry.get("client"), str):
+                raise MalformedFrame(f"THRESHOLDS entry {excerpt(entry)} lacks volume or client")
+            if not isinstance(entry.get("io"), str) or entry["io"] not in cut.IO_KINDS:
+                raise MalformedFrame(
+                    f"THRESHOLDS entry of {excerpt(entry['volume'])} has io {excerpt(entry.get('io'))}"
+                )
+            _number("THRESHOLDS", entry, "threshold_us", 1, 1 << 32)
+        keys = ("volume", "client", "io", "threshold_us")
+        kept = tuple({key: entry[key] for key in keys} for entry in entries)
+        return cls(_number("THRESHOLDS", header, "version", 0, 1 << 63), kept)
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdsAck(Message):
+    """The agent counts against this version."""
+
+    KIND: ClassVar = Kind.THRESHOLDS_ACK
+    version: int
+
+    @classmethod
+    def parse(cls, header: Header) -> ThresholdsAck:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key and its value.
+        """
+        return cls(count(header, "version"))
+
+
+# -- alerts
+
+ALERT_CHARACTERS: Final = 500
+DETAIL_CHARACTERS: Final = 200
+DETAILS_BYTES: Final = 1024  # of keys and values together
+ALERT_CLOCK_US: Final = 86_400 * 1_000_000  # a time further from ours is no time
+SEVERITIES: Final = ("info", "warning", "critical")
+ALERT_KINDS: Final = frozenset(
+    (
+        "certificate-expires",
+        "certificate-not-renewed",
+        "lease-expired",
+        "plane-back",
+        "plane-died",
+        "plane-stalled",
+        "process-restarted",
+        "source-failed",
+        "spool-damaged",
+        "spool-overflow",
+        "spool-write-failed",
+        "state-write-failed",
+        "throttle-bound-hit",
+    )
+)
+ALERT_PREFIX: Final = "agent-"
+_ALERT_KIND: Final = re.compile(r"[a-z][a-z0-9-]{0,57}")
+_DETAIL_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True, slots=True)
+class Alert(Message):
+    """What an agent reports unasked: it becomes an event in SQL, on the page and in the operator's terminal.
+
+    ``kind`` is 1 to 58 of a-z, 0-9 and -. Kinds that the server does not know get the prefix ``agent-``, so
+    that no agent can raise the server's own events. 500 printable characters of the text are kept. A time
+    that is more than a day off becomes the server's. Details are text (200 characters), whole or finite
+    numbers and booleans, 1,024 bytes together. What would be harmless after such a small change is changed
+    and accepted; what has the wrong type is refused.
+    """
+
+    KIND: ClassVar = Kind.ALERT
+    kind: str
+    severity: Annotated[str, Key(form='"info" | "warning" | "critical"')]
+    text: str
+    at_us: int
+    details: Annotated[Header, Key(form="{name: str | int | float | bool}")]
+
+    @classmethod
+    def parse(cls, header: Header, now_us: int) -> Alert:
+        """Check a header.
+
+        Args:
+            header: as received.
+            now_us: the server's wall clock.
+
+        Raises:
+            MalformedFrame: names the key, its value and what is expected.
+        """
+        kind, severity, said = header.get("kind"), header.get("severity"), header.get("text")
+        if not isinstance(kind, str) or not _ALERT_KIND.fullmatch(kind):
+            raise MalformedFrame(
+                f"ALERT: key 'kind' is {excerpt(kind)}, expected 1 to 58 of small letters, digits and -"
+            )
+        if severity not in SEVERITIES:
+            raise MalformedFrame(
+                f"ALERT: key 'severity' is {excerpt(severity)}, expected one of {', '.join(SEVERITIES)}"
+            )
+        if not isinstance(said, str):
+            raise MalformedFrame(f"ALERT: key 'text' is {excerpt(said)}, expected text")
+        at_us = header.get("at_us", now_us)
+        if type(at_us) is not int:
+            raise MalformedFrame(f"ALERT: key 'at_us' is {excerpt(at_us)}, expected microseconds since 1970")
+        return cls(
+            kind=kind if kind in ALERT_KINDS or kind.startswith(ALERT_PREFIX) else ALERT_PREFIX + kind,
+            severity=severity,
+            text=printable(said, ALERT_CHARACTERS),
+            at_us=at_us if abs(at_us - now_us) <= ALERT_CLOCK_US else now_us,
+            details=_details(header.get("details")),
+        )
+
+
+def _details(details: Any) -> Header:
+    """A flat map of text, whole and finite numbers and booleans."""
+    if details is None:
+        return {}
+    if not isinstance(details, dict):
+        raise MalformedFrame(f"ALERT: key 'details' is {excerpt(details)}, expected a map")
+    found: Header = {}
+    size = 0
+    for key, value in details.items():
+        if not isinstance(key, str) or not _DETAIL_KEY.fullmatch(key):
+            raise MalformedFrame(f"ALERT: 'details' has the key {excerpt(key)}, expected a short name")
+        if isinstance(value, str):
+            value = printable(value, DETAIL_CHARACTERS)
+        elif isinstance(value, int):  # booleans are integers, too
+            if not -(1 << 63) <= value < 1 << 63:
+                raise MalformedFrame(f"ALERT: detail {key!r} is {value}, expected 63 bits and a sign")
+        elif not isinstance(value, float) or not math.isfinite(value):
+            raise MalformedFrame(
+                f"ALERT: detail {key!r} is {excerpt(value)}, expected text, a finite number or a boolean"
+            )
+        found[key] = value
+        size += len(key) + (len(value.encode()) if isinstance(value, str) else 8)
+        if size > DETAILS_BYTES:
+            raise MalformedFrame(f"ALERT: 'details' has more than {DETAILS_BYTES} bytes")
+    return found
+
+
+# -- certificates
+
+
+@dataclass(frozen=True, slots=True)
+class CaQuery(Message):
+    """The question for the CA's certificate. With TLS only, also by a peer without a certificate."""
+
+    KIND: ClassVar = Kind.CA_QUERY
+
+
+@dataclass(frozen=True, slots=True)
+class CaCertificate(Message):
+    """The CA's certificate (DER)."""
+
+    KIND: ClassVar = Kind.CA_CERT
+    ca: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Enrol(Message):
+    """The request for a first certificate. ``csr`` is DER, at most 2 KiB."""
+
+    KIND: ClassVar = Kind.ENROL
+    token: str
+    gateway_id: Annotated[str, Key("gw")]
+    request: Annotated[bytes, Key("csr")]
+
+    @classmethod
+    def parse(cls, header: Header) -> Enrol:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key and what is expected; never shows the token.
+        """
+        token, gateway_id = header.get("token"), header.get("gw")
+        if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN_CHARACTERS:
+            raise MalformedFrame(f"ENROL: key 'token' must be text of 1 to {MAX_TOKEN_CHARACTERS} characters")
+        try:
+            if not isinstance(gateway_id, str):
+                raise ValueError("not text")
+            gateway_id = str(uuid.UUID(gateway_id))
+        except ValueError as exc:
+            raise MalformedFrame(f"ENROL: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
+        return cls(token, gateway_id, _signing_request("ENROL", header))
+
+
+@dataclass(frozen=True, slots=True)
+class Renew(Message):
+    """The request for the next certificate, for the same identity, while registered or polling."""
+
+    KIND: ClassVar = Kind.RENEW
+    request: Annotated[bytes, Key("csr")]
+
+    @classmethod
+    def parse(cls, header: Header) -> Renew:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: the request is missing or too long.
+        """
+        return cls(_signing_request("RENEW", header))
+
+
+def _signing_request(frame_name: str, header: Header) -> bytes:
+    request = header.get("csr")
+    if not isinstance(request, bytes) or not 0 < len(request) <= MAX_REQUEST_BYTES:
+        raise MalformedFrame(f"{frame_name}: key 'csr' must be 1 to {MAX_REQUEST_BYTES} bytes")
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate(Message):
+    """The answer to ENROL or RENEW (DER). It comes later; one question at a time."""
+
+    KIND: ClassVar = Kind.CERTIFICATE
+    der: Annotated[bytes, Key("cert")]
+    ca: bytes = b""
+
+    @classmethod
+    def parse(cls, header: Header) -> Certificate:
+        """Check that there is a certificate; what is in it is not looked at.
+
+        Raises:
+            MalformedFrame: there is none.
+        """
+        der = header.get("cert")
+        if not isinstance(der, bytes) or not der:
+            raise MalformedFrame("CERTIFICATE key 'cert' is missing")
+        return cls(der)
+
+
+# -- ends
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported(Message):
+    """The sender does not know a kind of frame that it received."""
+
+    KIND: ClassVar = Kind.UNSUPPORTED
+    kind: int
+
+    @classmethod
+    def parse(cls, header: Header) -> Unsupported:
+        """Check a header.
+
+        Raises:
+            MalformedFrame: names the key and its value.
+        """
+        return cls(_number("UNSUPPORTED", header, "kind", 0, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class Error(Message):
+    """Why the sender closes the connection next."""
+
+    KIND: ClassVar = Kind.ERROR
+    code: str
+    text: str
+
+    @classmethod
+    def parse(cls, header: Header) -> Error:
+        """Read leniently: the session ends anyway."""
+        return cls(printable(header.get("code", ""), 60), printable(header.get("text", ""), 2000))
+
+    @property
+    def farewell(self) -> str:
+        """What the server said, for people."""
+        return f"the server refused us ({self.code}): {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Message):
+    """The sender ends the session in an orderly way."""
+
+    KIND: ClassVar = Kind.BYE
+    reason: str
+
+    @classmethod
+    def parse(cls, header: Header) -> Bye:
+        """Read leniently: the session ends anyway."""
+        return cls(printable(header.get("reason", ""), 300))
+
+    @property
+    def farewell(self) -> str:
+        """What the server said, for people."""
+        return f"the server said goodbye: {self.reason}"
+
+
+def _number(frame_name: str, header: Header, key: str, low: int = 0, high: int = 1 << 64) -> int:
+    value = header.get(key)
+    if type(value) is not int or not low <= value < high:
+        raise MalformedFrame(
+            f"{frame_name} key {key!r} is {excerpt(value)}, expected an integer in [{low}, {high})"
+        )
+    return value
+
+
+def _maps(frame_name: str, header: Header, key: str) -> tuple[Header, ...]:
+    value = header.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise MalformedFrame(f"{frame_name} key {key!r} is no list of maps")
+    return tuple(value)
