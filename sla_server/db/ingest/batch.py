@@ -13,7 +13,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import check_row
-from sla_server.db.ingest.rollup import CutColumns, Ingested, columns_of, screen, screen_header
+from sla_server.db.ingest.rollup import CutColumns, Ingested, columns_of
 
 _Found = tuple[int, int, Ingested]  # queue_seq, position in its message, cut
 
@@ -94,7 +94,7 @@ def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Itera
         batch.marks[key] = max(seq, batch.marks.get(key, 0))
         try:
             item = Ingested(cuts.view(part), offsets[position], received[position])
-            problem = screen_header(item)
+            problem = cuts.time_fault_of(item.cut, item.offset_us)
         except WireError as exc:
             problem = str(exc)
         if problem is None:
@@ -111,7 +111,7 @@ def _take_sound(batch: DecodedBatch, found: list[_Found]) -> None:
     batch.cuts, batch._columns = [], None
     for queue_seq, position, item in found:
         cut = item.cut
-        problem = cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows) or screen(item)
+        problem = cuts.fault_of(cut)
         if problem is None:
             batch.cuts.append(item)
         else:

@@ -1,7 +1,7 @@
-"""Cuts as they are ingested, and the screen that they pass. Pure: no clock, no I/O.
+"""Cuts as they are ingested, and their columns joined. Pure: no clock, no I/O.
 
-``screen`` refuses cuts whose numbers cannot be true; otherwise one of them could overflow a sum and stop the
-ingest for everybody.
+Which numbers cannot be true is decided in ``wire.cut`` (``fault_of``, ``time_fault_of``); otherwise one cut
+could overflow a sum and stop the ingest for all gateways.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import numpy.typing as npt
 from pmdaemon.wire.cut import Cut, overflows, problem_of
 
 HOUR_US: Final = 3_600_000_000
-MAX_UNIX_US: Final = 4_102_444_800_000_000  # the year 2100
-MAX_DURATION_US: Final = 86_400_000_000  # a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class CutColumns:
 
     @property
     def is_sound(self) -> bool:
-        """Whether each of the cuts passes ``cut.problem_of`` and the counters' part of ``screen``."""
+        """Whether each of the cuts passes ``cut.fault_of``."""
         hist_rows = np.repeat(self.rows, self.hist_entries)
         missed_rows = np.repeat(self.rows, self.missed_entries)
         problem = problem_of(self.counters, self.hist, self.missed, hist_rows, missed_rows)
@@ -88,20 +86,3 @@ def columns_of(items: Sequence[Ingested]) -> CutColumns:
 def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Structured arrays of one type, one behind another; as bytes, which is faster than by fields."""
     return np.frombuffer(b"".join([np.ascontiguousarray(one).data for one in arrays]), arrays[0].dtype)
-
-
-def screen(item: Ingested) -> str | None:
-    """Why this cut cannot be true, or None."""
-    return screen_header(item) or ("a counter exceeds 2**47" if overflows(item.cut.counters) else None)
-
-
-def screen_header(item: Ingested) -> str | None:
-    """The part of ``screen`` that looks at no column."""
-    cut = item.cut
-    if cut.duration_us > MAX_DURATION_US:
-        return f"it lasts {cut.duration_us} us, more than a day"
-    if not 0 <= item.start_us <= MAX_UNIX_US:
-        return f"its corrected start {item.start_us} us lies before 1970 or behind 2100"
-    if cut.seq >= 1 << 63 or cut.gap >= 1 << 63:
-        return f"its sequence number {cut.seq} or gap {cut.gap} exceeds 63 bits"
-    return None
