@@ -28,7 +28,7 @@ import numpy.typing as npt
 from gateway_agent.link.streams import StreamNames
 from gateway_agent.sources.sample import Sample
 from pmdaemon.wire import cut
-from pmdaemon.wire.late import joined
+from pmdaemon.wire.cut import joined_late
 
 TOLERANCE_RATIO: Final = 0.1  # of the longer interval: bounds the error of a rate
 TOLERANCE_FLOOR_NS: Final = 50_000_000  # what a busy host may spread the answers of one question by
@@ -76,7 +76,7 @@ def make_cut(group: Sequence[Sample], book: StreamNames, identity: CutIdentity) 
     """One cut of one group. New streams are entered into ``book``.
 
     Header key ``dp`` names each plane's newest spooled DP_CUT: a restarted link goes on from there; ``late``
-    is there when caps held I/Os for too long (``wire.late``).
+    is there when caps held I/Os for too long (``wire.cut``).
 
     Raises:
         BadCut: more streams than a cut may have; split the exports over several gateways.
@@ -87,7 +87,7 @@ def make_cut(group: Sequence[Sample], book: StreamNames, identity: CutIdentity) 
     generations = {sample.throttle_gen for sample in group} - {None}
     versions = {sample.threshold_version for sample in group} - {None}
     extra: dict[str, Any] = {"dp": identity.marks}
-    if late := joined(sample.late for sample in group):
+    if late := joined_late(sample.late for sample in group):
         extra["late"] = late
     return cut.Cut(
         gateway_id=identity.gateway_id,

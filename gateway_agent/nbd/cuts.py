@@ -27,9 +27,8 @@ from gateway_agent.nbd.accounting import StreamAccount, StreamCut
 from gateway_agent.nbd.config import ExportConfig
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import PlaneThresholds
-from pmdaemon.wire.cut import HIST_DTYPE, MISSED_DTYPE, rows_array
+from pmdaemon.wire.cut import HIST_DTYPE, MISSED_DTYPE, rows_array, worst_late
 from pmdaemon.wire.histogram import WIRE_BUCKETS
-from pmdaemon.wire.late import worst
 from pmdaemon.wire.messages.planes import DpCut
 
 MIXED: Final = -1
@@ -198,7 +197,7 @@ class CutMaker:
             streams=[row.stream.descriptor for row in rows],
             more=more,
             starved_us=starved_us,
-            late=worst(late) or None,
+            late=worst_late(late) or None,
         )
         self._kept.append((self._next_id, made.encode_with(blob)))
         self._begin(now_ns, now_unix_us)

@@ -32,7 +32,7 @@ A cut with the flag LIVE is the newest one, sent beside a backlog for judging on
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -45,6 +45,7 @@ from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.names import is_name
 
 SCHEMA_ID: Final = 1
 COLUMNS: Final = (
@@ -75,6 +76,16 @@ MAX_ROWS: Final = 4096  # one gateway's streams; 4096 rows of counters alone are
 
 MAX_COUNTER: Final = 1 << 47  # of one cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
 SUMMED: Final = slice(COL["arrived"], COL["cum_reads"])  # rows of ``counters`` that are added up
+
+MOST_LATE: Final = 16
+"""Volumes named in ``late``: 2.4 KB beside the names of all streams in a header of 64 KB."""
+Late = dict[str, tuple[int, int]]
+"""I/Os that caps held back for longer than the gateway's ``max_hold_s``: volume to (ios, longest_us).
+
+``ios`` were let through in this cut after such a delay; ``longest_us`` is the longest one, also of an I/O
+that is still held at the cut's end (``ios`` may then be 0). The rate is kept all the same: the figure says
+that more is outstanding than the caps let through, so that a client may time out.
+"""
 
 IO_ANY: Final = 0
 IO_READ: Final = 1
@@ -379,3 +390,29 @@ def rows_array(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     if not rows:
         return np.zeros((len(COLUMNS), 0), dtype=np.int64)
     return np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
+
+
+def worst_late(late: Late) -> Late:
+    """Key ``late``: at most ``MOST_LATE`` volumes: those with the longest delay."""
+    return dict(sorted(late.items(), key=lambda item: -item[1][1])[:MOST_LATE])
+
+
+def joined_late(parts: Iterable[Late]) -> Late:
+    """Key ``late`` of several samples as one: sums of I/Os, the longest delay."""
+    result: Late = {}
+    for part in parts:
+        for volume, (ios, longest_us) in part.items():
+            before = result.get(volume, (0, 0))
+            result[volume] = (before[0] + ios, max(before[1], longest_us))
+    return worst_late(result)
+
+
+def parse_late(value: Any) -> Late:
+    """What a header's key says; entries that cannot be are left out, as the figure only informs."""
+    result: Late = {}
+    for volume, figures in list(value.items())[:MOST_LATE] if isinstance(value, dict) else ():
+        match figures:
+            case [int(ios), int(longest_us)] if 0 <= ios < MAX_TIME_US and 0 <= longest_us < MAX_TIME_US:
+                if isinstance(volume, str) and is_name(volume):
+                    result[volume] = (ios, longest_us)
+    return result

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from pmdaemon.wire import frame
-from pmdaemon.wire.late import MOST, joined, parse, worst
+from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
 from pmdaemon.wire.rates import Rates
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
@@ -123,9 +123,9 @@ def test_a_volume_within_its_caps_says_nothing():
 
 def test_the_worst_volumes_are_named_and_samples_are_joined():
     many = {f"vol-{n}": (1, n) for n in range(40)}
-    assert len(worst(many)) == MOST
-    assert "vol-39" in worst(many)
-    assert joined([{"a": (1, 5)}, {"a": (2, 9), "b": (0, 1)}]) == {"a": (3, 9), "b": (0, 1)}
+    assert len(worst_late(many)) == MOST_LATE
+    assert "vol-39" in worst_late(many)
+    assert joined_late([{"a": (1, 5)}, {"a": (2, 9), "b": (0, 1)}]) == {"a": (3, 9), "b": (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_the_worst_volumes_are_named_and_samples_are_joined():
     [None, 7, [], {"a": 1}, {"a": [1]}, {"a": [1, -1]}, {"a": [1, 1 << 60]}, {"": [1, 2]}, {"a": ["x", 2]}],
 )
 def test_what_a_gateway_says_wrongly_is_left_out(value):
-    assert parse(value) == {}
+    assert parse_late(value) == {}
 
 
 def test_what_it_says_rightly_is_read():
-    assert parse({"vol-1": [3, 7_000_000]}) == {"vol-1": (3, 7_000_000)}
+    assert parse_late({"vol-1": [3, 7_000_000]}) == {"vol-1": (3, 7_000_000)}
