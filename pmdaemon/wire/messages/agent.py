@@ -18,7 +18,8 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt, printable
-from pmdaemon.wire import cut, names, poll
+from pmdaemon.wire import cut, names
+from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.base import Header, Key, Message, count, name, rows, text, whole
 
@@ -296,8 +297,8 @@ class Poll(Message):
     lease: bool
 
     def encode(self) -> bytes:
-        """The frame (``wire.poll``)."""
-        return poll.encode(self.poll, self.sent_ns, self.ack, self.start or (), self.lease)
+        """The frame (``wire.frame_template``)."""
+        return encode_poll(self.poll, self.sent_ns, self.ack, self.start or (), self.lease)
 
     @classmethod
     def parse(cls, header: Header) -> Poll:

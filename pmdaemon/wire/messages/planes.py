@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pmdaemon.errors import BadCut, ProtocolViolation, WireError
 from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.wire import cut, frame, late, names
+from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import EXPORT_FORM, CapSet, Thresholds
 from pmdaemon.wire.messages.base import Header, Key, Message
@@ -126,7 +126,7 @@ class DpCut(Message):
     streams: Annotated[list[Header], Key(form="[{index: int, volume, client, backend: str}]")]
     more: bool
     starved_us: Annotated[int, Key("st")]
-    late: Annotated[late.Late | None, Key(form="{volume: [ios, longest_us]}", is_optional=True)]
+    late: Annotated[cut.Late | None, Key(form="{volume: [ios, longest_us]}", is_optional=True)]
 
     def encode_with(self, blob: bytes) -> bytes:
         """The frame with its columns."""
@@ -167,7 +167,7 @@ class DpCut(Message):
             streams=streams,
             more=header.get("more") is True,
             starved_us=columns.starved_us,
-            late=late.parse(header.get("late")),
+            late=cut.parse_late(header.get("late")),
         )
         return made, columns
 

@@ -18,8 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from pmdaemon.wire import late
-from pmdaemon.wire.cut import Cut
+from pmdaemon.wire.cut import Cut, parse_late
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.batch import CutBatch, Taken
 from sla_server.services.control.policy_manager import PolicyManager
@@ -122,7 +121,7 @@ class CutIntake:
             table.unknown_rows += len(rows) - len(each.plan.known)
             self._policy.cut(table, each.cut.duration_us, recv_us)
             if "late" in each.cut.extra:
-                self._policy.held_late(late.parse(each.cut.extra["late"]))
+                self._policy.held_late(parse_late(each.cut.extra["late"]))
         pieces = batch.pieces()
         if pieces is not None:
             self._feed(batch, pieces, shut)
