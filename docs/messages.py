@@ -12,7 +12,7 @@ from types import ModuleType
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import agent, api, planes, server
-from pmdaemon.wire.messages.base import Key, Message, fields_of
+from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
@@ -160,10 +160,10 @@ ROUTES = {
 }
 
 
-def messages_of(module: ModuleType) -> Iterator[type[Message]]:
+def messages_of(module: ModuleType) -> Iterator[type[WireMessage]]:
     """The message classes that a module defines, in its order."""
     for item in vars(module).values():
-        if inspect.isclass(item) and issubclass(item, Message) and item.__module__ == module.__name__:
+        if inspect.isclass(item) and issubclass(item, WireMessage) and item.__module__ == module.__name__:
             yield item
 
 
@@ -174,7 +174,7 @@ def markdown(docstring: str | None) -> str:
     return "\n\n".join(textwrap.fill(part, COLUMNS, break_on_hyphens=False) for part in paragraphs)
 
 
-def header_of(message: type[Message]) -> str:
+def header_of(message: type[WireMessage]) -> str:
     """Keys and types of a header as a block of code; keys in a row that share a type name it once."""
     shown: list[Key] = []
     for item in fields_of(message):
@@ -186,7 +186,7 @@ def header_of(message: type[Message]) -> str:
     return f"```text\n{text}\n```"
 
 
-def entry(message: type[Message]) -> str:
+def entry(message: type[WireMessage]) -> str:
     """The section of one message."""
     kind = message.KIND
     return (

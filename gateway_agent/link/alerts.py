@@ -13,7 +13,7 @@ import structlog
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
-from pmdaemon.wire.late import Late, joined
+from pmdaemon.wire.cut import Late, joined_late
 from pmdaemon.wire.messages.agent import ALERT_CHARACTERS, Alert
 from pmdaemon.wire.session import AgentSession
 
@@ -50,7 +50,7 @@ class Alerts:
     def late(self, late: Late) -> None:
         """Caps held I/Os for too long in one sample."""
         now_ns = self._clock.monotonic_ns()
-        self._late = joined([self._late, late])
+        self._late = joined_late([self._late, late])
         for volume in late.keys() & self._late.keys():
             last_ns = self._late_ns.get(volume)
             if last_ns is not None and now_ns - last_ns < LATE_EVERY_NS:

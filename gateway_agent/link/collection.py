@@ -50,7 +50,7 @@ from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample, StreamKey
 from pmdaemon.errors import BadCut, FrameTooLarge
 from pmdaemon.wire import cut, names
-from pmdaemon.wire.late import joined
+from pmdaemon.wire.cut import joined_late
 from pmdaemon.wire.messages.agent import StreamEntry, Streams
 
 log = structlog.get_logger("collection")
@@ -252,7 +252,7 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
     """One cut of one group. New streams are added to ``stream_names``.
 
     Header key ``dp`` names each plane's newest spooled DP_CUT: a restarted link goes on from there; ``late``
-    is there when caps held I/Os for too long (``wire.late``).
+    is there when caps held I/Os for too long (``wire.cut``).
 
     Raises:
         BadCut: more streams than a cut may have; split the exports over several gateways.
@@ -263,7 +263,7 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
     generations = {sample.throttle_gen for sample in group} - {None}
     versions = {sample.threshold_version for sample in group} - {None}
     extra: dict[str, Any] = {"dp": identity.marks}
-    if late := joined(sample.late for sample in group):
+    if late := joined_late(sample.late for sample in group):
         extra["late"] = late
     return cut.Cut(
         gateway_id=identity.gateway_id,

@@ -33,7 +33,7 @@ from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.late import joined
+from pmdaemon.wire.cut import joined_late
 from pmdaemon.wire.messages.agent import (
     Bye,
     CapSet,
@@ -298,7 +298,7 @@ class LinkCore:
                 self._collection_ended()
 
     def _spool_samples(self, samples: Sequence[Sample]) -> None:
-        late = joined(sample.late for sample in samples)
+        late = joined_late(sample.late for sample in samples)
         try:
             dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:

@@ -15,7 +15,7 @@ from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.errors import WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.base import Message
+from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.planes import DpHello
 
 
@@ -40,7 +40,7 @@ class PlaneClient:
     def _send(self, data: bytes) -> None:
         self.outgoing += data
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WireMessage) -> None:
         """Queue one message."""
         self._send(message.encode())
 

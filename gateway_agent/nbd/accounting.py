@@ -51,9 +51,8 @@ from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
 from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, IO_ANY, IO_READ, MISSED_DTYPE, rows_array
+from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, IO_ANY, IO_READ, MISSED_DTYPE, rows_array, worst_late
 from pmdaemon.wire.histogram import WIRE_BUCKETS
-from pmdaemon.wire.late import worst
 from pmdaemon.wire.messages.planes import DpCut
 from pmdaemon.wire.rates import COST_BYTES
 
@@ -409,7 +408,7 @@ class CutMaker:
             streams=[row.stream.descriptor for row in rows],
             more=more,
             starved_us=starved_us,
-            late=worst(late) or None,
+            late=worst_late(late) or None,
         )
         self._kept.append((self._next_id, made.encode_with(blob)))
         self._begin(now_ns, now_unix_us)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pmdaemon.errors import BadCut
 from pmdaemon.wire import cut, frame, names
-from pmdaemon.wire.late import Late
+from pmdaemon.wire.cut import Late
 from pmdaemon.wire.messages.planes import DpCut
 
 

@@ -35,7 +35,7 @@ from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.clock_offset import OffsetEstimator
 from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.positions import CutPositions, Watermarks
-from pmdaemon.wire import poll
+from pmdaemon.wire.frame_template import encode_poll, encode_single_epoch_poll
 from pmdaemon.wire.messages.agent import Hello, Registration, StreamEntry
 from pmdaemon.wire.messages.server import HighWaters
 from pmdaemon.wire.session import MAX_CUT_BYTES
@@ -146,9 +146,9 @@ class Gateway:
             request = self.record.poll(number, now_ns, catch_up) if single is None else None
         if single is not None:
             epoch, ack, start = single
-            return conn, poll.encode_sole(number, now_ns, epoch, ack, start, lease)
+            return conn, encode_single_epoch_poll(number, now_ns, epoch, ack, start, lease)
         assert request is not None  # one of the two
-        return conn, poll.encode(number, now_ns, request.ack, request.start, lease)
+        return conn, encode_poll(number, now_ns, request.ack, request.start, lease)
 
     def takes_answer(self, size_bytes: int) -> bool:
         """Whether a cut of this size fits into the answer to the oldest poll that is out; accounts for it.

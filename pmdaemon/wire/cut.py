@@ -32,7 +32,7 @@ A cut with the flag LIVE is the newest one, sent beside a backlog for judging on
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -45,6 +45,7 @@ from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.names import is_name
 
 SCHEMA_ID: Final = 1
 COLUMNS: Final = (
@@ -69,10 +70,22 @@ COLUMNS: Final = (
 )
 COL: Final = {name: index for index, name in enumerate(COLUMNS)}
 MAX_TIME_US: Final = 1 << 53  # the year 2255; for wall clocks and durations
+MAX_UNIX_US: Final = 4_102_444_800_000_000  # the year 2100; for a start that the server has corrected
+MAX_DURATION_US: Final = 86_400_000_000  # a day, of what the server stores
 MAX_ROWS: Final = 4096  # one gateway's streams; 4096 rows of counters alone are 590 KB of the 1 MiB frame
 
 MAX_COUNTER: Final = 1 << 47  # of one cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
 SUMMED: Final = slice(COL["arrived"], COL["cum_reads"])  # rows of ``counters`` that are added up
+
+MOST_LATE: Final = 16
+"""Volumes named in ``late``: 2.4 KB beside the names of all streams in a header of 64 KB."""
+Late = dict[str, tuple[int, int]]
+"""I/Os that caps held back for longer than the gateway's ``max_hold_s``: volume to (ios, longest_us).
+
+``ios`` were let through in this cut after such a delay; ``longest_us`` is the longest one, also of an I/O
+that is still held at the cut's end (``ios`` may then be 0). The rate is kept all the same: the figure says
+that more is outstanding than the caps let through, so that a client may time out.
+"""
 
 IO_ANY: Final = 0
 IO_READ: Final = 1
@@ -298,10 +311,50 @@ def overflows(counters: npt.NDArray[np.int64]) -> bool:
     return bool(counters.size) and int(counters[SUMMED].max()) > MAX_COUNTER
 
 
-def view(source: frame.Frame | memoryview | bytes) -> Cut:
-    """As ``decode``, but nobody has looked at the columns: ``problem_of`` must, before they are used.
+def fault_of(cut: Cut) -> str | None:
+    """Why the columns of one cut cannot be true, or None; a server refuses it, or sums could overflow."""
+    problem = problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows)
+    return problem or ("a counter exceeds 2**47" if overflows(cut.counters) else None)
 
-    For who decodes many at once: one look at all of them joined costs a tenth.
+
+def are_sound(found: Sequence[Cut]) -> bool:
+    """Whether ``fault_of`` finds nothing in any of the cuts: one look at all of them joined."""
+    if not found:
+        return True
+    rows = np.array([cut.rows for cut in found])
+    # As plain integers: numpy works out the common type of structured arrays again for each of them.
+    problem = problem_of(
+        np.concatenate([cut.counters.ravel() for cut in found]),
+        np.concatenate([cut.hist.view("<u8") for cut in found]).view(HIST_DTYPE),
+        np.concatenate([cut.missed.view("<u8") for cut in found]).view(MISSED_DTYPE),
+        np.repeat(rows, [len(cut.hist) for cut in found]),
+        np.repeat(rows, [len(cut.missed) for cut in found]),
+    )
+    summed = np.concatenate([cut.counters[SUMMED].ravel() for cut in found])
+    return problem is None and (not summed.size or int(summed.max()) <= MAX_COUNTER)
+
+
+def time_fault_of(cut: Cut, offset_us: int) -> str | None:
+    """Why the header of a cut cannot be stored, or None; looks at no column.
+
+    Args:
+        cut: as decoded.
+        offset_us: what the server adds to the agent's clock.
+    """
+    start_us = cut.start_unix_us + offset_us
+    if cut.duration_us > MAX_DURATION_US:
+        return f"it lasts {cut.duration_us} us, more than a day"
+    if not 0 <= start_us <= MAX_UNIX_US:
+        return f"its corrected start {start_us} us lies before 1970 or behind 2100"
+    if cut.seq >= 1 << 63 or cut.gap >= 1 << 63:
+        return f"its sequence number {cut.seq} or gap {cut.gap} exceeds 63 bits"
+    return None
+
+
+def view(source: frame.Frame | memoryview | bytes) -> Cut:
+    """As ``decode``, without a look at the columns: ``fault_of`` or ``are_sound`` must, before they are used.
+
+    For readers of many cuts at once: one look at all of them joined costs a tenth.
     """
     parsed = source if isinstance(source, frame.Frame) else frame.decode(source)
     header, blob = parsed.header, parsed.blob
@@ -337,3 +390,29 @@ def rows_array(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     if not rows:
         return np.zeros((len(COLUMNS), 0), dtype=np.int64)
     return np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
+
+
+def worst_late(late: Late) -> Late:
+    """Key ``late``: at most ``MOST_LATE`` volumes: those with the longest delay."""
+    return dict(sorted(late.items(), key=lambda item: -item[1][1])[:MOST_LATE])
+
+
+def joined_late(parts: Iterable[Late]) -> Late:
+    """Key ``late`` of several samples as one: sums of I/Os, the longest delay."""
+    result: Late = {}
+    for part in parts:
+        for volume, (ios, longest_us) in part.items():
+            before = result.get(volume, (0, 0))
+            result[volume] = (before[0] + ios, max(before[1], longest_us))
+    return worst_late(result)
+
+
+def parse_late(value: Any) -> Late:
+    """What a header's key says; entries that cannot be are left out, as the figure only informs."""
+    result: Late = {}
+    for volume, figures in list(value.items())[:MOST_LATE] if isinstance(value, dict) else ():
+        match figures:
+            case [int(ios), int(longest_us)] if 0 <= ios < MAX_TIME_US and 0 <= longest_us < MAX_TIME_US:
+                if isinstance(volume, str) and is_name(volume):
+                    result[volume] = (ios, longest_us)
+    return result

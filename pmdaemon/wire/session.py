@@ -66,7 +66,7 @@ from pmdaemon.wire.messages.agent import (
     Unsupported,
     Welcome,
 )
-from pmdaemon.wire.messages.base import Message
+from pmdaemon.wire.messages.base import WireMessage
 
 OWN_KINDS: Final = 64  # kinds from here on travel between our own processes only
 MAX_HELLO_BYTES: Final = 4096  # a HELLO is some 200 bytes; names and features leave room to grow
@@ -344,7 +344,7 @@ class AgentSession:
         self.state = SessionState.CLOSED
         self.outgoing = bytearray()
         self._reader = FrameReader()
-        self._deferred: list[Message] = []
+        self._deferred: list[WireMessage] = []
 
     def opened(self, hello: Hello) -> None:
         """The connection is open; HELLO leaves."""
@@ -397,13 +397,13 @@ class AgentSession:
         for message in due:
             self.send(message)
 
-    def _defer(self, message: Message) -> None:
+    def _defer(self, message: WireMessage) -> None:
         if len(self._deferred) >= MAX_DEFERRED:
             oldest_alert = (index for index, item in enumerate(self._deferred) if item.KIND is Kind.ALERT)
             del self._deferred[next(oldest_alert, 0)]
         self._deferred.append(message)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WireMessage) -> None:
         """Queue one message, or keep it until the state allows it.
 
         Raises:

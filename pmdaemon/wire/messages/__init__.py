@@ -10,6 +10,6 @@ that names message, key and value. ``encode`` gives the frame. The fields of a c
 keys on the wire; docs/formats/messages.md is generated from them and from the docstrings (``make docs``).
 
 Four kinds are sent or read so often that their bytes have a code path of their own, which never makes the
-dataclass: POLL (``wire.poll``), CUT and REPLY (``wire.cut``, ``wire.frame_template``) and CUTS
+dataclass: POLL and REPLY (``wire.frame_template``), CUT (``wire.cut``) and CUTS
 (``poller.cut_batch``). The dataclass documents them and is used where nothing is measured.
 """

@@ -18,9 +18,10 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt, printable
-from pmdaemon.wire import cut, names, poll
+from pmdaemon.wire import cut, names
+from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-from pmdaemon.wire.messages.base import Header, Key, Message, count, name, rows, text, whole
+from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, rows, text, whole
 
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
 MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
@@ -42,7 +43,7 @@ ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "
 
 
 @dataclass(frozen=True, slots=True)
-class Hello(Message):
+class Hello(WireMessage):
     """First frame of an agent: which gateway it serves, under which name, and in which epoch.
 
     An epoch is a random number that each start of the agent draws.
@@ -86,7 +87,7 @@ class Hello(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome(Message):
+class Welcome(WireMessage):
     """The server accepts the agent. ``interval_us`` says how often it intends to poll."""
 
     KIND: ClassVar = Kind.WELCOME
@@ -117,7 +118,7 @@ class Welcome(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Schema(Message):
+class Schema(WireMessage):
     """The columns of the cuts that follow. Sent once a session, before REGISTER."""
 
     KIND: ClassVar = Kind.SCHEMA
@@ -150,7 +151,7 @@ class Schema(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Registration(Message):
+class Registration(WireMessage):
     """What the gateway exports, and what its spool still holds, oldest epoch first.
 
     Sent again when the exports change. At most 512 exports and 256 epochs.
@@ -211,7 +212,7 @@ def _export(item: Any) -> Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered(Message):
+class Registered(WireMessage):
     """The server took the exports of a REGISTER."""
 
     KIND: ClassVar = Kind.REGISTERED
@@ -237,7 +238,7 @@ class StreamEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Streams(Message):
+class Streams(WireMessage):
     """The streams of the gateway: all on registration, then each new one before its first cut."""
 
     KIND: ClassVar = Kind.STREAMS
@@ -278,7 +279,7 @@ class Streams(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Poll(Message):
+class Poll(WireMessage):
     """The request for cuts: make one now, and answer from ``from``.
 
     ``ack`` names, for each epoch with something outstanding, the highest *contiguous durable* seq. Only an
@@ -296,8 +297,8 @@ class Poll(Message):
     lease: bool
 
     def encode(self) -> bytes:
-        """The frame (``wire.poll``)."""
-        return poll.encode(self.poll, self.sent_ns, self.ack, self.start or (), self.lease)
+        """The frame (``wire.frame_template``)."""
+        return encode_poll(self.poll, self.sent_ns, self.ack, self.start or (), self.lease)
 
     @classmethod
     def parse(cls, header: Header) -> Poll:
@@ -326,7 +327,7 @@ def _position(frame_name: str, key: str, value: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Message):
+class Reply(WireMessage):
     """The end of the answer to one poll, behind its CUT frames.
 
     ``sent_ns`` is that of the POLL; ``wall_us`` the agent's clock, below 2^53. ``cuts``, ``first`` and
@@ -365,7 +366,7 @@ class Reply(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class CapSet(Message):
+class CapSet(WireMessage):
     """The complete set of caps of this gateway: a volume not named has no cap of the server's.
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
@@ -410,7 +411,7 @@ class CapSet(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class CapsAck(Message):
+class CapsAck(WireMessage):
     """What became of a CAPS. Sent when a cut made behind it shows the generation."""
 
     KIND: ClassVar = Kind.CAPS_ACK
@@ -429,7 +430,7 @@ class CapsAck(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds(Message):
+class Thresholds(WireMessage):
     """A complete threshold set, to be counted against from the next cut on.
 
     All that this gateway's volumes ask for, at most 56,000 bytes; sent after each registration, and when it
@@ -463,7 +464,7 @@ class Thresholds(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ThresholdsAck(Message):
+class ThresholdsAck(WireMessage):
     """The agent counts against this version."""
 
     KIND: ClassVar = Kind.THRESHOLDS_ACK
@@ -509,7 +510,7 @@ _DETAIL_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
-class Alert(Message):
+class Alert(WireMessage):
     """What an agent reports unasked: it becomes an event in SQL, on the page and in the operator's terminal.
 
     ``kind`` is 1 to 58 of a-z, 0-9 and -. Kinds that the server does not know get the prefix ``agent-``, so
@@ -591,14 +592,14 @@ def _details(details: Any) -> Header:
 
 
 @dataclass(frozen=True, slots=True)
-class CaQuery(Message):
+class CaQuery(WireMessage):
     """The question for the CA's certificate. With TLS only, also by a peer without a certificate."""
 
     KIND: ClassVar = Kind.CA_QUERY
 
 
 @dataclass(frozen=True, slots=True)
-class CaCertificate(Message):
+class CaCertificate(WireMessage):
     """The CA's certificate (DER)."""
 
     KIND: ClassVar = Kind.CA_CERT
@@ -606,7 +607,7 @@ class CaCertificate(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Enrol(Message):
+class Enrol(WireMessage):
     """The request for a first certificate. ``csr`` is DER, at most 2 KiB."""
 
     KIND: ClassVar = Kind.ENROL
@@ -634,7 +635,7 @@ class Enrol(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Renew(Message):
+class Renew(WireMessage):
     """The request for the next certificate, for the same identity, while registered or polling."""
 
     KIND: ClassVar = Kind.RENEW
@@ -658,7 +659,7 @@ def _signing_request(frame_name: str, header: Header) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate(Message):
+class Certificate(WireMessage):
     """The answer to ENROL or RENEW (DER). It comes later; one question at a time."""
 
     KIND: ClassVar = Kind.CERTIFICATE
@@ -682,7 +683,7 @@ class Certificate(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported(Message):
+class Unsupported(WireMessage):
     """The sender does not know a kind of frame that it received."""
 
     KIND: ClassVar = Kind.UNSUPPORTED
@@ -699,7 +700,7 @@ class Unsupported(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Error(Message):
+class Error(WireMessage):
     """Why the sender closes the connection next."""
 
     KIND: ClassVar = Kind.ERROR
@@ -718,7 +719,7 @@ class Error(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Bye(Message):
+class Bye(WireMessage):
     """The sender ends the session in an orderly way."""
 
     KIND: ClassVar = Kind.BYE

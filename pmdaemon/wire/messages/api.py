@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar
 from pmdaemon.runtime import strict_json
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.base import Header, Key, Message
+from pmdaemon.wire.messages.base import Header, Key, WireMessage
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceRequest(Message):
+class ServiceRequest(WireMessage):
     """A change that services is asked for; see "Requests to services"."""
 
     KIND: ClassVar = Kind.REQUEST
@@ -26,7 +26,7 @@ class ServiceRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceResponse(Message):
+class ServiceResponse(WireMessage):
     """The answer to a REQUEST; ``code`` as in HTTP.
 
     After 5 s code 202, and the final one later under the same ``req``.
@@ -57,7 +57,7 @@ class ServiceResponse(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Message):
+class Snapshot(WireMessage):
     """The live view, see "Live snapshot": once a second, with tens of thousands of agreements every three.
 
     Above a header's 64 KiB the header is ``at_us, json: true, bytes: n`` and the view is n bytes of JSON in

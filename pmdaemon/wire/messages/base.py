@@ -37,7 +37,7 @@ class WireField(NamedTuple):
     key: Key
 
 
-class Message:
+class WireMessage:
     """Base of all messages: a frozen dataclass, whose fields in their order are the header."""
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Message:
 
 
 @lru_cache(maxsize=128)
-def fields_of(message: type[Message]) -> tuple[WireField, ...]:
+def fields_of(message: type[WireMessage]) -> tuple[WireField, ...]:
     """The fields of a message class in the order of the wire."""
     hints = get_type_hints(message, include_extras=True)
     return tuple(

@@ -15,16 +15,16 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pmdaemon.errors import BadCut, ProtocolViolation, WireError
 from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.wire import cut, frame, late, names
+from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import EXPORT_FORM, CapSet, Thresholds
-from pmdaemon.wire.messages.base import Header, Key, Message
+from pmdaemon.wire.messages.base import Header, Key, WireMessage
 
 _NO_GATEWAY: Final = uuid.UUID(int=0).bytes
 
 
 @dataclass(frozen=True, slots=True)
-class DpHello(Message):
+class DpHello(WireMessage):
     """First frame of a plane. Sent again when a volume's size becomes known (0 until then) or changes.
 
     ``stopping`` says that no client is served any more: collect until this connection ends.
@@ -83,7 +83,7 @@ def _export(item: Any) -> Header:
 
 
 @dataclass(frozen=True, slots=True)
-class DpCollect(Message):
+class DpCollect(WireMessage):
     """The request for a DP_CUT. ``got`` is the id of the last one that the link has spooled, 0 for none."""
 
     KIND: ClassVar = Kind.DP_COLLECT
@@ -103,7 +103,7 @@ class DpCollect(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class DpCut(Message):
+class DpCut(WireMessage):
     """What a plane counted since its cut before. The blob is that of CUT; the link fills in ``stream_id``.
 
     ``start_ns`` and ``end_ns`` are monotonic, ``start_us`` is wall clock. ``streams`` names all rows, in row
@@ -126,7 +126,7 @@ class DpCut(Message):
     streams: Annotated[list[Header], Key(form="[{index: int, volume, client, backend: str}]")]
     more: bool
     starved_us: Annotated[int, Key("st")]
-    late: Annotated[late.Late | None, Key(form="{volume: [ios, longest_us]}", is_optional=True)]
+    late: Annotated[cut.Late | None, Key(form="{volume: [ios, longest_us]}", is_optional=True)]
 
     def encode_with(self, blob: bytes) -> bytes:
         """The frame with its columns."""
@@ -167,7 +167,7 @@ class DpCut(Message):
             streams=streams,
             more=header.get("more") is True,
             starved_us=columns.starved_us,
-            late=late.parse(header.get("late")),
+            late=cut.parse_late(header.get("late")),
         )
         return made, columns
 
@@ -187,7 +187,7 @@ class DpThresholds(Thresholds):
 
 
 @dataclass(frozen=True, slots=True)
-class DpLease(Message):
+class DpLease(WireMessage):
     """The server renewed the lease of all caps."""
 
     KIND: ClassVar = Kind.DP_LEASE

@@ -24,13 +24,13 @@ from pmdaemon.wire.messages.agent import (
     CapSet,
     Thresholds,
 )
-from pmdaemon.wire.messages.base import Header, Key, Message
+from pmdaemon.wire.messages.base import Header, Key, WireMessage
 
 # -- what a pair reports
 
 
 @dataclass(frozen=True, slots=True)
-class CutsHeader(Message):
+class CutsHeader(WireMessage):
     """Cuts of many gateways. The blob is n CUT frames one behind another.
 
     ``recv_us`` is the server's wall clock at receipt, ``offset_us`` what to add to the agent's ``t`` to
@@ -62,7 +62,7 @@ class CutsHeader(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayReport(Message):
+class GatewayReport(WireMessage):
     """State of a gateway: up, or how its session ended.
 
     ``exports`` and ``spool`` are as in REGISTER (up only); ``spool`` tells dbmanager where an epoch unknown
@@ -117,7 +117,7 @@ class GatewayReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamsSeen(Message):
+class StreamsSeen(WireMessage):
     """Streams of a gateway, as in STREAMS, at most 100 a message."""
 
     KIND: ClassVar = Kind.STREAMS_SEEN
@@ -138,7 +138,7 @@ class StreamsSeen(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class CapsState(Message):
+class CapsState(WireMessage):
     """What became of a SET_CAPS at its gateway."""
 
     KIND: ClassVar = Kind.CAPS_STATE
@@ -168,7 +168,7 @@ class CapsState(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayAlert(Message):
+class GatewayAlert(WireMessage):
     """An ALERT of a gateway, checked: its five keys, and ``gw``."""
 
     KIND: ClassVar = Kind.GATEWAY_ALERT
@@ -193,7 +193,7 @@ class GatewayAlert(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class CapsOrder(Message):
+class CapsOrder(WireMessage):
     """The complete caps of one gateway: ``gw``, and the keys of CAPS.
 
     The pair passes on all keys but ``gw``, also those that it does not know.
@@ -235,7 +235,7 @@ class CapsOrder(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ThresholdsOrder(Message):
+class ThresholdsOrder(WireMessage):
     """The threshold set of one gateway: ``gw``, and the keys of THRESHOLDS.
 
     Sent in answer to each GATEWAY up, and when the set changes. Passed on, not kept.
@@ -278,7 +278,7 @@ class ThresholdsOrder(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease(Message):
+class Lease(WireMessage):
     """Services is alive: once a second.
 
     ``inc`` is drawn at the start of services, so that the pair sees a restart and announces its gateways
@@ -302,7 +302,7 @@ _ROW: Final = (str, int, int)
 
 
 @dataclass(frozen=True, slots=True)
-class WatermarksNotice(Message):
+class WatermarksNotice(WireMessage):
     """What dbmanager has on disk, when it starts or a gateway comes up; a pair polls only after the first.
 
     ``inc`` is the incarnation of dbmanager.
@@ -323,7 +323,7 @@ class WatermarksNotice(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class DurableNotice(Message):
+class DurableNotice(WireMessage):
     """What has become durable: one notice a sync, only what moved."""
 
     KIND: ClassVar = Kind.DURABLE
@@ -361,7 +361,7 @@ def _are_sound(rows: list[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordRows(Message):
+class RecordRows(WireMessage):
     """Rows to upsert by natural key, see docs/formats/sql.md; from any process.
 
     With ``together`` (absent: false) dbmanager stores all of the message or none.
@@ -375,7 +375,7 @@ class RecordRows(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded(Message):
+class Recorded(WireMessage):
     """What became of a RECORD with ``req``, sent when it is durable."""
 
     KIND: ClassVar = Kind.RECORDED
@@ -420,7 +420,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure(Message):
+class Pressure(WireMessage):
     """How full is what a process writes to, how often it was refused, and what troubles it.
 
     ``name`` is the process, ``fullness`` the share in use (0 to 1) of the rings to each recipient and of

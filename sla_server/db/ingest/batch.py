@@ -3,9 +3,10 @@
 Everything but ``put_aside`` is pure.
 
 ``decode_batch`` lists what cannot be stored in ``refused``. Cuts whose numbers cannot be true are among it
-(``screen``); otherwise one of them could overflow a sum and stop the ingest of all gateways. ``CutRows`` are
-the rows of many cuts as columns, which a window adds. ``put_aside`` alone writes: it keeps a record that the
-database refuses although it passed all checks as a file, and reports it.
+(``wire.cut``: ``fault_of``, ``time_fault_of``); otherwise one of them could overflow a sum and stop the
+ingest of all gateways. ``CutRows`` are the rows of many cuts as columns, which a window adds. ``put_aside``
+alone writes: it keeps a record that the database refuses although it passed all checks as a file, and reports
+it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import check_row, event_row
 from sla_server.db.schema import COUNTERS
 
-MAX_UNIX_US: Final = 4_102_444_800_000_000  # the year 2100
-MAX_DURATION_US: Final = 86_400_000_000  # a day
 _BUCKET_BITS: Final = 0xFFFF << 16
 _COUNTER_ROWS: Final = [COL[name] for name in COUNTERS]
 log = structlog.get_logger("db-writer")
@@ -83,7 +82,7 @@ class CutColumns:
 
     @property
     def is_sound(self) -> bool:
-        """Whether each of the cuts passes ``cut.problem_of`` and the counters' part of ``screen``."""
+        """Whether each of the cuts passes ``cut.fault_of``."""
         hist_rows = np.repeat(self.rows, self.hist_entries)
         missed_rows = np.repeat(self.rows, self.missed_entries)
         problem = problem_of(self.counters, self.hist, self.missed, hist_rows, missed_rows)
@@ -106,23 +105,6 @@ def columns_of(items: Sequence[IngestedCut]) -> CutColumns:
 def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Structured arrays of one type, one behind another; as bytes, which is faster than by fields."""
     return np.frombuffer(b"".join([np.ascontiguousarray(one).data for one in arrays]), arrays[0].dtype)
-
-
-def screen(item: IngestedCut) -> str | None:
-    """Why this cut cannot be true, or None."""
-    return screen_header(item) or ("a counter exceeds 2**47" if overflows(item.cut.counters) else None)
-
-
-def screen_header(item: IngestedCut) -> str | None:
-    """The part of ``screen`` that looks at no column."""
-    cut = item.cut
-    if cut.duration_us > MAX_DURATION_US:
-        return f"it lasts {cut.duration_us} us, more than a day"
-    if not 0 <= item.start_us <= MAX_UNIX_US:
-        return f"its corrected start {item.start_us} us lies before 1970 or behind 2100"
-    if cut.seq >= 1 << 63 or cut.gap >= 1 << 63:
-        return f"its sequence number {cut.seq} or gap {cut.gap} exceeds 63 bits"
-    return None
 
 
 _Found = tuple[int, int, IngestedCut]  # queue_seq, position in its message, cut
@@ -204,7 +186,7 @@ def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Itera
         batch.marks[key] = max(seq, batch.marks.get(key, 0))
         try:
             item = IngestedCut(cuts.view(part), offsets[position], received[position])
-            problem = screen_header(item)
+            problem = cuts.time_fault_of(item.cut, item.offset_us)
         except WireError as exc:
             problem = str(exc)
         if problem is None:
@@ -221,7 +203,7 @@ def _take_sound(batch: DecodedBatch, found: list[_Found]) -> None:
     batch.cuts, batch._columns = [], None
     for queue_seq, position, item in found:
         cut = item.cut
-        problem = cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows) or screen(item)
+        problem = cuts.fault_of(cut)
         if problem is None:
             batch.cuts.append(item)
         else:

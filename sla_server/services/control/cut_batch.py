@@ -28,9 +28,10 @@ import numpy.typing as npt
 
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
-from pmdaemon.wire import frame, late
-from pmdaemon.wire.cut import COL, HIST_DTYPE, IO_READ, IO_WRITE, MISSED_DTYPE, Cut
+from pmdaemon.wire import frame
+from pmdaemon.wire.cut import COL, HIST_DTYPE, IO_READ, IO_WRITE, Cut, parse_late
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS, TOTAL_WRITE
+from pmdaemon.wire.messages.base import count
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import NO_MEMBER, PromiseScopes, RowPlan
@@ -53,23 +54,20 @@ def read_cuts(message: frame.Frame, on_bad: Callable[[BadCut], None]) -> list[Pl
     """The cuts of a message that can be true, in order; the others are reported to ``on_bad``.
 
     Raises:
-        KeyError: the header lacks ``n``.
-        WireError: the message holds fewer frames than it says.
+        WireError: the message holds fewer frames than it says, or does not say how many.
     """
-    end = _frames_end(message.blob, message.header["n"])
+    end = _frames_end(message.blob, count(message.header, "n"))
     found: list[Place] = []
     for position, raw in enumerate(frame.split(message.blob[:end])):
         try:
             found.append((position, cuts.view(raw)))
         except BadCut as exc:
             on_bad(exc)
-    if _all_sound([cut for _, cut in found]):
+    if cuts.are_sound([cut for _, cut in found]):
         return found
     sound: list[Place] = []
     for position, cut in found:
-        problem = cuts.problem_of(cut.counters, cut.hist, cut.missed, cut.rows, cut.rows)
-        if problem is None and cuts.overflows(cut.counters):
-            problem = f"a counter exceeds {cuts.MAX_COUNTER}"
+        problem = cuts.fault_of(cut)
         if problem is None:
             sound.append((position, cut))
         else:
@@ -77,29 +75,13 @@ def read_cuts(message: frame.Frame, on_bad: Callable[[BadCut], None]) -> list[Pl
     return sound
 
 
-def _all_sound(found: Sequence[Cut]) -> bool:
-    if not found:
-        return True
-    rows = np.array([cut.rows for cut in found])
-    # As plain integers: numpy would work out the common type of structured arrays for each of them.
-    problem = cuts.problem_of(
-        np.concatenate([cut.counters.ravel() for cut in found]),
-        np.concatenate([cut.hist.view("<u8") for cut in found]).view(HIST_DTYPE),
-        np.concatenate([cut.missed.view("<u8") for cut in found]).view(MISSED_DTYPE),
-        np.repeat(rows, [len(cut.hist) for cut in found]),
-        np.repeat(rows, [len(cut.missed) for cut in found]),
-    )
-    summed = np.concatenate([cut.counters[cuts.SUMMED].ravel() for cut in found])
-    return problem is None and (not summed.size or int(summed.max()) <= cuts.MAX_COUNTER)
-
-
-def _frames_end(blob: memoryview, count: int) -> int:
+def _frames_end(blob: memoryview, announced: int) -> int:
     """Where the last of ``count`` frames ends; a blob is padded to a multiple of 8, and so are frames."""
     end = 0
-    for _ in range(count):
+    for _ in range(announced):
         size = frame.peek_size(blob[end:])
         if size is None:
-            raise WireError(f"CUTS announces {count} cuts, its blob holds fewer")
+            raise WireError(f"CUTS announces {announced} cuts, its blob holds fewer")
         end += size
     return end
 
@@ -205,7 +187,7 @@ class CutIntake:
             table.unknown_rows += len(rows) - len(each.plan.known)
             self._policy.cut(table, each.cut.duration_us, recv_us)
             if "late" in each.cut.extra:
-                self._policy.held_late(late.parse(each.cut.extra["late"]))
+                self._policy.held_late(parse_late(each.cut.extra["late"]))
         pieces = batch.pieces()
         if pieces is not None:
             self._feed(batch, pieces, shut)

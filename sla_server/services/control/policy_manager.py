@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pmdaemon.wire.late import Late
+from pmdaemon.wire.cut import Late
 from pmdaemon.wire.rates import Rates
 from sla_server.services.control.decisions import (
     Decision,

@@ -11,8 +11,9 @@ import numpy as np
 from benchmarks import fleet_load, fleet_watch
 from benchmarks.ingest_load import VARIANTS
 from pmdaemon.wire import cut as cuts
-from pmdaemon.wire import frame, names, poll
+from pmdaemon.wire import frame, names
 from pmdaemon.wire.cut import COL
+from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import ThresholdsOrder
 from sla_server.agreements.load import load_documents
@@ -94,7 +95,7 @@ def test_a_spec_holds_registrations_and_cuts_that_can_be_patched(tmp_path: Path)
 
 def test_what_the_program_reads_by_position_stands_there() -> None:
     for ack in ([], [[7, 3]], [[6, 9], [7, 3]]):
-        header = frame.decode(poll.encode(5, 1 << 40, ack, [7, 4], True)).header
+        header = frame.decode(encode_poll(5, 1 << 40, ack, [7, 4], True)).header
         assert list(header) == ["poll", "sent_ns", "ack", "from", "lease"]
     order = ThresholdsOrder.parse({"gw": "a", "version": 1 << 62, "entries": []})
     encoded = order.thresholds_frame()

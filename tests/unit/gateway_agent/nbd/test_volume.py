@@ -7,7 +7,7 @@ import pytest
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.volume import CapsInForce
 from pmdaemon.wire import frame
-from pmdaemon.wire.late import MOST, joined, parse, worst
+from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
 from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
@@ -125,9 +125,9 @@ def test_a_volume_within_its_caps_says_nothing():
 
 def test_the_worst_volumes_are_named_and_samples_are_joined():
     many = {f"vol-{n}": (1, n) for n in range(40)}
-    assert len(worst(many)) == MOST
-    assert "vol-39" in worst(many)
-    assert joined([{"a": (1, 5)}, {"a": (2, 9), "b": (0, 1)}]) == {"a": (3, 9), "b": (0, 1)}
+    assert len(worst_late(many)) == MOST_LATE
+    assert "vol-39" in worst_late(many)
+    assert joined_late([{"a": (1, 5)}, {"a": (2, 9), "b": (0, 1)}]) == {"a": (3, 9), "b": (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_the_worst_volumes_are_named_and_samples_are_joined():
     [None, 7, [], {"a": 1}, {"a": [1]}, {"a": [1, -1]}, {"a": [1, 1 << 60]}, {"": [1, 2]}, {"a": ["x", 2]}],
 )
 def test_what_a_gateway_says_wrongly_is_left_out(value):
-    assert parse(value) == {}
+    assert parse_late(value) == {}
 
 
 def test_what_it_says_rightly_is_read():
-    assert parse({"vol-1": [3, 7_000_000]}) == {"vol-1": (3, 7_000_000)}
+    assert parse_late({"vol-1": [3, 7_000_000]}) == {"vol-1": (3, 7_000_000)}
 
 
 SECOND = 10**9

@@ -10,7 +10,7 @@ from pmdaemon.errors import LocalProtocolError, MalformedFrame, ProtocolViolatio
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.agent import ALERT_KINDS, Bye, Hello, Poll
-from pmdaemon.wire.messages.base import Message
+from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.session import (
     DEFERRABLE,
     MAX_DEFERRED,
@@ -58,7 +58,7 @@ for _state in ALIVE:
     EXPECTED |= {(_state, kind): SessionState.DRAINING for kind in (Kind.ERROR, Kind.BYE)}
 
 
-class Bare(Message):
+class Bare(WireMessage):
     """A frame of any kind, with any header."""
 
     def __init__(self, kind, header=None):

@@ -12,7 +12,7 @@ from pmdaemon.errors import MalformedFrame
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import agent, api, planes, server
-from pmdaemon.wire.messages.base import Message
+from pmdaemon.wire.messages.base import WireMessage
 from tests.support.paths import FIXTURES
 
 GOLDEN = FIXTURES / "golden" / "v1"
@@ -80,7 +80,7 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
         (planes.DpCollect(5), planes.DpCollect.parse),
     ],
 )
-def test_what_is_encoded_can_be_parsed(message: Message, read: Any) -> None:
+def test_what_is_encoded_can_be_parsed(message: WireMessage, read: Any) -> None:
     received = frame.decode(message.encode())
     assert received.kind == message.KIND
     assert read(received.header).encode() == message.encode()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.wire import frame, nesting
+from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH, PREFIX
 from tests.unit.pmdaemon.wire.test_frame import VALUES
 
@@ -34,20 +34,20 @@ def nest(depth: int) -> Any:
 
 @given(value=VALUES)
 def test_what_msgpack_writes_passes(value: Any) -> None:
-    nesting.check(msgpack.packb(value, use_bin_type=True), 10)
+    frame.check_nesting(msgpack.packb(value, use_bin_type=True), 10)
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 255, 256, 65_535, 65_536])
 def test_every_form_of_length(size: int) -> None:
     for value in (b"x" * size, "x" * size, [1] * size, msgpack.ExtType(5, b"x" * size)):
-        nesting.check(msgpack.packb(value, use_bin_type=True), 1)
-    nesting.check(msgpack.packb({str(number): -1.5 for number in range(min(size, 70_000))}), 1)
+        frame.check_nesting(msgpack.packb(value, use_bin_type=True), 1)
+    frame.check_nesting(msgpack.packb({str(number): -1.5 for number in range(min(size, 70_000))}), 1)
 
 
 @given(packed=st.binary(max_size=300))
 def test_any_bytes_are_refused_or_pass(packed: bytes) -> None:
     try:
-        nesting.check(packed, MAX_DEPTH)
+        frame.check_nesting(packed, MAX_DEPTH)
     except MalformedFrame:
         return
     assert len(packed) > 0

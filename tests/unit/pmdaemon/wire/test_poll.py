@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pmdaemon.wire import frame, poll
+from pmdaemon.wire import frame
+from pmdaemon.wire.frame_template import encode_poll, encode_single_epoch_poll
 from pmdaemon.wire.kinds import Kind
 
 U64 = st.integers(0, (1 << 64) - 1)
@@ -17,7 +18,7 @@ PAIR = st.tuples(U64, U64).map(list)
 def test_header_is_what_was_given(
     number: int, sent_ns: int, ack: list[list[int]], start: list[int], lease: bool
 ) -> None:
-    encoded = poll.encode(number, sent_ns, ack, start, lease)
+    encoded = encode_poll(number, sent_ns, ack, start, lease)
     decoded = frame.decode(encoded)
     assert decoded.kind == Kind.POLL
     assert decoded.header == {"poll": number, "sent_ns": sent_ns, "ack": ack, "from": start, "lease": lease}
@@ -26,8 +27,8 @@ def test_header_is_what_was_given(
 
 
 def test_patterns_do_not_share_their_holes() -> None:
-    assert len(poll.encode(1, 2, [[3, 4]], [5, 6], True)) > len(poll.encode(1, 2, [], [5, 6], True))
-    assert poll.encode(1, 2, [], [5, 6], True) != poll.encode(1, 2, [], [5, 6], False)
+    assert len(encode_poll(1, 2, [[3, 4]], [5, 6], True)) > len(encode_poll(1, 2, [], [5, 6], True))
+    assert encode_poll(1, 2, [], [5, 6], True) != encode_poll(1, 2, [], [5, 6], False)
 
 
 @settings(deadline=None)
@@ -36,9 +37,9 @@ def test_for_one_epoch_it_is_the_same_poll(
     number: int, sent_ns: int, epoch: int, acked: int, start: int, lease: bool
 ) -> None:
     ack = [[epoch, acked]] if acked else []
-    sole = poll.encode_sole(number, sent_ns, epoch, acked, start, lease)
-    assert sole == poll.encode(number, sent_ns, ack, [epoch, start], lease)
+    sole = encode_single_epoch_poll(number, sent_ns, epoch, acked, start, lease)
+    assert sole == encode_poll(number, sent_ns, ack, [epoch, start], lease)
 
 
 def test_nothing_is_acknowledged_at_first() -> None:
-    assert frame.decode(poll.encode_sole(1, 2, 3, 0, 1, True)).header["ack"] == []
+    assert frame.decode(encode_single_epoch_poll(1, 2, 3, 0, 1, True)).header["ack"] == []

@@ -15,7 +15,7 @@ from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
 from sla_server.db import schema
 from sla_server.db.ingest import accumulator
 from sla_server.db.ingest.accumulator import FULL_CUTS, IngestWindow
-from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, screen
+from sla_server.db.ingest.batch import DecodedBatch, IngestedCut
 from sla_server.db.schema import HOUR_US
 from tests.support.samples import MINUTE_US, T0, Model, gateway, make_cut, stream
 
@@ -174,6 +174,10 @@ def test_missed_any_is_the_lowest_threshold_and_adds_reads_to_writes():
     _, streams = window_of([item]).stream_columns()
     by_id = dict(zip(streams["stream_id"].tolist(), streams["missed_any"].tolist(), strict=True))
     assert by_id == {stream(1): 7, stream(2): 9}
+
+
+def screen(item: IngestedCut) -> str | None:
+    return cuts.time_fault_of(item.cut, item.offset_us) or cuts.fault_of(item.cut)
 
 
 def test_a_true_cut_passes_the_screen():
