@@ -126,7 +126,11 @@ class FrameHandlers:
     # -- registration
 
     def _hello(self, conn: AgentPeer, received: frame.Frame) -> None:
-        credential = check_holder(conn.credential, self._certificate_worker.revoked) if self._certificate_worker is not None else None
+        credential = (
+            check_holder(conn.credential, self._certificate_worker.revoked)
+            if self._certificate_worker is not None
+            else None
+        )
         hello = Hello.parse(received.header)
         if credential is not None and self._certificate_worker is not None:
             check_identity(credential, hello)
@@ -396,7 +400,9 @@ class FrameHandlers:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
         credential, hello = conn.credential, conn.hello
-        if hello is None and credential is not None:  # refused before its HELLO counted: it is whom we certified
+        if (
+            hello is None and credential is not None
+        ):  # refused before its HELLO counted: it is whom we certified
             hello = Hello.of(credential.gateway_id, credential.name, epoch=0, software="")
         if conn.gateway is not None or hello is None:
             return

@@ -310,7 +310,9 @@ class Controller:
         if self._restored:  # what was found in force is asked for only if the agreements still say so
             self._restored, complete = False, True
             volumes = self.inventory.volumes() | self.policy.layers["agreed"].keys()
-        caps = {v: Rates(ops_per_s=c) for v in volumes if (c := self.inventory.terms_of(v).cap_iops) is not None}
+        caps = {
+            v: Rates(ops_per_s=c) for v in volumes if (c := self.inventory.terms_of(v).cap_iops) is not None
+        }
         if complete:
             self.policy.set_wanted("agreed", caps)
         elif caps:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
-from pmdaemon.wire.cut import COL, HIST_DTYPE, IO_READ, IO_WRITE, Cut, parse_late
+from pmdaemon.wire.cut import COL, IO_READ, IO_WRITE, Cut, parse_late
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS, TOTAL_WRITE
 from pmdaemon.wire.messages.base import count
 from sla_server.services.control.backend_loop import BackendControl

@@ -199,7 +199,9 @@ class Loops:
             victim = control.lead.name if control.lead is not None else ""
             self._policy.set_control(control.backend, shares, step.reason, step.text, victim, loop)
             return
-        in_force = {v: t.rates.cost_per_s or 0.0 for v, t in self._policy.layers["control"].items() if v in shares}
+        in_force = {
+            v: t.rates.cost_per_s or 0.0 for v, t in self._policy.layers["control"].items() if v in shares
+        }
         # Only a volume that waits is a reason to share again: every change makes the loop wait for evidence.
         ratio = 1 + self._settings.resplit_ratio
         starved = any(
