@@ -41,6 +41,7 @@ lint: setup ## style, spelling, import directions, names
 	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m ruff check --quiet .
 	@.venv/bin/lint-imports --no-cache | tail -n 1
+	@$(PY) -m docs.house_lint
 	@.venv/bin/codespell $(CODE) docs README.md tests benchmarks sql
 
 types: setup ## mypy --strict

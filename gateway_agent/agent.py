@@ -24,7 +24,7 @@ from typing import Final
 
 import structlog
 
-from gateway_agent.config import AgentConfig
+from gateway_agent.config import AgentConfig, load_agent
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
@@ -73,12 +73,18 @@ def child_commands(config: AgentConfig, path: Path) -> dict[str, Sequence[str]]:
         ConfigError: the file cannot be read any more, or runtime_dir is not writable.
     """
     copy = config.runtime_dir / RUNNING
+    if not path.is_file():
+        raise ConfigError(
+            "--config", f"{path} is not a regular file", "The children read it again: give a file"
+        )
     try:
         write_whole(copy, path.read_bytes())
     except OSError as exc:
         raise ConfigError(
             "runtime_dir", f"{path} cannot be copied to {copy}: {exc.strerror}", "Choose another"
         ) from exc
+    if load_agent(copy) != config:
+        raise ConfigError("--config", f"{path} was changed while the agent started", "Start it again")
 
     def command(module: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, "--config", str(copy), *more)

@@ -1,4 +1,4 @@
-"""The performance-monitor daemon and the low layers that every other part of the product stands on.
+"""The performance-monitor daemon and the low layers that every other part of the product is built on.
 
 Invariant: nothing in this package imports ``sla_server``, ``gateway_agent`` or ``dashboard``.
 """

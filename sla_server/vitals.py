@@ -32,14 +32,14 @@ class Reports:
 
     def __init__(self, main: Mailbox, app: Mailbox, clock: Clock) -> None:
         self._problems: list[Problem] = []
-        self._teller = BackpressureReporter(
+        self._reporter = BackpressureReporter(
             main, clock, dict, dict, lambda: self._problems, [(app, "appserver")]
         )
 
     def tick(self, problems: list[Problem]) -> None:
         """Report if it is time."""
         self._problems = problems
-        self._teller.tick()
+        self._reporter.tick()
 
 
 def stalled(part: Child, now_us: int) -> Problem:

@@ -35,7 +35,7 @@ MIB = 1 << 20
 class ProductWork:
     """What the product does for one connection, for another way of input and output.
 
-    Thread: one at a time; the record, the courier and the counters are shared.
+    Thread: one at a time; the record, the publisher and the counters are shared.
     """
 
     def __init__(self, rig: Rig, conn: AgentConnection) -> None:
@@ -58,7 +58,7 @@ class ProductWork:
         return asked[1]
 
     def feed(self, data: bytes | memoryview) -> bool:
-        """Session table, reception, courier, as inbound does."""
+        """Session table, reception, publisher, as inbound does."""
         conn, done, fast_path = self._conn, False, self._rig.handlers.fast_path
         conn.last_received_ns = time.monotonic_ns()
         view = memoryview(data)

@@ -1,4 +1,4 @@
-"""A pair without the process around it: its real registry, record, courier, session, inbound and outbound.
+"""A pair without the process around it: its real registry, record, publisher, session, inbound and outbound.
 
 Two things are the benchmark's: the schedule (all gateways are due when the former round is complete), and in
 the in-memory form the mailbox.

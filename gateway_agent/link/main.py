@@ -89,7 +89,7 @@ def run(config: AgentConfig, stop: Stop) -> None:
     """
     clock = agent_clock()
     set_os_thread_name("link-loop")
-    gateway_id = state_files.gateway_id(config.state_dir)
+    gateway_id = state_files.gateway_id(config.state_dir, may_make=False)
     identity = Identity(config.state_dir, gateway_id, config.name, clock) if config.tls else None
     core, spool = build(config, gateway_id, clock, identity)
     restarts, reason = restarts_of_this_process()

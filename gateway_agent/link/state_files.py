@@ -52,8 +52,8 @@ def make_private_directory(path: Path) -> None:
         ) from exc
 
 
-def gateway_id(state_dir: Path) -> str:
-    """This gateway's UUID, made at the first start and kept in ``state_dir/gateway_id``.
+def gateway_id(state_dir: Path, *, may_make: bool = True) -> str:
+    """This gateway's UUID, kept in ``state_dir/gateway_id``; the agent's parent makes it at the first start.
 
     Raises:
         StateFileBroken: it cannot be read or written, or holds something else; a new identity would orphan
@@ -61,7 +61,7 @@ def gateway_id(state_dir: Path) -> str:
     """
     path = state_dir / "gateway_id"
     try:
-        if not path.exists():
+        if may_make and not path.exists():
             made = str(uuid.uuid4())
             write_whole(path, made + "\n", synced=True)
             return made

@@ -1,6 +1,6 @@
 """Group commit: many requests, one sync, in two phases.
 
-Theory of operation. ``add`` is the receipt: the request stands in ``_pending`` in the order of its place in
+Theory of operation. ``add`` is the receipt: the request is in ``_pending`` in the order of its place in
 the file. A *round* takes a batch from the front, writes it, syncs once, marks all its requests done together
 and then confirms its waiters in a chain: each that wakes wakes the next and goes on with its own work. So one
 thread at a time is on its way, and mostly finds the interpreter lock free when it arrives; when more are

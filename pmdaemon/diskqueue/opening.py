@@ -58,7 +58,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 @dataclass
 class Opened:
-    """An open queue's parts, as they stand in the files."""
+    """An open queue's parts, as the files have them."""
 
     file: FileHeader
     header: IndexHeader
@@ -71,7 +71,7 @@ def identify(data: memoryview, index: memoryview, name: str) -> tuple[FileHeader
     A header whose copies are both gone is taken from the index, which carries the same facts.
 
     Raises:
-        QueueUnreadable: neither has it, though records stand in the file, or it is another file altogether.
+        QueueUnreadable: neither has it, though the file has records, or it is a different file.
     """
     file, copies = read_file_header(data)
     if file is not None:

@@ -138,7 +138,7 @@ def _read_index(
     if header.salt != file.salt or header.ring_bytes != file.ring_bytes:
         report.index_problem = "belongs to another data file"
         foreign = max(0, len(view) - INDEX_START) // ENTRY_BYTES
-        return None, [None] * foreign  # none is believed, all are written anew
+        return None, [None] * foreign  # none is believed, all are written again
     entries = view[INDEX_START : INDEX_START + header.capacity * ENTRY_BYTES]
     whole = len(entries) // ENTRY_BYTES
     touched = (

@@ -79,7 +79,7 @@ class Ring:
         for count in range(1, MOST_SKIPS + 1):
             if self.head is None or entry is None or not entry.durable:
                 return -1
-            # Behind the last entry the list begins anew: all moved once is none moved, only W draws back.
+            # Behind the last entry the list begins again: all moved once is none moved, only W draws back.
             write, read = entry.end % self.ring_bytes, (entry.next or self.head).offset
             # read == write: nothing between the two, which fit() takes as no room (read - write = 0).
             offset = fit(write, read, size, self.ring_bytes, reserve)

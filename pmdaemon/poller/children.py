@@ -63,27 +63,29 @@ class PairChild(Child):
 
     def start(self) -> bool:
         """Exec the pair process, with a new channel; False if the host cannot just now."""
-        try:
-            parent_end, child_end = channel.make()
-        except OSError as exc:
-            self.not_started(exc)
+        if not super().start():
             return False
-        with child_end:
-            self.command = [sys.executable, "-m", "pmdaemon", "pair", "--index", str(self.index)]
-            self.command += ["--control-fd", str(child_end.fileno())]
-            if self._config_path is not None:
-                self.command += ["--config", str(self._config_path)]
-            self.descriptors = (child_end.fileno(),)
-            if not super().start():
-                parent_end.close()
-                return False
-        self.control = channel.Channel(parent_end)
         self.offered = 0
         self.last = channel.PairReport()
         self.has_reported = False
         self._watch = HangDetector()
         self._silent_looks = 0
         return True
+
+    def _launch(self) -> None:
+        parent_end, child_end = channel.make()
+        with child_end:
+            self.command = [sys.executable, "-m", "pmdaemon", "pair", "--index", str(self.index)]
+            self.command += ["--control-fd", str(child_end.fileno())]
+            if self._config_path is not None:
+                self.command += ["--config", str(self._config_path)]
+            self.descriptors = (child_end.fileno(),)
+            try:
+                super()._launch()
+            except OSError:
+                parent_end.close()
+                raise
+        self.control = channel.Channel(parent_end)
 
     def offer(self, sock: socket.socket, address: str, is_dialled: bool) -> bool:
         """Give it a connection; False if it cannot take it now."""

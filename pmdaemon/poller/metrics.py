@@ -100,6 +100,12 @@ PAIR: Final = (
         "Messages passed on to the pair that has the shard.",
     ),
     Declared(
+        "mail_not_passed_on",
+        "mail_not_passed_on_total",
+        "counter",
+        "Messages and connections for another pair that were dropped for want of a descriptor.",
+    ),
+    Declared(
         "mail_dropped", "mail_dropped_total", "counter", "Messages that were passed on and found no owner."
     ),
     Declared(

@@ -24,6 +24,7 @@ Source: P12; DESIGN.md 3 ("whole shards move").
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -51,6 +52,7 @@ ENDS_A_STEP: Final = 16
 REASON_CHARACTERS: Final = 300
 MAX_ID_CHARACTERS: Final = 64  # of a UUID in any of its forms; what is longer is refused here
 MOST_HOPS: Final = 3  # a connection that has been passed on so often is served where it is
+ROWS_A_NOTICE: Final = 900  # watermarks of one DURABLE, some 53 bytes each; a frame header has 64 KiB
 log = structlog.get_logger("moving")
 
 
@@ -223,14 +225,24 @@ class ShardMigrator:
         return True
 
     def pass_on(self, conn: AgentConnection, gateway_id: str, inbound: Inbound) -> None:
-        """Send a connection on which nothing was answered to the owner of its gateway's shard."""
+        """Send a connection on which nothing was answered to the owner of its gateway's shard.
+
+        Without a descriptor for what it has sent, it is closed and counted: its agent dials again.
+        """
         inbound.release(conn)
         hops = self._hops.pop(conn, 0) + 1
         descriptor, received = conn.detach()
+        try:
+            file = memory_file(received)
+        except OSError as exc:
+            os.close(descriptor)
+            self._counters["mail_not_passed_on"] += 1
+            log.warning("connection-not-passed-on", address=conn.address, problem=exc.strerror)
+            return
         header = {"op": "moved", "shard": shard_of(gateway_id), "gw": gateway_id, "hops": hops}
         header |= {"address": conn.address, "dialled": conn.is_dialled, "opened_ns": conn.opened_ns}
         self._counters["moved_out"] += 1
-        self.channel.send(header, [descriptor, memory_file(received)])
+        self.channel.send(header, [descriptor, file])
 
     def forget(self, conn: AgentConnection) -> None:
         """A connection has ended."""
@@ -281,15 +293,27 @@ class ShardMigrator:
         They reach the new owner before the agent does: the parent keeps their order.
         """
         incarnation, durable = self._registry.forget(gateway.gateway_id)
-        if durable:
-            notice = frame.encode(Kind.DURABLE, {"inc": incarnation, "hw": durable})
+        for first in range(0, len(durable), ROWS_A_NOTICE):
+            rows = durable[first : first + ROWS_A_NOTICE]
+            notice = frame.encode(Kind.DURABLE, {"inc": incarnation, "hw": rows})
             self.forward(Forward(gateway.shard, DBMANAGER, notice))
         if (caps := self._standing_caps.caps_of(gateway.gateway_id)) is not None:
             order = {"gw": gateway.gateway_id, **frame.decode(caps[1]).header}
             self.forward(Forward(gateway.shard, SERVICES, frame.encode(Kind.SET_CAPS, order)))
 
     def forward(self, message: Forward) -> None:
-        """Pass a message on to the owner of its shard."""
+        """Pass a message on to the owner of its shard.
+
+        Without a descriptor for it, it is dropped and counted: services repeats caps, dbmanager names what is
+        durable again, and the pair with all its other sessions lives on.
+        """
+        try:
+            file = memory_file(message.payload)
+        except OSError as exc:
+            self._counters["mail_not_passed_on"] += 1
+            log.warning(
+                "mail-not-passed-on", shard=message.shard, sender=message.sender, problem=exc.strerror
+            )
+            return
         self._counters["mail_passed_on"] += 1
-        header = {"op": "mail", "shard": message.shard, "sender": message.sender}
-        self.channel.send(header, [memory_file(message.payload)])
+        self.channel.send({"op": "mail", "shard": message.shard, "sender": message.sender}, [file])

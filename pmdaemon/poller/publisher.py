@@ -32,7 +32,7 @@ SERVICES: Final = "services"
 DBMANAGER: Final = "dbmanager"
 NEWS_BYTES: Final = 32 << 20  # 4,000 gateways with 16 volumes and streams each, announced twice
 MOST_RETRIED: Final = 8  # messages of waiting cuts a flush: 2 MB, a few ms between two reads
-log = structlog.get_logger("courier")
+log = structlog.get_logger("publisher")
 
 
 class CutPublisher:

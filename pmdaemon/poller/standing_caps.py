@@ -4,7 +4,7 @@ The book keeps the newest caps of a gateway as an encoded frame, ready to be sen
 registers. Threshold sets are passed on and not kept: ``services`` answers each announcement of a gateway with
 its set. It decides nothing: a cap is never changed, invented or dropped here. ``services`` renews
 its lease once a second; polls carry ``lease: true`` only while the last renewal is younger than 3 s, so a
-dead brain lets all caps expire at the gateways within their own lease.
+dead controller lets all caps expire at the gateways within their own lease.
 
 Thread: belongs to the outbound thread.
 

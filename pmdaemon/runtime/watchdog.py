@@ -5,7 +5,7 @@
 
 Being alive is no progress: a thread that waits for a lock for ever is alive. Each thread says itself how long
 its next step may take (``LIMIT_S`` unless it says otherwise), and that it has nothing to do (``rest``). Work
-that is known to be long declares a longer limit (``within``). A thread that is over its limit does not come
+that is known to be long declares a longer limit (``within``). A thread beyond its limit does not come
 back by waiting, so the process ends with ``HUNG_STATUS`` and a text that names the thread; its parent starts
 it again, and all state that counts is on disk.
 

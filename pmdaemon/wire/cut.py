@@ -1,6 +1,6 @@
 """A cut: one gateway's batch of all its streams since the cut before (DESIGN.md 4).
 
-A cut is one frame of kind CUT; the same bytes stand in the agent's spool, on the wire, in the mailboxes and
+A cut is one frame of kind CUT; the same bytes are in the agent's spool, on the wire, in the mailboxes and
 in the ingest queue. Identity: (gateway_id, epoch, seq). It is self-contained: a reader needs no session
 state, no threshold table and no earlier cut.
 

@@ -38,7 +38,9 @@ from pmdaemon.wire.frame import PREFIX, decode, encode, split
 from pmdaemon.wire.kinds import Kind
 
 SHAPES_A_SIZE: Final = 4  # of equal size are, say, a cut with a long seq and one with a long histogram
-SIZES: Final = 4096  # sizes of answers that are remembered, a few hundred bytes each; then they are met anew
+SIZES: Final = (
+    4096  # sizes of answers that are remembered, a few hundred bytes each; then they are learned again
+)
 CUT_KEYS: Final = ("gw", "ep", "seq", "n", "h", "m")
 REPLY_KEYS: Final = ("poll", "wall_us", "dropped")
 FREE_KEYS: Final = ("ep",)  # random numbers of 64 bits

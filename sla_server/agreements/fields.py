@@ -141,4 +141,4 @@ ClockTime = Annotated[
 ]
 """Time of day, ``"08:00"``; ``"24:00"`` is the end of the day."""
 LocalTime = Annotated[datetime, BeforeValidator(_local_time)]
-"""Wall-clock time without offset; the zone stands beside it."""
+"""Wall-clock time without offset; the zone is a key of its own."""

@@ -207,7 +207,7 @@ def _describe(error: ValidationError, tree: Any, offset: int, name: str) -> list
 
 
 def _without_tags(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The path as it stands in the document: pydantic adds the chosen member of a union."""
+    """The path in the document: pydantic adds the chosen member of a union."""
     path: list[int | str] = []
     for part in location:
         member_of_list = bool(path) and isinstance(path[-1], int) and path[-2] == "objectives"

@@ -98,7 +98,7 @@ def judge_slice(
         length_us: of the slice.
         excluded: in maintenance or outside service hours.
         slack_us: duration of one cut. A cut counts wholly where it starts, so one that reaches into this
-            slice may stand in the one before; that alone must not make a short slice no_data.
+            slice may be in the one before; that alone must not make a short slice no_data.
     """
     io = IO_KINDS[promise.io]
     n = sum(slot.completed(io) for slot in slots)

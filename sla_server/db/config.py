@@ -82,7 +82,7 @@ class DatabaseConfig(StrictModel):
 
     url: str = ""
     """SQLAlchemy URL: ``postgresql+psycopg://user@host/name`` or ``sqlite:////path/sla.db``; empty: SQLite in
-    data_dir. A password may stand in it, but PGPASSFILE keeps it out of this file."""
+    data_dir. It may have a password, but PGPASSFILE keeps it out of this file."""
 
     reader_url: str = ""
     """URL for the parts that only read (services, application server), with a role that may do no more; see

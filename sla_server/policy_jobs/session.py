@@ -92,7 +92,7 @@ def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
 
 @contextmanager
 def stderr_to(path: Path) -> Iterator[None]:
-    """Let everything that this process and its children write to stderr meanwhile go to a file, made anew.
+    """Let everything that this process and its children write to stderr meanwhile go to a new file.
 
     Spark's Java process, and the shell script that starts it, warn of a dozen things that no operator of
     ours can change; who sees them takes the job for broken. The descriptor is redirected, not ``sys.stderr``,

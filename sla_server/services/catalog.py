@@ -258,7 +258,7 @@ def _unseen(documents: Sequence[Loaded], volumes: Collection[str]) -> Iterable[s
 
 
 def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:
-    """Work that is over already was announced in its time, as far as this document can tell."""
+    """Work that has ended was announced in its time, as far as this document can tell."""
     return now_us - window.length.total_seconds() * 1e6 < start_us < now_us + notice_s * 1_000_000
 
 
@@ -295,10 +295,14 @@ class AgreementChanges:
     """See the module. ``catalog`` is the one in force."""
 
     def __init__(
-        self, catalog: Catalog, journal: RecordSender, clock: Clock, on_change: Callable[[Catalog], None]
+        self,
+        catalog: Catalog,
+        record_sender: RecordSender,
+        clock: Clock,
+        on_change: Callable[[Catalog], None],
     ) -> None:
         self.catalog = catalog
-        self._journal = journal
+        self._record_sender = record_sender
         self._clock = clock
         self._on_change = on_change
         self._waiting: deque[AgreementChange] = deque()
@@ -324,7 +328,7 @@ class AgreementChanges:
             if change is None:
                 continue
             self._busy = True
-            self._journal.append(change.rows, self._finisher(job, change))
+            self._record_sender.append(change.rows, self._finisher(job, change))
 
     def _finisher(self, job: AgreementChange, change: Change) -> Callable[[bool, str], None]:
         def finish(ok: bool, error: str) -> None:

@@ -1,8 +1,8 @@
 """The services process without its mailboxes, threads and clocks: messages in, messages out.
 
-It joins four parts that know nothing of each other: the control brain (told of gateways and cuts, asked for
-decisions), the catalog of agreements (changed by requests), the looker's findings (slices, policies, what SQL
-shows) and the journal of records. It decides nothing about I/O itself.
+It joins four parts that do not know each other: the controller (gets gateways and cuts, returns decisions),
+the catalog of agreements (changed by requests), the SQL worker's findings (slices, policies, what SQL shows)
+and the sender of records. It decides nothing about I/O itself.
 
 All methods run in the main loop. ``tick`` is due every 250 ms and after messages; within it the order is:
 findings, decisions, what is due once a second, then posting.
@@ -70,23 +70,23 @@ class Services:
     def __init__(
         self,
         config: ServicesConfig,
-        brain: Controller,
-        looker: SqlWorker,
+        controller: Controller,
+        sql_worker: SqlWorker,
         documents: DocumentReader,
         outbox: MailboxSender,
-        journal: RecordSender,
+        record_sender: RecordSender,
         start: Start,
         clock: Clock,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows nobody yet.
         self._incarnation = now_us
-        self.brain = brain
-        self.looker = looker
-        self.journal = journal
+        self.controller = controller
+        self.sql_worker = sql_worker
+        self.record_sender = record_sender
         self.rollup_s = start.rollup_s
         self.mode = start.mode
-        self.changes = AgreementChanges(start.catalog, journal, clock, self._catalog_changed)
+        self.changes = AgreementChanges(start.catalog, record_sender, clock, self._catalog_changed)
         self._documents = documents
         self._live_rows = config.live_rows
         self.bad_frames = 0
@@ -118,15 +118,16 @@ class Services:
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
         }
-        # The brain takes caps in force for the word of SQL, so before the gateways; and the mode after it.
+        # Restore caps from SQL first: the controller trusts SQL about what is in force. Gateways and the mode
+        # follow.
         self._catalog_changed(start.catalog)
-        brain.restore(start.throttles)
-        brain.set_mode(self.mode)
+        controller.restore(start.throttles)
+        controller.set_mode(self.mode)
         for gateway_id, name in start.awaited.items():
             self._problems.name(gateway_id, name)
         for gateway in start.gateways:
-            brain.gateway_up(gateway.gateway_id, gateway.name, gateway.exports, now_ns)
-            brain.add_streams(gateway.gateway_id, gateway.streams)
+            controller.gateway_up(gateway.gateway_id, gateway.name, gateway.exports, now_ns)
+            controller.add_streams(gateway.gateway_id, gateway.streams)
 
     # Messages in.
 
@@ -154,41 +155,43 @@ class Services:
         self._pairs.add(sender)
         said = CutsHeader.parse(message.header)
         for at, cut in read_cuts(message, lambda bad: self._note_bad(sender, bad)):
-            self.brain.add_cut(cut, said.recv_us[at], said.offset_us[at], said.live[at], now_ns)
+            self.controller.add_cut(cut, said.recv_us[at], said.offset_us[at], said.live[at], now_ns)
 
     def _gateway(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         report = GatewayReport.parse(message.header)
         gateway_id, name, state = report.gateway_id, report.name, report.state
         self._pairs.add(sender)
+        if state == "refused":
+            return  # perhaps by a peer that used the id of a gateway which is there
+        if state != "up" and self._pair_of.get(gateway_id, sender) != sender:
+            return  # of the session before, at its former pair: mailboxes keep no order between pairs
         self._pair_of[gateway_id] = sender
         if state == "detached":
             self._attendance.await_return(gateway_id, name, now_ns)
-        elif state == "refused":
-            return  # perhaps by a peer that used the id of a gateway which is there
         else:
             self._attendance.settled(gateway_id)
         if state in _GONE:
-            self.brain.gateway_lost(gateway_id, report.reason, now_ns)
+            self.controller.gateway_lost(gateway_id, report.reason, now_ns)
             return
         if state == "up":
             self._problems.name(gateway_id, name)
             exports = report.exports or []
             volumes = [export["volume"] for export in exports]
-            self.brain.gateway_up(gateway_id, name, exports, now_ns)
-            self.brain.cuts_dropped(gateway_id, report.dropped)
+            self.controller.gateway_up(gateway_id, name, exports, now_ns)
+            self.controller.cuts_dropped(gateway_id, report.dropped)
             self._learn(volumes)
             self._thresholds.announced(gateway_id, volumes)
 
     def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, _now_us: int) -> None:
         seen = StreamsSeen.parse(message.header)
-        self.brain.add_streams(seen.gateway_id, seen.streams)
+        self.controller.add_streams(seen.gateway_id, seen.streams)
         volumes = [stream["volume"] for stream in seen.streams]
         self._learn(volumes)
         self._thresholds.seen(seen.gateway_id, volumes)
 
     def _caps_state(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         said = CapsState.parse(message.header, now_us)
-        self.brain.caps_state(said.gateway_id, said.gen, said.state, said.reason, said.at_us)
+        self.controller.caps_state(said.gateway_id, said.gen, said.state, said.reason, said.at_us)
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         received = GatewayAlert.parse(message.header, now_us)
@@ -211,7 +214,7 @@ class Services:
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         answer = Recorded.parse(message.header)
-        self.journal.recorded(answer.request, answer.ok, answer.error, now_ns)
+        self.record_sender.recorded(answer.request, answer.ok, answer.error, now_ns)
 
     def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         self._requests.handle(message.header, now_ns, now_us)
@@ -233,7 +236,7 @@ class Services:
     def set_mode(self, mode: str) -> None:
         """See ``requests.Desk``."""
         self.mode = mode
-        self.brain.set_mode(mode)
+        self.controller.set_mode(mode)
 
     def policy_version(self) -> int | None:
         """See ``requests.Desk``."""
@@ -248,16 +251,16 @@ class Services:
             return  # only volumes were learnt, which those below hear of by themselves
         self._agreed = catalog.items
         promises, classes = compiler.promises(catalog.items), compiler.classes(catalog.items)
-        self.brain.set_agreements(promises, classes)
+        self.controller.set_agreements(promises, classes)
         self._thresholds.set_promises(promises)
-        self.looker.set_catalog(catalog)
+        self.sql_worker.set_catalog(catalog)
 
     # Time.
 
     def tick(self, now_ns: int, now_us: int) -> None:
         """Act on what was found, decide, and post."""
-        while not self.looker.found.empty():
-            self._take(self.looker.found.get_nowait(), now_us)
+        while not self.sql_worker.found.empty():
+            self._take(self.sql_worker.found.get_nowait(), now_us)
         self._documents.deliver()
         self._decide(now_ns, now_us)
         if self._new_volumes and self.changes.idle:
@@ -278,8 +281,8 @@ class Services:
     def flush(self, now_ns: int) -> None:
         """Post what waits and has room."""
         rows, self._rows = self._rows, []
-        self.journal.append(rows)
-        self.journal.flush(now_ns)
+        self.record_sender.append(rows)
+        self.record_sender.flush(now_ns)
         self._outbox.flush()
 
     def _take(self, found: SqlState, now_us: int) -> None:
@@ -291,16 +294,16 @@ class Services:
         for key in found.judgement.changed:
             standing = self._standings[key]
             remaining = standing.budget.remaining_ratio
-            self.brain.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
+            self.controller.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
         self._shown.processes = found.processes
         self._shown.add(found.events, now_us)
         if found.policy_looked:
             if found.policy is not None:
-                self._note(*self._policy.look(found.policy, self.brain, now_us))
+                self._note(*self._policy.look(found.policy, self.controller, now_us))
             self._requests.policy_looked()
 
     def _decide(self, now_ns: int, now_us: int) -> None:
-        for decision in self.brain.tick(now_ns, now_us):
+        for decision in self.controller.tick(now_ns, now_us):
             if isinstance(decision, SetCaps):
                 self._post_caps(decision)
             elif isinstance(decision, RecordThrottle):
@@ -335,7 +338,7 @@ class Services:
         for pair in sorted(self._pairs):
             lease = Lease(self._incarnation).encode()
             self._outbox.put(pair, lease, key="lease")
-        states = self.brain.promise_states(self._episodes.open_keys())
+        states = self.controller.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
         if now_ns >= self._view_ns:
             began_ns = time.thread_time_ns()
@@ -344,8 +347,8 @@ class Services:
             self._view_ns = now_ns + min(VIEW_REST * took_ns, VIEW_MOST_NS)
 
     def _show_view(self, now_ns: int, now_us: int) -> None:
-        view = self.brain.snapshot(now_us, self._live_rows)
-        policy, trouble = self._policy.shown(), self.looker.trouble
+        view = self.controller.snapshot(now_us, self._live_rows)
+        policy, trouble = self._policy.shown(), self.sql_worker.trouble
         shown = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         for row in shown["processes"]:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
@@ -356,7 +359,7 @@ class Services:
         rows = self._attendance.overdue(now_ns, now_us)
         for table, row in rows:
             if table == "gateways":
-                self.brain.gateway_lost(row["gateway_id"], row["reason"], now_ns)
+                self.controller.gateway_lost(row["gateway_id"], row["reason"], now_ns)
         self._note(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:

@@ -1,13 +1,13 @@
 """Violation episodes: one row from the moment a promise is broken until it is kept again, over restarts.
 
-The brain tells of a violation that opens and of one that closes; it forgets everything with its process.
+The controller tells of a violation that opens and of one that closes; it forgets everything with its process.
 The rows in SQL do not, so:
 
-    brain opens, no row open       new row, event ``violation-opened``
-    brain opens, a row is open     the row goes on (the process was restarted meanwhile), no second event
-    brain closes, a row is open    the row is closed, event ``violation-closed``
-    a row is open, the brain says  the row is closed after ``SETTLE_US``: the violation ended while nobody was
-      something else               looking, or the agreement is gone
+    controller opens, no row open      new row, event ``violation-opened``
+    controller opens, a row is open    the row goes on (the process was restarted meanwhile), no second event
+    controller closes, a row is open   the row is closed, event ``violation-closed``
+    a row is open, the controller      the row is closed after ``SETTLE_US``: the violation ended unseen,
+      says something else              or the agreement is gone
 
 Belongs to the main loop.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 from sla_server.services.rows import Row, Rows, event_row, identity
 
 SETTLE_US: Final = 15_000_000
-"""Longer than the brain needs for three windows after a restart (one poll each as a rule)."""
+"""Longer than the controller needs for three windows after a restart (one poll each as a rule)."""
 WORSE_RATIO: Final = 1.1  # smaller steps of worst_u are not worth a row a second
 _MEASURED: Final = frozenset(("ok", "at-risk", "idle", "out-of-curve"))
 Key = tuple[str, str]
@@ -44,7 +44,7 @@ class Episodes:
         return frozenset(self._open)
 
     def opened(self, subject: str, text: str, severity: str, details: dict[str, Any], now_us: int) -> Rows:
-        """The brain says a violation opened."""
+        """The controller says a violation opened."""
         key = key_of(subject)
         self._calm_since.pop(key, None)
         if key in self._open:
@@ -66,7 +66,7 @@ class Episodes:
         ]
 
     def closed(self, subject: str, text: str, severity: str, details: dict[str, Any], now_us: int) -> Rows:
-        """The brain says it is over."""
+        """The controller says that it has ended."""
         row = self._open.pop(key_of(subject), None)
         self._calm_since.pop(key_of(subject), None)
         if row is None:

@@ -1,7 +1,7 @@
 """The services process: mailboxes and threads around ``core.Services``.
 
 Threads: the main loop (takes from and posts to both mailboxes, owns everything in ``core``) and
-``sv-looker`` (reads SQL). Either dies: the process stops with status 1 and the supervisor starts it again;
+``sv-sql`` (reads SQL). Either dies: the process stops with status 1 and the supervisor starts it again;
 caps in force stay in force on their leases meanwhile.
 
 Mailboxes: ``services`` in ``main.mbx`` (from pairs and dbmanager) and in ``app.mbx`` (from appserver).
@@ -89,29 +89,31 @@ def run(config: ProcessConfig, stop: Stop) -> int:
         stop.set(f"thread {name} died: {error}")
 
     threads = ThreadGroup(on_failure)
-    looker = SqlWorker(store, config.services, clock)
+    sql_worker = SqlWorker(store, config.services, clock)
     documents = DocumentReader()
     is_done = False  # else what was taken and not processed is left to our successor
     try:
         tag = uuid.uuid4().hex[:12]
-        journal = RecordSender(main, tag, config.services.outbox_limit_bytes)
+        record_sender = RecordSender(main, tag, config.services.outbox_limit_bytes)
         with GcTuning.held():
-            start = take_up(store, journal, tag, config.services.mode, clock, stop)
+            start = take_up(store, record_sender, tag, config.services.mode, clock, stop)
             if start is None:
                 return 0
             outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
-            brain = Controller(config.services.control)
-            services = Services(config.services, brain, looker, documents, outbox, journal, start, clock)
-        threads.start("sv-looker", lambda: looker.run(stop), LOOK_LIMIT_S)
+            controller = Controller(config.services.control)
+            services = Services(
+                config.services, controller, sql_worker, documents, outbox, record_sender, start, clock
+            )
+        threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
-        _loop(services, looker, main, app, clock, stop)
+        _loop(services, sql_worker, main, app, clock, stop)
         services.flush(clock.monotonic_ns())
-        log.info("stopped", reason=stop.reason, unrecorded=journal.waiting())
+        log.info("stopped", reason=stop.reason, unrecorded=record_sender.waiting())
         is_done = True
     finally:
         stop.set("the main loop ended")
-        looker.wake()
+        sql_worker.wake()
         threads.join(STOP_LIMIT_S)
         store.close()
         app.close(release=is_done)
@@ -131,14 +133,14 @@ def _attach(path: Path, stop: Stop) -> Mailbox:
 
 
 def take_up(
-    store: SqlReads, journal: RecordSender, tag: str, mode: str, clock: Clock, stop: Stop
+    store: SqlReads, record_sender: RecordSender, tag: str, mode: str, clock: Clock, stop: Stop
 ) -> Start | None:
     """Wait until our own marker is in SQL, then read what our predecessor left; None if we must stop."""
     table, marker = marker_event(tag, clock)
-    journal.append([(table, marker)])
+    record_sender.append([(table, marker)])
     began_ns: int | None = clock.monotonic_ns()
     while not stop.is_set():
-        journal.flush(clock.monotonic_ns())
+        record_sender.flush(clock.monotonic_ns())
         try:
             if store.has_event(marker["event_id"], marker["at_us"]):
                 return read_start(store, mode, clock.unix_us())
@@ -154,7 +156,7 @@ def take_up(
 
 
 def _loop(
-    services: Services, looker: SqlWorker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop
+    services: Services, sql_worker: SqlWorker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop
 ) -> None:
     boxes = (app, main)  # people first: a request is one small message
     with selectors.DefaultSelector() as selector, GcTuning.in_charge(), short_turns():
@@ -165,7 +167,7 @@ def _loop(
         while not stop.is_set():
             watchdog.beat()
             busy = [_drain(services, box, clock) for box in boxes]
-            looker.give_way(to_mail=any(busy))
+            sql_worker.give_way(to_mail=any(busy))
             now_ns = clock.monotonic_ns()
             if now_ns >= due_ns:
                 services.tick(now_ns, clock.unix_us())

@@ -26,7 +26,7 @@ from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.messages.server import RecordRows
 from sla_server.services.rows import Rows
 
-log = structlog.get_logger("journal")
+log = structlog.get_logger("record-sender")
 RECIPIENT: Final = "dbmanager"
 RESEND: Final = Resend(
     first_ns=5_000_000_000,  # durability takes milliseconds; five seconds is a dead dbmanager

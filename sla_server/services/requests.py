@@ -44,10 +44,10 @@ MAX_PENDING: Final = 1024
 class RequestTarget(Protocol):
     """What requests act on: the services' core."""
 
-    brain: Controller
+    controller: Controller
     changes: AgreementChanges
-    journal: RecordSender
-    looker: SqlWorker
+    record_sender: RecordSender
+    sql_worker: SqlWorker
     rollup_s: int
     mode: str
 
@@ -59,7 +59,7 @@ class RequestTarget(Protocol):
         """Post RESPONSE."""
 
     def set_mode(self, mode: str) -> None:
-        """Switch the brain."""
+        """Switch the controller."""
 
     def policy_version(self) -> int | None:
         """Version in force."""
@@ -117,7 +117,7 @@ class Requests:
                 self._desk.respond(request, 202, {"state": "accepted; not durable yet"})
 
     def policy_looked(self) -> None:
-        """The looker has looked: tell those who asked."""
+        """The SQL worker has read: tell those who asked."""
         waiters, self._policy_waiters = self._policy_waiters, []
         for request in waiters:
             self._finish(request, 200, {"version": self._desk.policy_version()})
@@ -139,7 +139,7 @@ class Requests:
             else:
                 self._refuse(request, 503, f"not recorded: {error}", "Try again")
 
-        self._desk.journal.append(rows, done)
+        self._desk.record_sender.append(rows, done)
 
     def _submit(
         self, request: str, make: Callable[[Catalog, int], Change | None], body: Callable[[Change], Body]
@@ -207,13 +207,13 @@ class Requests:
         if body.volume not in self._desk.changes.catalog.volumes:
             self._refuse(request, 404, f"no volume {body.volume!r} is known", "See 'sla get volumes'")
             return
-        if not self._desk.brain.can_throttle(body.volume):
+        if not self._desk.controller.can_throttle(body.volume):
             problem = f"volume {body.volume!r} is only counted on its host, beside the I/O path"
             self._refuse(request, 422, problem, "Throttle volumes that a gateway exports over NBD")
             return
         throttle_id = str(uuid.uuid4())
         until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
-        self._desk.brain.manual_set(
+        self._desk.controller.manual_set(
             throttle_id,
             body.volume,
             cost_per_s=body.cost_per_s,
@@ -229,7 +229,9 @@ class Requests:
 
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleRelease.model_validate(raw)
-        released = self._desk.brain.manual_release(volume=body.volume, throttle_id=body.throttle_id, who=who)
+        released = self._desk.controller.manual_release(
+            volume=body.volume, throttle_id=body.throttle_id, who=who
+        )
         subject = body.volume or body.throttle_id or ""
         if not released:
             problem = f"no manual throttle of {subject!r} is in force"
@@ -261,7 +263,7 @@ class Requests:
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)
-        self._desk.looker.look_for_policy()
+        self._desk.sql_worker.look_for_policy()
 
 
 def _applied(change: Change) -> Body:

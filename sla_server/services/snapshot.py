@@ -1,4 +1,4 @@
-"""The live snapshot: the brain's view, completed with what SQL and the judge know (messages.md)."""
+"""The live snapshot: the controller's view, completed with what SQL and the judge know (messages.md)."""
 
 from __future__ import annotations
 

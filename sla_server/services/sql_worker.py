@@ -28,7 +28,7 @@ from sla_server.services.judging.judge import Judge, Judgement
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 from sla_server.services.store import SqlReads
 
-log = structlog.get_logger("looker")
+log = structlog.get_logger("sql-worker")
 SHOWN_EVENTS: Final = 20
 LOOK_LIMIT_S: Final = 600.0  # between two breaths: a few statements of SQL, for which SQLite has no limit
 AHEAD_US: Final = 86_400 * 1_000_000  # an event further ahead than a day was not raised under a true clock
@@ -121,7 +121,7 @@ class SqlWorker:
         self._way_is_free.wait(WAY_S)
 
     def run(self, stop: Stop) -> None:
-        """The thread ``sv-looker``; ``wake`` ends its sleep early."""
+        """The thread ``sv-sql``; ``wake`` ends its sleep early."""
         while not stop.is_set():
             watchdog.beat(LOOK_LIMIT_S)
             self.look()
@@ -210,7 +210,7 @@ class PolicyInForce:
         self._applied_us = applied_us
         self._handed: tuple[int, int] | None = None
 
-    def look(self, found: PublishedPolicy, brain: Controller, now_us: int) -> Rows:
+    def look(self, found: PublishedPolicy, controller: Controller, now_us: int) -> Rows:
         """Put a newer version, or the caps of a new hour, in force; returns what to record.
 
         A look that read SQL before our own record arrived there still says ``published``; the version tells.
@@ -219,7 +219,7 @@ class PolicyInForce:
             return []
         if self._handed != (found.version, found.hour_of_week):
             self._handed = (found.version, found.hour_of_week)
-            brain.set_policy_caps(found.version, found.caps)
+            controller.set_policy_caps(found.version, found.caps)
         if found.version == self.version:
             return []
         before, self.version, self._applied_us = self.version, found.version, now_us

@@ -1,7 +1,7 @@
 """The threshold set of every gateway: made when something about it may have changed, told when it did.
 
 State: what is promised, the volumes of each gateway announced, the version each was told last, and which are
-*due*: to be compiled anew. A gateway that is announced is told in any case: its pair keeps no sets, and what
+*due*: to be compiled again. A gateway that is announced is told in any case: its pair keeps no sets, and what
 the agent remembers may be old. One that is announced again, after a restart of anybody, is so told again.
 
 Belongs to the main loop.

@@ -256,7 +256,7 @@ def passed_on(rig: PairRig) -> None:
     services.tick(1)
     services.tick(1)
     assert services.core.bad_frames == 0, "services refused what the pair passed on"
-    assert services.journal.lost == 0
+    assert services.record_sender.lost == 0
     mail = [
         Taken("pair-0", payload) for recipients, payload in rig.mailbox.posts if "dbmanager" in recipients
     ]

@@ -1,4 +1,4 @@
-"""Stand-ins for what surrounds the services' core: SQL, mailboxes, the brain."""
+"""Stand-ins for what surrounds the services' core: SQL, mailboxes, the controller."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class FakeStore:
         self.progress_us[gateway] = max(self.progress_us.get(gateway, 0), slot_us + MINUTE_US)
 
 
-class FakeBrain:
+class FakeController:
     """Notes every call; ``decisions`` are returned by the next tick, ``view`` by snapshot."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class FakeBrain:
         return {key: found[key] for key in keys if key in found}
 
 
-class FakeLooker:
+class FakeSqlWorker:
     def __init__(self) -> None:
         self.found: queue.SimpleQueue[SqlState] = queue.SimpleQueue()
         self.catalog: Catalog | None = None
@@ -262,13 +262,20 @@ class Bench:
     def __init__(self, start: Start | None = None) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.main, self.app = FakeMailbox(), FakeMailbox()
-        self.brain, self.looker, self.documents = FakeBrain(), FakeLooker(), DocumentReader()
+        self.controller, self.sql_worker, self.documents = FakeController(), FakeSqlWorker(), DocumentReader()
         config = ServicesConfig()
-        self.journal = RecordSender(self.main, "test", config.outbox_limit_bytes)
+        self.record_sender = RecordSender(self.main, "test", config.outbox_limit_bytes)
         outbox = MailboxSender({"*": self.main, "appserver": self.app}, 1 << 20)
         start = start or Start()
         self.core = Services(
-            config, self.brain, self.looker, self.documents, outbox, self.journal, start, self.clock
+            config,
+            self.controller,
+            self.sql_worker,
+            self.documents,
+            outbox,
+            self.record_sender,
+            start,
+            self.clock,
         )
 
     def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:

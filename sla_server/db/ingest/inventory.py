@@ -35,6 +35,7 @@ _SEVERITY: Final = {
 }
 _PRESENT: Final = ("up", "stalled", "detached")
 SHOWN: Final = 5  # names in the text of an event
+OVERTAKEN_US: Final = 60_000_000  # longer, and the clock has gone back: then the newest message is believed
 REFUSED_SHOWN: Final = 3  # of one gateway in one batch
 SHOWN_DETAILS: Final = 100  # and in its details
 _INT_MAX: Final = (1 << 63) - 1
@@ -85,11 +86,14 @@ def _fewest(refused: Sequence[RefusedRecord]) -> Iterator[RefusedRecord]:
 def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
     table = schema.gateways
     known: dict[str, tuple[str, str]] = {}
+    seen_us: dict[str, int] = {}
     for names in chunks(sorted({_text(header, "gw") for header in headers})):
-        statement = select(table.c.gateway_id, table.c.state, table.c.epoch).where(
+        statement = select(table.c.gateway_id, table.c.state, table.c.epoch, table.c.last_seen_us).where(
             table.c.gateway_id.in_(names)
         )
-        known |= {row.gateway_id: (row.state, row.epoch) for row in connection.execute(statement)}
+        for row in connection.execute(statement):
+            known[row.gateway_id] = (row.state, row.epoch)
+            seen_us[row.gateway_id] = row.last_seen_us
     rows: dict[str, Row] = {}
     events: list[Row] = []
     for header in headers:
@@ -102,6 +106,9 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             identity = (gateway_id, _text(header, "reason"), at_us // HOUR_US)
             events.append(_state_event(header, identity, state, epoch, at_us))
             continue
+        if state != "up" and 0 < seen_us.get(gateway_id, 0) - at_us < OVERTAKEN_US:
+            continue  # of the session before, and the pair it has moved to was taken first
+        seen_us[gateway_id] = at_us
         stored = "up" if state == "recovered" else state
         if known.get(gateway_id) != (stored, epoch) and not _is_server_action(
             known.get(gateway_id), stored, epoch

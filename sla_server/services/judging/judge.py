@@ -15,7 +15,7 @@ Time may go back: server time follows a step of the clock in the end, and a rest
 Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
 now is judged again in its time (``track``).
 
-Thread: the looker's.
+Thread: the SQL worker's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Judgement:
         rows: slices and events to record, in order
         bad: (key, start_us, end_us) of slices that turned out bad for the first time
         standings: of every judged objective in force
-        changed: those whose standing was worked out anew
+        changed: those whose status was computed again
         interrupted: the database went away before all that was due was judged
     """
 

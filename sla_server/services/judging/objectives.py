@@ -1,6 +1,6 @@
 """The books of the judge: of each objective in force its judged slices, where it stands, active alerts.
 
-Standings are worked out anew for objectives whose slices were judged in a pass, and for some of the others by
+Status is computed again for objectives whose slices were judged in a pass, and for some of the others by
 turns, since they change with the time alone. Which alerts were active before is computed from the slices in
 SQL (``open``), so a restart neither repeats an alert nor swallows one.
 

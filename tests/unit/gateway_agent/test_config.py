@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gateway_agent import agent
 from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig, load_agent, parse_server
-from gateway_agent.errors import AlreadyRunning
+from gateway_agent.errors import AlreadyRunning, StateFileBroken
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
@@ -64,6 +64,26 @@ def test_children_read_a_copy_of_the_file_and_take_what_concerns_them(write, tmp
     assert plane.control_socket == config.control_socket("nbd-0") == str(tmp_path / "run" / "nbd-0.sock")
     assert (plane.exports[0].cost_write, plane.exports[0].cap.ops_per_s) == (2.0, 100)
     assert config.host.backends == {"sda": "array-1"}
+
+
+def test_a_file_that_children_cannot_read_as_the_parent_did_ends_the_start(write, tmp_path):
+    path = write()
+    config = load(AgentConfig, path, environment={})
+    (tmp_path / "run").mkdir()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        agent.child_commands(config, pipe)
+    path.write_text(path.read_text().replace("gw-a", "gw-b"))
+    with pytest.raises(ConfigError, match="was changed while the agent started"):
+        agent.child_commands(config, path)
+
+
+def test_only_the_parent_makes_an_identity(tmp_path):
+    with pytest.raises(StateFileBroken):
+        state_files.gateway_id(tmp_path, may_make=False)
+    made = state_files.gateway_id(tmp_path)
+    assert state_files.gateway_id(tmp_path, may_make=False) == made
 
 
 def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):

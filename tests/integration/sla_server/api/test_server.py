@@ -243,7 +243,7 @@ def test_when_all_places_are_taken_who_only_waits_gives_way(
     second = Channel(listener)
     other = Channel(listener, user=8)
     users = {channel.addr: channel.user for channel in (working, first, second, other)}
-    monkeypatch.setattr(server.peers, "client_uids", lambda _port: users)
+    monkeypatch.setattr(server.sockets, "client_uids", lambda _port: users)
     listener.make_room()
     assert [item.is_open for item in (working, first, second, other)] == [True, False, False, True]
 
@@ -258,7 +258,7 @@ def test_who_does_not_read_gives_way_before_who_reads(
     now_s[0], reads.sent_bytes = 5.0, 1
     other = Channel(listener, user=8, total_outbufs_len=9)
     users = {channel.addr: channel.user for channel in (reads, unread, other)}
-    monkeypatch.setattr(server.peers, "client_uids", lambda _port: users)
+    monkeypatch.setattr(server.sockets, "client_uids", lambda _port: users)
     listener.make_room()
     assert [item.is_open for item in (reads, unread, other)] == [True, False, True]
     late = Channel(listener, user=8, request=object())

@@ -126,7 +126,7 @@ def test_a_thread_that_dies_stops_the_process_with_a_status(world: World) -> Non
     world.store.processes = None  # type: ignore[assignment,method-assign]
     world.thread.join(LIMIT_S)
     assert world.status == [1]
-    assert "sv-looker" in world.stop.reason
+    assert "sv-sql" in world.stop.reason
 
 
 def test_what_was_taken_and_not_processed_is_left_to_the_successor(
@@ -212,7 +212,7 @@ def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
     monkeypatch.setattr(process, "log", SimpleNamespace(warning=lambda event, **_: said.append(event)))
     clock, store, box = FakeClock(unix_us=START_US), FakeStore(), FakeMailbox()
     store.away = {"*"}
-    journal = RecordSender(box, "t", 1 << 20)
+    record_sender = RecordSender(box, "t", 1 << 20)
 
     def come_back() -> None:
         store.away = set()
@@ -220,7 +220,7 @@ def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
             store.keep([(table, row) for table, row in header["rows"]])
 
     stop = Patience(clock, {back_after_s: come_back})
-    start = process.take_up(store, journal, "tag", "observe", clock, stop)
+    start = process.take_up(store, record_sender, "tag", "observe", clock, stop)
     assert start is not None
     assert said == ["waiting-for-database"] * warnings
 

@@ -1,4 +1,4 @@
-"""The link's brain between a fake plane and a fake server."""
+"""The core of the link between a fake plane and a fake server."""
 
 import pytest
 

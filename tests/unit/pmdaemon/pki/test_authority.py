@@ -333,6 +333,9 @@ def test_any_damaged_request_is_refused_or_read(data: st.DataObject) -> None:
         assert isinstance(key.curve, certificates.CURVES)
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")  # not positive: cryptography warns, and reads it
+# Not positive: cryptography warns, and reads it.
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
 @settings(max_examples=300)
 @given(data=st.data())
 def test_any_damaged_certificate_is_refused_or_read(data: st.DataObject) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from pmdaemon.poller import channel
+from pmdaemon.poller import channel, migration
 from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.poller.migration import ENDS_A_STEP
 from pmdaemon.runtime.clock import FakeClock
@@ -282,6 +283,54 @@ def test_a_durable_notice_for_a_gateway_that_has_left_reaches_it(world: World) -
     world.sides[0].mailbox.deliver("dbmanager", Kind.DURABLE, {"inc": 1, "hw": [[GATEWAY, 7, 1]]})
     world.step()
     assert world.poll(agent).header["ack"] == [[7, 1]]
+
+
+def test_a_gateway_of_very_many_epochs_moves_with_all_its_watermarks(world: World) -> None:
+    rows = [[GATEWAY, epoch, 200_000] for epoch in range(1, 2001)]  # more than one frame header holds
+    for first in range(0, len(rows), 900):
+        notice = {"inc": 1, "hw": rows[first : first + 900]}
+        kind = Kind.DURABLE if first else Kind.WATERMARKS
+        world.sides[0].mailbox.deliver("dbmanager", kind, notice)
+    agent = world.up()
+    world.move(agent, 1)
+    assert world.passed.count("mail") == 3
+    assert world.sides[0].counters["mail_not_passed_on"] == world.sides[1].counters["mail_dropped"] == 0
+    assert world.sides[1].registry.get(GATEWAY) is not None
+
+
+def no_descriptor(_payload: bytes) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_without_descriptors_a_message_is_dropped_and_the_session_moves_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.up()
+    order = {"gw": GATEWAY, "gen": 3, "lease_us": 1, "caps": []}
+    world.sides[0].mailbox.deliver("services", Kind.SET_CAPS, order)
+    world.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(migration, "memory_file", no_descriptor)
+        world.set_owner(1)
+        world.step()
+    world.redial(agent)
+    assert world.sides[0].counters["mail_not_passed_on"] == 1
+    assert world.passed.count("mail") == 0
+
+
+def test_without_descriptors_a_new_connection_of_another_pair_is_closed_and_nothing_else_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.set_owner(1)
+    agent = world.dial(0, GATEWAY)
+    with monkeypatch.context() as patch:
+        patch.setattr(migration, "memory_file", no_descriptor)
+        agent.send(hello(GATEWAY), schema(), register(), streams(GATEWAY))
+        world.step()
+    assert world.sides[0].counters["mail_not_passed_on"] == 1
+    assert agent.sock.recv(1) == b""
+    agent.close()
+    world.up()
 
 
 def test_another_dbmanager_seen_by_the_new_pair_only(world: World) -> None:

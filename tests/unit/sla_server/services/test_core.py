@@ -50,12 +50,12 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     bench.message(Kind.CAPS_STATE, {"gw": GATEWAY, "gen": 3, "state": "sent", "reason": "", "at_us": 77})
     bench.message(Kind.GATEWAY, gateway("lost"))
     now_ns = bench.clock.monotonic_ns()
-    assert ("gateway_up", (GATEWAY, "host-1", [EXPORT], now_ns)) in bench.brain.calls
-    assert ("add_streams", (GATEWAY, [STREAM])) in bench.brain.calls
-    taken = [(args[0].seq, *args[1:4]) for name, args in bench.brain.calls if name == "add_cut"]
+    assert ("gateway_up", (GATEWAY, "host-1", [EXPORT], now_ns)) in bench.controller.calls
+    assert ("add_streams", (GATEWAY, [STREAM])) in bench.controller.calls
+    taken = [(args[0].seq, *args[1:4]) for name, args in bench.controller.calls if name == "add_cut"]
     assert taken == [(1, 10, 1, False), (2, 20, 2, True)]
-    assert ("caps_state", (GATEWAY, 3, "sent", "", 77)) in bench.brain.calls
-    assert ("gateway_lost", (GATEWAY, "why", now_ns)) in bench.brain.calls
+    assert ("caps_state", (GATEWAY, 3, "sent", "", 77)) in bench.controller.calls
+    assert ("gateway_lost", (GATEWAY, "why", now_ns)) in bench.controller.calls
     assert bench.core.bad_frames == 0
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_counted_and_harms_nothing(
     bench.core.on_message("pair-0", b"\1\2\3", 0, 0)
     assert bench.core.bad_frames == 2
     bench.message(Kind.GATEWAY, gateway())
-    assert "gateway_up" in bench.brain.names()
+    assert "gateway_up" in bench.controller.names()
 
 
 def test_a_cut_with_bad_columns_is_left_out_and_those_beside_it_are_not() -> None:
@@ -108,7 +108,7 @@ def test_a_cut_with_bad_columns_is_left_out_and_those_beside_it_are_not() -> Non
     )
     header = {"pair": 0, "n": 3, "recv_us": [1] * 3, "offset_us": [0] * 3, "live": [False] * 3}
     bench.message(Kind.CUTS, header, a_cut(1) + cuts.encode(bad) + a_cut(3))
-    assert [args[0].seq for name, args in bench.brain.calls if name == "add_cut"] == [1, 3]
+    assert [args[0].seq for name, args in bench.controller.calls if name == "add_cut"] == [1, 3]
     assert bench.core.bad_frames == 1
 
 
@@ -127,7 +127,7 @@ def test_caps_go_to_the_gateways_pair_and_throttles_to_dbmanager() -> None:
     bench = Bench()
     bench.message(Kind.GATEWAY, gateway(), sender="pair-3")
     cap = {"volume": "vol-1", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 9.0}
-    bench.brain.decisions = [
+    bench.controller.decisions = [
         SetCaps(GATEWAY, 4, 30_000_000, [cap]),
         RecordThrottle({"throttle_id": "t", "volume": "vol-1"}),
         RaiseEvent("throttle-set", "info", "volume", "vol-1", "slowed down", {"c": 9}),
@@ -220,7 +220,7 @@ def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     bench.main.posted.clear()
     applied(bench, simple())
     assert bench.answers() == []
-    assert bench.looker.catalog == Catalog()
+    assert bench.sql_worker.catalog == Catalog()
     rows = bench.confirm()
     assert {"agreements", "audit", "events"} == {table for table, _ in rows}
     (answer,) = bench.answers()
@@ -230,8 +230,8 @@ def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     }  # fmt: skip
     ((_, thresholds),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
     assert thresholds["entries"] == [{"volume": "vol-1", "client": "*", "io": "any", "threshold_us": 12_000}]
-    assert [promise.key for promise in bench.brain.last("set_agreements")[0]] == [("gold", "latency")]
-    assert bench.looker.catalog == bench.core.changes.catalog
+    assert [promise.key for promise in bench.controller.last("set_agreements")[0]] == [("gold", "latency")]
+    assert bench.sql_worker.catalog == bench.core.changes.catalog
 
 
 def test_apply_that_is_slow_is_answered_202_and_then_finally() -> None:
@@ -289,8 +289,8 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
     (*_, (_, header)) = bench.main.take_posted(Kind.SET_THRESHOLDS)
     assert [entry["volume"] for entry in header["entries"]] == ["vol-1"]
     assert bench.core.changes.catalog.volumes == {"vol-1"}
-    # The brain and the judge match patterns by themselves: they are told of agreements only.
-    assert bench.brain.names().count("set_agreements") == 2
+    # The controller and the judge match patterns by themselves: they are told of agreements only.
+    assert bench.controller.names().count("set_agreements") == 2
 
 
 @pytest.mark.parametrize(
@@ -329,16 +329,16 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     rows = bench.confirm()
     (answer,) = bench.answers()
     throttle_id = answer["body"]["throttle_id"]
-    assert bench.brain.last("manual_set") == (
+    assert bench.controller.last("manual_set") == (
         throttle_id, "vol-1", None, 100.0, None, START_US + 60_000_000, "ann", "noisy"
     )  # fmt: skip
     (audit,) = [row for table, row in rows if table == "audit"]
     assert (audit["action"], audit["who"], audit["subject"]) == ("throttle-set", "ann", "vol-1")
-    bench.brain.released = [throttle_id]
+    bench.controller.released = [throttle_id]
     bench.request("throttle_release", {"volume": "vol-1", "throttle_id": None}, "r2")
     bench.confirm()
     assert bench.answers()[0]["body"] == {"released": [throttle_id]}
-    assert bench.brain.last("manual_release") == ("vol-1", None, "ann")
+    assert bench.controller.last("manual_release") == ("vol-1", None, "ann")
 
 
 def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_at_once() -> None:
@@ -346,18 +346,18 @@ def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_
     bench.message(Kind.GATEWAY, gateway())
     bench.tick()
     bench.confirm()
-    bench.brain.only_seen.add("vol-1")
+    bench.controller.only_seen.add("vol-1")
     bench.request("throttle_set", {"volume": "vol-1", "iops": 100, "reason": "noisy"})
     (answer,) = bench.answers()
     assert answer["code"] == 422
     assert "beside the I/O path" in answer["body"]["errors"][0]["problem"]
-    assert "manual_set" not in bench.brain.names()
+    assert "manual_set" not in bench.controller.names()
 
 
 def test_the_mode_is_switched_and_recorded() -> None:
     bench = Bench()
     bench.request("mode", {"mode": "enforce"})
-    assert bench.brain.last("set_mode") == ("enforce",)
+    assert bench.controller.last("set_mode") == ("enforce",)
     rows = bench.confirm()
     assert bench.answers()[0]["body"] == {"mode": "enforce"}
     (audit,) = [row for table, row in rows if table == "audit"]
@@ -374,8 +374,8 @@ def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> No
     bench = Bench()
     bench.tick(1)
     assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["database"] == ""
-    bench.brain.slas = [{"name": "gold", "objective": "latency", "state": "ok"}]
-    bench.looker.trouble = "the database cannot be used"
+    bench.controller.slas = [{"name": "gold", "objective": "latency", "state": "ok"}]
+    bench.sql_worker.trouble = "the database cannot be used"
     bench.tick(1)
     shown = bench.app.take_posted(Kind.SNAPSHOT)[-1][1]
     assert shown["database"] == "the database cannot be used"
@@ -390,34 +390,34 @@ def policy(version: int = 3, hour: int = 96, **keys: Any) -> SqlState:
 def test_a_published_policy_is_put_in_force_once_and_its_caps_each_hour() -> None:
     bench = Bench()
     bench.request("policies_changed", {})
-    assert (bench.looker.wanted, bench.answers()) == (1, [])
-    bench.looker.found.put(policy())
-    bench.looker.found.put(policy())
+    assert (bench.sql_worker.wanted, bench.answers()) == (1, [])
+    bench.sql_worker.found.put(policy())
+    bench.sql_worker.found.put(policy())
     bench.tick()
     rows = bench.confirm()
     assert [row for table, row in rows if table == "policies"] == [{"version": 3, "state": "in-force"}]
     assert [row["kind"] for table, row in rows if table == "events"] == ["policy-applied"]
-    assert bench.brain.names().count("set_policy_caps") == 1
+    assert bench.controller.names().count("set_policy_caps") == 1
     assert bench.answers()[0]["body"] == {"version": 3}
-    bench.looker.found.put(policy(hour=97))
-    bench.looker.found.put(policy(version=2))
+    bench.sql_worker.found.put(policy(hour=97))
+    bench.sql_worker.found.put(policy(version=2))
     bench.tick(1)
-    assert bench.brain.names().count("set_policy_caps") == 2
-    assert bench.brain.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None})
+    assert bench.controller.names().count("set_policy_caps") == 2
+    assert bench.controller.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None})
     assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"] == {"version": 3, "applied_us": START_US}
 
 
 def test_violations_become_episodes_and_the_snapshot_shows_everything() -> None:
     bench = Bench()
-    bench.brain.slas = [{"name": "gold", "objective": "latency", "state": "violating", "u": 2.0}]
-    bench.brain.decisions = [
+    bench.controller.slas = [{"name": "gold", "objective": "latency", "state": "violating", "u": 2.0}]
+    bench.controller.decisions = [
         RaiseEvent("violation-opened", "critical", "sla", "gold/latency", "broken", {"u": 2.0})
     ]
     processes = [
         {"name": "pmdaemon", "state": "running", "pid": 1, "restarts": 0, "since_us": 5, "reason": ""}
     ]
     (_, old) = event_row("k", "info", "", "", "", 1)
-    bench.looker.found.put(SqlState(processes=processes, events=[old]))
+    bench.sql_worker.found.put(SqlState(processes=processes, events=[old]))
     bench.tick(1)
     tables = [table for table, _ in bench.records()]
     assert tables.count("episodes") == 1
@@ -433,12 +433,12 @@ def test_violations_become_episodes_and_the_snapshot_shows_everything() -> None:
 
 def test_judged_slices_are_recorded_and_counted_into_the_episode() -> None:
     bench = Bench()
-    bench.brain.decisions = [RaiseEvent("violation-opened", "critical", "sla", "gold/latency", "broken")]
+    bench.controller.decisions = [RaiseEvent("violation-opened", "critical", "sla", "gold/latency", "broken")]
     bench.tick()
     bench.records()
     row = ("slices", {"name": "gold", "objective": "latency", "start_us": START_US, "revision": 0})
     bad = [(("gold", "latency"), START_US, START_US + 60_000_000)]
-    bench.looker.found.put(SqlState(Judgement(rows=[row], bad=bad)))
+    bench.sql_worker.found.put(SqlState(Judgement(rows=[row], bad=bad)))
     bench.tick()
     rows = bench.records()
     assert row in [(table, dict(found)) for table, found in rows]
@@ -459,7 +459,7 @@ def test_a_live_view_that_is_dear_is_made_less_often_but_never_stale(
 
 def test_a_snapshot_too_large_for_a_header_goes_as_json() -> None:
     bench = Bench()
-    bench.brain.slas = [
+    bench.controller.slas = [
         {"name": f"sla-{i}", "objective": "x" * 100, "state": "ok", "u": 0.0} for i in range(300)
     ]
     bench.tick(1)
@@ -543,7 +543,7 @@ def test_values_without_a_form_are_replaced_in_the_snapshot(count: int) -> None:
     odd: list[dict[str, Any]] = [
         {"name": "a", "objective": "b", "state": "ok", "u": math.nan} for _ in range(count)
     ]
-    bench.brain.slas = [*odd, {"name": "z", "objective": "b", "big": 1 << 70, "bytes": b"x", "set": {1}}]
+    bench.controller.slas = [*odd, {"name": "z", "objective": "b", "big": 1 << 70, "bytes": b"x", "set": {1}}]
     bench.tick(1)
     view = view_of(bench)
     assert len(view["slas"]) == count + 1
@@ -552,7 +552,9 @@ def test_values_without_a_form_are_replaced_in_the_snapshot(count: int) -> None:
 
 def test_a_snapshot_above_a_frame_loses_rows_and_not_the_page() -> None:
     bench = Bench()
-    bench.brain.slas = [{"name": f"sla-{i}", "objective": "x" * 2000, "state": "ok"} for i in range(2000)]
+    bench.controller.slas = [
+        {"name": f"sla-{i}", "objective": "x" * 2000, "state": "ok"} for i in range(2000)
+    ]
     bench.tick(1)
     view = view_of(bench)
     assert 0 < len(view["slas"]) < 2000
@@ -564,7 +566,7 @@ def test_a_refused_claim_is_no_loss_of_the_gateway_whose_id_it_bears() -> None:
     bench = Bench()
     bench.message(Kind.GATEWAY, gateway())
     bench.message(Kind.GATEWAY, gateway(state="refused", reason="another protocol"))
-    assert not [call for call in bench.brain.calls if call[0] == "gateway_lost"]
+    assert not [call for call in bench.controller.calls if call[0] == "gateway_lost"]
 
 
 def test_a_full_mailbox_delays_and_loses_nothing() -> None:
@@ -588,8 +590,8 @@ def test_after_a_restart_the_brain_is_told_what_sql_knows_in_this_order() -> Non
     throttle = {"throttle_id": "t", "volume": "vol-1", "state": "confirmed", "gen": 4}
     known = KnownGateway(GATEWAY, "host-1", [EXPORT], [STREAM])
     bench = Bench(Start(throttles=[throttle], gateways=[known], mode="enforce"))
-    assert bench.brain.names() == ["set_agreements", "restore", "set_mode", "gateway_up", "add_streams"]
-    assert bench.brain.last("restore") == ([throttle],)
+    assert bench.controller.names() == ["set_agreements", "restore", "set_mode", "gateway_up", "add_streams"]
+    assert bench.controller.last("restore") == ([throttle],)
     bench.tick()
     assert bench.main.take_posted(Kind.SET_CAPS) == []
     # What SQL knows of its exports may be less than all: it is told when it is announced.

@@ -1,4 +1,4 @@
-"""The looker and the start: what is read from SQL, when, and what happens while it is away."""
+"""The SQL worker and the start: what is read from SQL, when, and what happens while it is away."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.store = FakeStore()
-        self.looker = SqlWorker(self.store, ServicesConfig(), self.clock)
+        self.sql_worker = SqlWorker(self.store, ServicesConfig(), self.clock)
 
     def look(self, seconds: float = 0.0) -> list[SqlState]:
         self.clock.advance(seconds)
-        self.looker.look()
+        self.sql_worker.look()
         found = []
-        while not self.looker.found.empty():
-            found.append(self.looker.found.get_nowait())
+        while not self.sql_worker.found.empty():
+            found.append(self.sql_worker.found.get_nowait())
         return found
 
 
@@ -55,7 +55,7 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     assert (first.policy.version, first.policy.published, first.policy.caps) == (4, True, {"vol-1": 5.0})
     assert [found.policy_looked for found in scene.look(1)] == [False]
     assert [found.policy_looked for found in scene.look(9)] == [True]
-    scene.looker.look_for_policy()
+    scene.sql_worker.look_for_policy()
     assert [found.policy_looked for found in scene.look(1)] == [True]
     assert [found.policy_looked for found in scene.look(1)] == [False]
     scene.clock.step_wall(3600)
@@ -68,7 +68,7 @@ def test_agreements_are_judged_from_the_look_after_they_are_handed_in() -> None:
     scene = Scene()
     scene.store.add_stream()
     scene.store.add_slot(START_US)
-    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
     (found,) = scene.look(61)
     assert [table for table, _ in found.judgement.rows] == ["slices"]
     assert found.judgement.standings.keys() == {("gold", "latency")}
@@ -79,7 +79,7 @@ def test_a_database_that_goes_away_loses_neither_agreements_nor_slices(method: s
     scene = Scene()
     scene.store.add_stream()
     scene.store.add_slot(START_US)
-    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
     scene.store.away = {method}
     before = [found for found in scene.look(61) if found.judgement.rows]
     scene.store.away = set()
@@ -93,16 +93,16 @@ def test_it_says_why_the_database_cannot_be_read_until_it_can(method: str) -> No
     scene = Scene()
     scene.store.add_stream()
     scene.store.add_slot(START_US)
-    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
-    assert scene.looker.trouble == ""
+    scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    assert scene.sql_worker.trouble == ""
     scene.store.away = {method}
     scene.look(61)
-    assert scene.looker.trouble
+    assert scene.sql_worker.trouble
     scene.look(1)
-    assert scene.looker.trouble
+    assert scene.sql_worker.trouble
     scene.store.away = set()
     scene.look(1)
-    assert scene.looker.trouble == ""
+    assert scene.sql_worker.trouble == ""
 
 
 def test_an_error_that_is_not_the_databases_stops_the_thread() -> None:
@@ -173,13 +173,13 @@ def test_while_more_is_due_than_one_look_judges_the_next_comes_soon(monkeypatch:
         scene.store.add_stream(number, volume=name)
         scene.store.add_slot(START_US, stream_id=number, covered_us=MINUTE_US // 3)
         catalog = apply(catalog, docs(simple(name, volumes=name)), "ann", START_US).catalog
-    scene.looker.set_catalog(catalog)
-    assert scene.looker.pause_s == 1.0
+    scene.sql_worker.set_catalog(catalog)
+    assert scene.sql_worker.pause_s == 1.0
     judged, pauses = [], []
     for number in range(4):
         (found,) = scene.look(MORE_S if number else 61)
         judged += [row["name"] for table, row in found.judgement.rows if table == "slices"]
-        pauses.append(scene.looker.pause_s)
+        pauses.append(scene.sql_worker.pause_s)
     assert sorted(judged) == names
     assert pauses == [MORE_S, MORE_S, MORE_S, 1.0]  # the fourth finds that nothing is left
     assert scene.store.reads.count("progress") == 1  # that of the first look serves them all
@@ -192,7 +192,7 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
     scene, read = Scene(), threading.Event()
     scene.store.add_stream()
     scene.store.add_slot(START_US)
-    scene.looker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
     whole = scene.store.slice_inputs
 
     def seen(*args: Any) -> Any:
@@ -200,12 +200,12 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
         return whole(*args)
 
     monkeypatch.setattr(scene.store, "slice_inputs", seen)
-    scene.looker.give_way(to_mail=True)
+    scene.sql_worker.give_way(to_mail=True)
     found: list[SqlState] = []
     thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
     thread.start()
     assert read.wait(60)
-    assert scene.looker.found.empty()
-    scene.looker.give_way(to_mail=False)
+    assert scene.sql_worker.found.empty()
+    scene.sql_worker.give_way(to_mail=False)
     thread.join(60)
     assert [table for table, _ in found[0].judgement.rows] == ["slices"]

@@ -248,6 +248,21 @@ def test_a_session_that_the_server_ended_itself_is_stored_and_makes_no_event(rig
     assert [row["kind"] for row in state_events(rig)] == ["gateway-up"] * 2  # the agent, too, was restarted
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_end_of_a_session_taken_after_its_successor_is_not_stored(rig, at_once):
+    ended = [gateway_message(state, at_us=T0 + 1, reason="moved") for state in ("detached", "lost")]
+    if at_once:
+        rig.feed(gateway_message(at_us=T0), gateway_message(at_us=T0 + 5), *ended)
+    else:
+        rig.feed(gateway_message(at_us=T0), gateway_message(at_us=T0 + 5))
+        rig.feed(*ended)
+    [row] = rig.reader.gateways()
+    assert (row["state"], row["last_seen_us"]) == ("up", T0 + 5)
+    assert [row["kind"] for row in state_events(rig)] == ["gateway-up"]
+    rig.feed(gateway_message("lost", at_us=T0 - 3_600_000_000))  # the clock has gone back an hour
+    assert rig.reader.gateways()[0]["state"] == "lost"
+
+
 def test_a_gateway_that_services_missed_is_stored_as_lost_unless_it_was_seen_since(rig: Rig) -> None:
     def missed(last_seen_us: int) -> bytes:
         row = {"gateway_id": gateway(1), "state": "lost", "reason": "away", "last_seen_us": last_seen_us}
