@@ -6,7 +6,7 @@ of two threads: ``inbound`` alone selects on agents' sockets (``connection``, ``
 and posts, ``outbound`` alone takes from the mailbox and sends; ``unified`` lets one thread do both.
 ``certificates`` is a third thread; ``migration`` is the pair's side of shards that move.
 
-Rules of one gateway need no socket: ``gateway``, ``registration``, ``frame_handlers`` and its
+Rules of one gateway need no socket: ``gateway``, ``frame_handlers`` and its
 ``fast_path``, ``schedule``, ``positions``, ``catch_up``, ``quotas``, ``standing_caps``, ``clock_offset``.
 ``publisher`` posts cuts (``cut_batch``) and announcements to the other processes; ``metrics`` says how the
 daemon is doing.

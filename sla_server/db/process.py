@@ -1,4 +1,4 @@
-"""The dbmanager process: two threads between the mailboxes and the database, and one beside them.
+"""The dbmanager process: three threads between the mailboxes, the database and the Parquet files.
 
     db-intake   mailboxes -> dedupe -> ingest queue, one sync -> DURABLE, RECORDED   (ingest.receiver)
     db-writer   ingest queue -> SQL about once a second, Parquet about once a minute (ingest.writer)
