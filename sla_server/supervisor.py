@@ -219,7 +219,7 @@ class Supervisor:
                 if part.is_running:
                     status = stop_together([part], self.clock)[part.name]
                     self._plan_restart(
-                        part, f"its mailbox segment {name} was damaged and is made anew", status
+                        part, f"its mailbox segment {name} was damaged and is made again", status
                     )
             self._segments.renew(name)
         self._attach()
@@ -236,7 +236,7 @@ class Supervisor:
             "severity": "error",
             "element": "supervisor",
             "subject": name,
-            "text": f"mailbox segment {name} was damaged and made anew: {problem}",
+            "text": f"mailbox segment {name} was damaged and made again: {problem}",
             "details": {},
         }
         self._pending.append(["events", row])

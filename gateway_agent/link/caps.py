@@ -106,7 +106,7 @@ class ThresholdStore:
         if self._path is None:
             return None
         try:
-            value = state_files.read_json(self._path, "It is begun anew")
+            value = state_files.read_json(self._path, "A new one is begun")
             return Thresholds.parse(value) if isinstance(value, dict) else None
         except (StateFileBroken, MalformedFrame) as exc:
             log.error("thresholds-forgotten", problem=str(exc))

@@ -58,7 +58,7 @@ log = structlog.get_logger("collection")
 
 MAX_STREAMS: Final = 16_384  # four times the rows a cut may have
 _PER_FRAME: Final = 128  # three names of 128 bytes each stay below the 64 KiB of a frame's header
-_FIX: Final = "It is begun anew: streams are announced as they are used"
+_FIX: Final = "A new one is begun: streams are announced as they are used"
 
 
 class StreamNames:

@@ -106,7 +106,7 @@ def open_resized(
 def obstacle(data: Storage, index: Storage, opened: Opened, settings: QueueSettings) -> str:
     """Why the queue cannot have the configured size now; "" if it can."""
     if not isinstance(data, Replaceable) or not isinstance(index, Replaceable):
-        return "it has several data files: drain it, move them away, and it is made anew"
+        return "it has several data files: drain it, move them away, and it is made again"
     entries = opened.recovered.entries
     used = sum(entry.end - entry.offset for entry in entries)
     if used + settings.reserve_bytes >= settings.data_bytes:

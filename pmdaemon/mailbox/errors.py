@@ -216,7 +216,7 @@ class MailboxCorrupt(MailboxError):
         self.where = where
         self.problem = problem
         super().__init__(
-            f"{where} is damaged: {problem}. sla-server makes the segment anew and restarts the parts that "
+            f"{where} is damaged: {problem}. sla-server makes a new segment and restarts the parts that "
             "use it, at once or at its next start; gateways send again what was not acknowledged"
         )
 

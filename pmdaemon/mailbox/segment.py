@@ -242,7 +242,7 @@ class Segment:
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             raise SegmentUnsafe(self.path, "is no regular file", "Give the path of a segment")
-        _check_private(self.path, status, "Let the server make it anew")
+        _check_private(self.path, status, "Let the server make a new one")
         if status.st_size < lay.HEADER_BYTES or status.st_size % 8:
             raise LayoutMismatch(self.path, "file size", status.st_size, "that of a mailbox segment")
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ

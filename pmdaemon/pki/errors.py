@@ -40,7 +40,7 @@ class AuthorityExists(PkiError):
         self.directory = directory
         super().__init__(
             f"{directory}: a certificate authority exists already, and a new one would refuse every gateway "
-            "that is enrolled. To begin anew on purpose, move the directory away first"
+            "that is enrolled. To begin again on purpose, move the directory away first"
         )
 
 

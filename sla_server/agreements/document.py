@@ -26,7 +26,7 @@ class Metadata(Strict):
 
 
 class Parties(Strict):
-    """Between whom; ``recipients`` are told of violations."""
+    """Provider and customer; ``recipients`` get the messages about violations."""
 
     provider: str = Field(min_length=1, max_length=200)
     customer: str = Field(min_length=1, max_length=200)

@@ -73,7 +73,7 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
     lifetime_s = duration_s(lifetime)
     if lifetime_s > TOKEN_LIMIT_S:
         raise BadUsage(
-            f"--for {lifetime}: a token is good for 30 days at most; it can be made anew at any time"
+            f"--for {lifetime}: a token is good for 30 days at most; another can be made at any time"
         )
     if address is not None and not re.fullmatch(r"\S+:\d+", address):
         raise BadUsage(
