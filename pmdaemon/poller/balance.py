@@ -13,13 +13,14 @@ first byte of a hash of its id. A *map* says which pair has which shard; only th
     which shard where when a pair's load has been above ``OVERLOADED`` times the mean for SETTLE_NS, shards
                       move from the fullest to the emptiest pair, the largest that fit first, until the
                       fullest is below ``BALANCED`` times the mean; at most MOVES_AT_ONCE with gateways in one
-                      decision, and none again for HOLD_NS. Two thresholds and two times: load that swings
-                      moves nothing. While there is no gateway, nothing swings: shards move at once.
+                      decision, and none again for HOLD_NS. A move ends a session and costs a handshake, so
+                      two thresholds, two times and a mean over COST_HALF_LIFE_NS: load that swings moves
+                      nothing. While there is no gateway, nothing swings: shards move at once.
     whose turn        within a pair, many gateways that are due at once are served shard by shard
                       (``interleave``), so that a full shard does not hold up the others.
 
-Load is CPU time where a pair uses more than ``BUSY`` of a core, else gateways, plus a little for an empty
-shard, so that a fleet that dials in later is spread too.
+Load is gateways, each at the mean CPU time of its pair's gateways where a pair uses more than ``BUSY`` of a
+core, plus a little for an empty shard, so that a fleet that dials in later is spread too.
 
 T_ptmax is measured as thread CPU time, so other load on the machine does not count, and held as a decaying
 maximum: one slow message raises it at once, and it fades with a half-life of 60 s.
@@ -31,15 +32,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 SHARDS: Final = 256
-OVERLOADED: Final = 1.15
+OVERLOADED: Final = 1.25
 BALANCED: Final = 1.05
 BUSY: Final = 0.5
 EMPTY_SHARD: Final = 0.05
-SETTLE_NS: Final = 3 * 10**9  # registrations of a reconnecting fleet come within a second or two
-HOLD_NS: Final = 5 * 10**9  # after a move the reports need two rounds to show what it did
+FEW: Final = 0.25  # of the mean: so few gateways do not show what one costs beside what the process costs
+COST_HALF_LIFE_NS: Final = 20 * 10**9  # a round of PostgreSQL or of other processes lasts seconds
+SETTLE_NS: Final = 10 * 10**9  # a reconnecting fleet registers within seconds, at worst
+HOLD_NS: Final = 15 * 10**9  # after a move its sessions dial again, and the cost of a gateway must show
 GROW_NS: Final = 5 * 10**9
 SHRINK_NS: Final = 60 * 10**9  # the half-life of T_ptmax: one slow message must not start and stop pairs
 MOVES_AT_ONCE: Final = 64
@@ -73,12 +77,20 @@ class PairLoad(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """What the decision remembers: since when a condition holds (monotonic ns), None while it does not."""
+    """What the decision remembers: since when a condition holds (monotonic ns), None while it does not.
+
+    Attributes:
+        costs: CPU time of one gateway by wall time, by pair: a mean that fades by half in COST_HALF_LIFE_NS.
+            By gateway, as that stays true of a pair when shards leave it.
+        at_ns: of that mean.
+    """
 
     overloaded_ns: int | None = None
     short_ns: int | None = None
     surplus_ns: int | None = None
     moved_ns: int | None = None
+    costs: Mapping[int, float] = MappingProxyType({})
+    at_ns: int = 0
 
 
 class Decision(NamedTuple):
@@ -116,7 +128,8 @@ def decide(
     elif surplus is not None and now_ns - surplus >= SHRINK_NS:
         pairs = running - 1  # stays due: the next goes when this one has gone
     staying = [load for load in loads if load.pair < min(pairs, running)]
-    weights = shard_weights(owners, loads)
+    costs = gateway_costs(balance, loads, now_ns)
+    weights = shard_weights(loads, costs)
     following = evacuate(owners, [load.pair for load in staying], weights)
     uneven = _since(is_uneven(following, staying, weights), balance.overloaded_ns, now_ns)
     settled = balance.moved_ns is None or now_ns - balance.moved_ns >= HOLD_NS
@@ -125,7 +138,8 @@ def decide(
         following, uneven = level(following, [load.pair for load in staying], weights), None
     moves = sum(before != after for before, after in zip(owners, following, strict=True))
     moved_ns = now_ns if moves else balance.moved_ns
-    return Balance(uneven, short, surplus, moved_ns), Decision(following if moves else owners, pairs, moves)
+    following = following if moves else owners
+    return Balance(uneven, short, surplus, moved_ns, costs, now_ns), Decision(following, pairs, moves)
 
 
 def _since(holds: bool, since_ns: int | None, now_ns: int) -> int | None:
@@ -134,16 +148,32 @@ def _since(holds: bool, since_ns: int | None, now_ns: int) -> int | None:
     return now_ns if since_ns is None else since_ns
 
 
-def shard_weights(owners: Map, loads: Sequence[PairLoad]) -> list[float]:
-    """Load of each shard; shape (SHARDS,). CPU time as soon as one pair is busy, else gateways."""
-    weights = [EMPTY_SHARD] * SHARDS
-    by_cpu = any(load.busy_ratio >= BUSY for load in loads)
+def gateway_costs(balance: Balance, loads: Sequence[PairLoad], now_ns: int) -> dict[int, float]:
+    """The mean cost of one gateway, by pair; of all pairs together for one with FEW gateways."""
+    totals = {load.pair: sum(load.gateways.values()) for load in loads}
+    gateways = sum(totals.values())
+    if not gateways:
+        return {}
+    common = sum(load.busy_ratio for load in loads) / gateways
+    old = 0.5 ** ((now_ns - balance.at_ns) / COST_HALF_LIFE_NS)
+    costs = {}
     for load in loads:
-        total = sum(load.gateways.values())
+        total = totals[load.pair]
+        cost = load.busy_ratio / total if total > FEW * gateways / len(loads) else common
+        costs[load.pair] = cost + old * (balance.costs.get(load.pair, cost) - cost)
+    return costs
+
+
+def shard_weights(loads: Sequence[PairLoad], costs: Mapping[int, float]) -> list[float]:
+    """Load of each shard; shape (SHARDS,). By the costs of gateways once a pair is busy, else gateways."""
+    weights = [EMPTY_SHARD] * SHARDS
+    expected = [costs.get(load.pair, 0.0) * sum(load.gateways.values()) for load in loads]
+    by_cpu = any(busy_ratio >= BUSY for busy_ratio in expected)
+    for load in loads:
         # CPU in thousandths of a core, so that an empty shard stays the little that it is.
-        share = 1000 * load.busy_ratio / total if by_cpu and total else 1.0
+        weight = 1000 * costs[load.pair] if by_cpu else 1.0
         for shard, count in load.gateways.items():
-            weights[shard] += count * share
+            weights[shard] += count * weight
     return weights
 
 

@@ -27,6 +27,7 @@ from pmdaemon.runtime.children import Child, ChildKind, stop_together
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import ParentPipe
 
+RETURN_NS: Final = 30 * 10**9  # each move of a shard ends sessions: a pair that dies again must not cause two
 START_LOOKS: Final = 30  # it may wait 10 s for the segment, and a loaded machine is slow to start Python
 PAIRS: Final = ChildKind("pair", stop_s=5.0, has_session=False)
 """A pair needs its mailbox posts and a BYE an agent to stop: milliseconds."""
@@ -60,6 +61,16 @@ class PairChild(Child):
     def load(self) -> int:
         """Connections it has, or is about to have."""
         return self.last.connections + self.offered
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether shards may be given to it: it has reported, and if it died before, it has lasted since."""
+        return self.is_running and self.has_reported and (not self.restarts or self.age_ns >= RETURN_NS)
+
+    @property
+    def keeps_shards(self) -> bool:
+        """Whether those it has may stay: it runs, or is about to."""
+        return self.is_running or self.is_due
 
     def start(self) -> bool:
         """Exec the pair process, with a new channel; False if the host cannot just now."""

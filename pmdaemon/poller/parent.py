@@ -160,12 +160,14 @@ class PairManager:
             return
         wanted = self._wanted()
         if not self.children or self._settings.fixed_pairs is not None:
+            is_first = not self.children
             self._grow(wanted)  # a fixed number needs no hysteresis, and the first pair no reason
-        # One that runs and has not reported yet (a slow start) takes no shards, but keeps those it has.
+            if is_first:  # all at once, or the first to report would get all and gateways move twice
+                self.owners = tuple(shard % len(self.children) for shard in range(SHARDS))
         loads = [
             PairLoad(child.index, child.last.busy_ratio, {row[0]: row[1] for row in child.last.shards})
             for child in self.children
-            if child.is_running and (child.has_reported or child.index in self.owners)
+            if child.takes_shards or (child.keeps_shards and child.index in self.owners)
         ]
         running = len(self.children)
         self._balance, decision = decide(self._balance, self.owners, running, wanted, loads, now_ns)
@@ -246,7 +248,7 @@ class PairManager:
         self._where = {gateway_id: pair for gateway_id, pair in self._where.items() if pair != child.index}
         living = [item.index for item in self.children if item.is_running and not item.is_retiring]
         if living and child.index in self.owners:
-            following = evacuate(self.owners, living, shard_weights(self.owners, []))
+            following = evacuate(self.owners, living, shard_weights([], {}))
             moves = sum(a != b for a, b in zip(self.owners, following, strict=True))
             self._set_map(following, moves)
 

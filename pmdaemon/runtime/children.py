@@ -123,6 +123,11 @@ class Child:
         """Whether it does not run and its wait has ended."""
         return self.process is None and self._clock.monotonic_ns() >= self.due_ns
 
+    @property
+    def age_ns(self) -> int:
+        """Since its newest start."""
+        return self._clock.monotonic_ns() - self._started_ns
+
     def seconds_until_due(self) -> float:
         """How long its wait still lasts."""
         return max(0.0, (self.due_ns - self._clock.monotonic_ns()) / 1e9)
@@ -223,11 +228,10 @@ class Child:
         )
 
     def _plan(self, reason: str) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._started_ns >= self.kind.healthy_s * 1e9:
+        if self.age_ns >= self.kind.healthy_s * 1e9:
             self._backoff.succeeded()
         self.wait_s = self._backoff.failed()
-        self.due_ns = now_ns + round(self.wait_s * 1e9)
+        self.due_ns = self._clock.monotonic_ns() + round(self.wait_s * 1e9)
         self.reason = reason
         self.since_unix_us = self._clock.unix_us()
 

@@ -18,7 +18,7 @@ from pmdaemon.poller import balance
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller.parent import Daemon
 from pmdaemon.runtime.stop import Stop
-from tests.integration.pmdaemon.poller.test_move import GATEWAYS, Fleet, TwoPairs, until
+from tests.integration.pmdaemon.poller.test_move import GATEWAYS, Fleet, TwoPairs, any_names, until
 
 SECOND = 10**9
 
@@ -55,7 +55,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProces
 def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
     port = server.start(max_pairs=2, thread_quantum_ms=1000)
     children = server.daemon.pair_manager.children
-    fleet = Fleet.plain(port, GATEWAYS)
+    fleet = Fleet.plain(port, any_names())
     try:
         until(server, lambda: len(server.stored) == GATEWAYS)
         assert len(children) == 1, "24 gateways of at most 2 ms each are done within 1000 ms"

@@ -6,13 +6,14 @@ Real processes on loopback and the real mailbox, as in ``test_pm_live``; waiting
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,20 @@ def server(tmp_path: Path) -> Iterator[TwoPairs]:
     made.close()
 
 
+def any_names() -> list[str]:
+    """Ids of gateways, of which both pairs have some."""
+    return [new_name() for _ in range(GATEWAYS)]
+
+
+def names_of_first_pair() -> list[str]:
+    """Ids of gateways that all begin with pair-0, which has every second shard at first: some must move."""
+    return list(itertools.islice((name for name in iter(new_name, "") if shard_of(name) % 2 == 0), GATEWAYS))
+
+
+def new_name() -> str:
+    return str(uuid.uuid4())
+
+
 class Fleet:
     """Agents that answer every poll, each in a thread, and dial again after BYE; what they are sent is kept.
 
@@ -142,9 +157,8 @@ class Fleet:
             thread.start()
 
     @classmethod
-    def plain(cls, port: int, count: int) -> Fleet:
+    def plain(cls, port: int, names: Iterable[str]) -> Fleet:
         """Without TLS."""
-        names = [str(uuid.uuid4()) for _ in range(count)]
         return cls({name: partial(Agent.dial, port, name) for name in names})
 
     def _serve(self, at: int) -> None:
@@ -240,10 +254,9 @@ def has_settled(server: TwoPairs, fleet: Fleet) -> bool:
 def test_shards_move_under_load_and_nothing_is_lost_or_doubled(server: TwoPairs) -> None:
     port = server.start(pairs=2, pinning="on")
     server.greet()
-    fleet = Fleet.plain(port, GATEWAYS)
+    fleet = Fleet.plain(port, names_of_first_pair())
     try:
         until(server, lambda: len(server.stored) == GATEWAYS)
-        # All shards begin with pair-0; 3 s later the other has its share.
         until(server, lambda: "pair-1" in server.served_by.values())
         before = dict(server.stored)
         until(server, lambda: all(server.stored[name] > before[name] + 3 for name in before))
@@ -276,10 +289,11 @@ def test_shards_move_under_load_and_nothing_is_lost_or_doubled(server: TwoPairs)
 def test_the_same_gateway_on_another_connection_supersedes_whichever_pair_has_it(server: TwoPairs) -> None:
     port = server.start(pairs=2)
     server.greet()
-    fleet = Fleet.plain(port, GATEWAYS)
+    fleet = Fleet.plain(port, any_names())
     try:
-        until(server, lambda: "pair-1" in server.served_by.values())
-        until(server, lambda: has_settled(server, fleet))
+        until(server, lambda: len(server.served_by) == GATEWAYS)
+        assert set(server.served_by.values()) == set(PAIRS)
+        assert not fleet.goodbyes
         again = {}
         for agent in fleet.agents[:8]:
             again[agent.gateway_id] = Agent.dial(port, agent.gateway_id, epoch=8)
@@ -296,10 +310,11 @@ def test_the_same_gateway_on_another_connection_supersedes_whichever_pair_has_it
 def test_a_killed_pair_loses_its_shards_and_its_gateways_come_back(server: TwoPairs) -> None:
     port = server.start(pairs=2)
     server.greet()
-    fleet = Fleet.plain(port, GATEWAYS)
+    fleet = Fleet.plain(port, any_names())
     try:
-        until(server, lambda: "pair-1" in server.served_by.values())
-        until(server, lambda: has_settled(server, fleet))
+        until(server, lambda: len(server.served_by) == GATEWAYS)
+        assert set(server.served_by.values()) == set(PAIRS)
+        assert not fleet.goodbyes
         server.served_by.clear()
         assert server.process is not None
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()

@@ -45,7 +45,7 @@ def fleet(count: int) -> Counter[int]:
 
 
 class Life:
-    """Looks a second apart, with loads that follow the map at once."""
+    """Reviews a second apart, with loads that follow the map at once."""
 
     def __init__(self, running: int, gateways: Counter[int]) -> None:
         self.owners: balance.Map = ALL_ON_0
@@ -82,12 +82,12 @@ def test_shards_are_spread_and_stable() -> None:
 
 def test_a_second_pair_gets_half_in_bounded_steps_with_pauses() -> None:
     life = Life(2, fleet(1000))
-    moves = [life.check(2).moves for _ in range(40)]
+    moves = [life.check(2).moves for _ in range(120)]
     assert max(moves) <= balance.MOVES_AT_ONCE
-    assert moves[:3] == [0, 0, 0]
+    assert moves[:10] == [0] * 10
     busy = [index for index, count in enumerate(moves) if count]
-    assert all(later - earlier >= 5 for earlier, later in itertools.pairwise(busy))
-    assert abs(life.sums()[0] - life.sums()[1]) < 100
+    assert all(later - earlier >= 15 for earlier, later in itertools.pairwise(busy))
+    assert max(life.sums()) <= balance.OVERLOADED * 500
     assert moves[-10:] == [0] * 10
 
 
@@ -108,18 +108,61 @@ def test_small_unevenness_moves_nothing() -> None:
 def test_a_short_peak_moves_nothing() -> None:
     life = Life(2, Counter(dict.fromkeys(range(SHARDS), 4)))
     life.owners = tuple(shard % 2 for shard in range(SHARDS))
-    for _ in range(10):
-        assert life.check(2, {0: 0.9, 1: 0.1}).moves == 0
-        assert life.check(2, {0: 0.9, 1: 0.1}).moves == 0
-        assert life.check(2, {0: 0.3, 1: 0.3}).moves == 0
+    for second in range(600):
+        peak = second % 20 in (10, 11)
+        assert life.check(2, {0: 1.0 if peak else 0.5, 1: 0.5}).moves == 0
 
 
 def test_a_busy_pair_gives_shards_away_though_numbers_are_even() -> None:
     life = Life(2, Counter(dict.fromkeys(range(SHARDS), 4)))
     life.owners = tuple(shard % 2 for shard in range(SHARDS))
-    for _ in range(5):
+    for _ in range(15):
         life.check(2, {0: 0.9, 1: 0.2})
     assert life.owners.count(1) > 130
+
+
+def twenty_minutes(
+    pairs: int, noise: float, costs: dict[int, int], minutes: int = 20
+) -> tuple[int, list[float]]:
+    """Sessions that end, and the load of each pair at the end.
+
+    Args:
+        noise: standard deviation of the CPU time that a pair reports, by the CPU time its gateways need.
+        costs: what a gateway costs, by shard.
+    """
+    rng = random.Random(pairs)
+    gateways = fleet(4000)
+    owners = tuple(shard % pairs for shard in range(SHARDS))
+    scale = 0.6 * pairs / sum(count * costs[shard] for shard, count in gateways.items())
+    remembered, ended = Balance(), 0
+
+    def needed(pair: int) -> float:
+        return scale * sum(n * costs[shard] for shard, n in gateways.items() if owners[shard] == pair)
+
+    for second in range(20 * 60):
+        loads = [
+            load(pair, owners, gateways, min(1.0, needed(pair) * max(0.0, rng.gauss(1, noise))))
+            for pair in range(pairs)
+        ]
+        remembered, decision = decide(remembered, owners, pairs, pairs, loads, second * S)
+        ended += sum(gateways[shard] for shard in range(SHARDS) if owners[shard] != decision.owners[shard])
+        owners = decision.owners
+    return ended, [needed(pair) for pair in range(pairs)]
+
+
+@pytest.mark.parametrize("pairs", [2, 4, 8])
+def test_noise_in_the_load_of_even_pairs_ends_no_session(pairs: int) -> None:
+    """Found by a reviewer: 12 % of noise ended 24,000 sessions of 4,000 gateways in 20 minutes."""
+    ended, _loads = twenty_minutes(pairs, 0.12, dict.fromkeys(range(SHARDS), 1))
+    assert ended == 0
+
+
+@pytest.mark.parametrize("pairs", [2, 4, 8])
+def test_a_pair_of_costly_gateways_gives_some_away_once_in_spite_of_noise(pairs: int) -> None:
+    costs = {shard: 1 if shard % pairs else 4 for shard in range(SHARDS)}
+    ended, loads = twenty_minutes(pairs, 0.12, costs)
+    assert 0 < ended < 4000 / 2
+    assert max(loads) < 1.3 * 0.6
 
 
 def test_pairs_grow_after_5_s_and_shrink_after_60() -> None:

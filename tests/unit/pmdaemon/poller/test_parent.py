@@ -41,7 +41,7 @@ class FakeChild:
     def __init__(self, index: int, *_rest: object) -> None:
         self.index = index
         self.control: FakeChannel | None = FakeChannel()
-        self.is_running = self.has_reported = True
+        self.is_running = self.takes_shards = self.keeps_shards = True
         self.is_retiring = False
         self.last = PairReport()
         self.load = 0
@@ -105,7 +105,7 @@ def test_one_pair_at_once_and_more_when_the_need_lasts(parent: Parent) -> None:
     assert len(parent.children) == 1
     parent.seconds(3, gateways=512)  # 200 us and 10 ms: 50 gateways a pair
     assert len(parent.children) == 1
-    parent.seconds(30, gateways=512)
+    parent.seconds(80, gateways=512)
     assert len(parent.children) == 4  # no more than max_pairs
     assert parent.pair_manager.needed == 8
     assert {parent.pair_manager.owners.count(index) for index in range(4)} <= set(range(50, 80))
@@ -120,7 +120,7 @@ def test_a_fixed_number_starts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pair_without_room_is_not_started_and_the_others_have_all_shards(parent: Parent) -> None:
     parent.rooms = 2
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     assert [child.index for child in parent.children] == [0, 1]
     assert set(parent.pair_manager.owners) == {0, 1}
     assert parent.pair_manager.needed == 8
@@ -138,7 +138,7 @@ def test_the_first_pair_is_started_without_asking_twice(parent: Parent) -> None:
 
 
 def test_a_pair_retires_after_its_shards_have_left(parent: Parent) -> None:
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     last = parent.children[-1]
     parent.seconds(61)
     assert last.is_retiring
@@ -151,7 +151,7 @@ def test_a_pair_retires_after_its_shards_have_left(parent: Parent) -> None:
 
 
 def test_a_retiring_pair_is_waited_for_but_not_for_ever(parent: Parent) -> None:
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     last = parent.children[-1]
     parent.seconds(61)
     assert last.is_retiring
@@ -168,7 +168,7 @@ def test_a_retiring_pair_is_waited_for_but_not_for_ever(parent: Parent) -> None:
 
 
 def test_new_connections_go_to_the_pair_with_the_fewest(parent: Parent) -> None:
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     parent.children[2].load = -1
     near, far = socket.socketpair()
     with near, far:
@@ -177,7 +177,7 @@ def test_new_connections_go_to_the_pair_with_the_fewest(parent: Parent) -> None:
 
 
 def test_shards_of_a_dead_pair_go_to_the_living(parent: Parent) -> None:
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     dead = parent.children[1]
     dead.is_running, dead.control = False, None
     parent.pair_manager.died(dead)
@@ -194,7 +194,7 @@ def test_shards_of_the_only_pair_stay_its_own(parent: Parent) -> None:
 
 
 def test_connections_go_to_the_owner_and_are_remembered_once_registered(parent: Parent) -> None:
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     shard = parent.pair_manager.owners.index(2)
     header = {"op": "moved", "shard": shard, "gw": "g", "address": "a"}
     parent.pair_manager.pass_on(parent.children[0], [ChannelMessage(header, [os.dup(0)])])
@@ -212,7 +212,7 @@ def test_connections_go_to_the_owner_and_are_remembered_once_registered(parent: 
 
 
 def test_without_an_owner_descriptors_are_closed_and_it_is_counted(parent: Parent) -> None:
-    parent.seconds(40, gateways=512)
+    parent.seconds(80, gateways=512)
     shard = parent.pair_manager.owners.index(2)
     parent.children[2].control = None
     read_fd, write_fd = os.pipe()
@@ -234,15 +234,43 @@ def test_a_pair_whose_thread_makes_no_step_is_killed(parent: Parent) -> None:
     assert "inbound thread made no progress" in child.killed
 
 
-def test_a_pair_that_starts_slowly_keeps_its_shards(parent: Parent) -> None:
-    """All shards begin with the first pair; they must not all go to the second because it reports first."""
-    parent = Parent(pairs=2)
-    parent.pair_manager.review()
-    first, second = parent.children
-    first.has_reported = False
-    parent.pair_manager.review()
-    assert SHARDS // 3 < parent.pair_manager.owners.count(second.index) < SHARDS // 2
-    assert set(parent.pair_manager.owners) == {first.index, second.index}
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Parent:
+    """A fixed number of pairs, two, which have just been made."""
+    monkeypatch.setattr(module, "PairChild", FakeChild)
+    made = Parent(pairs=2)
+    made.pair_manager.review()
+    return made
+
+
+def test_fixed_pairs_have_their_shards_from_the_start_whichever_reports_first(two: Parent) -> None:
+    owners = two.pair_manager.owners
+    assert owners.count(0) == owners.count(1) == SHARDS // 2
+    first = two.children[0]
+    first.takes_shards = False  # has not reported
+    two.seconds(60, gateways=512)
+    first.takes_shards = True
+    two.seconds(60, gateways=512)
+    assert two.pair_manager.owners == owners
+    assert two.pair_manager.moves == 0
+
+
+def test_shards_of_a_pair_that_cannot_be_started_go_to_the_other(two: Parent) -> None:
+    two.children[0].is_running = two.children[0].takes_shards = two.children[0].keeps_shards = False
+    two.pair_manager.review()
+    assert set(two.pair_manager.owners) == {1}
+
+
+def test_a_pair_that_died_gets_shards_again_only_when_it_has_lasted(two: Parent) -> None:
+    dead = two.children[0]
+    dead.is_running = dead.takes_shards = dead.keeps_shards = False
+    two.pair_manager.died(dead)
+    dead.is_running = dead.keeps_shards = True
+    two.seconds(120, gateways=512)
+    assert set(two.pair_manager.owners) == {1}
+    dead.takes_shards = True
+    two.seconds(120, gateways=512)
+    assert two.pair_manager.owners.count(0) > SHARDS // 3
 
 
 @pytest.fixture
