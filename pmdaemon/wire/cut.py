@@ -24,7 +24,21 @@ Blob, little-endian:
 
 A missed entry says that ``counted`` I/Os of kind ``io`` (IO_ANY, IO_READ, IO_WRITE) were compared with the
 threshold and ``missed`` of them took longer. It is present for every threshold that applied to a stream with
-I/O in this cut, also when nothing was missed.
+I/O in this cut, also when nothing was missed. Entries whose ``io`` is higher tell what completions alone hide:
+
+    io             threshold_us  counted    missed
+    OVERDUE + io   of a limit    overdue    settled        outstanding I/Os that passed the limit in this cut;
+                                                           completions of this cut that a cut before had so
+    FAILED + io    of a limit    failed     failed_missed  completions with an error; part of them in ``missed``
+    FAILED + io    0             failed     0              all of a kind; IO_ANY: with flush, trim and zeroing
+    OUTSTANDING    0             oldest_ms  stalled_ms     age of the oldest outstanding I/O at the cut's end;
+                                                           longest time in it without any completion while an
+                                                           I/O was outstanding, begun in a cut before or not
+
+So the I/Os beyond a limit are missed + overdue - settled of counted + overdue - settled, each once, over any
+number of cuts; where a failed I/O counts as missed, + failed - failed_missed. An entry of only zeroes is left
+out, but OUTSTANDING is present for each stream with outstanding I/O, and a stream without one has none. An agent
+of before these kinds sends none of them.
 
 A cut with the flag LIVE is the newest one, sent beside a backlog for judging only; it is not acknowledged.
 """
@@ -91,6 +105,11 @@ IO_ANY: Final = 0
 IO_READ: Final = 1
 IO_WRITE: Final = 2
 IO_KINDS: Final = {"any": IO_ANY, "read": IO_READ, "write": IO_WRITE}
+OVERDUE: Final = 4
+FAILED: Final = 8
+OUTSTANDING: Final = 12
+_COMPARED: Final = np.array([kind <= IO_WRITE or FAILED <= kind <= FAILED + IO_WRITE for kind in range(16)])
+_KNOWN_KINDS: Final = np.array([kind % 4 <= IO_WRITE and kind <= OUTSTANDING for kind in range(16)])
 
 HIST_DTYPE: Final = np.dtype([("row", "<u2"), ("bucket", "<u2"), ("count", "<u4")])
 MISSED_DTYPE: Final = np.dtype(
@@ -132,6 +151,16 @@ class Cut:
         """Counters of one name, shape (n,)."""
         column: npt.NDArray[np.int64] = self.counters[COL[name]]
         return column
+
+    def entries(self, kind: int) -> npt.NDArray[Any]:
+        """Missed entries of a kind, with ``io`` as IO_ANY, IO_READ or IO_WRITE; MISSED_DTYPE.
+
+        Args:
+            kind: 0 for those of completions, else OVERDUE, FAILED or OUTSTANDING.
+        """
+        chosen = self.missed[self.missed["io"] >> 2 == kind >> 2].copy()
+        chosen["io"] -= kind
+        return chosen
 
     def dense_hist(self, first_bucket: int, buckets: int) -> npt.NDArray[np.int64]:
         """Shape (n, buckets): one of the four histograms, e.g. ``dense_hist(TOTAL_READ, BUCKETS)``."""
@@ -297,10 +326,12 @@ def problem_of(
     """
     if bool((hist["row"] >= hist_rows).any()) or bool((hist["bucket"] >= WIRE_BUCKETS).any()):
         return "a histogram entry names a row or bucket that does not exist"
-    if bool((missed["row"] >= missed_rows).any()) or bool((missed["missed"] > missed["counted"]).any()):
-        return "a missed entry names a row that does not exist, or misses more than it counted"
-    if bool((missed["io"] > IO_WRITE).any()):
+    kind = missed["io"]
+    if bool((kind > OUTSTANDING).any()) or not bool(_KNOWN_KINDS[kind].all()):
         return "a missed entry names an I/O kind that does not exist"
+    more = missed["missed"] > missed["counted"]
+    if bool((missed["row"] >= missed_rows).any()) or bool((more & _COMPARED[kind]).any()):
+        return "a missed entry names a row that does not exist, or misses more than it counted"
     if counters.size and int(counters.min()) < 0:
         return "a counter is negative"
     return None

@@ -170,6 +170,11 @@ def test_header_that_contradicts_the_columns(over: dict[str, Any]) -> None:
         ((0, 0, 1), (2, 0, 1, 1, 1), 1),
         ((0, 0, 1), (0, 3, 1, 1, 1), 1),
         ((0, 0, 1), (0, 0, 1, 1, 2), 1),
+        ((0, 0, 1), (0, 7, 1, 1, 1), 1),
+        ((0, 0, 1), (0, cut.OUTSTANDING + 1, 1, 1, 1), 1),
+        ((0, 0, 1), (0, 65_535, 1, 1, 1), 1),
+        ((0, 0, 1), (0, cut.FAILED, 1, 1, 2), 1),
+        ((0, 0, 1), (2, cut.OVERDUE, 1, 1, 1), 1),
         ((0, 0, 1), (0, 0, 1, 1, 1), -1),
     ],
 )
@@ -180,6 +185,23 @@ def test_columns_that_cannot_be(hist: tuple[int, ...], missed: tuple[int, ...], 
     blob += np.array([missed], dtype=MISSED_DTYPE).tobytes()
     with pytest.raises(BadCut):
         cut.decode(base(blob=blob))
+
+
+def test_what_is_overdue_failed_or_outstanding_is_kept_apart_from_what_completed() -> None:
+    entries = [
+        (0, cut.IO_READ, 5_000, 10, 3),
+        (0, cut.OVERDUE + cut.IO_READ, 5_000, 2, 9),  # more of the past are settled than are newly overdue
+        (1, cut.FAILED + cut.IO_WRITE, 0, 4, 0),
+        (1, cut.OUTSTANDING, 0, 182_000, 182_000),
+    ]
+    made = cut.decode(base())
+    fields = {name: getattr(made, name) for name in Cut.__dataclass_fields__}
+    got = cut.decode(cut.encode(Cut(**(fields | {"missed": np.array(entries, dtype=MISSED_DTYPE)}))))
+    assert got.entries(0).tolist() == [(0, cut.IO_READ, 5_000, 10, 3)]
+    assert got.entries(cut.OVERDUE).tolist() == [(0, cut.IO_READ, 5_000, 2, 9)]
+    assert got.entries(cut.FAILED).tolist() == [(1, cut.IO_WRITE, 0, 4, 0)]
+    assert got.entries(cut.OUTSTANDING).tolist() == [(1, 0, 0, 182_000, 182_000)]
+    assert got.missed["io"].tolist() == [entry[1] for entry in entries], "entries() hands out copies"
 
 
 def test_other_kind_is_no_cut() -> None:
