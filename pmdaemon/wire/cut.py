@@ -24,21 +24,20 @@ Blob, little-endian:
 
 A missed entry says that ``counted`` I/Os of kind ``io`` (IO_ANY, IO_READ, IO_WRITE) were compared with the
 threshold and ``missed`` of them took longer. It is present for every threshold that applied to a stream with
-I/O in this cut, also when nothing was missed. Entries whose ``io`` is higher tell what completions alone hide:
+I/O in this cut, also when nothing was missed. Entries with a higher ``io`` say what completions do not show:
 
-    io             threshold_us  counted    missed
-    OVERDUE + io   of a limit    overdue    settled        outstanding I/Os that passed the limit in this cut;
-                                                           completions of this cut that a cut before had so
-    FAILED + io    of a limit    failed     failed_missed  completions with an error; part of them in ``missed``
-    FAILED + io    0             failed     0              all of a kind; IO_ANY: with flush, trim and zeroing
-    OUTSTANDING    0             oldest_ms  stalled_ms     age of the oldest outstanding I/O at the cut's end;
-                                                           longest time in it without any completion while an
-                                                           I/O was outstanding, begun in a cut before or not
+``OVERDUE + io``, with a threshold: ``counted`` outstanding I/Os passed it in this cut, and ``missed``
+completions of this cut had passed it in a cut before, which said so. So the I/Os slower than a threshold are
+missed + overdue - settled of counted + overdue - settled, each once, over any number of cuts.
 
-So the I/Os beyond a limit are missed + overdue - settled of counted + overdue - settled, each once, over any
-number of cuts; where a failed I/O counts as missed, + failed - failed_missed. An entry of only zeroes is left
-out, but OUTSTANDING is present for each stream with outstanding I/O, and a stream without one has none. An agent
-of before these kinds sends none of them.
+``FAILED + io``, with a threshold: ``counted`` completions had an error, and ``missed`` of them are in the
+missed of that threshold. With threshold 0: all of a kind that failed; IO_ANY also flush, trim and zeroing.
+
+``OUTSTANDING``, with threshold 0, for each stream with outstanding I/O at the cut's end or a stall within it:
+``counted`` is the age of the oldest in ms (0: none is left), ``missed`` the longest time in ms without any
+completion while an I/O was outstanding, which may have begun in a cut before.
+
+An entry of nothing but zeroes is left out. An agent of before these kinds sends none of them.
 
 A cut with the flag LIVE is the newest one, sent beside a backlog for judging only; it is not acknowledged.
 """
