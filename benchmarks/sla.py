@@ -217,9 +217,11 @@ class Run:
         """The highest cap, the same for all neighbours, under which as good as no second is bad."""
         lowest, highest = 0.0, self.result.free_iops
         count = len(self.scenario.greedy)
-        for _ in range(STATIC_STEPS):
+        for step in range(STATIC_STEPS):
             total = (lowest + highest) / 2
             for client in self.scenario.greedy:
+                if step:  # the lowest of several holds
+                    await self._sla("throttle", "release", client.volume)
                 await self._sla("throttle", "set", client.volume, "--iops", f"{total / count:.2f}")
             async with self._loads(self.scenario.greedy) as greedy:
                 start_s = time.monotonic() + SETTLED_S
