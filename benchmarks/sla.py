@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,8 +30,8 @@ from typing import Any, Final
 from benchmarks import harness
 from benchmarks.sla_scenarios import DISK_IOPS, SCENARIOS, Client, Scenario
 from benchmarks.verdict import rate
-from tests.support.load import BLOCK_BYTES, Load, between, percentile_ms
-from tests.support.stage import PROMISE_MS, Agent, Stage, StageError
+from tests.support.load import Load, between, percentile_ms
+from tests.support.stage import Agent, Stage, StageError
 
 NONE_S: Final = 12.0
 STATIC_S: Final = 14.0
@@ -77,31 +77,46 @@ class Result:
     hang: dict[str, Any] = field(default_factory=dict)
 
 
-def is_bad(victims: Iterable[Load], start_s: float) -> bool:
-    """Whether a victim's promise was broken in the second from ``start_s``; I/Os that never ended count."""
-    for load in victims:
-        p95 = percentile_ms(between(load.done + load.hung, start_s, start_s + 1), 95)
-        if p95 is not None and p95 > PROMISE_MS:
-            return True
-    return False
+@dataclass
+class Victims:
+    """Loads with a promise."""
 
+    loads: list[Load]
+    promise_ms: float
 
-def restored(victims: list[Load], from_s: float, to_s: float) -> tuple[float, float] | None:
-    """(start of the first bad second, start of the first good one of two) in the span; None: never bad.
+    def are_bad(self, start_s: float) -> bool:
+        """Whether a promise was broken in the second from ``start_s``; I/Os that never ended count."""
+        for load in self.loads:
+            p95 = percentile_ms(between(load.done + load.hung, start_s, start_s + 1), 95)
+            if p95 is not None and p95 > self.promise_ms:
+                return True
+        return False
 
-    Never good again is the end of the span.
-    """
-    at_s = from_s
-    while at_s + 1 <= to_s and not is_bad(victims, at_s):
-        at_s += STEP_S
-    if at_s + 1 > to_s:
-        return None
-    first_s = at_s
-    while at_s + 2 <= to_s:
-        if not is_bad(victims, at_s) and not is_bad(victims, at_s + 1):
-            return first_s, at_s
-        at_s += STEP_S
-    return first_s, to_s
+    def restored(self, from_s: float, to_s: float) -> tuple[float, float] | None:
+        """(start of the first bad second, start of the first good one of two) in the span; None: never bad.
+
+        Never good again is the end of the span.
+        """
+        at_s = from_s
+        while at_s + 1 <= to_s and not self.are_bad(at_s):
+            at_s += STEP_S
+        if at_s + 1 > to_s:
+            return None
+        first_s = at_s
+        while at_s + 2 <= to_s:
+            if not self.are_bad(at_s) and not self.are_bad(at_s + 1):
+                return first_s, at_s
+            at_s += STEP_S
+        return first_s, to_s
+
+    def bad_ratio(self, starts_s: list[float]) -> float:
+        """Share of the seconds from these moments that are bad; 1.0 of none."""
+        return sum(map(self.are_bad, starts_s)) / len(starts_s) if starts_s else 1.0
+
+    def worst_ratio(self, start_s: float, end_s: float) -> float:
+        """The highest p95 of the I/Os due in the span, over the promise."""
+        found = (percentile_ms(between(load.done, start_s, end_s), 95) for load in self.loads)
+        return max(p95 or 0.0 for p95 in found) / self.promise_ms
 
 
 def direction_changes(values: list[float | None]) -> int:
@@ -123,22 +138,22 @@ def agreements(scenario: Scenario) -> str:
     """The documents: gold with a promise for victims, best-effort for the others."""
     documents = []
     for client in scenario.victims:
-        documents.append(_document(client, "gold", promise=True))
-    documents += [_document(client, "best-effort", promise=False) for client in scenario.greedy]
+        documents.append(_document(client, "gold", scenario.promise_ms))
+    documents += [_document(client, "best-effort", None) for client in scenario.greedy]
     return "---\n".join(documents)
 
 
-def _document(client: Client, priority: str, *, promise: bool) -> str:
+def _document(client: Client, priority: str, promise_ms: float | None) -> str:
     volume, _, name = client.volume.partition("@")
     text = (
         f"apiVersion: storage-sla/v1\nkind: SLA\nmetadata: {{name: {priority}-{volume}{name}}}\nspec:\n"
         f'  scope: {{clients: ["{name or "*"}"], volumes: [{volume}], io: any}}\n  priority: {priority}\n'
-        f"  guarantee: {{floor_iops: {10 if promise else 5}}}\n"
+        f"  guarantee: {{floor_iops: {10 if promise_ms else 5}}}\n"
     )
-    if promise:
+    if promise_ms:
         text += (
             "  objectives:\n  - name: latency\n    indicator: {metric: latency, percentile: 95}\n"
-            f"    demand_curve:\n    - {{up_to_iops: {DISK_IOPS // 2}, value_ms: {PROMISE_MS:g}}}\n"
+            f"    demand_curve:\n    - {{up_to_iops: {DISK_IOPS // 2}, value_ms: {promise_ms:g}}}\n"
             "    applicability: {min_ios_per_slice: 20}\n"
             "    budgeting: {method: timeslices, slice: 10s, target: 0.95}\n"
         )
@@ -153,7 +168,7 @@ class Run:
         self.stage = stage
         self.result = Result()
         self._enforce_s = enforce_s
-        self._victims: list[Load] = []
+        self._victims = Victims([], scenario.promise_ms)
         self._disk_pid = 0
         self._caps: dict[str, list[float | None]] = {}
         self._seed = 0
@@ -161,7 +176,7 @@ class Run:
     async def measure(self) -> Result:
         """All phases."""
         await asyncio.to_thread(self._set_up)
-        async with self._loads(self.scenario.victims) as self._victims:
+        async with self._loads(self.scenario.victims) as self._victims.loads:
             await asyncio.sleep(SETTLED_S)
             await self._uncontrolled()
             await self._static()
@@ -206,10 +221,7 @@ class Run:
             await asyncio.sleep(NONE_S)
             end_s = time.monotonic() - 1
         found = self.result
-        found.violation_ratio = max(
-            (percentile_ms(between(load.done, start_s, end_s), 95) or 0.0) / PROMISE_MS
-            for load in self._victims
-        )
+        found.violation_ratio = self._victims.worst_ratio(start_s, end_s)
         found.free_iops = sum(rate(load, start_s, end_s) for load in greedy)
         await asyncio.sleep(DRAIN_S)
 
@@ -228,8 +240,7 @@ class Run:
                 await asyncio.sleep(STATIC_S)
                 end_s = time.monotonic()
             seconds = [start_s + at for at in range(int(end_s - start_s))]
-            bad = sum(is_bad(self._victims, at_s) for at_s in seconds) / len(seconds)
-            if bad <= MOST_BAD[self.scenario.is_bursty]:
+            if self._victims.bad_ratio(seconds) <= MOST_BAD[self.scenario.is_bursty]:
                 lowest = total
                 self.result.static_iops = max(
                     self.result.static_iops, sum(rate(load, start_s, end_s) for load in greedy)
@@ -300,11 +311,11 @@ class Run:
     def _judge(self, greedy: list[Load], moments_s: list[float], end_s: float) -> None:
         found, spans = self.result, []
         for moment_s, until_s in zip(moments_s, [*moments_s[1:], end_s], strict=True):
-            span = restored(self._victims, moment_s, until_s)
+            span = self._victims.restored(moment_s, until_s)
             found.restores_s.append(None if span is None else span[1] - span[0])
             spans.append((moment_s, moment_s if span is None else span[1], until_s))
         good = [after_s + at for _, after_s, until_s in spans for at in range(int(until_s - after_s))]
-        found.bad_ratio = sum(is_bad(self._victims, at_s) for at_s in good) / len(good) if good else 1.0
+        found.bad_ratio = self._victims.bad_ratio(good)
         lasted_s = sum(until_s - after_s for _, after_s, until_s in spans)
         done = sum(
             rate(load, after_s, until_s) * (until_s - after_s)
@@ -358,11 +369,11 @@ class Run:
 
 
 @contextlib.contextmanager
-def _nbdkit(stage: Stage) -> Any:
-    """Nbdkit instead of the modelled disk, with a limit of bytes a second for all connections together."""
-    bits = DISK_IOPS * BLOCK_BYTES * 8
-    command = ["nbdkit", "--foreground", "--unix", f"{stage.sockets}/disk.sock", "--filter=rate"]
-    process = subprocess.Popen([*command, "memory", "64M", f"rate={bits}"])
+def _nbdkit(stage: Stage) -> Iterator[None]:
+    """An nbdkit instead of the modelled disk: one request at a time, of all connections."""
+    command = ["nbdkit", "--foreground", "--unix", f"{stage.sockets}/disk.sock"]
+    command += ["--filter=noparallel", "--filter=delay", "memory", "64M", "serialize=all-requests"]
+    process = subprocess.Popen([*command, "rdelay=3ms", "wdelay=3ms"])
     try:
         stage.wait((stage.sockets / "disk.sock").exists, "nbdkit")
         yield

@@ -1,7 +1,8 @@
 """What ``make bench-sla`` puts on one backend: who has a promise, who is greedy, what happens to the storage.
 
-The modelled disk does 400 I/Os of 4 KiB a second (eight at once, 20 ms each); nbdkit's ``rate`` filter lets
-the same number of bytes through. Traces are replayed by their arrival times, stretched, 4 KiB an I/O.
+The modelled disk does 400 I/Os of 4 KiB a second (eight at once, 20 ms each); nbdkit does one at a time, 3 ms
+each (filters ``noparallel`` and ``delay``). Traces are replayed by their arrival times, stretched, 4 KiB an
+I/O.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH
+from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH, PROMISE_MS
 
 TRACES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 DISK_IOPS: Final = 400
@@ -51,7 +52,7 @@ class Scenario:
     """One situation, on a backend of its own.
 
     Attributes:
-        victims: have a promise of p95 <= PROMISE_MS and stay within its demand curve.
+        victims: have a promise of p95 <= ``promise_ms`` and stay within its demand curve.
         greedy: best-effort neighbours.
         is_bursty: which goals hold.
         event: what happens to the storage half way through enforcing.
@@ -64,6 +65,7 @@ class Scenario:
     is_bursty: bool = False
     event: Event = ""
     backend: Backend = "modelled"
+    promise_ms: float = PROMISE_MS
 
     @property
     def gateways(self) -> dict[str, list[str]]:
@@ -103,7 +105,14 @@ _BATCH: Final = Client("batch", "gateway-b", depth=GREEDY_DEPTH)
 
 SCENARIOS: Final = (
     Scenario("one-to-one", "one victim, one greedy neighbour", (_GOLD,), (_BATCH,)),
-    Scenario("nbdkit", "the same before nbdkit with a limited rate", (_GOLD,), (_BATCH,), backend="nbdkit"),
+    Scenario(
+        "nbdkit",
+        "one victim, two greedy, before nbdkit",
+        (_GOLD,),
+        (_BATCH, Client("scrub", "gateway-b", depth=GREEDY_DEPTH)),
+        backend="nbdkit",
+        promise_ms=20,
+    ),
     Scenario(
         "many",
         "three victims, four greedy, two gateways",
