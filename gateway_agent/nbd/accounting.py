@@ -252,7 +252,7 @@ class StreamAccount:
         inflight, held = sum(gauge[0] for gauge in gauges), sum(gauge[1] for gauge in gauges)
         pendings = self._pendings()
         entries = self._limits.take(pendings, now_ns) + self._stalls.take(pendings.oldest_ns, now_ns)
-        if lifetime == reported and not entries:
+        if lifetime == reported and not entries and not len(pendings):
             return None
         row = {name: value - reported[name] for name, value in lifetime.items()}
         row |= {"stream_id": 0, "inflight": inflight, "held": held}

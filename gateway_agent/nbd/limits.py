@@ -283,8 +283,9 @@ class StallClock:
             age_ns = now_ns - oldest_ns
             self._pass(oldest_ns, now_ns)
         is_due = oldest_ns is not None or self.is_pending
-        stalled_ns, self._longest_ns = self._longest_ns, 0
-        return [(OUTSTANDING, 0, _ms(age_ns), _ms(stalled_ns))] if is_due else []
+        found = (OUTSTANDING, 0, _ms(age_ns), _ms(self._longest_ns))
+        self._longest_ns = 0
+        return [found] if is_due and (found[2] or found[3]) else []
 
 
 def _ms(duration_ns: int) -> int:

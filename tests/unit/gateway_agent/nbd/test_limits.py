@@ -213,6 +213,7 @@ def test_the_longest_stall_and_the_oldest_age_equal_those_found_moment_by_moment
             assert found[0][2] == ((end_ns - min(pending)) // MS if pending else 0)
             assert found[0][3] == stalled_ms(history, start_ns, end_ns)
         else:
+            assert not pending or end_ns - min(pending) < MS
             assert stalled_ms(history, start_ns, end_ns) < LEAST_STALL_MS
         start_ns = end_ns
 
