@@ -46,7 +46,7 @@ def log(target, kind, length, latency_ns, service_ns=0, delay_ns=0, failed=False
     arrived_ns = done_ns - latency_ns
     sent_ns = arrived_ns + delay_ns
     word = word_of(kind, length, failed) | (REFUSED_BIT if refused else 0)
-    target.log.extend((word, arrived_ns, sent_ns, sent_ns + service_ns, done_ns))
+    target.record([(0, word, arrived_ns, sent_ns, sent_ns + service_ns)], done_ns)
 
 
 def compared(taken):
@@ -232,7 +232,7 @@ class Maker:
         for _ in range(count):
             done_ns = self.seconds * 10**9 + 10**8
             sent_ns = done_ns - latency_ns
-            stream.log.extend((word_of(KIND_READ, 4096, failed=False), sent_ns, sent_ns, done_ns, done_ns))
+            stream.record([(0, word_of(KIND_READ, 4096, failed=False), sent_ns, sent_ns, done_ns)], done_ns)
 
 
 def test_each_cut_says_how_long_the_plane_waited_for_a_processor_within_it():
@@ -427,9 +427,8 @@ def fill(maker, table, client):
             coarse_ns = histogram.edges_for(histogram.COARSE_BUCKETS)[bucket % histogram.COARSE_BUCKETS]
             sent_ns = arrived_ns + int(coarse_ns)
             word = word_of(kind, 1, failed=True)
-            stream.log.extend(
-                (word, arrived_ns, sent_ns, sent_ns + int(coarse_ns), arrived_ns + int(edge_ns))
-            )
+            finished = (0, word, arrived_ns, sent_ns, sent_ns + int(coarse_ns))
+            stream.record([finished], arrived_ns + int(edge_ns))
 
 
 @pytest.mark.parametrize("limits", [0, 9, 40])
