@@ -65,7 +65,9 @@ class CalendarSpec(Strict):
         return [(entry.opens, entry.closes) for entry in self.hours if name in entry.days]
 
 
-class _CalendarMetadata(Metadata):
+class CalendarMetadata(Metadata):
+    """Who the calendar is; the built-in names are taken."""
+
     @field_validator("name")
     @classmethod
     def _free(cls, value: str) -> str:
@@ -78,7 +80,7 @@ class CalendarDocument(Document):
     """One ``kind: Calendar`` document."""
 
     kind: Literal["Calendar"]
-    metadata: _CalendarMetadata
+    metadata: CalendarMetadata
     spec: CalendarSpec
 
 

@@ -1,9 +1,9 @@
 """Maintenance as documents of its own: ``kind: Maintenance``, whose scope is agreements or volumes.
 
-A document in force is a ``Work``. It excuses nothing that happened before it was applied, nor after it was
-ended: its occurrences are cut to [applied_us, ended_us), so that no slice is excused after the fact. How much
-of it an agreement accepts (``maintenance.notice``, ``max_per_period``) is the agreement's own rule
-(``periods.is_excluded``). Pure.
+A document in force is an ``AnnouncedWork``. It excuses nothing that happened before it was applied, nor after
+it was ended: its occurrences are limited to [applied_us, ended_us), so that no slice is excused after the
+fact. How much of it an agreement accepts (``maintenance.notice``, ``max_per_period``) is the agreement's own
+rule (``periods.is_excluded``). Pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MaintenanceDocument(Document):
 
 
 @dataclass(frozen=True)
-class Work:
+class AnnouncedWork:
     """One version of a Maintenance document, and the time it was in force."""
 
     document: MaintenanceDocument

@@ -21,7 +21,7 @@ from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Name, S
 
 if TYPE_CHECKING:  # both import this module for the models of time
     from sla_server.agreements.document import Agreement
-    from sla_server.agreements.maintenance import Work
+    from sla_server.agreements.maintenance import AnnouncedWork
 
 SECOND_US: Final = 1_000_000
 QUARTER_US: Final = 900 * SECOND_US
@@ -172,7 +172,7 @@ def _union_us(spans: Iterable[tuple[int, int]], from_us: int, to_us: int) -> int
     return total
 
 
-def planned_us(agreement: Agreement, maintenance: Sequence[Work], from_us: int, to_us: int) -> int:
+def planned_us(agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int) -> int:
     """How much of [from_us, to_us) is work that was announced to an agreement, in it or beside it."""
     spec = agreement.spec
     spans = [
@@ -186,7 +186,7 @@ def planned_us(agreement: Agreement, maintenance: Sequence[Work], from_us: int, 
 
 def is_excluded(
     agreement: Agreement,
-    maintenance: Sequence[Work],
+    maintenance: Sequence[AnnouncedWork],
     at_us: int,
     *,
     end_us: int | None = None,
@@ -216,7 +216,9 @@ def is_excluded(
     return reason if used_us < spec.maintenance.max_per_period * SECOND_US else None
 
 
-def _work_at(agreement: Agreement, maintenance: Sequence[Work], from_us: int, to_us: int) -> str | None:
+def _work_at(
+    agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int
+) -> str | None:
     """Reason of the first work that touches [from_us, to_us)."""
     spec = agreement.spec
     for window in spec.maintenance.windows:
@@ -409,5 +411,5 @@ class Maintenance(Strict):
     notice: Duration | None = None
     """How long before it starts work must be announced; shorter notice is reported as a warning at apply."""
     max_per_period: Duration | None = None
-    """Work beyond this much in one period of the window is not excluded."""
+    """AnnouncedWork beyond this much in one period of the window is not excluded."""
     windows: list[MaintenanceWindow] = Field(default_factory=list, max_length=100)

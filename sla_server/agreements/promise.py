@@ -15,7 +15,7 @@ from typing import Final
 
 from sla_server.agreements.calendars import CalendarInForce
 from sla_server.agreements.document import Agreement, LatencyObjective
-from sla_server.agreements.maintenance import Work
+from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded
 
 
@@ -130,7 +130,7 @@ class InForce:
     version: int
     applied_us: int
     ended_us: int | None = None
-    work: tuple[Work, ...] = ()
+    work: tuple[AnnouncedWork, ...] = ()
     """Maintenance documents in whose scope it is, those that ended included."""
     calendar: tuple[CalendarInForce, ...] = ()
     """Versions of the calendar that its service hours name."""

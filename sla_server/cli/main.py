@@ -19,7 +19,12 @@ from pmdaemon.runtime.failures import outermost
 
 COMMANDS: Final = {
     "apply": ("change", "Put agreements in force, or new versions of them."),
-    "get": ("get", "List gateways, volumes, slas, throttles, events or policies."),
+    "diff": ("documents", "Compare documents with what is in force, field by field."),
+    "validate": ("documents", "Check documents without a server, in the words of apply."),
+    "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events ..."),
+    "describe": ("documents", "An agreement's document, how it is kept, and what is credited."),
+    "history": ("documents", "An agreement's versions: since when, by whom, what changed."),
+    "maintenance": ("maintenance", "Begin maintenance now, or end it early."),
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
@@ -30,6 +35,7 @@ COMMANDS: Final = {
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "top": ("top", "Watch agreements, volumes and throttles live; q ends it."),
+    "schema": ("documents", "The JSON Schema of all kinds of documents."),
     "login": ("change", "Print an address that signs one browser in; good once, for 15 minutes."),
 }
 """Command -> (module in this package, its line in the help)."""

@@ -27,7 +27,7 @@ from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.document import Agreement, LatencyObjective
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
-from sla_server.agreements.maintenance import Work
+from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import MaintenanceWindow, from_local
 from sla_server.agreements.promise import InForce
 from sla_server.services import plans as documents
@@ -196,7 +196,7 @@ def apply(
     warnings += _unseen(agreed, catalog.volumes.union(*carried.values()))
     for answer in other_rows:
         work = plans.get(answer["kind"], answer["name"])
-        if isinstance(work, Work):
+        if isinstance(work, AnnouncedWork):
             answer["agreements"] = sum(work in item.work for item in items)
             warnings += documents.warnings(work, items, now_us) if answer["changed"] else ()
     applied += other_rows
@@ -347,7 +347,7 @@ def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]
 
 
 def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:
-    """Work that has ended was announced in its time, as far as this document can tell."""
+    """AnnouncedWork that has ended was announced in its time, as far as this document can tell."""
     return now_us - window.length.total_seconds() * 1e6 < start_us < now_us + notice_s * 1_000_000
 
 

@@ -20,7 +20,7 @@ from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.fields import Document
 from sla_server.agreements.load import KINDS, Loaded
-from sla_server.agreements.maintenance import MaintenanceDocument, Work
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import SECOND_US, period_bounds, planned_us
 from sla_server.agreements.promise import InForce
 from sla_server.services.rows import Row, Rows, audit_row, event_row
@@ -30,7 +30,7 @@ AHEAD_US: Final = 400 * 86_400 * SECOND_US
 """How far ahead the next occurrence of a rule is looked for."""
 MOST_NAMED: Final = 5
 """Agreements that one kind of warning names; the others are counted."""
-Held = Work | CalendarInForce
+Held = AnnouncedWork | CalendarInForce
 Key = tuple[str, str]
 
 
@@ -44,7 +44,7 @@ class Plans:
         highest: (kind, name) to the highest version ever given.
     """
 
-    works: tuple[Work, ...] = ()
+    works: tuple[AnnouncedWork, ...] = ()
     calendars: tuple[CalendarInForce, ...] = ()
     highest: Mapping[Key, int] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -94,7 +94,7 @@ def from_rows(rows: Iterable[Row], now_us: int) -> tuple[Plans, Rows]:
                 event_row("document-unreadable", severity, kind.lower(), name, text, now_us, details)
             )
             continue
-        if not (isinstance(held, Work) and held.is_past(now_us - KEPT_US)):
+        if not (isinstance(held, AnnouncedWork) and held.is_past(now_us - KEPT_US)):
             plans = _with(plans, held)
     return replace(plans, highest=MappingProxyType(highest)), events
 
@@ -112,7 +112,7 @@ def held_of(row: Row) -> Held:
 
 def _held(document: Document, version: int, applied_us: int, who: str, ended_us: int | None = None) -> Held:
     if isinstance(document, MaintenanceDocument):
-        return Work(document, version, applied_us, ended_us, document.spec.author or who)
+        return AnnouncedWork(document, version, applied_us, ended_us, document.spec.author or who)
     if isinstance(document, CalendarDocument):
         return CalendarInForce(document, version, applied_us, ended_us, who)
     raise KeyError(document.kind)
@@ -121,7 +121,7 @@ def _held(document: Document, version: int, applied_us: int, who: str, ended_us:
 def _with(plans: Plans, held: Held) -> Plans:
     """Add a version, or replace the same version."""
     same = held.name, held.version
-    if isinstance(held, Work):
+    if isinstance(held, AnnouncedWork):
         works = [work for work in plans.works if (work.name, work.version) != same]
         return replace(plans, works=tuple(sorted([*works, held], key=lambda work: work.applied_us)))
     calendars = [item for item in plans.calendars if (item.name, item.version) != same]
@@ -194,7 +194,7 @@ def end(plans: Plans, kind: str, name: str, who: str, now_us: int) -> tuple[Plan
     return _with(plans, replace(old, ended_us=now_us)), rows
 
 
-def warnings(work: Work, items: Sequence[InForce], now_us: int) -> Iterator[str]:
+def warnings(work: AnnouncedWork, items: Sequence[InForce], now_us: int) -> Iterator[str]:
     """What a Maintenance document just applied does to what was agreed.
 
     Args:

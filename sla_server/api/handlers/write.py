@@ -22,6 +22,7 @@ from sla_server.requests import (
     GATEWAY_NAME_MAX,
     AgreementDelete,
     AgreementsApply,
+    DocumentEnd,
     GatewayListing,
     GatewayName,
     ModeSet,
@@ -50,6 +51,16 @@ def apply_slas(context: AppContext, request: Request) -> Response:
 def delete_sla(context: AppContext, _request: Request, name: str) -> Response:
     """End an agreement."""
     return _ask(context, "delete", AgreementDelete(name=name))
+
+
+def end_maintenance(context: AppContext, _request: Request, name: str) -> Response:
+    """End maintenance."""
+    return _ask(context, "end_document", DocumentEnd(kind="Maintenance", name=name))
+
+
+def end_calendar(context: AppContext, _request: Request, name: str) -> Response:
+    """End a calendar."""
+    return _ask(context, "end_document", DocumentEnd(kind="Calendar", name=name))
 
 
 def set_throttle(context: AppContext, request: Request) -> Response:

@@ -274,6 +274,12 @@ class SqlReader:
         statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
         return {row["state"]: row["n"] for row in self._rows(statement)}
 
+    def slice_sums(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
+        """state, ours, length_us and n of the slices (newest revisions) that start in [from_us, to_us)."""
+        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
+        group = newest.c.state, newest.c.ours, newest.c.length_us
+        return self._rows(select(*group, func.count().label("n")).group_by(*group))
+
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
         def wanted(slices: Any) -> list[ColumnElement[bool]]:

@@ -11,7 +11,7 @@ from sla_server.agreements import periods
 from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
-from sla_server.agreements.maintenance import MaintenanceDocument, Work
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from tests.support.agreements import agreement, calendar_text, maintenance_text, simple
 
 HOUR_US = 3_600_000_000
@@ -22,10 +22,10 @@ def us(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1e6)
 
 
-def work(text: str, applied: str = "2026-01-01", ended: str = "") -> Work:
+def work(text: str, applied: str = "2026-01-01", ended: str = "") -> AnnouncedWork:
     (loaded,) = load_documents(text, 60)
     assert isinstance(loaded.document, MaintenanceDocument)
-    return Work(loaded.document, 1, us(applied), us(ended) if ended else None)
+    return AnnouncedWork(loaded.document, 1, us(applied), us(ended) if ended else None)
 
 
 def calendar(text: str, applied: str = "2026-01-01", ended: str = "") -> CalendarInForce:
