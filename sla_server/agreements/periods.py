@@ -411,5 +411,5 @@ class Maintenance(Strict):
     notice: Duration | None = None
     """How long before it starts work must be announced; shorter notice is reported as a warning at apply."""
     max_per_period: Duration | None = None
-    """AnnouncedWork beyond this much in one period of the window is not excluded."""
+    """Work beyond this much in one period of the window is not excluded."""
     windows: list[MaintenanceWindow] = Field(default_factory=list, max_length=100)

@@ -167,6 +167,14 @@ ROUTES: Final = (
     ),
     ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name."),
     ApiRoute("DELETE", "/calendars/{name}", "end_calendar", "End a calendar that is not used.", changes=True),
+    ApiRoute(
+        "POST",
+        "/admission",
+        "admission",
+        "Whether agreement documents could be kept beside those in force; changes nothing.",
+        body="Documents",
+        changes=True,  # it costs the server a second of a processor
+    ),
     ApiRoute("GET", "/schema", "schema", "JSON Schema of all kinds of documents."),
     ApiRoute(
         "GET",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from textwrap import wrap
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -144,6 +145,43 @@ def _in_force(client: Client) -> Callable[[str, str], Row | None]:
         return lists[kind].get(name)
 
     return find
+
+
+@click.command()
+@FILE
+@OUTPUT
+@pass_client
+def admit(client: Client, path: str, output: str) -> None:
+    """Say whether agreements could be kept beside those in force: yes, no or unknown.
+
+    Rests on the capacity that the policy job has found and on all that is promised on the same backends.
+    Changes nothing. Status 0 for yes, 1 otherwise.
+    """
+    headers = {"Content-Type": "application/yaml"}
+    answer = client.change("POST", "/admission", content=read_documents(path), headers=headers)
+    if output == "json":
+        print_json(answer)
+    else:
+        click.echo(printable_lines("\n".join(_admission_lines(answer))))
+    if answer["answer"] != "yes":
+        raise SystemExit(1)
+
+
+def _admission_lines(answer: Row) -> Iterator[str]:
+    yield str(answer["answer"])
+    for row in answer["backends"]:
+        used = row["promised"] + row["unpromised_floors"]
+        yield f"{row['backend']}: {row['answer']}"
+        capacity = row["capacity"]
+        of = f" (policy {answer['policy_version']}, {row['capacity_of']})" if capacity is not None else ""
+        yield f"  capacity {formatting.count(capacity)} cost/s{of}"
+        yield f"  promised {formatting.count(used)}, these would add {formatting.count(row['added'])}"
+        if capacity is not None:
+            left = capacity - used - row["added"]
+            word = "left" if left >= 0 else "too much"
+            yield f"  {formatting.count(abs(left))} {word}"
+        yield from (f"  {line}" for reason in row["reasons"] for line in wrap(reason, 78))
+    yield from (line for reason in answer["reasons"] for line in wrap(reason, 80))
 
 
 @click.command()

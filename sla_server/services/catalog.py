@@ -347,7 +347,7 @@ def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]
 
 
 def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:
-    """AnnouncedWork that has ended was announced in its time, as far as this document can tell."""
+    """Work that has ended was announced in its time, as far as this document can tell."""
     return now_us - window.length.total_seconds() * 1e6 < start_us < now_us + notice_s * 1_000_000
 
 

@@ -275,7 +275,17 @@ class FakeSource:
                 "created_us": NOW_US,
                 "state": "in-force",
                 "job": {"rollups": 84_000},
-                "report": {},
+                "report": {
+                    "capacity": [
+                        {
+                            "backend": "disk-0",
+                            "sla": "erp-gold",
+                            "objective": "latency",
+                            "cost_per_s": 900.0,
+                            "reason": "largest load at which the promise was kept",
+                        }
+                    ]
+                },
             }
         ]
 

@@ -11,15 +11,18 @@ from typing import Any, Final
 from flask import Request, Response
 from pydantic import ValidationError
 
+from sla_server.agreements.admission import KnownCapacity, VolumeUse, admit
 from sla_server.agreements.compliance import Counts
 from sla_server.agreements.credits import PeriodCredit, period_credit, periods_back
 from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.document import Agreement
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.schema import document_schema
 from sla_server.api import responses
 from sla_server.api.context import AppContext
-from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.errors import BadInput, NotFound, ServiceRefused
 from sla_server.api.routes import PERIODS_MAX
 
 PERIODS_DEFAULT: Final = 3
@@ -125,6 +128,36 @@ def _maintenance_row(row: Row, now_us: int) -> Row:
 def calendars(context: AppContext, _request: Request) -> Response:
     """Calendars in force."""
     return responses.as_list(context.source.documents("Calendar", True))
+
+
+def admission(context: AppContext, request: Request) -> Response:
+    """Whether documents could be kept beside what is in force, from stored figures."""
+    try:
+        loaded = load_documents(responses.yaml_body(request), 1)
+    except AgreementsRefused as exc:
+        raise ServiceRefused(422, {"errors": [problem.as_dict() for problem in exc.problems]}) from exc
+    wanted = [item.document for item in loaded if isinstance(item.document, Agreement)]
+    if not wanted:
+        raise BadInput("body", "holds no agreement", "Send documents of kind SLA")
+    in_force = [_read(row) for row in context.source.agreements(True)]
+    uses = [_use_of(row) for row in context.source.volumes()]
+    policies = context.source.policies(1)
+    found = admit(wanted, in_force, uses, _capacities(policies))
+    version = policies[0]["version"] if policies else None
+    return responses.as_json({**found.as_dict(), "policy_version": version})
+
+
+def _use_of(row: Row) -> VolumeUse:
+    ios, size = row["reads"] + row["writes"], row["read_bytes"] + row["write_bytes"]
+    return VolumeUse(row["volume"], row["backend"], size / ios if ios else None)
+
+
+def _capacities(policies: Iterable[Row]) -> list[KnownCapacity]:
+    return [
+        KnownCapacity(row["backend"], row["sla"], row["objective"], row["cost_per_s"], row.get("reason", ""))
+        for policy in policies
+        for row in (policy.get("report") or {}).get("capacity", [])
+    ]
 
 
 def schema(_context: AppContext, _request: Request) -> Response:
