@@ -207,8 +207,6 @@ def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
     ended_us = row.get("ended_us")
     until = "in force" if ended_us is None else f"until {_time(ended_us)}"
     yield f"version {row['version']} from {_time(row['applied_us'])} by {row['applied_by']}, {until}"
-    if ended_us is not None and (later is None or later["applied_us"] != ended_us):
-        yield "  then it was deleted"
     changes = [FieldChange(**change) for change in row.get("changes") or []]
     if row["version"] == 1:
         yield "  the first version"
@@ -218,6 +216,8 @@ def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
         yield f"  {change.line()}" if len(change.line()) <= 78 else _folded(change)
     if len(changes) > MOST_SHOWN:
         yield f"  and {len(changes) - MOST_SHOWN} more fields: -o json"
+    if ended_us is not None and (later is None or later["applied_us"] != ended_us):
+        yield "  then it was deleted"
 
 
 def _folded(change: FieldChange) -> str:

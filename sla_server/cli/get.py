@@ -98,6 +98,12 @@ def clock_of(row: Row) -> str:
     return formatting.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else formatting.DASH
 
 
+def reason_of(row: Row) -> str:
+    """Why maintenance is done, and who announced it."""
+    author = row.get("author") or row.get("applied_by")
+    return str(row.get("reason") or formatting.DASH) + (f" ({author})" if author else "")
+
+
 KINDS: Final = {
     "gateways": TableKind(
         "/gateways",
@@ -148,11 +154,10 @@ KINDS: Final = {
         (
             Column("NAME", _plain("name")),
             Column("STATE", _plain("state")),
-            Column("FROM", lambda row, _now_us: formatting.when(row.get("from_us"))),
-            Column("TO", lambda row, _now_us: formatting.when(row.get("to_us"))),
+            Column("FROM", lambda row, _now_us: formatting.when(row.get("from_us")), number=True),
+            Column("TO", lambda row, _now_us: formatting.when(row.get("to_us")), number=True),
             Column("SCOPE", _plain("scope")),
-            Column("BY", _plain("author")),
-            Column("REASON", _plain("reason")),
+            Column("REASON", lambda row, _now_us: reason_of(row)),
         ),
         "No maintenance runs or is planned. To begin some: sla maintenance start --help",
     ),

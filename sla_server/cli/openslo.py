@@ -22,6 +22,16 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import pass_client
 
+# What the reader of YAML raises for texts that are none, and what values of odd types lead to.
+NOT_OPENSLO = (
+    YAMLError,
+    ValueError,
+    RecursionError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+)
 OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
 
 
@@ -46,23 +56,36 @@ def import_documents(openslo: bool, path: str) -> None:
 
     What is left empty has no counterpart there: fill it in, then sla apply.
     """
+    _show(read_openslo(path))
+
+
+def read_openslo(path: str) -> Converted:
+    """The agreements that a file describes.
+
+    Raises:
+        BadUsage: it cannot be read, is not YAML, or holds no SLO.
+    """
     text = read_documents(path).decode()
     try:
-        found = from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
-    except (YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as exc:
+        return from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
+    except NOT_OPENSLO as exc:
         problem = printable(" ".join(str(exc).split()), 300)
         raise BadUsage(f"{path} cannot be imported: {problem}") from exc
-    _show(found)
 
 
-def _show(found: Converted) -> None:
+def document_text(document: dict[str, Any]) -> str:
+    """One document as YAML."""
     writer = YAML()
     writer.default_flow_style = False
     writer.explicit_start = True
+    text = io.StringIO()
+    writer.dump(_plain(document), text)
+    return text.getvalue()
+
+
+def _show(found: Converted) -> None:
     for document in found.documents:
-        text = io.StringIO()
-        writer.dump(_plain(document), text)
-        click.echo(text.getvalue(), nl=False)
+        click.echo(document_text(document), nl=False)
     for line in found.unmapped:
         click.echo(printable_lines(f"not mapped: {line}"), err=True)
 
