@@ -98,6 +98,12 @@ def clock_of(row: Row) -> str:
     return formatting.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else formatting.DASH
 
 
+def holidays_of(row: Row) -> str:
+    """How many holidays a calendar has."""
+    spec = _spec(row)
+    return formatting.count(len(spec["holidays"]) if "holidays" in spec else None)
+
+
 def reason_of(row: Row) -> str:
     """Why maintenance is done, and who announced it."""
     author = row.get("author") or row.get("applied_by")
@@ -167,7 +173,7 @@ KINDS: Final = {
             Column("NAME", _plain("name")),
             Column("VERSION", _plain("version"), number=True),
             Column("ZONE", lambda row, _now_us: str(_spec(row).get("tz") or formatting.DASH)),
-            Column("HOLIDAYS", lambda row, _now_us: str(len(_spec(row).get("holidays") or ())), number=True),
+            Column("HOLIDAYS", lambda row, _now_us: holidays_of(row), number=True),
             Column("SINCE", lambda row, _now_us: formatting.when(row.get("applied_us"))),
             Column("BY", _plain("applied_by")),
         ),

@@ -1,4 +1,4 @@
-"""What people and machines write: documents and OpenSLO (YAML), configurations (TOML), heads of backups (JSON).
+"""What people and machines write: documents, OpenSLO (YAML), configurations (TOML), heads of backups (JSON).
 
 A case is a right text in which characters, lines or values are changed. The oracle: it is accepted, or
 refused with the one class of error that its reader promises, with a text that can be printed. What is
