@@ -1,0 +1,97 @@
+"""``sla export`` and ``sla import``: agreements as OpenSLO documents, and back.
+
+Documents go to standard output, what does not map to standard error, so that the one can be written to a file
+while the other is read.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+from urllib.parse import quote
+
+import click
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pmdaemon.runtime.excerpt import printable, printable_lines
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.openslo import Converted, from_openslo, to_openslo
+from sla_server.cli.change import read_documents
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.formatting import pass_client
+
+# What the reader of YAML raises for texts that are none, and what values of odd types lead to.
+NOT_OPENSLO = (
+    YAMLError,
+    ValueError,
+    RecursionError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+)
+OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
+
+
+@click.command("export")
+@OPENSLO
+@click.argument("name")
+@pass_client
+def export_agreement(client: Client, openslo: bool, name: str) -> None:
+    """Print agreement NAME in another form, one document for each latency objective."""
+    row = client.get(f"/slas/{quote(name, safe='')}")
+    found = to_openslo(Agreement.from_spec(row["spec"]))
+    if not found.documents:
+        raise BadUsage(f"{name} has no latency objective; there is nothing to export")
+    _show(found)
+
+
+@click.command("import")
+@OPENSLO
+@click.argument("path", metavar="FILE")
+def import_documents(openslo: bool, path: str) -> None:
+    """Print the agreements that FILE (- for stdin) describes in another form; changes nothing.
+
+    What is left empty has no counterpart there: fill it in, then sla apply.
+    """
+    _show(read_openslo(path))
+
+
+def read_openslo(path: str) -> Converted:
+    """The agreements that a file describes.
+
+    Raises:
+        BadUsage: it cannot be read, is not YAML, or holds no SLO.
+    """
+    text = read_documents(path).decode()
+    try:
+        return from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
+    except NOT_OPENSLO as exc:
+        problem = printable(" ".join(str(exc).split()), 300)
+        raise BadUsage(f"{path} cannot be imported: {problem}") from exc
+
+
+def document_text(document: dict[str, Any]) -> str:
+    """One document as YAML."""
+    writer = YAML()
+    writer.default_flow_style = False
+    writer.explicit_start = True
+    text = io.StringIO()
+    writer.dump(_plain(document), text)
+    return text.getvalue()
+
+
+def _show(found: Converted) -> None:
+    for document in found.documents:
+        click.echo(document_text(document), nl=False)
+    for line in found.unmapped:
+        click.echo(printable_lines(f"not mapped: {line}"), err=True)
+
+
+def _plain(value: Any) -> Any:
+    """Copies, so that the writer makes no anchors of what is in a document twice."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
