@@ -219,6 +219,7 @@ slices = Table(
     _flag("ours"),
     _count("judged_us"),
     _text("reason"),
+    _float("measured"),
     Index("slices_start", "start_us"),
 )
 

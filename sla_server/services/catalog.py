@@ -21,7 +21,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import describe
 from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
-from sla_server.agreements.document import Agreement, LatencyObjective
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.periods import MaintenanceWindow, from_local
@@ -225,10 +225,6 @@ def with_volumes(catalog: Catalog, names: Iterable[str]) -> Change:
 
 
 def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
-    for objective in agreement.spec.objectives:
-        if not isinstance(objective, LatencyObjective):
-            what = f"{objective.name} ({objective.indicator.metric})"
-            yield f"{agreement.name}: objective {what} is stored, not judged in this release"
     notice_s = agreement.spec.maintenance.notice
     for window in agreement.spec.maintenance.windows:
         start_us = from_local(window.start, window.tz or agreement.spec.time_zone)

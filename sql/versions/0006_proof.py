@@ -27,6 +27,7 @@ def upgrade() -> None:
                 table, sa.Column(name, sa.BigInteger(), server_default=sa.text("0"), nullable=False)
             )
     op.add_column("slices", sa.Column("reason", sa.Text(), server_default=sa.text("''"), nullable=False))
+    op.add_column("slices", sa.Column("measured", sa.Float(precision=53), nullable=True))
     op.create_table(
         "outages",
         sa.Column("from_us", sa.BigInteger(), autoincrement=False, nullable=False),
