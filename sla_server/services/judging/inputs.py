@@ -18,7 +18,7 @@ class SliceRows:
 
     def __init__(self, inputs: SliceInputs, outages: Sequence[Row] = ()) -> None:
         self._outages = outages
-        missed: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
+        missed: dict[tuple[int, int], dict[tuple[int, int], LimitCounts]] = defaultdict(dict)
         for row in inputs.missed:
             counts = LimitCounts(*(row[name] for name in LimitCounts._fields))
             missed[row["slot_us"], row["stream_id"]][row["io"], row["threshold_us"]] = counts
