@@ -62,6 +62,7 @@ class ApiRoute:
         return [part.partition("}")[0] for part in self.path.split("{")[1:]]
 
 
+PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
 LIMIT = Query("limit", "integer", "Rows a page; default 100.", least=1, most=LIMIT_MAX)
 BEFORE = Query("before", "string", "The `next` of the page before.")
 FROM = Query(
@@ -113,7 +114,40 @@ ROUTES: Final = (
     ApiRoute("GET", "/slas", "slas", "Agreements in force, and their live state."),
     ApiRoute("GET", "/slas/{name}", "sla", "One agreement: document, version, live state."),
     ApiRoute(
-        "GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO, LONG)
+        "GET",
+        "/slas/{name}/slices",
+        "slices",
+        "Judged slices of one objective.",
+        (
+            OBJECTIVE,
+            Query("episode", "string", "Only those that this episode touches (its id, or its beginning)."),
+            FROM,
+            TO,
+            LONG,
+        ),
+    ),
+    ApiRoute(
+        "GET",
+        "/slas/{name}/periods",
+        "periods",
+        "What became of one objective in this period and those before it, newest first.",
+        (
+            OBJECTIVE,
+            Query("limit", "integer", "How many periods; default 12.", least=1, most=PERIODS_MAX),
+        ),
+    ),
+    ApiRoute(
+        "GET",
+        "/episodes",
+        "episodes",
+        "Violation episodes, newest first: from the moment a promise is broken until it is kept again.",
+        (
+            Query("name", "string", "Only those of this agreement."),
+            Query("objective", "string", "Only those of this objective."),
+            Query("open", "boolean", "1: only those that go on."),
+            LIMIT,
+            BEFORE,
+        ),
     ),
     ApiRoute(
         "POST",

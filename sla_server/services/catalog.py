@@ -170,6 +170,8 @@ def apply(
         return Change(catalog, rows, applied, warnings)
     items = tuple(by_name[name] for name in sorted(by_name))
     problems = thresholds.check(compiler.promises(items), compiler.promises(new), catalog.volumes, carried)
+    known = catalog.volumes.union(*carried.values())
+    problems += thresholds.check_measurable((each for item in new for each in item.all_promises), known)
     if problems:
         raise AgreementsRefused(problems)
     after = replace(catalog, items=items, ended=tuple(ended), highest=MappingProxyType(highest))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -267,6 +268,15 @@ class SqlReader:
         statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
         return {row["state"]: row["n"] for row in self._rows(statement)}
 
+    def slice_tally(
+        self, name: str, objective: str, from_us: int, to_us: int
+    ) -> dict[tuple[str, bool, bool], int]:
+        """(state, ours, inexact) to the number of slices (newest revisions) that start in the range."""
+        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
+        kinds = newest.c.state, newest.c.ours, newest.c.inexact
+        statement = select(*kinds, func.count().label("n")).group_by(*kinds)
+        return {(row["state"], row["ours"], row["inexact"]): row["n"] for row in self._rows(statement)}
+
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
         def wanted(slices: Any) -> list[ColumnElement[bool]]:
@@ -283,11 +293,30 @@ class SqlReader:
         is_old = exists().where(*wanted(newer), *is_newer)
         return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
-    def episodes(self, open_only: bool = False, limit: int = 1000) -> list[Row]:
-        """Violation episodes, newest first."""
+    def episodes(
+        self,
+        open_only: bool = False,
+        limit: int = 1000,
+        *,
+        name: str | None = None,
+        objective: str | None = None,
+        before: str | None = None,
+    ) -> list[Row]:
+        """Violation episodes, newest first, of all agreements or one; ``before``: see ``events``."""
         table = schema.episodes
-        statement = select(table).order_by(table.c.opened_us.desc(), table.c.episode_id).limit(limit)
-        return self._rows(statement.where(table.c.closed_us.is_(None)) if open_only else statement)
+        statement = self._page(table, "episode_id", limit, before, table.c.opened_us)
+        for column, wanted in ((table.c.name, name), (table.c.objective, objective)):
+            statement = statement if wanted is None else statement.where(column == wanted)
+        statement = statement.where(table.c.closed_us.is_(None)) if open_only else statement
+        return self._with_cursor(self._rows(statement), "episode_id", "opened_us")
+
+    def episode(self, episode_id: str) -> Row | None:
+        """One episode, by its id or by a part from its beginning that no other one has; else None."""
+        column = schema.episodes.c.episode_id
+        found = self._rows(
+            select(schema.episodes).where(column.startswith(episode_id, autoescape=True)).limit(2)
+        )
+        return found[0] if len(found) == 1 else None
 
     def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
         """Throttles, newest first; in force: requested, sent, confirmed or seen."""
@@ -316,20 +345,23 @@ class SqlReader:
         return decode_json(self._with_cursor(self._rows(statement), "audit_id"), ("before", "after"))
 
     @staticmethod
-    def _page(table: Table, key: str, limit: int, before: str | None) -> Select[Any]:
-        statement = select(table).order_by(table.c.at_us.desc(), table.c[key].desc()).limit(limit)
+    def _page(
+        table: Table, key: str, limit: int, before: str | None, time: Column[Any] | None = None
+    ) -> Select[Any]:
+        time = table.c.at_us if time is None else time
+        statement = select(table).order_by(time.desc(), table.c[key].desc()).limit(limit)
         if not before:
             return statement
         at_text, _, key_value = before.partition(":")
         if not at_text.isdigit() or not key_value:
             raise ValueError(f"{before!r} is no cursor; use the `cursor` of a row of the page before")
         # Compared as a pair, which is one range of the index; an OR would read every newer row, too.
-        return statement.where(tuple_(table.c.at_us, table.c[key]) < (int(at_text), key_value))
+        return statement.where(tuple_(time, table.c[key]) < (int(at_text), key_value))
 
     @staticmethod
-    def _with_cursor(rows: list[Row], key: str) -> list[Row]:
+    def _with_cursor(rows: list[Row], key: str, time: str = "at_us") -> list[Row]:
         for row in rows:
-            row["cursor"] = f"{row['at_us']}:{row[key]}"
+            row["cursor"] = f"{row[time]}:{row[key]}"
         return rows
 
     def policies(self, limit: int = 20) -> list[Row]:

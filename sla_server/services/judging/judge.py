@@ -30,7 +30,7 @@ from typing import Final
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import STEP_US
 from sla_server.agreements import periods
-from sla_server.agreements.compliance import ObjectiveStatus, code_of
+from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import MIN_COVERAGE_RATIO, SliceVerdict, judge_slice
 from sla_server.services.judging.inputs import SliceRows
@@ -341,7 +341,6 @@ class Judge:
         if verdict.reason == "no-samples":
             thin = [name for name, us in covered_us.items() if _is_thin(us, due)]
             lost = next(filter(None, (inputs.lost_by_us(name, start_us, end_us) for name in thin)), "")
-        ours = bool(lost)
         row = _slice_row(track, start_us, verdict, lost, now_us)
         before = track.state_of(start_us)
         if not track.settle(row, frozenset(name for name in gateways if progress.get(name, 0) < end_us)):
@@ -351,7 +350,7 @@ class Judge:
             result.revised.setdefault(track.key, []).append((start_us, before, verdict.state))
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
-        self._books.enter(track, start_us, code_of(verdict.state, ours))
+        self._books.enter(track, row)
 
 
 def _believed(progress: dict[str, int], now_us: int) -> dict[str, int]:

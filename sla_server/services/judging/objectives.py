@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sla_server.agreements import periods
@@ -35,6 +35,7 @@ class _Book:
     history: SliceHistory
     judged_to_us: int
     alerts: frozenset[str] = frozenset()
+    newest: Row | None = None
 
 
 class ObjectiveHistory:
@@ -77,15 +78,18 @@ class ObjectiveHistory:
         for row in rows:
             book.history.put(row["start_us"], code_of(row["state"], row["ours"]))
             book.judged_to_us = max(book.judged_to_us, row["start_us"] + track.length_us)
+        book.newest = max(rows, key=lambda row: int(row["start_us"]), default=None)
         book.alerts = _standing(track, book, now_us).alerts
         self._books[track.key] = book
 
-    def enter(self, track: Track, start_us: int, code: int) -> None:
-        """A slice was judged."""
-        book = self._books.get(track.key)
+    def enter(self, track: Track, row: Row) -> None:
+        """A slice was judged; its row of table ``slices``."""
+        book, start_us = self._books.get(track.key), int(row["start_us"])
         if book is not None and book.history.length_us == track.length_us:
-            book.history.put(start_us, code)
+            book.history.put(start_us, code_of(row["state"], row["ours"]))
             book.judged_to_us = max(book.judged_to_us, start_us + track.length_us)
+            if book.newest is None or start_us >= book.newest["start_us"]:
+                book.newest = row
 
     def stand(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
@@ -117,7 +121,34 @@ def _oldest_us(period_start_us: int, period_end_us: int) -> int:
 
 
 def _standing(track: Track, book: _Book, now_us: int) -> ObjectiveStatus:
-    return standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
+    found = standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
+    return found if track.promise.metric == "latency" else replace(found, shown=_shown(track, book.newest))
+
+
+_LIVE_STATES: Final = {"good": "ok", "bad": "violating", "no_data": "no-data", "not_applicable": "idle"}
+
+
+def _shown(track: Track, newest: Row | None) -> Row:
+    """An entry of ``slas`` in the live snapshot (messages.md), for an objective that control leaves alone."""
+    promise, row = track.promise, newest or {}
+    latency = promise.metric == "mean_latency"
+    return {
+        "name": promise.sla,
+        "objective": promise.objective,
+        "priority": promise.priority.label,
+        "state": _LIVE_STATES.get(row.get("state", "no_data"), "excluded"),
+        "latency_us": row.get("measured") if latency else None,
+        "threshold_us": row.get("threshold_us") or (promise.curve[0].threshold_us if promise.curve else None),
+        "percentile": None,
+        "u": 0.0,
+        "offered_iops": row.get("offered_iops"),
+        "inexact": bool(row.get("inexact")),
+        "excused_ratio": 0.0,
+        "metric": promise.metric,
+        "promised": promise.promised or None,
+        "measured": row.get("measured"),
+        "reason": row.get("reason", ""),
+    }
 
 
 def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) -> Rows:
