@@ -95,8 +95,9 @@ SNAPSHOT = """\
 - `slas`: `[{name, objective, priority, state, latency_us, threshold_us, percentile, u, excused_ratio:
   float, compliance: float | nil, coverage: float | nil, budget_remaining: float | nil, budget_minutes_left:
   float | nil, slices: {good, bad, no_data, not_applicable, excluded}}]`; states are `ok`, `at-risk`,
-  `violating`, `no-data`, `idle` and `out-of-curve`; `excused_ratio` is the share of the I/Os that control
-  leaves out, because the gateway's host was busy
+  `violating`, `no-data`, `idle`, `out-of-curve` and `excluded`; `excused_ratio` is the share of the I/Os that
+  control leaves out, because the gateway's host was busy. Objectives that control does not look at follow, at
+  most 200, by their newest slice: `percentile` is nil and they have also `metric, promised, measured, reason`
 - `throttles`: `[{throttle_id, volume, backend, source: "manual" | "control" | "policy", cost_per_s, reason:
   str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us: int}]`;
   texts end after 400 characters

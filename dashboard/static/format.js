@@ -19,6 +19,12 @@ export function bytesRate(value) {
   return value < 1e6 ? `${(value / 1e3).toFixed(0)} kB/s` : `${(value / 1e6).toFixed(1)} MB/s`;
 }
 
+// A value of an indicator without a percentile, measured or promised.
+export const rate = (metric, value) => (metric === "iops" && !missing(value) ? `${count(value)} IOPS` : bytesRate(value));
+export const measured = (row) =>
+  (["iops", "throughput"].includes(row.metric) ? rate(row.metric, row.measured) : latency(row.measured));
+export const metric = (name) => ({mean_latency: "mean", availability: "longest stall"}[name] || "delivered");
+
 // Rounded down: 99.996 % must not read as 100 %.
 export function percent(ratio, digits = 1) {
   if (missing(ratio)) return DASH;
@@ -66,6 +72,7 @@ export const SLA_STATES = {
   violating: ["bad", "✗ violated", "More I/Os than allowed are slower than promised."],
   "no-data": ["warn", "? no data", "No samples: see the gateways below."],
   idle: ["", "idle", "Too few I/Os to judge."],
+  excluded: ["", "excluded", "Maintenance, or outside service hours."],
   "out-of-curve": ["", "above demand", "Demand is above what the agreement covers."],
 };
 export const stateOf = (state) => SLA_STATES[state] || ["", state || "unknown", ""];

@@ -47,8 +47,10 @@ export function showSlas(snapshot, selected, onSelect) {
       td.firstChild.setAttribute("aria-pressed", String(keyOf(row) === selected));
       setText(td.lastChild, `${row.objective} · ${row.priority}`);
     }},
-    {label: "Measured", cls: "num", text: (row) => [f.latency(row.latency_us), `p${row.percentile}`]},
-    {label: "Promised", cls: "num", text: (row) => [f.latency(row.threshold_us), f.DASH === f.latency(row.threshold_us) ? "" : "at most"]},
+    {label: "Measured", cls: "num", text: (row) => row.percentile != null ? [f.latency(row.latency_us), `p${row.percentile}`]
+      : [f.measured(row), f.metric(row.metric)]},
+    {label: "Promised", cls: "num", text: (row) => row.promised != null ? [f.rate(row.metric, row.promised), "at least"]
+      : [f.latency(row.threshold_us), f.DASH === f.latency(row.threshold_us) ? "" : "at most"]},
     {label: "Last 2 minutes", cls: "full", fill: (td, row) => {
       if (!td.firstChild) {
         const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -17,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements import periods
-from sla_server.agreements.document import LatencyObjective, NoDataPolicy
-from sla_server.agreements.periods import CalendarWindow
+from sla_server.agreements.document import NoDataPolicy, Objective, Window
+from sla_server.agreements.periods import CalendarWindow, RollingWindow
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import State
 
@@ -30,6 +32,7 @@ class ObjectiveStatus:
     Attributes:
         burn_1h: over the last hour, 0 with fewer than 3 bad slices in it
         alerts: names of the burn-rate pairs that are active, and ``consecutive`` for 10 bad slices in a row
+        shown: of an objective that control does not look at: its entry of ``slas``, from its newest slice
     """
 
     name: str
@@ -43,6 +46,7 @@ class ObjectiveStatus:
     burn_1h: float
     consecutive_bad: int
     alerts: frozenset[str]
+    shown: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,7 +65,7 @@ class ObjectiveStatus:
 
 
 def standing(
-    item: InForce, objective: LatencyObjective, history: SliceHistory, judged_to_us: int, now_us: int
+    item: InForce, objective: Objective, history: SliceHistory, judged_to_us: int, now_us: int
 ) -> ObjectiveStatus:
     """Compute the figures.
 
@@ -109,8 +113,85 @@ def standing(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PastPeriod:
+    """What became of an objective in one period, from its stored slices.
+
+    Attributes:
+        is_over: whether the period has ended; what is said of one that goes on is so far
+        budget_remaining: share of the error budget that was left, negative if overspent; None before the end
+        inexact: slices that were judged good or bad on an upper bound
+    """
+
+    from_us: int
+    to_us: int
+    is_over: bool
+    counts: Counts
+    compliance: float | None
+    coverage: float | None
+    budget_remaining: float | None
+    inexact: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the API answers."""
+        return {
+            "from_us": self.from_us,
+            "to_us": self.to_us,
+            "is_over": self.is_over,
+            "compliance": self.compliance,
+            "coverage": self.coverage,
+            "budget_remaining": self.budget_remaining,
+            "slices": self.counts.states(),
+            "no_data_ours": self.counts.no_data_ours,
+            "inexact": self.inexact,
+        }
+
+
+Tally = Mapping[tuple[str, bool, bool], int]
+"""(state, ours, inexact) to the number of slices."""
+
+
+def past_period(objective: Objective, bounds: tuple[int, int], tally: Tally, now_us: int) -> PastPeriod:
+    """Compute the figures of a period from the numbers of its slices.
+
+    Args:
+        objective: as agreed now; its policy for slices without data counts for all of them.
+        bounds: [start, end) of the period, us UTC.
+        tally: newest revisions of the slices that start in it.
+        now_us: wall clock.
+    """
+    found: Counter[str] = Counter()
+    for (state, ours, _), count in tally.items():
+        found[state] += count
+        found["no_data_ours"] += count if ours and state == "no_data" else 0
+    counts = Counts(**{name: found[name] for name in Counts.__slots__})
+    good, bad = eligible(counts, objective.no_data)
+    is_over = bounds[1] <= now_us
+    budget = error_budget(objective.budgeting.target, good + bad, bad, objective.budgeting.slice_s)
+    return PastPeriod(
+        from_us=bounds[0],
+        to_us=bounds[1],
+        is_over=is_over,
+        counts=counts,
+        compliance=compliance_ratio(good, bad),
+        coverage=coverage_ratio(counts),
+        budget_remaining=budget.remaining_ratio if is_over else None,
+        inexact=sum(count for (state, _, inexact), count in tally.items() if inexact and state in _DECIDED),
+    )
+
+
+def periods_back(window: Window, now_us: int, most: int) -> list[tuple[int, int]]:
+    """Bounds of the period that now lies in and of those before it, newest first."""
+    found = [periods.period_bounds(window, now_us)]
+    while len(found) < most:
+        start_us = found[-1][0]
+        at_us = start_us if isinstance(window, RollingWindow) else start_us - 1
+        found.append(periods.period_bounds(window, at_us))
+    return found
+
+
 def _burning(
-    objective: LatencyObjective, history: SliceHistory, period_us: int, judged_to_us: int
+    objective: Objective, history: SliceHistory, period_us: int, judged_to_us: int
 ) -> tuple[float, int, frozenset[str]]:
     """Burn rate over the last hour, bad slices in a row, and active alerts."""
     slice_us, target = history.length_us, objective.budgeting.target
@@ -293,6 +374,7 @@ _CODES: Final[dict[str, int]] = {
     "not_applicable": NOT_APPLICABLE,
     "excluded": EXCLUDED,
 }
+_DECIDED: Final = frozenset(("good", "bad"))
 _DOUBTFUL: Final = frozenset((BAD, NO_DATA, NO_DATA_OURS))
 _CHUNK: Final = 1024  # 17 hours of minutes
 _HEAD: Final = struct.Struct("<7H")  # how many slices of each code

@@ -7,13 +7,13 @@ nothing was eligible is credited nothing. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sla_server.agreements.compliance import Counts, compliance_ratio, coverage_ratio, eligible
 from sla_server.agreements.document import Agreement, Penalty
-from sla_server.agreements.periods import CalendarWindow, RollingWindow, period_bounds
+from sla_server.agreements.periods import RollingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,3 @@ def period_credit(
         credit=min(uncapped, spec.credit_cap),
         uncapped=uncapped,
     )
-
-
-def periods_back(
-    window: CalendarWindow | RollingWindow, now_us: int, count: int
-) -> Sequence[tuple[int, int]]:
-    """The current period and those before, newest first; a rolling window has only the one that ends now."""
-    bounds = [period_bounds(window, now_us)]
-    while len(bounds) < count and isinstance(window, CalendarWindow):
-        bounds.append(period_bounds(window, bounds[-1][0] - 1))
-    return bounds

@@ -15,7 +15,7 @@ Pure. Source: SLA-MODEL.md 2.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -162,6 +162,44 @@ def check(
             if found.left_out:
                 problems.append(_too_large(gateway, found))
     return problems
+
+
+HOST_PREFIX: Final = "host:"
+"""Names of volumes whose statistics come from beside the I/O path: host:GATEWAY:DEVICE."""
+_IN_PATH: Final = {"latency": "latency percentiles", "iops": "IOPS", "throughput": "throughput"}
+
+
+def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> list[DocumentProblem]:
+    """Objectives whose scope has only volumes that cannot be measured for them; ``slices`` says what can.
+
+    Args:
+        changed: promises of all indicators that are new.
+        volumes: all names known, for patterns.
+    """
+    problems = []
+    for promise in changed:
+        if promise.metric == "mean_latency" and promise.io == "any":
+            continue
+        names = {name for name in volumes if promise.covers_volume(name)}
+        names |= {selector for selector in promise.volumes if not is_pattern(selector)}
+        beside = all(name.startswith(HOST_PREFIX) for name in names or promise.volumes)
+        if beside:
+            problems.append(_not_measurable(promise, sorted(names) or list(promise.volumes)))
+    return problems
+
+
+def _not_measurable(promise: Promise, names: Sequence[str]) -> DocumentProblem:
+    what = _IN_PATH.get(promise.metric, promise.metric.replace("_", " "))
+    which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    kind = "" if promise.io == "any" else f" of {promise.io}s alone"
+    return DocumentProblem(
+        0,
+        f"spec.objectives.{promise.objective}",
+        f"{what}{kind} cannot be measured on {which}, whose statistics come from beside the I/O path: "
+        "latency percentiles need a gateway in the I/O path; mean latency is possible here",
+        "Use metric: mean_latency with io: any, or serve it through a gateway (NBD) and name that volume",
+        promise.sla,
+    )
 
 
 def _too_many_values(index: PromiseIndex, selector: str) -> Iterator[DocumentProblem]:

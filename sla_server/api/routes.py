@@ -13,7 +13,7 @@ PREFIX: Final = "/api/v1"
 LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
-PERIODS_MAX: Final = 14
+CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
 
 
@@ -64,6 +64,7 @@ class ApiRoute:
         return [part.partition("}")[0] for part in self.path.split("{")[1:]]
 
 
+PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
 LIMIT = Query("limit", "integer", "Rows a page; default 100.", least=1, most=LIMIT_MAX)
 BEFORE = Query("before", "string", "The `next` of the page before.")
 FROM = Query(
@@ -140,10 +141,43 @@ ROUTES: Final = (
         "/slas/{name}/credits",
         "sla_credits",
         "Compliance and credit of the current and past periods, newest first.",
-        (Query("periods", "integer", "At most so many; default 3.", least=1, most=PERIODS_MAX),),
+        (Query("periods", "integer", "At most so many; default 3.", least=1, most=CREDITS_MAX),),
     ),
     ApiRoute(
-        "GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO, LONG)
+        "GET",
+        "/slas/{name}/slices",
+        "slices",
+        "Judged slices of one objective.",
+        (
+            OBJECTIVE,
+            Query("episode", "string", "Only those that this episode touches (its id, or its beginning)."),
+            FROM,
+            TO,
+            LONG,
+        ),
+    ),
+    ApiRoute(
+        "GET",
+        "/slas/{name}/periods",
+        "periods",
+        "What became of one objective in this period and those before it, newest first.",
+        (
+            OBJECTIVE,
+            Query("limit", "integer", "How many periods; default 12.", least=1, most=PERIODS_MAX),
+        ),
+    ),
+    ApiRoute(
+        "GET",
+        "/episodes",
+        "episodes",
+        "Violation episodes, newest first: from the moment a promise is broken until it is kept again.",
+        (
+            Query("name", "string", "Only those of this agreement."),
+            Query("objective", "string", "Only those of this objective."),
+            Query("open", "boolean", "1: only those that go on."),
+            LIMIT,
+            BEFORE,
+        ),
     ),
     ApiRoute(
         "POST",

@@ -66,8 +66,15 @@ STATES: Final = {
     "no-data": ("no data", WARN),
     "idle": ("idle", "dim"),
     "out-of-curve": ("above demand", "dim"),
+    "excluded": ("excluded", "dim"),
     "no-objective": ("no objective", "dim"),
-    "not-judged": ("not judged", "dim"),
+}
+SLICE_STATES: Final = {
+    "good": ("good", GOOD),
+    "bad": ("BAD", BAD),
+    "no_data": ("no data", WARN),
+    "not_applicable": ("not applicable", "dim"),
+    "excluded": ("excluded", "dim"),
 }
 SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 
@@ -103,6 +110,15 @@ def rate(bytes_per_s: Any) -> str:
     return DASH if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f}MB/s"
 
 
+def indicator(metric: Any, value: Any) -> str:
+    """A value measured or promised, in the unit of its indicator."""
+    if value is None:
+        return DASH
+    if metric == "iops":
+        return f"{count(value)} IOPS"
+    return rate(value) if metric == "throughput" else latency(value)
+
+
 def percent(ratio: Any, digits: int = 1) -> str:
     """A ratio in percent, rounded down: 99.996 % must not read as 100 %."""
     if ratio is None:
@@ -132,6 +148,11 @@ def when(at_us: Any) -> str:
     at, now = time.localtime(at_us / 1e6), time.localtime()
     today = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
     return time.strftime("%H:%M:%S" if today else "%m-%d %H:%M:%S", at)
+
+
+def day(at_us: Any) -> str:
+    """The date of a time, in this machine's zone."""
+    return time.strftime("%Y-%m-%d", time.localtime(at_us / 1e6)) if at_us else DASH
 
 
 def cap(row: dict[str, Any]) -> str:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import click
 from rich.text import Text
 
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
 
 LIMIT_DEFAULT = 20
@@ -28,6 +29,8 @@ class TableKind:
     columns: tuple[Column, ...]
     empty: str
     """What to do next when there is nothing to list."""
+    needs_name: bool = False
+    """Of one agreement: its name belongs into the path."""
 
 
 def _live(row: Row, key: str) -> Any:
@@ -45,6 +48,53 @@ def _plain(key: str) -> Callable[[Row, int], str]:
 
 def _counted(key: str) -> Column:
     return Column(key.upper(), lambda row, _now_us: formatting.count(row.get(key)), number=True)
+
+
+def _slices(state: str) -> Callable[[Row, int], str]:
+    return lambda row, _now_us: formatting.count((row.get("slices") or {}).get(state))
+
+
+def slice_state(row: Row) -> Text:
+    """State of a judged slice, in words and colour."""
+    text, style = formatting.SLICE_STATES.get(
+        str(row.get("state")), (str(row.get("state") or formatting.DASH), "")
+    )
+    return Text(text, style)
+
+
+def why_of(row: Row) -> str:
+    """Why a slice is not good, and what else is to be known of its judgement."""
+    notes = [str(row.get("reason") or ""), "inexact" if row.get("inexact") else ""]
+    notes.append(f"revised {row['revision']}x" if row.get("revision") else "")
+    return ", ".join(filter(None, notes)) or formatting.DASH
+
+
+def lasted_of(row: Row, now_us: int) -> str:
+    """How long an episode lasted, or that it goes on."""
+    if not row.get("opened_us"):
+        return formatting.DASH
+    lasted = formatting.span(((row.get("closed_us") or now_us) - row["opened_us"]) / 1e6)
+    return lasted if row.get("closed_us") else f"{lasted}, open"
+
+
+def worst_of(row: Row) -> str:
+    """The largest u of an episode: 1 is exactly the promise."""
+    return formatting.DASH if row.get("worst_u") is None else f"{row['worst_u']:.1f}x"
+
+
+def period_end(row: Row) -> str:
+    """The last day of a period, or that it goes on."""
+    if not row.get("to_us"):
+        return formatting.DASH
+    return formatting.day(row["to_us"] - 1) if row.get("is_over") else "now"
+
+
+def now_of(row: Row) -> str:
+    """What is measured now; an upper bound says so."""
+    metric = row.get("metric") or "latency"
+    value = row.get("latency_us") if metric == "latency" else row.get("measured")
+    text = formatting.indicator(metric, value)
+    return f"\u2264{text}" if row.get("inexact") and value is not None else text
 
 
 def state_of(state: Any) -> Text:
@@ -145,7 +195,7 @@ KINDS: Final = {
         (
             Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
-            Column("NOW", lambda row, _now_us: formatting.latency(row.get("latency_us")), number=True),
+            Column("NOW", lambda row, _now_us: now_of(row), number=True),
             Column("PROMISED", lambda row, _now_us: promise(row), number=True),
             Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
             Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
@@ -178,6 +228,51 @@ KINDS: Final = {
             Column("BY", _plain("applied_by")),
         ),
         "No calendar is in force; always and business are built in. Apply one: sla apply -f calendar.yaml",
+    ),
+    "episodes": TableKind(
+        "/episodes",
+        (
+            Column("OPENED", lambda row, _now_us: formatting.when(row.get("opened_us"))),
+            Column("LASTED", lasted_of, number=True),
+            Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
+            Column("WORST", lambda row, _now_us: worst_of(row), number=True),
+            Column("BAD SLICES", lambda row, _now_us: formatting.count(row.get("slices_bad")), number=True),
+            Column("EPISODE", lambda row, _now_us: str(row.get("episode_id") or formatting.DASH)[:8]),
+        ),
+        "No promise was ever broken.",
+    ),
+    "slices": TableKind(
+        "/slas/{name}/slices",
+        (
+            Column("START", lambda row, _now_us: formatting.when(row.get("start_us"))),
+            Column("STATE", lambda row, _now_us: slice_state(row)),
+            Column("I/Os", lambda row, _now_us: formatting.count(row.get("n")), number=True),
+            Column("MISSED", lambda row, _now_us: formatting.count(row.get("missed")), number=True),
+            Column("IOPS", lambda row, _now_us: formatting.count(row.get("offered_iops")), number=True),
+            Column("LIMIT", lambda row, _now_us: formatting.latency(row.get("threshold_us")), number=True),
+            Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage_ratio")), number=True),
+            Column("WHY", lambda row, _now_us: why_of(row)),
+        ),
+        "No slice of it was judged in this time: sla get slas says how it is.",
+        needs_name=True,
+    ),
+    "periods": TableKind(
+        "/slas/{name}/periods",
+        (
+            Column("FROM", lambda row, _now_us: formatting.day(row.get("from_us"))),
+            Column("TO", lambda row, _now_us: period_end(row)),
+            Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
+            Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
+            Column(
+                "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
+            ),
+            Column("GOOD", _slices("good"), number=True),
+            Column("BAD", _slices("bad"), number=True),
+            Column("NO DATA", _slices("no_data"), number=True),
+            Column("INEXACT", lambda row, _now_us: formatting.count(row.get("inexact")), number=True),
+        ),
+        "No period of it has begun.",
+        needs_name=True,
     ),
     "throttles": TableKind(
         "/throttles",
@@ -221,58 +316,76 @@ def objective_of(row: Row) -> str:
     return "/".join(str(row[key]) for key in ("name", "objective") if row.get(key)) or formatting.DASH
 
 
+_NAMES: Final = {"mean_latency": "mean", "availability": "stall"}
+
+
 def promise(row: Row) -> str:
-    """Percentile and threshold."""
+    """Percentile and threshold; of other indicators their value."""
+    if row.get("promised") is not None:
+        return f"\u2265 {formatting.indicator(row.get('metric'), row['promised'])}"
     if row.get("threshold_us") is None:
         return formatting.DASH
-    return f"p{row.get('percentile', 0):g} {formatting.latency(row['threshold_us'])}"
+    name = _NAMES.get(str(row.get("metric"))) or f"p{row.get('percentile') or 0:g}"
+    return f"{name} {formatting.latency(row['threshold_us'])}"
 
 
 def by_objective(rows: Sequence[Row]) -> list[Row]:
     """Agreements as the API lists them -> one row an objective.
 
-    An objective that is not judged, and an agreement without any, have a row that says so.
+    An objective that services say nothing of yet, and an agreement without any, have a row that says so.
     """
     objectives: list[Row] = []
     for row in rows:
         plain = {key: value for key, value in row.items() if key not in ("live", "objectives")}
         live = row.get("live") or []
-        judged = {entry.get("objective") for entry in live}
-        not_judged = [one for one in row.get("objectives") or [] if one["name"] not in judged]
+        known = {entry.get("objective") for entry in live}
+        unknown = [one["name"] for one in row.get("objectives") or [] if one["name"] not in known]
         objectives += [{**plain, **entry} for entry in live]
-        objectives += [
-            {**plain, "objective": one["name"], "state": None if one["metric"] == "latency" else "not-judged"}
-            for one in not_judged
-        ]
-        if not live and not not_judged:
+        objectives += [{**plain, "objective": name, "state": None} for name in unknown]
+        if not live and not unknown:
             objectives.append({**plain, "state": "no-objective" if row.get("objectives") == [] else None})
     return objectives
 
 
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("name", required=False)
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
-    help="At most so many [20 throttles, events and policies; all of the others].",
+    help="At most so many [20 throttles, events, episodes, slices and policies; all of the others].",
 )
 @click.option("-l", "--labels", help="slas: only those with these labels, as customer=acme,tier.")
+@click.option("--episode", help="Of slices: those that this episode touches (see `sla get episodes`).")
 @YAML_OUTPUT
 @pass_client
-def get(client: Client, kind: str, limit: int | None, output: str, labels: str | None = None) -> None:
-    """List gateways, volumes, slas, maintenance, calendars, throttles, events or policies.
+def get(
+    client: Client,
+    kind: str,
+    name: str | None,
+    limit: int | None,
+    episode: str | None,
+    output: str,
+    labels: str | None = None,
+) -> None:
+    """List gateways, volumes, slas and so on; of the past: episodes, slices or periods.
+
+    Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
+    AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
     """
     listed = KINDS[kind]
-    query: Row = {"limit": limit or LIMIT_DEFAULT} if kind in ("throttles", "events", "policies") else {}
     if labels is not None and kind != "slas":
         raise BadUsage(f"{kind} have no labels; only slas are selected by label")
     if output == "yaml" and kind not in DOCUMENTS:
         raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
-    query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
-    query = query if kind in ("slas", "throttles", "events", "policies") else {}
-    rows = client.get(listed.path, **query)["items"]
+    path, query = _question(kind, name, episode)
+    if kind in _PAGED:
+        query["limit"] = limit or LIMIT_DEFAULT
+    if kind == "slas":
+        query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
+    rows = _slices_of(client, path, query, limit) if kind == "slices" else client.get(path, **query)["items"]
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
     if output == "json":
@@ -290,3 +403,45 @@ def get(client: Client, kind: str, limit: int | None, output: str, labels: str |
     console().print(build(listed.columns, shown, time.time_ns() // 1000))
     if left_out:
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
+
+
+_PAGED: Final = ("throttles", "events", "policies", "episodes")
+_SLICES_MOST: Final = 5000
+
+
+def _question(kind: str, name: str | None, episode: str | None) -> tuple[str, dict[str, Any]]:
+    """Path and query of what is asked for.
+
+    Raises:
+        CliError: a name is missing, or has no use here.
+    """
+    listed = KINDS[kind]
+    query: dict[str, Any] = {}
+    if episode is not None and kind != "slices":
+        raise CliError(f"--episode has no use with {kind}", "Use it with: sla get slices AGREEMENT")
+    if name is None:
+        if listed.needs_name:
+            fix = f"sla get {kind} AGREEMENT, or AGREEMENT/OBJECTIVE; `sla get slas` lists them"
+            raise CliError(f"{kind} are those of one agreement, and none is named", fix)
+        return listed.path, query
+    if not listed.needs_name and kind != "episodes":
+        raise CliError(f"{kind} are listed without a name, not {name!r}", f"sla get {kind}")
+    agreement, _, objective = name.partition("/")
+    if objective:
+        query["objective"] = objective
+    if episode is not None:
+        query["episode"] = episode
+    if kind == "episodes":
+        query["name"] = agreement
+    return listed.path.replace("{name}", quote(agreement, safe="")), query
+
+
+def _slices_of(client: Client, path: str, query: dict[str, Any], limit: int | None) -> list[Row]:
+    """The newest slices of the last day, or all of an episode; newest first."""
+    page = client.get(path, **query, limit=_SLICES_MOST)
+    rows: list[Row] = page["items"]
+    while page["next"] is not None:
+        page = client.get(path, **{**query, "from_us": page["next"]}, limit=_SLICES_MOST)
+        rows += page["items"]
+    rows.reverse()
+    return rows if limit is None and "episode" in query else rows[: limit or LIMIT_DEFAULT]

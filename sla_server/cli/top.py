@@ -28,12 +28,12 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
 from sla_server.cli.formatting import Column, Row, build, console, pass_client
-from sla_server.cli.get import objective_of, promise, state_of, what_of
+from sla_server.cli.get import now_of, objective_of, promise, state_of, what_of
 
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
     Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
-    Column("NOW", lambda row, _now_us: formatting.latency(row.get("latency_us")), number=True),
+    Column("NOW", lambda row, _now_us: now_of(row), number=True),
     Column("PROMISED", lambda row, _now_us: promise(row), number=True),
     Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
     Column("BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -18,6 +19,8 @@ from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
 SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
 EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new volumes some 13 KB
+BY_SLICES_ROWS: Final = 200
+"""Objectives shown by their newest slice: those that control does not look at."""
 LEFT_OUT_KNOWN: Final = 1000
 LEFT_OUT_US: Final = 60_000_000  # SQL is read more often
 log = structlog.get_logger("services")
@@ -103,6 +106,13 @@ class Shown:
         for row in view["slas"]:
             standing = standings.get((row["name"], row["objective"]))
             slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
+        live = {(row["name"], row["objective"]) for row in slas}
+        by_slices = (
+            {**standing.shown, **standing.snapshot()}
+            for key, standing in standings.items()
+            if standing.shown is not None and key not in live
+        )
+        slas += sorted(islice(by_slices, BY_SLICES_ROWS), key=lambda row: (row["name"], row["objective"]))
         keys = ("name", "state", "restarts", "since_us")
         return {
             **view,

@@ -66,7 +66,8 @@ class SqlReads:
 
     def open_episodes(self) -> list[Row]:
         """Violation episodes that are not closed."""
-        return self._reader.episodes(open_only=True)
+        rows = self._reader.episodes(open_only=True)
+        return [{key: value for key, value in row.items() if key != "cursor"} for row in rows]
 
     def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
         """Slices that start in the range, newest revisions, oldest first."""
@@ -77,6 +78,10 @@ class SqlReads:
     ) -> SliceInputs:
         """Rollups, missed counts and coverage of the slots in the range."""
         return self._reader.slice_inputs(stream_ids, gateway_ids, from_us, to_us)
+
+    def outages(self, from_us: int, to_us: int) -> list[Row]:
+        """from_us and to_us of the times in which the server was down, of those that overlap the range."""
+        return self._reader.outages(from_us, to_us)
 
     def has_event(self, event_id: str, at_us: int) -> bool:
         """Whether an event that happened at ``at_us`` is in SQL."""

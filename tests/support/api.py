@@ -111,6 +111,18 @@ def events(count: int) -> list[dict[str, Any]]:
     ]
 
 
+EPISODE = {
+    "episode_id": "0b0e7a3e-77d1-5b0e-9a51-6f2f6c1f0d11",
+    "name": "erp-gold",
+    "objective": "latency",
+    "opened_us": NOW_US - 200_000_000,
+    "closed_us": NOW_US - 100_000_000,
+    "worst_u": 2.25,
+    "slices_bad": 3,
+    "cursor": f"{NOW_US - 200_000_000}:0b0e7a3e-77d1-5b0e-9a51-6f2f6c1f0d11",
+}
+
+
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there."""
 
@@ -234,12 +246,42 @@ class FakeSource:
     ) -> list[dict[str, Any]]:
         self._row("slices", name, objective, from_us, to_us, limit)
         starts = range(from_us, min(to_us, from_us + 3 * 60_000_000), 60_000_000)
-        rows = [{"name": name, "objective": objective, "start_us": at, "state": "good"} for at in starts]
+        more = {"state": "bad", "n": 600, "missed": 40, "offered_iops": 10.0, "threshold_us": 12_000}
+        more |= {"coverage_ratio": 1.0, "reason": "slow", "inexact": True, "revision": 1}
+        more |= {"length_us": 60_000_000}
+        rows = [{"name": name, "objective": objective, "start_us": at, **more} for at in starts]
         return rows[:limit]
 
     def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
         self._row("slice_counts", name)
         return {"good": 1}
+
+    def slice_tally(
+        self, name: str, objective: str, from_us: int, to_us: int
+    ) -> dict[tuple[str, bool, bool], int]:
+        self._row("slice_tally", name, objective, from_us, to_us)
+        return {
+            ("good", False, False): 900,
+            ("bad", False, True): 50,
+            ("no_data", True, False): 40,
+            ("no_data", False, False): 10,
+        }
+
+    def episodes(
+        self,
+        open_only: bool = False,
+        limit: int = 1000,
+        *,
+        name: str | None = None,
+        objective: str | None = None,
+        before: str | None = None,
+    ) -> list[dict[str, Any]]:
+        self._row("episodes", open_only, limit, name, objective, before)
+        return [dict(EPISODE)]
+
+    def episode(self, episode_id: str) -> dict[str, Any] | None:
+        self._row("episode", episode_id)
+        return dict(EPISODE) if str(EPISODE["episode_id"]).startswith(episode_id) else None
 
     def throttles(self, in_force: bool = False, limit: int = 100) -> list[dict[str, Any]]:
         self._row("throttles", in_force, limit)

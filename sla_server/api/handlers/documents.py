@@ -12,18 +12,19 @@ from flask import Request, Response
 from pydantic import ValidationError
 
 from sla_server.agreements.admission import KnownCapacity, VolumeUse, admit
-from sla_server.agreements.compliance import Counts
-from sla_server.agreements.credits import PeriodCredit, period_credit, periods_back
+from sla_server.agreements.compliance import Counts, periods_back
+from sla_server.agreements.credits import PeriodCredit, period_credit
 from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
+from sla_server.agreements.periods import CalendarWindow
 from sla_server.agreements.schema import document_schema
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, ServiceRefused
-from sla_server.api.routes import PERIODS_MAX
+from sla_server.api.routes import CREDITS_MAX
 
 PERIODS_DEFAULT: Final = 3
 AHEAD_US: Final = 400 * 86_400_000_000
@@ -46,12 +47,13 @@ def sla_versions(context: AppContext, _request: Request, name: str) -> Response:
 
 def sla_credits(context: AppContext, request: Request, name: str) -> Response:
     """Compliance and credit of the current period and of those before it that SQL still has."""
-    count = responses.number(request, "periods", PERIODS_DEFAULT, least=1, most=PERIODS_MAX)
+    count = responses.number(request, "periods", PERIODS_DEFAULT, least=1, most=CREDITS_MAX)
     versions = _versions(context, name)
     now_us = context.clock.unix_us()
     newest = _read(versions[-1])
     found: list[PeriodCredit] = []
-    for bounds in periods_back(newest.spec.window, now_us, count):
+    most = count if isinstance(newest.spec.window, CalendarWindow) else 1  # a rolling one ends now
+    for bounds in periods_back(newest.spec.window, now_us, most):
         held = [row for row in versions if row["applied_us"] < min(bounds[1], now_us + 1)]
         if not held:
             break

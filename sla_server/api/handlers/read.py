@@ -12,18 +12,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from flask import Request, Response
+from pydantic import ValidationError
 
+from sla_server.agreements.compliance import past_period, periods_back
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.selectors import has_labels, parse_labels
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.metrics import FRESH_S
+from sla_server.api.routes import PERIODS_MAX, PREFIX
 from sla_server.db.queries.reader import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
 SPAN_MAX_US: Final = 31 * 24 * HOUR_US
+PERIODS_DEFAULT: Final = 12
 CONFIGURATION: Final = "configuration"
 DIALLED_FILE: Final = "dialled.json"
 Row = dict[str, Any]
@@ -161,8 +167,11 @@ def sla(context: AppContext, request: Request, name: str) -> Response:
 def slices(context: AppContext, request: Request, name: str) -> Response:
     """A page of judged slices, and the counts by state of the span."""
     limit = responses.long_limit(request)
-    objective = request.args.get("objective") or _first_objective(_agreement(context, name))
-    from_us, to_us = _span(context, request, 24 * HOUR_US)
+    if episode_id := request.args.get("episode"):
+        objective, from_us, to_us = _episode_span(context, request, name, episode_id)
+    else:
+        objective = request.args.get("objective") or _first_objective(_agreement(context, name))
+        from_us, to_us = _span(context, request, 24 * HOUR_US)
     rows = context.source.slices(name, objective, from_us, to_us, limit + 1)
     return responses.as_list(
         rows[:limit],
@@ -172,6 +181,62 @@ def slices(context: AppContext, request: Request, name: str) -> Response:
         from_us=from_us,
         to_us=to_us,
     )
+
+
+def _episode_span(context: AppContext, request: Request, name: str, episode_id: str) -> tuple[str, int, int]:
+    """(objective, from_us, to_us) of the slices that an episode touches; a page may begin later."""
+    episode = context.source.episode(episode_id)
+    if episode is None or episode["name"] != name:
+        raise NotFound(f"{name} has no episode {episode_id!r}", "GET /api/v1/episodes lists them")
+    objective, opened_us = episode["objective"], episode["opened_us"]
+    to_us = episode["closed_us"] or context.clock.unix_us()
+    # The slice in which it opened began before; no slice is longer than a day.
+    before = context.source.slices(name, objective, opened_us - 24 * HOUR_US, opened_us + 1)
+    first_us = before[-1]["start_us"] if before else opened_us
+    if before and first_us + before[-1]["length_us"] <= opened_us:
+        first_us = opened_us
+    from_us = max(first_us, responses.number(request, "from_us", first_us))
+    return objective, from_us, max(to_us, from_us + 1)
+
+
+def periods(context: AppContext, request: Request, name: str) -> Response:
+    """Compliance by period, from the stored slices; policies and window are those agreed now."""
+    most = responses.number(request, "limit", PERIODS_DEFAULT, least=1, most=PERIODS_MAX)
+    row = _agreement(context, name)
+    wanted = request.args.get("objective") or _first_objective(row)
+    try:
+        agreement = Agreement.from_spec(row["spec"])
+    except ValidationError as exc:
+        problem = f"agreement {name!r} was stored by another release and cannot be read"
+        raise NotFound(problem, "Apply it again: sla apply -f FILE") from exc
+    objective = next((one for one in agreement.judged if one.name == wanted), None)
+    if objective is None:
+        raise NotFound(f"agreement {name!r} has no objective {wanted!r}", f"GET /api/v1/slas/{name} has it")
+    now_us = context.clock.unix_us()
+    first = context.source.agreement(name, 1) or row
+    items = [
+        past_period(objective, bounds, context.source.slice_tally(name, wanted, *bounds), now_us).as_dict()
+        for bounds in periods_back(agreement.spec.window, now_us, most)
+        if bounds[1] > first["applied_us"]
+    ]
+    return responses.as_list(items, objective=wanted)
+
+
+def episodes(context: AppContext, request: Request) -> Response:
+    """A page of episodes, each with the address of its slices."""
+    limit = responses.limit(request)
+    rows = context.source.episodes(
+        responses.flag(request, "open"),
+        limit,
+        name=request.args.get("name") or None,
+        objective=request.args.get("objective") or None,
+        before=responses.cursor(request),
+    )
+    last = rows[-1]["cursor"] if len(rows) == limit else None
+    for row in rows:
+        place = quote(row["name"], safe="")
+        row["slices"] = f"{PREFIX}/slas/{place}/slices?episode={quote(row['episode_id'], safe='')}"
+    return responses.as_list(rows, last)
 
 
 def throttles(context: AppContext, request: Request) -> Response:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -50,6 +51,13 @@ _JUDGED: Final = (
     "writes",
     "read_bytes",
     "write_bytes",
+    "errors",
+    "lat_sum_us",
+    "covered_us",
+    "held_max",
+    "inflight_max",
+    *schema.FAILED,
+    *schema.OUTSTANDING,
     "hist",
 )
 IN_FORCE_STATES: Final = ("requested", "sent", "confirmed", "seen")
@@ -62,10 +70,13 @@ class SliceInputs:
 
     Attributes:
         rows: a dict a (slot, stream): slot_us, stream_id, arrived, reads, writes, read_bytes, write_bytes,
+            errors, lat_sum_us, covered_us, held_max, inflight_max, the columns of FAILED and OUTSTANDING,
             and hist_read, hist_write (int64, shape (99,)).
-        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, counted, missed.
+        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, and the columns
+            of LATE_SUMS.
         coverage: a dict a (slot, gateway): slot_us, gateway_id, covered_us, cuts, gap_cuts (cuts the agent
-            had to drop). Covers gateways whose streams were idle, too: an idle stream has no row.
+            had to drop), gap_ios (I/Os that no cut counts). Covers gateways whose streams were idle, too: an
+            idle stream has no row.
     """
 
     rows: list[Row]
@@ -280,6 +291,15 @@ class SqlReader:
         group = newest.c.state, newest.c.ours, newest.c.length_us
         return self._rows(select(*group, func.count().label("n")).group_by(*group))
 
+    def slice_tally(
+        self, name: str, objective: str, from_us: int, to_us: int
+    ) -> dict[tuple[str, bool, bool], int]:
+        """(state, ours, inexact) to the number of slices (newest revisions) that start in the range."""
+        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
+        kinds = newest.c.state, newest.c.ours, newest.c.inexact
+        statement = select(*kinds, func.count().label("n")).group_by(*kinds)
+        return {(row["state"], row["ours"], row["inexact"]): row["n"] for row in self._rows(statement)}
+
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
         def wanted(slices: Any) -> list[ColumnElement[bool]]:
@@ -296,11 +316,30 @@ class SqlReader:
         is_old = exists().where(*wanted(newer), *is_newer)
         return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
-    def episodes(self, open_only: bool = False, limit: int = 1000) -> list[Row]:
-        """Violation episodes, newest first."""
+    def episodes(
+        self,
+        open_only: bool = False,
+        limit: int = 1000,
+        *,
+        name: str | None = None,
+        objective: str | None = None,
+        before: str | None = None,
+    ) -> list[Row]:
+        """Violation episodes, newest first, of all agreements or one; ``before``: see ``events``."""
         table = schema.episodes
-        statement = select(table).order_by(table.c.opened_us.desc(), table.c.episode_id).limit(limit)
-        return self._rows(statement.where(table.c.closed_us.is_(None)) if open_only else statement)
+        statement = self._page(table, "episode_id", limit, before, table.c.opened_us)
+        for column, wanted in ((table.c.name, name), (table.c.objective, objective)):
+            statement = statement if wanted is None else statement.where(column == wanted)
+        statement = statement.where(table.c.closed_us.is_(None)) if open_only else statement
+        return self._with_cursor(self._rows(statement), "episode_id", "opened_us")
+
+    def episode(self, episode_id: str) -> Row | None:
+        """One episode, by its id or by a part from its beginning that no other one has; else None."""
+        column = schema.episodes.c.episode_id
+        found = self._rows(
+            select(schema.episodes).where(column.startswith(episode_id, autoescape=True)).limit(2)
+        )
+        return found[0] if len(found) == 1 else None
 
     def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
         """Throttles, newest first; in force: requested, sent, confirmed or seen."""
@@ -329,20 +368,23 @@ class SqlReader:
         return decode_json(self._with_cursor(self._rows(statement), "audit_id"), ("before", "after"))
 
     @staticmethod
-    def _page(table: Table, key: str, limit: int, before: str | None) -> Select[Any]:
-        statement = select(table).order_by(table.c.at_us.desc(), table.c[key].desc()).limit(limit)
+    def _page(
+        table: Table, key: str, limit: int, before: str | None, time: Column[Any] | None = None
+    ) -> Select[Any]:
+        time = table.c.at_us if time is None else time
+        statement = select(table).order_by(time.desc(), table.c[key].desc()).limit(limit)
         if not before:
             return statement
         at_text, _, key_value = before.partition(":")
         if not at_text.isdigit() or not key_value:
             raise ValueError(f"{before!r} is no cursor; use the `cursor` of a row of the page before")
         # Compared as a pair, which is one range of the index; an OR would read every newer row, too.
-        return statement.where(tuple_(table.c.at_us, table.c[key]) < (int(at_text), key_value))
+        return statement.where(tuple_(time, table.c[key]) < (int(at_text), key_value))
 
     @staticmethod
-    def _with_cursor(rows: list[Row], key: str) -> list[Row]:
+    def _with_cursor(rows: list[Row], key: str, time: str = "at_us") -> list[Row]:
         for row in rows:
-            row["cursor"] = f"{row['at_us']}:{row[key]}"
+            row["cursor"] = f"{row[time]}:{row[key]}"
         return rows
 
     def policies(self, limit: int = 20) -> list[Row]:
@@ -413,6 +455,12 @@ class SqlReader:
                 coverage += self._fetch(connection, statement)
         _decode_hist(rows)
         return SliceInputs(rows, missed, coverage)
+
+    def outages(self, from_us: int, to_us: int) -> list[Row]:
+        """Times in which the server was down, from_us and to_us, that overlap the range; oldest first."""
+        table = schema.outages
+        overlaps = table.c.from_us < to_us, table.c.to_us > from_us
+        return self._rows(select(table).where(*overlaps).order_by(table.c.from_us))
 
     def missed(
         self, stream_ids: Collection[int], from_us: int, to_us: int

@@ -9,8 +9,9 @@ State: a book and a standing an objective. Belongs to the SQL worker's thread; n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sla_server.agreements import periods
@@ -21,6 +22,9 @@ from sla_server.services.rows import Row, Rows, event_row, identity
 MOST_STANDINGS: Final = 512
 """Standings of one pass beyond those whose slices were judged in it; none if those are as many."""
 PERIOD_BACK_US: Final = 445 * DAY_US  # the longest window and a tenth; slices are kept 13 months
+MOST_REVISED: Final = 20
+"""Objectives of one pass that have an event each about revised slices."""
+MOST_LISTED: Final = 20
 Key = tuple[str, str]
 
 
@@ -31,6 +35,7 @@ class _Book:
     history: SliceHistory
     judged_to_us: int
     alerts: frozenset[str] = frozenset()
+    newest: Row | None = None
 
 
 class ObjectiveHistory:
@@ -73,15 +78,18 @@ class ObjectiveHistory:
         for row in rows:
             book.history.put(row["start_us"], code_of(row["state"], row["ours"]))
             book.judged_to_us = max(book.judged_to_us, row["start_us"] + track.length_us)
+        book.newest = max(rows, key=lambda row: int(row["start_us"]), default=None)
         book.alerts = _standing(track, book, now_us).alerts
         self._books[track.key] = book
 
-    def enter(self, track: Track, start_us: int, code: int) -> None:
-        """A slice was judged."""
-        book = self._books.get(track.key)
+    def enter(self, track: Track, row: Row) -> None:
+        """A slice was judged; its row of table ``slices``."""
+        book, start_us = self._books.get(track.key), int(row["start_us"])
         if book is not None and book.history.length_us == track.length_us:
-            book.history.put(start_us, code)
+            book.history.put(start_us, code_of(row["state"], row["ours"]))
             book.judged_to_us = max(book.judged_to_us, start_us + track.length_us)
+            if book.newest is None or start_us >= book.newest["start_us"]:
+                book.newest = row
 
     def stand(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
@@ -113,7 +121,34 @@ def _oldest_us(period_start_us: int, period_end_us: int) -> int:
 
 
 def _standing(track: Track, book: _Book, now_us: int) -> ObjectiveStatus:
-    return standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
+    found = standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
+    return found if track.promise.metric == "latency" else replace(found, shown=_shown(track, book.newest))
+
+
+_LIVE_STATES: Final = {"good": "ok", "bad": "violating", "no_data": "no-data", "not_applicable": "idle"}
+
+
+def _shown(track: Track, newest: Row | None) -> Row:
+    """An entry of ``slas`` in the live snapshot (messages.md), for an objective that control leaves alone."""
+    promise, row = track.promise, newest or {}
+    latency = promise.metric == "mean_latency"
+    return {
+        "name": promise.sla,
+        "objective": promise.objective,
+        "priority": promise.priority.label,
+        "state": _LIVE_STATES.get(row.get("state", "no_data"), "excluded"),
+        "latency_us": row.get("measured") if latency else None,
+        "threshold_us": row.get("threshold_us") or (promise.curve[0].threshold_us if promise.curve else None),
+        "percentile": None,
+        "u": 0.0,
+        "offered_iops": row.get("offered_iops"),
+        "inexact": bool(row.get("inexact")),
+        "excused_ratio": 0.0,
+        "metric": promise.metric,
+        "promised": promise.promised or None,
+        "measured": row.get("measured"),
+        "reason": row.get("reason", ""),
+    }
 
 
 def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) -> Rows:
@@ -134,3 +169,36 @@ def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) ->
         event_id = identity("alert", kind, subject, alert, at_us)
         rows.append(event_row(kind, severity, "sla", subject, f"{subject}: {text}", at_us, details, event_id))
     return rows
+
+
+def revision_events(revised: Mapping[Key, Sequence[tuple[int, str, str]]], now_us: int) -> Rows:
+    """Events about slices that were judged again because data came late, and turned out otherwise.
+
+    One an objective; but one for all if they are many, as after an outage.
+
+    Args:
+        revised: (start_us, state before, state now) of each slice.
+        now_us: wall clock.
+    """
+    rows: Rows = []
+    for (name, objective), slices in revised.items() if len(revised) <= MOST_REVISED else ():
+        subject = f"{name}/{objective}"
+        details = {"slices": [list(each) for each in slices[:MOST_LISTED]], "count": len(slices)}
+        text = f"{subject}: late data changed {_counted(slices)}"
+        rows.append(event_row("slices-revised", "info", "sla", subject, text, now_us, details))
+    if len(revised) > MOST_REVISED:
+        slices = [each for found in revised.values() for each in found]
+        names = sorted({name for name, _ in revised})
+        text = f"late data changed {_counted(slices)}, of {len(revised)} objectives"
+        details = {"agreements": names[:MOST_LISTED], "objectives": len(revised), "count": len(slices)}
+        rows.append(event_row("slices-revised", "info", "server", "judging", text, now_us, details))
+    return rows
+
+
+def _counted(slices: Sequence[tuple[int, str, str]]) -> str:
+    changes = Counter((before, now) for _, before, now in slices)
+    parts = [
+        f"{count} from {before} to {now}".replace("_", " ")
+        for (before, now), count in sorted(changes.items())
+    ]
+    return f"{len(slices)} judged slice{'s' * (len(slices) > 1)}: {', '.join(parts)}"

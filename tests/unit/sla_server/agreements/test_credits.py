@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from sla_server.agreements.compliance import Counts
-from sla_server.agreements.credits import penalty_for, period_credit, periods_back
+from sla_server.agreements.compliance import Counts, periods_back
+from sla_server.agreements.credits import penalty_for, period_credit
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.periods import CalendarWindow, RollingWindow
 from tests.support.agreements import FULL, agreement
@@ -67,4 +67,6 @@ def test_periods_go_back_one_after_another() -> None:
     assert [datetime.fromtimestamp(start / 1e6, UTC).month for start, _ in bounds] == [3, 2, 1]
     assert all(earlier[1] == later[0] for later, earlier in pairwise(bounds))
     rolling = RollingWindow.model_validate({"type": "rolling", "duration": "30d"})
-    assert len(periods_back(rolling, NOW, 3)) == 1
+    starts = [start_us for start_us, _ in periods_back(rolling, NOW, 3)]
+    assert starts == sorted(starts, reverse=True)
+    assert len(set(starts)) == 3

@@ -140,3 +140,37 @@ def test_what_finds_no_room_is_of_the_lowest_priority() -> None:
     assert found.left_out == 402 - len(found.entries) > 0
     assert sum(entry.size_bytes for entry in found.entries) <= MAX_SET_BYTES < found.wanted_bytes
     assert {entry.volume for entry in found.entries if entry.threshold_us == 3000} == set(LONG[398:])
+
+
+def beside(volumes: str, known: Collection[str] = (), extra: str = "", io: str = "any") -> list[str]:
+    """Problems of an agreement over these volumes, by text."""
+    text = simple(volumes=volumes).replace("clients:", f"io: {io}, clients:") + extra
+    return [each.problem for each in thresholds.check_measurable(in_force(text).all_promises, known)]
+
+
+def test_what_is_measured_beside_the_io_path_only_has_no_percentile() -> None:
+    (problem,) = beside('"host:gw:sda"')
+    assert problem == (
+        "latency percentiles cannot be measured on host:gw:sda, whose statistics come from beside the I/O "
+        "path: latency percentiles need a gateway in the I/O path; mean latency is possible here"
+    )
+    assert "host:gw:sda and 1 more" in beside('"host:*"', ["host:gw:sda", "host:gw:sdb", "vol-1"])[0]
+    assert len(beside('"host:*"')) == 1, "no name is known yet, and only such can follow"
+    assert beside('"*"') == beside('"*"', ["host:gw:sda", "vol-1"]) == beside('"host:gw:sda", vol-1') == []
+    assert len(beside('"*"', ["host:gw:sda"])) == 1
+
+
+def test_beside_the_io_path_the_mean_latency_of_all_io_may_be_promised() -> None:
+    mean = "demand_curve: [{value_ms: 3}]"
+    rest = "budgeting: {target: 0.9}"
+    extra = f"  - {{name: mean, indicator: {{metric: mean_latency}}, {mean}, {rest}}}\n"
+    extra += f"  - {{name: up, indicator: {{metric: availability}}, outage: 5s, {rest}}}\n"
+    assert [text.split(" cannot")[0] for text in beside('"host:gw:sda"', extra=extra)] == [
+        "latency percentiles",
+        "availability",
+    ]
+    assert [text.split(" cannot")[0] for text in beside('"host:gw:sda"', extra=extra, io="read")] == [
+        "latency percentiles of reads alone",
+        "mean latency of reads alone",
+        "availability of reads alone",
+    ]

@@ -167,6 +167,34 @@ def test_slices_go_on_where_the_page_before_ended(web: FlaskClient, source: api.
     assert web.get("/api/v1/slas/erp-gold/slices?limit=5001").status_code == 400
 
 
+def test_slices_of_an_episode_begin_with_the_one_in_which_it_opened(
+    web: FlaskClient, source: api.FakeSource
+) -> None:
+    episode = items(web, "episodes?name=erp-gold&open=1")[0]
+    assert source.asked[-1] == ("episodes", True, 100, "erp-gold", None, None)
+    answer = web.get(episode["slices"]).json
+    assert answer["objective"] == "latency"
+    assert answer["to_us"] == episode["closed_us"]
+    assert 0 <= episode["opened_us"] - answer["from_us"] < 24 * 3_600_000_000
+    other = web.get(f"/api/v1/slas/other/slices?episode={episode['episode_id']}")
+    assert (other.status_code, other.json["fix"]) == (404, "GET /api/v1/episodes lists them")
+
+
+def test_past_periods_come_from_the_stored_slices(web: FlaskClient, source: api.FakeSource) -> None:
+    answer = web.get("/api/v1/slas/erp-gold/periods?limit=3").json
+    (row,) = answer["items"]  # the agreement began in this one
+    assert (row["is_over"], row["no_data_ours"], row["inexact"], row["budget_remaining"]) == (
+        False,
+        40,
+        50,
+        None,
+    )
+    assert row["slices"] == {"good": 900, "bad": 50, "no_data": 50, "not_applicable": 0, "excluded": 0}
+    assert row["compliance"] == pytest.approx(900 / 990)
+    assert source.asked[-1] == ("slice_tally", "erp-gold", "latency", row["from_us"], row["to_us"])
+    assert web.get("/api/v1/slas/erp-gold/periods?objective=none").status_code == 404
+
+
 def test_events_page_through_without_gap_or_double(web: FlaskClient) -> None:
     seen, cursor = [], None
     for _ in range(10):

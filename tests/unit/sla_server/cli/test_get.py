@@ -9,14 +9,18 @@ import pytest
 
 from sla_server.cli import formatting
 from sla_server.cli.formatting import build
-from sla_server.cli.get import KINDS, by_objective, clock_of, late_ios_of, what_of
-from tests.support.api import NOW_US, FakeSource
+from sla_server.cli.get import KINDS, by_objective, clock_of, late_ios_of, now_of, promise, what_of, why_of
+from tests.support.api import EPISODE, NOW_US, FakeSource
 from tests.support.cli import Terminal
+
+
+def name_of(kind: str) -> tuple[str, ...]:
+    return ("erp-gold",) if KINDS[kind].needs_name else ()
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_tables_fit_eighty_columns(sla: Terminal, kind: str) -> None:
-    done = sla("get", kind)
+    done = sla("get", kind, *name_of(kind))
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert len(lines) >= 3
@@ -26,18 +30,20 @@ def test_tables_fit_eighty_columns(sla: Terminal, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
-    rows = json.loads(sla("get", kind, "-o", "json").output)
+    rows = json.loads(sla("get", kind, *name_of(kind), "-o", "json").output)
     assert isinstance(rows, list)
     assert rows
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "periods":
+        monkeypatch.setattr("sla_server.api.handlers.read.periods_back", lambda *_: [])
     names = {"slas": "agreements", "maintenance": "documents", "calendars": "documents"}
-    name = names.get(kind, kind)
+    name = names.get(kind, "slice_tally" if kind == "periods" else kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
     sla.context.live.put({"at_us": NOW_US})
-    assert sla("get", kind).output.strip() == KINDS[kind].empty
+    assert sla("get", kind, *name_of(kind)).output.strip() == KINDS[kind].empty
 
 
 def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
@@ -61,8 +67,56 @@ def test_what_is_not_judged_says_what_it_is(sla: Terminal, monkeypatch: pytest.M
     monkeypatch.setattr(sla.source, "agreements", lambda *_: rows)
     lines = {line.split()[0]: line.split()[1:3] for line in sla("get", "slas").output.splitlines()[2:]}
     assert lines["neighbour"] == ["no", "objective"]
-    assert lines["fast/rate"] == ["not", "judged"]
-    assert lines["unseen/latency"][0] == "unknown"  # services have not said yet
+    assert lines["fast/rate"][0] == lines["unseen/latency"][0] == "unknown"  # services have not said yet
+
+
+def test_an_objective_that_control_leaves_alone_shows_what_its_newest_slice_had() -> None:
+    shown = {"percentile": None, "threshold_us": None, "latency_us": None}
+    rate = {**shown, "metric": "iops", "promised": 1000.0, "measured": 950.2}
+    assert (now_of(rate), promise(rate)) == ("950 IOPS", "≥ 1,000 IOPS")
+    flow = {**shown, "metric": "throughput", "promised": 2e8, "measured": 1.5e8, "inexact": True}
+    assert (now_of(flow), promise(flow)) == ("≤150.0MB/s", "≥ 200.0MB/s")
+    mean = {**shown, "metric": "mean_latency", "threshold_us": 5000, "measured": 4100.0}
+    assert (now_of(mean), promise(mean)) == ("4.10ms", "mean 5.00ms")
+    outage = {**shown, "metric": "availability", "threshold_us": 5_000_000, "measured": 900_000}
+    assert (now_of(outage), promise(outage)) == ("900ms", "stall 5.0s")
+
+
+def test_slices_say_why_they_are_not_good_and_how_sure_that_is(sla: Terminal) -> None:
+    lines = sla("get", "slices", "erp-gold").output.splitlines()
+    assert " ".join(line.split("100.0%")[-1].strip() for line in lines[2:4]) == "slow, inexact, revised 1x"
+    assert why_of({"state": "no_data", "reason": "cuts-lost"}) == "cuts-lost"
+    assert why_of({"state": "good", "reason": "", "revision": 0}) == "-"
+    assert [line for line in lines if "BAD" in line]
+
+
+def test_slices_of_an_objective_and_of_an_episode(sla: Terminal) -> None:
+    sla("get", "slices", "erp-gold/latency", "-o", "json")
+    assert sla.source.asked[-2][:3] == ("slices", "erp-gold", "latency")
+    shown = sla("get", "episodes").output.split()[-1]
+    rows = json.loads(sla("get", "slices", "erp-gold", "--episode", shown, "-o", "json").output)
+    opened_us, closed_us = EPISODE["opened_us"], EPISODE["closed_us"]
+    assert all(opened_us - 60_000_000 < row["start_us"] < closed_us for row in rows)
+    assert rows == sorted(rows, key=lambda row: -row["start_us"])
+
+
+def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
+    row = sla("get", "periods", "erp-gold").output.splitlines()[2].split()
+    assert row[2:] == ["90.90%", "95.0%", "-", "900", "50", "50", "50"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("slices",), "slices are those of one agreement, and none is named"),
+        (("volumes", "x"), "volumes are listed without a name, not 'x'"),
+        (("events", "--episode", "x"), "--episode has no use with events"),
+    ],
+)
+def test_names_where_they_belong(sla: Terminal, words: tuple[str, ...], problem: str) -> None:
+    done = sla("get", *words)
+    assert done.exit_code != 0
+    assert problem in done.output
 
 
 def test_long_names_fold_and_numbers_are_never_cut() -> None:
@@ -183,7 +237,7 @@ def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
 @pytest.mark.parametrize("kind", ["volumes", "slas"])
 def test_limit_holds_for_lists_that_come_whole(sla: Terminal, kind: str) -> None:
     sla.source.__dict__["agreements"] = lambda *_: [{**FakeSource._agreement(name)} for name in ("a", "b")]
-    everything = json.loads(sla("get", kind, "-o", "json").output)
+    everything = json.loads(sla("get", kind, *name_of(kind), "-o", "json").output)
     assert len(everything) > 1
     assert json.loads(sla("get", kind, "--limit", "1", "-o", "json").output) == everything[:1]
     assert f"and {len(everything) - 1} more" in sla("get", kind, "--limit", "1").output

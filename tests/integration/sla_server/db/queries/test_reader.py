@@ -121,7 +121,7 @@ def test_slice_inputs_are_limited_to_the_range_and_the_streams(filled):
 def test_missed_sums_over_slots(filled):
     model = Model.of(filled.items)
     expected: dict = {}
-    for (_, sid, io, threshold), (counted, missed) in model.missed.items():
+    for (_, sid, io, threshold), (counted, missed, *_) in model.missed.items():
         if sid == stream(1):
             before = expected.get((io, threshold), (0, 0))
             expected[io, threshold] = (before[0] + counted, before[1] + missed)
@@ -374,6 +374,47 @@ def test_episodes(rig):
     )
     assert [row["episode_id"] for row in rig.reader.episodes()] == ["b", "a"]
     assert [row["episode_id"] for row in rig.reader.episodes(open_only=True)] == ["a"]
+    newest = rig.reader.episodes(limit=1)
+    assert [row["episode_id"] for row in rig.reader.episodes(before=newest[0]["cursor"])] == ["a"]
+
+
+def test_episodes_of_one_agreement_and_one_of_them(rig):
+    record(
+        rig,
+        ("episodes", {"episode_id": "ab1", "opened_us": T0, "name": "gold", "objective": "latency"}),
+        ("episodes", {"episode_id": "ab2", "opened_us": T0, "name": "gold", "objective": "iops"}),
+        ("episodes", {"episode_id": "b_3", "opened_us": T0, "name": "silver", "objective": "latency"}),
+    )
+    found = [row["episode_id"] for row in rig.reader.episodes(name="gold")]
+    assert sorted(found) == ["ab1", "ab2"]
+    assert [row["episode_id"] for row in rig.reader.episodes(name="gold", objective="iops")] == ["ab2"]
+    named = {given: rig.reader.episode(given) for given in ("ab1", "ab", "b_", "bx", "b_3")}
+    assert {given: row and row["episode_id"] for given, row in named.items()} == {
+        "ab1": "ab1", "ab": None, "b_": "b_3", "bx": None, "b_3": "b_3",
+    }  # fmt: skip
+
+
+def test_slices_are_counted_by_what_is_known_of_them(rig):
+    def slice_row(minute, revision, **values):
+        key = {"name": "gold", "objective": "latency", "start_us": T0 + minute * MINUTE_US}
+        return ("slices", {**key, "revision": revision, **values})
+
+    record(
+        rig,
+        slice_row(0, 0, state="good"),
+        slice_row(1, 0, state="no_data"),
+        slice_row(1, 1, state="no_data", ours=True, reason="cuts-lost"),
+        slice_row(2, 0, state="bad", inexact=True, measured=1.5),
+        slice_row(9, 0, state="bad"),
+    )
+    tally = rig.reader.slice_tally("gold", "latency", T0, T0 + 9 * MINUTE_US)
+    assert tally == {("good", False, False): 1, ("no_data", True, False): 1, ("bad", False, True): 1}
+    newest = rig.reader.slices("gold", "latency", T0, T0 + 9 * MINUTE_US)
+    assert [(row["reason"], row["measured"]) for row in newest] == [
+        ("", None),
+        ("cuts-lost", None),
+        ("", 1.5),
+    ]
 
 
 @pytest.mark.parametrize("table", ["events", "audit"])
