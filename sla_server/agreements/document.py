@@ -183,6 +183,7 @@ DAY_S: Final = 86_400
 MAX_STEPS: Final = 8  # one threshold each; the gateways count at most 8 a stream (SLA-MODEL.md 2)
 MAX_VALUE_MS: Final = 60_000  # top of the latency histogram
 NoDataPolicy = Literal["good", "bad", "exclude", "bad_if_ours"]
+ErrorPolicy = Literal["bad", "exclude"]
 
 
 class DemandStep(Strict):
@@ -241,6 +242,8 @@ class _Base(Strict):
     budgeting: Budgeting
     applicability: Applicability = Field(default_factory=Applicability)
     no_data: NoDataPolicy = "bad_if_ours"
+    errors: ErrorPolicy = "bad"
+    """Whether an I/O that failed counts as missed (``bad``) or not at all (``exclude``)."""
 
 
 class _Curve(_Base):
