@@ -55,6 +55,7 @@ class Promise:
         curve: at least one step, rising in up_to_iops; the last may be infinite
         target_ratio: share of slices that must be good, 0..1
         floor_iops: the volumes in scope are never throttled below this
+        errors: "bad", an I/O that failed counts as missed, or "exclude", it does not count at all
     """
 
     sla: str
@@ -70,6 +71,7 @@ class Promise:
     slice_s: int
     floor_iops: float
     floor_bytes_per_s: float
+    errors: str = "bad"
 
     @property
     def key(self) -> tuple[str, str]:
@@ -156,6 +158,7 @@ def promise_of(item: InForce, objective: LatencyObjective) -> Promise:
         slice_s=objective.budgeting.slice_s,
         floor_iops=spec.guarantee.floor_iops,
         floor_bytes_per_s=spec.guarantee.floor_mbps * MEGABYTE,
+        errors=objective.errors,
     )
 
 

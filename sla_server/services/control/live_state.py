@@ -45,9 +45,8 @@ class LiveState:
 
     def update(self, now_ns: int) -> RaiseEvent | None:
         """Follow the windows; returns the event of a violation that opened or closed."""
-        signal = (
-            self.signal
-        )  # read first: an idle row is emptied next, and the event has the figures of before
+        # Read first: an idle row is emptied next, and the event has the figures of before.
+        signal = self.signal
         state = self._measured(signal, now_ns)
         opened = state == "violating" and not self.violating
         closed = self.violating and state not in ("violating", "no-data")
@@ -99,7 +98,12 @@ class LiveState:
 
     def _figures_text(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
-        return (
+        what = ""
+        if signal.stalled:
+            what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
+        if signal.failed_ratio:
+            what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
+        return what + (
             f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
             f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
             f"{figures.offered_iops:.0f} I/O/s offered"
@@ -114,4 +118,6 @@ class LiveState:
             "threshold_us": signal.threshold_us,
             "offered_iops": round(figures.offered_iops, 1),
             "windows": signal.windows,
+            "windows_stalled": signal.stalled,
+            "failed_ratio": round(signal.failed_ratio, 4),
         }

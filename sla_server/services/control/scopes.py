@@ -43,6 +43,7 @@ class RowPlan:
         pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
         io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
         threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
+        excludes_errors: whether an I/O that failed does not count; shape (lines,).
         gateway: its number in the signal table.
         over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
             none; shape (lines,).
@@ -59,6 +60,7 @@ class RowPlan:
     io: Ints
     percentile: Floats
     threshold_us: Floats
+    excludes_errors: npt.NDArray[np.bool_]
     gateway: int
     over_all: Ints
     on_backend: Ints
@@ -258,6 +260,7 @@ class PromiseScopes:
             io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
             percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
             threshold_us=threshold_us,
+            excludes_errors=np.array([promise.errors == "exclude" for promise in promises], dtype=np.bool_),
             gateway=self.table.gateway(gateway_id),
             over_all=over_all,
             on_backend=on_backend,

@@ -7,10 +7,18 @@ they are emptied when caps change and fed again only with cuts that began under 
 is always about the caps in force (SLA-MODEL.md 3, "Signal").
 
 Misses are exact where the cut counted them for the threshold; where it did not (a threshold set of another
-version) they are taken from histogram edges, pessimistically, and the window is ``inexact``.
+version) they are taken from histogram edges, pessimistically, and the window is ``inexact``. An I/O that is
+outstanding for longer than the threshold counts as missed from then on, once, and so does one that failed
+(SLA-MODEL.md 2, "Never good without proof"); ``counted`` has both.
+
+Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
+all through it, and for longer than the threshold, is *stalled*: it is over the promise whatever was counted,
+and closes at once. An agent's entries say how old the oldest I/O is; of one that sends none it follows from
+its gauges: what was outstanding at the end of the last cut still is, if nothing completed since.
 
 What people see (u, r, ``over``, ``risky``) counts every I/O. Whether neighbours must be slowed down
-(``at_risk``, ``r_step``) leaves out the I/Os that the gateway's own host may have made late (``excused``): if
+(``at_risk``, ``r_step``) leaves out the I/Os that failed, for load does not make them fail, and those that
+the gateway's own host may have made late (``excused``): if
 its data plane wanted to run and was kept waiting for a tenth of a cut, the slowest fifth of the cut's I/Os
 and as many of its misses are no evidence against a neighbour. The rest is: under contention nearly all I/Os
 are late.
@@ -24,7 +32,8 @@ State of ``SignalTable``, all of it in arrays that grow by doubling; freed numbe
       times    first, last and last active piece, monotonic ns, NEVER before the first
     members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
                several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
-               (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it
+               (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
+               ``m_waiting`` is the gauge of its last piece, ``m_stall_us`` for how long nothing completed
     gateways   when each spoke last, and whether it is up
 
 ``add`` feeds the pieces of a whole batch of cuts, ``assess`` looks once a tick at the rows fed since then; it
@@ -87,6 +96,9 @@ class Signal:
             what is excused, and r does not fall by itself.
         r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
         excused_ratio: share of the I/Os that is excused.
+        stalled: windows in which nothing completed though I/O was outstanding.
+        stall_us: for how long at least, as the newest of them says.
+        failed_ratio: share of the I/Os that failed, and count as missed because of it.
     """
 
     windows: int
@@ -102,6 +114,9 @@ class Signal:
     at_risk: bool = False
     r_step: float = 0.0
     excused_ratio: float = 0.0
+    stalled: int = 0
+    stall_us: float = 0.0
+    failed_ratio: float = 0.0
 
 
 NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -114,8 +129,13 @@ class Pieces:
     Attributes:
         now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
+        completed: reads and writes completed, also where the promise is about one of them.
         waiting: gauge, I/Os held or under way when the cut ended.
-        missed: for each step of the curve, how many took longer; shape (pieces, steps).
+        counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
+        missed: how many of them took longer, are overdue, or failed; shape (pieces, steps).
+        failed: how many of ``missed`` failed.
+        oldest_us: age of the oldest I/O outstanding when the cut ended, 0 if not known.
+        silence_us: longest time without completion while an I/O was outstanding, 0 if not known.
         hist: latency histogram; shape (pieces, 99).
         inexact: whether misses are from histogram edges.
         latency_us: the promise's percentile of ``hist``.
@@ -126,8 +146,13 @@ class Pieces:
     covered_us: Ints
     offered: Floats
     done: Floats
+    completed: Floats
     waiting: Floats
+    counted: Floats
     missed: Floats
+    failed: Floats
+    oldest_us: Floats
+    silence_us: Floats
     hist: Counts
     inexact: Bools
     latency_us: Floats
@@ -139,7 +164,10 @@ class _Sums:
     """What goes into a window of each of some rows, which are distinct."""
 
     done: Floats
+    counted: Floats
     missed: Floats
+    failed: Floats
+    stall_us: Floats
     hist: Counts
     inexact: Bools
     excused: Floats
@@ -149,7 +177,10 @@ class _Sums:
         """Of some of the rows."""
         return _Sums(
             self.done[index],
+            self.counted[index],
             self.missed[index],
+            self.failed[index],
+            self.stall_us[index],
             self.hist[index],
             self.inexact[index],
             self.excused[index],
@@ -164,7 +195,8 @@ class _Verdict:
     Attributes:
         slots: where they are stored; valid: whether there is one at all.
         count, offered, inside, threshold_us, allowed: of each row; shape (rows,).
-        missed, done, risky, over: of each window, every I/O counted.
+        missed, counted, risky, over: of each window, every I/O counted.
+        stalled: windows without completion for longer than the threshold.
         sure_r: r without what is excused.
         at_risk: see ``Signal``; shape (rows,).
     """
@@ -177,9 +209,10 @@ class _Verdict:
     threshold_us: Floats
     allowed: Floats
     missed: Floats
-    done: Floats
+    counted: Floats
     risky: Bools
     over: Bools
+    stalled: Bools
     sure_r: Floats
     at_risk: Bools
 
@@ -219,6 +252,7 @@ class SignalTable:
         self.m_gateway = np.zeros(_FIRST, np.int64)
         self.m_covered = np.zeros(_FIRST, np.int64)
         self.m_offered = np.zeros(_FIRST)
+        self.m_waiting, self.m_stall_us = np.zeros(_FIRST), np.zeros(_FIRST)
         self._make_rows(_FIRST)
 
     def _make_rows(self, rows: int) -> None:
@@ -231,12 +265,15 @@ class SignalTable:
         self.first_ns = np.full(rows, NEVER, np.int64)
         self.last_ns = np.full(rows, NEVER, np.int64)
         self.active_ns = np.full(rows, NEVER, np.int64)
-        self.o_done, self.o_missed = np.zeros(rows), np.zeros((rows, self.steps))
+        self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+        self.o_counted, self.o_missed = np.zeros((rows, self.steps)), np.zeros((rows, self.steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)
         self.o_inexact, self.o_excused = np.zeros(rows, np.bool_), np.zeros(rows)
         self.w_iops, self.w_latency = np.zeros(rows * depth), np.zeros(rows * depth)
-        self.w_done = np.ones(rows * depth)
+        self.w_done, self.w_failed = np.zeros(rows * depth), np.zeros(rows * depth)
+        self.w_counted = np.ones((rows * depth, self.steps))
         self.w_missed = np.zeros((rows * depth, self.steps))
+        self.w_stall_us = np.zeros(rows * depth)
         self.w_hist = np.zeros((rows * depth, BUCKETS), np.int32)
         self.w_inexact, self.w_excused = np.zeros(rows * depth, np.bool_), np.zeros(rows * depth)
         self.w_sure = np.zeros(rows * depth)  # as w_latency, without the I/Os excused
@@ -314,11 +351,11 @@ class SignalTable:
         else:
             member, self._members = self._members, self._members + 1
             if member == len(self.m_row):
-                for name in ("m_row", "m_gateway", "m_covered", "m_offered"):
+                for name in ("m_row", "m_gateway", "m_covered", "m_offered", "m_waiting", "m_stall_us"):
                     value = getattr(self, name)
                     setattr(self, name, np.concatenate((value, np.zeros_like(value))))
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
-        self.m_covered[member] = 0
+        self.m_covered[member] = self.m_waiting[member] = self.m_stall_us[member] = 0
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -371,6 +408,17 @@ class SignalTable:
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
         self.active_ns[rows[active]] = now_ns[active]
         self._fed[rows] = True
+        waiting, before = pieces.waiting[pick], self.m_waiting[members]
+        stuck = (pieces.completed[pick] == 0) & (before > 0) & (waiting > 0)
+        self.m_stall_us[members] = (self.m_stall_us[members] + pieces.covered_us[pick]) * stuck
+        self.m_waiting[members] = waiting
+
+    def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> Floats:
+        """For how long at least nothing has completed, of pieces all through which an I/O was outstanding."""
+        oldest_us = pieces.oldest_us[pick]
+        through = (pieces.completed[pick] == 0) & (oldest_us >= pieces.covered_us[pick])
+        stall: Floats = np.maximum(np.where(through, oldest_us, 0.0), self.m_stall_us[members])
+        return stall
 
     def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
@@ -388,9 +436,13 @@ class SignalTable:
         """Rows with one member, each with one piece."""
         s = self.settings
         covered, offered = pieces.covered_us[pick], pieces.offered[pick]
+        stall_us = self._stall_us(members, pick, pieces)
         sums = _Sums(
             pieces.done[pick],
+            pieces.counted[pick],
             pieces.missed[pick],
+            pieces.failed[pick],
+            stall_us,
             pieces.hist[pick],
             pieces.inexact[pick],
             pieces.excused[pick],
@@ -402,7 +454,8 @@ class SignalTable:
             covered[opened] += self.m_covered[into]
             offered[opened] += self.m_offered[into]
             self._add_open(sums, opened, rows[opened])
-        closes = (sums.done >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
+        closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
+        closes |= stall_us > self.threshold_us[rows, 0]
         if not closes.all():
             stays = np.flatnonzero(~closes)
             into = members[stays]
@@ -436,9 +489,14 @@ class SignalTable:
         new = self._speaking(members, newest_ns[run]) & (self.m_covered[members] == 0)
         awaited = np.bincount(owner, silent, len(rows))[run] - _running(new, first, run)
         covered = self.m_covered[members] + pieces.covered_us[pick]
-        done = _running(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
+        counted = _running(pieces.counted[pick, 0], first, run)
+        counted += np.where(opened, self.o_counted[rows, 0], 0.0)[run]
+        stall_us = self._stall_us(members, pick, pieces)
         s, at = self.settings, np.arange(len(run))
-        full = ((done >= s.window_min_ios) & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
+        done = _running(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
+        hangs = (stall_us > self.threshold_us[rows, 0][run]) & (done == 0)
+        enough = (counted >= s.window_min_ios) | hangs
+        full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
         end = np.minimum.reduceat(np.where(full, at, len(at)), first)
         closes = end < len(at)
         taken = at <= end[run]
@@ -447,7 +505,8 @@ class SignalTable:
             self.m_covered[into] > 0, self.m_offered[into], 0.0
         )
         self.m_covered[into] = covered[taken]
-        sums = self._sums_of(rows, pick[taken], np.flatnonzero(np.diff(run[taken], prepend=-1)), pieces)
+        starts = np.flatnonzero(np.diff(run[taken], prepend=-1))
+        sums = self._sums_of(rows, pick[taken], starts, stall_us[taken], pieces)
         if opened.any():
             self._add_open(sums, np.flatnonzero(opened), rows[opened])
         self._keep_open(rows[~closes], sums.at(~closes))
@@ -458,12 +517,15 @@ class SignalTable:
         self._push(rows, iops, sums, closes)
         return ~taken
 
-    def _sums_of(self, rows: Ints, pick: Ints, first: Ints, pieces: Pieces) -> _Sums:
+    def _sums_of(self, rows: Ints, pick: Ints, first: Ints, stall_us: Floats, pieces: Pieces) -> _Sums:
         """Pieces summed by run: the run of each of ``rows`` begins at ``pick[first]``."""
         hist = np.add.reduceat(pieces.hist[pick], first, axis=0)
         return _Sums(
             np.add.reduceat(pieces.done[pick], first),
+            np.add.reduceat(pieces.counted[pick], first, axis=0),
             np.add.reduceat(pieces.missed[pick], first, axis=0),
+            np.add.reduceat(pieces.failed[pick], first),
+            np.maximum.reduceat(stall_us, first),
             hist,
             np.logical_or.reduceat(pieces.inexact[pick], first),
             np.add.reduceat(pieces.excused[pick], first),
@@ -484,29 +546,36 @@ class SignalTable:
     def _add_open(self, sums: _Sums, at: Ints, rows: Ints) -> None:
         """Add the open windows of ``rows`` to ``sums`` at ``at``."""
         sums.done[at] += self.o_done[rows]
+        sums.counted[at] += self.o_counted[rows]
         sums.missed[at] += self.o_missed[rows]
+        sums.failed[at] += self.o_failed[rows]
+        sums.stall_us[at] = np.maximum(sums.stall_us[at], self.o_stall_us[rows])
         sums.hist[at] += self.o_hist[rows]
         sums.inexact[at] |= self.o_inexact[rows]
         sums.excused[at] += self.o_excused[rows]
         sums.latency_us[at] = percentiles_us(sums.hist[at], self.percentile[rows])
 
     def _keep_open(self, rows: Ints, sums: _Sums) -> None:
-        self.o_done[rows], self.o_missed[rows], self.o_hist[rows] = sums.done, sums.missed, sums.hist
+        self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
+        self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
         self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
 
     def _push(self, rows: Ints, iops: Floats, sums: _Sums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
-        push = closes & (sums.done > 0)
+        # Nothing completed in all of the window: one gateway of several that hangs is in the counts.
+        stall_us = np.where(sums.done == 0, sums.stall_us, 0.0)
+        push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
         if not push.all():
-            rows, iops, sums = rows[push], iops[push], sums.at(push)
+            rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
         slot = rows * self.depth + self.pos[rows]
         self.w_iops[slot], self.w_done[slot] = iops, sums.done
-        self.w_missed[slot], self.w_hist[slot] = sums.missed, sums.hist
+        self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
+        self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
         self.w_excused[slot], self.w_sure[slot] = sums.excused, sums.latency_us
         excused = np.flatnonzero(sums.excused)
         if len(excused):
-            ratio = sums.excused[excused] / sums.done[excused]
+            ratio = sums.excused[excused] / np.maximum(sums.done[excused], 1)
             percentile = self.percentile[rows[excused]] * (1 - ratio)
             self.w_sure[slot[excused]] = percentiles_us(sums.hist[excused], percentile)
         self.pos[rows] = (self.pos[rows] + 1) % self.depth
@@ -566,10 +635,11 @@ class SignalTable:
             self._fed[empty] = False
         found = self._verdict(rows)
         known, over = found.count > 0, found.over.sum(axis=1)
-        done = np.maximum((found.done * found.valid).sum(axis=1), 1)
+        counted = (found.counted * found.valid).sum(axis=1)
         self.at_risk[rows] = found.at_risk & found.inside & ~idle
         self.outside[rows] = known & ~found.inside & ~idle
-        self.u[rows] = (found.missed * found.valid).sum(axis=1) / done / found.allowed
+        ratio = (found.missed * found.valid).sum(axis=1) / np.maximum(counted, 1)
+        self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=1), 1.0, ratio) / found.allowed
         code = np.where(found.risky.sum(axis=1) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
         code[broken & ((over > 0) | (self.u[rows] >= s.at_risk_u))] = VIOLATING
@@ -587,15 +657,22 @@ class SignalTable:
         fits = offered[:, None] <= self.up_to[rows]
         step = fits.argmax(axis=1)
         threshold_us, allowed, r_on = self.threshold_us[rows, step], self.allowed[rows], self.r_on[rows]
-        missed, done = self.w_missed[slots, step[:, None]], self.w_done[slots]
+        missed, counted = self.w_missed[slots, step[:, None]], self.w_counted[slots, step[:, None]]
+        limit_us = threshold_us[:, None]
+        stalled = (self.w_stall_us[slots] > limit_us) & valid
+        stall_r = np.where(stalled, self.w_stall_us[slots], 0.0) / limit_us
+
+        def u_of(missed: Floats) -> Floats:
+            u: Floats = missed / np.maximum(counted, 1) / allowed[:, None]
+            return u
 
         def risky(missed: Floats, r: Floats) -> Bools:
-            u = missed / done / allowed[:, None]
-            found: Bools = ((u >= s.at_risk_u) | (r >= r_on[:, None])) & valid
+            found: Bools = ((u_of(missed) >= s.at_risk_u) | (r >= r_on[:, None]) | stalled) & valid
             return found
 
-        sure_r = self.w_sure[slots] / threshold_us[:, None]
-        sure = risky(np.maximum(missed - self.w_excused[slots], 0.0), sure_r)
+        sure_r = np.maximum(self.w_sure[slots] / limit_us, stall_r)
+        left_out = self.w_excused[slots] + self.w_failed[slots]
+        sure = risky(np.maximum(missed - left_out, 0.0), sure_r)
         every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
         falls = sure_r[every, newest] <= s.falling_ratio * sure_r[every, newest - 1]
         enough = sure.sum(axis=1) >= s.at_risk_windows
@@ -608,9 +685,10 @@ class SignalTable:
             threshold_us,
             allowed,
             missed,
-            done,
-            risky(missed, self.w_latency[slots] / threshold_us[:, None]),
-            (missed / done / allowed[:, None] > 1) & valid,
+            counted,
+            risky(missed, np.maximum(self.w_latency[slots] / limit_us, stall_r)),
+            ((u_of(missed) > 1) | stalled) & valid,
+            stalled,
             sure_r,
             enough & sure[every, newest] & ~(falls & (count > 1)),
         )
@@ -624,6 +702,7 @@ class SignalTable:
         offered = float(found.offered[0])
         if promise is None or not found.inside[0]:
             return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+        counted = max(float(found.counted[0, :count].sum()), 1.0)
         threshold_us, slots = int(found.threshold_us[0]), found.slots[0, :count]
         together = self._figures(found, slots, np.arange(count))
         over = np.flatnonzero(found.over[0])
@@ -641,16 +720,23 @@ class SignalTable:
             of_over=self._figures(found, slots, over) if len(over) else NO_FIGURES,
             at_risk=bool(found.at_risk[0]),
             r_step=float(np.sort(found.sure_r[0, :count])[-least]) if count >= least else 0.0,
-            excused_ratio=float(self.w_excused[slots].sum() / found.done[0, :count].sum()),
+            excused_ratio=float(self.w_excused[slots].sum() / counted),
+            stalled=int(found.stalled.sum()),
+            stall_us=float(self.w_stall_us[slots[found.stalled[0, :count]]][-1:].sum()),
+            failed_ratio=float(self.w_failed[slots].sum() / counted),
         )
 
     def _figures(self, found: _Verdict, slots: Ints, ages: Ints) -> Figures:
         """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""
         hist = self.w_hist[slots[ages]].sum(axis=0)[None]
         percentile = self.percentile[slots[:1] // self.depth]
-        u = found.missed[0, ages].sum() / found.done[0, ages].sum() / found.allowed[0]
+        counted, stalled = found.counted[0, ages].sum(), found.stalled[0, ages]
+        ratio = found.missed[0, ages].sum() / counted if counted else float(stalled.any())
         offered = self.w_iops[slots[ages]].sum() / len(ages)
-        return Figures(float(u), float(percentiles_us(hist, percentile)[0]), float(offered))
+        latency_us = float(percentiles_us(hist, percentile)[0])
+        if stalled.any():  # what is outstanding is at least as slow as that
+            latency_us = max(latency_us, float(self.w_stall_us[slots[ages[stalled]]].max()))
+        return Figures(float(ratio / found.allowed[0]), latency_us, float(offered))
 
 
 class SignalRow:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from sla_server.agreements.promise import CurveStep
+from sla_server.services.control.signal import NO_FIGURES
 from tests.support.worlds import KEY, A, Feeder, controller, events_of, promise
 
 BAD, GOOD = {"gold": (100, 30)}, {"gold": (100, 2)}
@@ -102,3 +105,71 @@ def test_the_end_of_a_violation_by_silence_tells_no_figures_of_before():
     run(made, BAD, BAD)
     (event,) = [e for _ in range(6) for e in events_of(made.step((A, {}, 0)), "violation-closed")]
     assert event.text == "gold/latency is no longer violated (idle): there is no I/O any more"
+
+
+HANGS = {"gold": (0, 1.0)}
+
+
+def hang(made: Feeder, seconds: int, old_agent: bool, after_ms: float = 900) -> list[list[str]]:
+    """Storage answers nothing with 32 I/Os outstanding; the kinds of events of each second."""
+    found = []
+    for second in range(seconds):
+        kinds = made.step(
+            (A, HANGS, 0),
+            waiting={"gold": (32, after_ms + second * 1000)},
+            overdue={"gold": (32, 0)} if second == 0 else {},
+            old_agent=old_agent,
+        )
+        found.append([e.kind for e in events_of(kinds)])
+    return found
+
+
+@pytest.mark.parametrize("old_agent", [False, True])
+def test_a_hang_of_182_seconds_is_a_violation_within_three_windows_and_stays_one(old_agent):
+    made = feeder()
+    run(made, *[GOOD] * 5)
+    made.step((A, GOOD, 0), waiting={"gold": (32, 1)}, old_agent=old_agent)
+    kinds = hang(made, 182, old_agent)
+    assert [second for second, each in enumerate(kinds) if "violation-opened" in each] == [1]
+    assert not any("violation-closed" in each for each in kinds)
+    signal = made.controller.live[KEY].signal
+    assert (state(made), signal.stalled, signal.u) == ("violating", 3, pytest.approx(20))
+    assert signal.latency_us >= 178e6  # not the p95 of before
+    assert "no I/O completed for 18" in made.controller.live[KEY]._figures_text(signal, NO_FIGURES)
+
+
+def test_what_was_overdue_and_completes_is_not_counted_again():
+    made = feeder()
+    made.step((A, GOOD, 0), waiting={"gold": (32, 1)})
+    hang(made, 6, old_agent=False)
+    # 32 of them complete at last, and 500 are quick: 6 % missed would be over, and they were missed before.
+    made.step((A, {"gold": (32, 6000)}, 0), overdue={"gold": (0, 32)})
+    newest = made.controller.live[KEY].row
+    table = made.controller.scopes.table
+    slot = newest.row * table.depth + int(table.pos[newest.row] - 1) % table.depth
+    assert table.w_stall_us[slot] > 0  # nothing new to count: the window goes on
+    made.step((A, {"gold": (500, 2)}, 0))
+    slot = newest.row * table.depth + int(table.pos[newest.row] - 1) % table.depth
+    assert (table.w_counted[slot, 0], table.w_missed[slot, 0]) == (500, 0)
+
+
+@pytest.mark.parametrize("old_agent", [False, True])
+def test_storage_that_fails_every_io_is_in_violation_however_fast(old_agent):
+    made = feeder()
+    run(made, GOOD, GOOD)
+    kinds = [
+        e.kind
+        for _ in range(3)
+        for e in events_of(made.step((A, GOOD, 0), failed={"gold": 100}, old_agent=old_agent))
+    ]
+    assert "violation-opened" in kinds
+    signal = made.controller.live[KEY].signal
+    assert (signal.u, signal.failed_ratio, signal.at_risk) == (pytest.approx(20), 1.0, False)
+
+
+def test_failed_ios_do_not_count_where_the_agreement_says_so():
+    made = feeder(errors="exclude")
+    for _ in range(4):
+        made.step((A, GOOD, 0), failed={"gold": 30})
+    signal = made.controller.live[KEY].signal
+    assert (state(made), signal.u, signal.failed_ratio) == ("ok", 0.0, 0.0)
