@@ -61,7 +61,7 @@ chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; 
 fuzz: setup ## random gateways, clients and documents for minutes; ARGS="--for 600 --only wire --seed 1"
 	@$(PY) -m tests.fuzz $(ARGS)
 
-bench: bench-demo bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls ## all benchmarks of this release
+bench: bench-demo bench-sla bench-gateway bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
@@ -78,7 +78,7 @@ bench-fleet: setup-bench ## the whole server under 4,000 simulated gateways for 
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)
 
-bench-%: setup ## one benchmark: demo, gateway, control, ingest, query, tls
+bench-%: setup ## one benchmark: demo, sla, gateway, control, ingest, query, tls
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference, the page of messages and docs/measurements

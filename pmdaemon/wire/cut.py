@@ -157,7 +157,7 @@ class Cut:
         Args:
             kind: 0 for those of completions, else OVERDUE, FAILED or OUTSTANDING.
         """
-        chosen = self.missed[self.missed["io"] >> 2 == kind >> 2].copy()
+        chosen: npt.NDArray[Any] = self.missed[self.missed["io"] >> 2 == kind >> 2].copy()
         chosen["io"] -= kind
         return chosen
 

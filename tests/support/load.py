@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,7 @@ class Load:
 
     Attributes:
         rate_iops: Poisson arrivals a second, or 0 for a closed loop.
+        gaps_s: of an open loop instead of Poisson arrivals: seconds before each I/O, without end.
         depth: outstanding I/Os of the closed loop; the open loop has no limit.
         read_ratio: share of reads; the rest are writes.
     """
@@ -49,6 +51,7 @@ class Load:
     rate_iops: float = 0.0
     depth: int = 0
     read_ratio: float = 0.7
+    gaps_s: Iterator[float] | None = None
     done: list[Timed] = field(default_factory=list)
     errors: int = 0
     hung: list[Timed] = field(default_factory=list)
@@ -63,7 +66,7 @@ class Load:
         rng = random.Random(self.seed)
         receiver = asyncio.create_task(self._receive(reader, writer, blocks, rng, stop))
         try:
-            if self.rate_iops:
+            if self._is_open:
                 await self._arrivals(writer, blocks, rng, stop)
             else:
                 for _ in range(self.depth):
@@ -75,19 +78,23 @@ class Load:
                         await asyncio.sleep(0.01)
             writer.write(nbd_client.REQUEST.pack(nbd_client.REQUEST_MAGIC, 0, nbd_client.DISC, 0, 0, 0))
         finally:
-            if self.rate_iops:
+            if self._is_open:
                 self.hung = [Timed(due_s, math.inf) for due_s, _ in self._waiting.values()]
             receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError):
                 await receiver
             writer.close()
 
+    @property
+    def _is_open(self) -> bool:
+        return bool(self.rate_iops) or self.gaps_s is not None
+
     async def _arrivals(
         self, writer: asyncio.StreamWriter, blocks: int, rng: random.Random, stop: asyncio.Event
     ) -> None:
         due_s = time.monotonic()
         while not stop.is_set() and not writer.is_closing():
-            due_s += rng.expovariate(self.rate_iops)
+            due_s += next(self.gaps_s) if self.gaps_s is not None else rng.expovariate(self.rate_iops)
             pause_s = due_s - time.monotonic()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)

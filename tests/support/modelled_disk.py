@@ -5,6 +5,8 @@ share, an array of some disks: it works on so many requests at once, each for th
 the queue begins when one of them ends. So latency rises with the load of everybody. The bytes are real (kept
 in memory); only the time is modelled.
 
+SIGUSR1 makes it slower by half; SIGSTOP makes it hang.
+
 Usage: ``python -m tests.support.modelled_disk SOCKET [--service-ms 20] [--at-once 8] [--size-mib 64]``
 """
 
@@ -14,6 +16,7 @@ import asyncio
 import contextlib
 import heapq
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +35,10 @@ class Disk:
         self._exports: dict[str, bytearray] = {}
         self._service_s = service_s
         self._free_at_s = [0.0] * at_once  # a heap: when each of the requests under way will have ended
+
+    def become_slower(self) -> None:
+        """From now on each request takes half as long again."""
+        self._service_s *= 1.5
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it disconnects."""
@@ -89,6 +96,7 @@ async def _serve(path: Path, disk: Disk) -> None:
     # Ends with its parent: the demonstration holds our standard input open.
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, disk.become_slower)
     loop.add_reader(sys.stdin.fileno(), lambda: ended.set() if not os.read(0, 1) else None)
     async with server:
         await ended.wait()

@@ -291,7 +291,7 @@ def test_the_same_gateway_on_another_connection_supersedes_whichever_pair_has_it
     server.greet()
     fleet = Fleet.plain(port, any_names())
     try:
-        until(server, lambda: len(server.served_by) == GATEWAYS)
+        until(server, lambda: len(server.stored) == len(server.served_by) == GATEWAYS)
         assert set(server.served_by.values()) == set(PAIRS)
         assert not fleet.goodbyes
         again = {}
@@ -312,7 +312,7 @@ def test_a_killed_pair_loses_its_shards_and_its_gateways_come_back(server: TwoPa
     server.greet()
     fleet = Fleet.plain(port, any_names())
     try:
-        until(server, lambda: len(server.served_by) == GATEWAYS)
+        until(server, lambda: len(server.stored) == len(server.served_by) == GATEWAYS)
         assert set(server.served_by.values()) == set(PAIRS)
         assert not fleet.goodbyes
         server.served_by.clear()

@@ -1,0 +1,453 @@
+"""``make bench-sla``: agreements kept by a real server and gateways, in the scenarios of ``sla_scenarios``.
+
+Each scenario, in one run on one backend: no control; the best static cap, found by bisection over manual
+throttles; observe; enforce. Figures rest on the load generators' own records. Real: server, gateways, I/O,
+database. Modelled and labelled so: the disk, except where nbdkit serves.
+
+A second is bad when the p95 of any victim's I/Os due in it is over the promise. Back under the promise is
+the first second that is followed by another good one.
+
+Options: ``--only NAME``, ``--seconds 40`` (of enforcing). Some three and a half minutes a scenario.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import harness
+from benchmarks.sla_scenarios import DISK_IOPS, SCENARIOS, Client, Scenario
+from benchmarks.verdict import rate
+from tests.support.load import BLOCK_BYTES, Load, between, percentile_ms
+from tests.support.stage import PROMISE_MS, Agent, Stage, StageError
+
+NONE_S: Final = 12.0
+STATIC_S: Final = 14.0
+STATIC_STEPS: Final = 5
+IDLE_S: Final = 8.0
+OBSERVE_S: Final = 6.0
+ENFORCE_S: Final = 40.0
+SETTLED_S: Final = 2.0  # a greedy neighbour has filled the disk's queue
+DRAIN_S: Final = 3.0
+RELEASE_LIMIT_S: Final = 60.0
+SAMPLE_S: Final = 0.5
+STEP_S: Final = 0.25
+HANG_LIMIT_S: Final = 30.0
+MOST_BAD: Final = {False: 0.03, True: 0.08}  # of seconds, by whether the scenario is bursty: for a static cap
+
+
+@dataclass
+class Result:
+    """What one scenario showed; seconds are of the monotonic clock, None where it did not happen.
+
+    Attributes:
+        violation_ratio: worst victim's p95 over the promise without control.
+        free_iops: of all greedy neighbours without control.
+        static_iops: of all of them under the best static cap.
+        observe_throttles: caps in force while the server only observed.
+        restores_s: from the first bad second to back under the promise, once a disturbance.
+        bad_ratio: bad seconds of all others under control.
+        kept_iops: of all greedy neighbours in those seconds.
+        changes_per_min: direction changes of the cap that changed most.
+        idle_ratio: the neighbours' rate once no agreement is at risk, of ``free_iops``.
+        hang: what a hang led to.
+    """
+
+    violation_ratio: float = 0.0
+    free_iops: float = 0.0
+    static_iops: float = 0.0
+    observe_throttles: int = 0
+    restores_s: list[float | None] = field(default_factory=list)
+    bad_ratio: float = 1.0
+    kept_iops: float = 0.0
+    changes_per_min: float = 0.0
+    idle_ratio: float | None = None
+    hang: dict[str, Any] = field(default_factory=dict)
+
+
+def is_bad(victims: Iterable[Load], start_s: float) -> bool:
+    """Whether a victim's promise was broken in the second from ``start_s``; I/Os that never ended count."""
+    for load in victims:
+        p95 = percentile_ms(between(load.done + load.hung, start_s, start_s + 1), 95)
+        if p95 is not None and p95 > PROMISE_MS:
+            return True
+    return False
+
+
+def restored(victims: list[Load], from_s: float, to_s: float) -> tuple[float, float] | None:
+    """(start of the first bad second, start of the first good one of two) in the span; None: never bad.
+
+    Never good again is the end of the span.
+    """
+    at_s = from_s
+    while at_s + 1 <= to_s and not is_bad(victims, at_s):
+        at_s += STEP_S
+    if at_s + 1 > to_s:
+        return None
+    first_s = at_s
+    while at_s + 2 <= to_s:
+        if not is_bad(victims, at_s) and not is_bad(victims, at_s + 1):
+            return first_s, at_s
+        at_s += STEP_S
+    return first_s, to_s
+
+
+def direction_changes(values: list[float | None]) -> int:
+    """How often a cap that was lowered is raised next, or the other way round; None: no cap just then."""
+    changes, before, direction = 0, None, 0
+    for value in values:
+        if value is None:
+            before, direction = None, 0
+            continue
+        if before is not None and value != before:
+            now = 1 if value > before else -1
+            changes += direction == -now
+            direction = now
+        before = value
+    return changes
+
+
+def agreements(scenario: Scenario) -> str:
+    """The documents: gold with a promise for victims, best-effort for the others."""
+    documents = []
+    for client in scenario.victims:
+        documents.append(_document(client, "gold", promise=True))
+    documents += [_document(client, "best-effort", promise=False) for client in scenario.greedy]
+    return "---\n".join(documents)
+
+
+def _document(client: Client, priority: str, *, promise: bool) -> str:
+    volume, _, name = client.volume.partition("@")
+    text = (
+        f"apiVersion: storage-sla/v1\nkind: SLA\nmetadata: {{name: {priority}-{volume}{name}}}\nspec:\n"
+        f'  scope: {{clients: ["{name or "*"}"], volumes: [{volume}], io: any}}\n  priority: {priority}\n'
+        f"  guarantee: {{floor_iops: {10 if promise else 5}}}\n"
+    )
+    if promise:
+        text += (
+            "  objectives:\n  - name: latency\n    indicator: {metric: latency, percentile: 95}\n"
+            f"    demand_curve:\n    - {{up_to_iops: {DISK_IOPS // 2}, value_ms: {PROMISE_MS:g}}}\n"
+            "    applicability: {min_ios_per_slice: 20}\n"
+            "    budgeting: {method: timeslices, slice: 10s, target: 0.95}\n"
+        )
+    return text
+
+
+class Run:
+    """One scenario on its stage."""
+
+    def __init__(self, scenario: Scenario, stage: Stage, enforce_s: float) -> None:
+        self.scenario = scenario
+        self.stage = stage
+        self.result = Result()
+        self._enforce_s = enforce_s
+        self._victims: list[Load] = []
+        self._disk_pid = 0
+        self._caps: dict[str, list[float | None]] = {}
+        self._seed = 0
+
+    async def measure(self) -> Result:
+        """All phases."""
+        await asyncio.to_thread(self._set_up)
+        async with self._loads(self.scenario.victims) as self._victims:
+            await asyncio.sleep(SETTLED_S)
+            await self._uncontrolled()
+            await self._static()
+            await self._observed()
+            await self._enforced()
+        if not self.scenario.event:
+            await self._idle()
+        return self.result
+
+    def _set_up(self) -> None:
+        stage, scenario = self.stage, self.scenario
+        if scenario.backend == "modelled":
+            stage.start_disk()
+            [self._disk_pid] = stage.pids("tests.support.modelled_disk")
+        stage.start_server()
+        for gateway, volumes in scenario.gateways.items():
+            stage.start_agent(Agent(gateway, {volume: stage.disk_uri.format(volume) for volume in volumes}))
+        stage.wait(stage.gateways_up, "the gateways in the server's view")
+
+    @contextlib.asynccontextmanager
+    async def _loads(self, clients: Iterable[Client]) -> AsyncIterator[list[Load]]:
+        """Loads of these clients, until the end of the block."""
+        stop = asyncio.Event()
+        loads = []
+        for client in clients:
+            self._seed += 1
+            path = self.stage.sockets / f"{client.gateway}.nbd"
+            loads.append(
+                Load(path, client.volume, self._seed, client.rate_iops, client.depth, gaps_s=client.gaps_s())
+            )
+        async with asyncio.TaskGroup() as tasks:
+            for load in loads:
+                tasks.create_task(load.run(stop))
+            try:
+                yield loads
+            finally:
+                stop.set()
+
+    async def _uncontrolled(self) -> None:
+        async with self._loads(self.scenario.greedy) as greedy:
+            start_s = time.monotonic() + SETTLED_S
+            await asyncio.sleep(NONE_S)
+            end_s = time.monotonic() - 1
+        found = self.result
+        found.violation_ratio = max(
+            (percentile_ms(between(load.done, start_s, end_s), 95) or 0.0) / PROMISE_MS
+            for load in self._victims
+        )
+        found.free_iops = sum(rate(load, start_s, end_s) for load in greedy)
+        await asyncio.sleep(DRAIN_S)
+
+    async def _static(self) -> None:
+        """The highest cap, the same for all neighbours, under which as good as no second is bad."""
+        lowest, highest = 0.0, self.result.free_iops
+        count = len(self.scenario.greedy)
+        for _ in range(STATIC_STEPS):
+            total = (lowest + highest) / 2
+            for client in self.scenario.greedy:
+                await self._sla("throttle", "set", client.volume, "--iops", f"{total / count:.2f}")
+            async with self._loads(self.scenario.greedy) as greedy:
+                start_s = time.monotonic() + SETTLED_S
+                await asyncio.sleep(STATIC_S)
+                end_s = time.monotonic()
+            seconds = [start_s + at for at in range(int(end_s - start_s))]
+            bad = sum(is_bad(self._victims, at_s) for at_s in seconds) / len(seconds)
+            if bad <= MOST_BAD[self.scenario.is_bursty]:
+                lowest = total
+                self.result.static_iops = max(
+                    self.result.static_iops, sum(rate(load, start_s, end_s) for load in greedy)
+                )
+            else:
+                highest = total
+            await asyncio.sleep(DRAIN_S)
+        for client in self.scenario.greedy:
+            await self._sla("throttle", "release", client.volume)
+
+    async def _observed(self) -> None:
+        path = self.stage.folder / "scenario.yaml"
+        path.write_text(agreements(self.scenario))
+        await self._sla("apply", "-f", str(path))
+        async with self._loads(self.scenario.greedy):
+            await asyncio.sleep(OBSERVE_S)
+            self.result.observe_throttles = sum(cap is not None for cap in (await self._sample()).values())
+        await asyncio.sleep(DRAIN_S)
+
+    async def _enforced(self) -> None:
+        await self._sla("mode", "enforce")
+        await asyncio.sleep(DRAIN_S)
+        moments_s: list[float] = []
+        async with self._loads(self.scenario.greedy) as greedy:
+            moments_s.append(time.monotonic())
+            half_s = self._enforce_s / 2 if self.scenario.event else self._enforce_s
+            await self._watch(half_s)
+            end_s = time.monotonic() - 1
+            if self.scenario.event == "hangs":
+                await self._hang()
+            elif self.scenario.event == "slower":
+                os.kill(self._disk_pid, signal.SIGUSR1)
+                moments_s.append(time.monotonic())
+                await self._watch(half_s)
+                end_s = time.monotonic() - 1
+            self._judge(greedy, moments_s, end_s)
+
+    async def _idle(self) -> None:
+        """The neighbours' rate when all victims have stopped and the server has released its caps."""
+        async with self._loads(self.scenario.greedy) as greedy:
+            until_s = time.monotonic() + RELEASE_LIMIT_S
+            while time.monotonic() < until_s:
+                await asyncio.sleep(SAMPLE_S)
+                if all(cap is None for cap in (await self._sample()).values()):
+                    break
+            start_s = time.monotonic() + SETTLED_S
+            await asyncio.sleep(SETTLED_S + IDLE_S)
+            kept = sum(rate(load, start_s, start_s + IDLE_S) for load in greedy)
+        self.result.idle_ratio = kept / self.result.free_iops
+
+    async def _watch(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            for volume, cap in (await self._sample()).items():
+                self._caps.setdefault(volume, []).append(cap)
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _sample(self) -> dict[str, float | None]:
+        """The cap of each greedy volume, cost a second."""
+        live = await asyncio.to_thread(self.stage.live)
+        caps = {
+            row["volume"]: row["cost_per_s"]
+            for row in live.get("throttles", [])
+            if row["state"] != "observed"
+        }
+        return {client.volume: caps.get(client.volume) for client in self.scenario.greedy}
+
+    def _judge(self, greedy: list[Load], moments_s: list[float], end_s: float) -> None:
+        found, spans = self.result, []
+        for moment_s, until_s in zip(moments_s, [*moments_s[1:], end_s], strict=True):
+            span = restored(self._victims, moment_s, until_s)
+            found.restores_s.append(None if span is None else span[1] - span[0])
+            spans.append((moment_s, moment_s if span is None else span[1], until_s))
+        good = [after_s + at for _, after_s, until_s in spans for at in range(int(until_s - after_s))]
+        found.bad_ratio = sum(is_bad(self._victims, at_s) for at_s in good) / len(good) if good else 1.0
+        lasted_s = sum(until_s - after_s for _, after_s, until_s in spans)
+        done = sum(
+            rate(load, after_s, until_s) * (until_s - after_s)
+            for load in greedy
+            for _, after_s, until_s in spans
+        )
+        found.kept_iops = done / lasted_s if lasted_s else 0.0
+        minutes = (end_s - moments_s[0]) / 60
+        found.changes_per_min = max(direction_changes(caps) for caps in self._caps.values()) / minutes
+
+    async def _hang(self) -> None:
+        """Stop the disk: when is the promise shown as broken, does a cap fall for it, what do slices say."""
+        before = await self._sample()
+        os.kill(self._disk_pid, signal.SIGSTOP)
+        stopped_s, shown_s = time.monotonic(), None
+        throttled = False
+        names = {f"gold-{client.volume}" for client in self.scenario.victims}
+        try:
+            while time.monotonic() < stopped_s + HANG_LIMIT_S:
+                await asyncio.sleep(SAMPLE_S)
+                live = await asyncio.to_thread(self.stage.live)
+                states = {row["state"] for row in live.get("slas", []) if row["name"] in names}
+                if shown_s is None and states == {"violating"}:
+                    shown_s = time.monotonic()
+                for volume, cap in (await self._sample()).items():
+                    known = before[volume]
+                    throttled |= cap is not None and (known is None or cap < 0.9 * known)
+        finally:
+            os.kill(self._disk_pid, signal.SIGCONT)
+        windows = None if shown_s is None else (shown_s - stopped_s) / self.stage.interval_s
+        self.result.hang = {"shown_after_windows": windows, "throttled": throttled}
+        await asyncio.sleep(2 * self.stage.slice_s)
+        rows = [
+            row
+            for name in sorted(names)
+            for row in (await asyncio.to_thread(self.stage.get, f"slas/{name}/slices"))["items"]
+        ]
+        elapsed_s = time.monotonic() - stopped_s
+        inside = [
+            row
+            for row in rows
+            if row["start_us"] / 1e6 > time.time() - elapsed_s
+            and row["start_us"] / 1e6 + self.stage.slice_s < time.time() - elapsed_s + HANG_LIMIT_S
+        ]
+        self.result.hang["slices"] = [row["state"] for row in inside]
+
+    async def _sla(self, *arguments: str) -> None:
+        if arguments[0] == "throttle":
+            arguments += ("--reason", "bench-sla") if arguments[1] == "set" else ()
+        await asyncio.to_thread(self.stage.sla, *arguments)
+
+
+@contextlib.contextmanager
+def _nbdkit(stage: Stage) -> Any:
+    """Nbdkit instead of the modelled disk, with a limit of bytes a second for all connections together."""
+    bits = DISK_IOPS * BLOCK_BYTES * 8
+    command = ["nbdkit", "--foreground", "--unix", f"{stage.sockets}/disk.sock", "--filter=rate"]
+    process = subprocess.Popen([*command, "memory", "64M", f"rate={bits}"])
+    try:
+        stage.wait((stage.sockets / "disk.sock").exists, "nbdkit")
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def run(scenario: Scenario, enforce_s: float) -> Result:
+    """One scenario from nothing to nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="sla-bench-"))
+    try:
+        with contextlib.ExitStack() as stack:
+            stage = stack.enter_context(Stage(folder / "stage"))
+            if scenario.backend == "nbdkit":
+                stack.enter_context(_nbdkit(stage))
+            return asyncio.run(Run(scenario, stage, enforce_s).measure())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def line(scenario: Scenario, found: Result) -> str:
+    """One scenario in words of 80 columns."""
+    restores = ", ".join("-" if each is None else f"{each:.1f}" for each in found.restores_s)
+    kept = found.kept_iops / found.static_iops if found.static_iops else 0.0
+    text = (
+        f"{scenario.name}: {scenario.title}\n"
+        f"  without control p95 is {found.violation_ratio:.1f} of the promise; neighbours "
+        f"{found.free_iops:.0f}/s, best static {found.static_iops:.0f}/s\n"
+        f"  enforced: back after {restores} s, {found.bad_ratio:.1%} bad, neighbours "
+        f"{found.kept_iops:.0f}/s ({kept:.0%} of static), {found.changes_per_min:.1f} turns/min"
+    )
+    return text + (f"\n  hang: {found.hang}" if found.hang else "")
+
+
+def values(found: dict[str, tuple[Scenario, Result]]) -> dict[str, float]:
+    """Goal key to figure, from the scenarios that were run."""
+    made: dict[str, float] = {}
+    results = list(found.values())
+    made["violation_ratio"] = min(result.violation_ratio for _, result in results)
+    restores = [each for _, result in results for each in result.restores_s if each is not None]
+    if restores:
+        made["restore_median_s"], made["restore_worst_s"] = statistics.median(restores), max(restores)
+    made["observe_throttles"] = sum(result.observe_throttles for _, result in results)
+    made["changes_per_min"] = max(result.changes_per_min for _, result in results)
+    for is_bursty, name in ((False, "steady"), (True, "bursty")):
+        some = [result for scenario, result in results if scenario.is_bursty is is_bursty]
+        if some:
+            made[f"bad_{name}_ratio"] = max(result.bad_ratio for result in some)
+            made[f"kept_{name}_ratio"] = min(
+                result.kept_iops / result.static_iops if result.static_iops else 0.0 for result in some
+            )
+    idle = [result.idle_ratio for _, result in results if result.idle_ratio is not None]
+    if idle:
+        made["idle_ratio"] = min(idle)
+    for _, result in results:
+        if result.hang:
+            windows = result.hang["shown_after_windows"]
+            made["hang_windows"] = HANG_LIMIT_S if windows is None else windows
+            made["hang_throttled"] = float(result.hang["throttled"])
+            slices = result.hang["slices"]
+            made["hang_bad_slices_ratio"] = slices.count("bad") / len(slices) if slices else 0.0
+    return made
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=[each.name for each in SCENARIOS])
+    parser.add_argument("--seconds", type=float, default=ENFORCE_S)
+    chosen = parser.parse_args()
+
+    def measure() -> harness.Sample:
+        found: dict[str, tuple[Scenario, Result]] = {}
+        for scenario in SCENARIOS:
+            if chosen.only and scenario.name not in chosen.only:
+                continue
+            try:
+                found[scenario.name] = scenario, run(scenario, chosen.seconds)
+            except StageError as exc:
+                raise SystemExit(f"{scenario.name}: {exc}") from exc
+            print(line(*found[scenario.name]), flush=True)
+        raw = {name: vars(result) for name, (_, result) in found.items()}
+        return harness.Sample(values(found), raw, {"nbdkit": harness.version_of("nbdkit")})
+
+    harness.main("sla", measure, most_runs=1, options=harness.Options.of(parser, chosen))
+
+
+if __name__ == "__main__":
+    main()

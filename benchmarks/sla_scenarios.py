@@ -1,0 +1,135 @@
+"""What ``make bench-sla`` puts on one backend: who has a promise, who is greedy, what happens to the storage.
+
+The modelled disk does 400 I/Os of 4 KiB a second (eight at once, 20 ms each); nbdkit's ``rate`` filter lets
+the same number of bytes through. Traces are replayed by their arrival times, stretched, 4 KiB an I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH
+
+TRACES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
+DISK_IOPS: Final = 400
+BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk does in that time
+PAUSE_S: Final = 2.5
+
+Event = Literal["", "slower", "hangs"]
+Backend = Literal["modelled", "nbdkit"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One application and its volume.
+
+    Attributes:
+        volume: its name, or VOLUME@CLIENT for one of several clients of a volume.
+        gateway: through which it goes.
+        rate_iops: Poisson arrivals a second, 0 for none.
+        depth: outstanding I/Os of a closed loop, 0 for none.
+        trace: replayed instead, a name of ``TRACE_GAPS``.
+    """
+
+    volume: str
+    gateway: str = "gateway-a"
+    rate_iops: float = 0.0
+    depth: int = 0
+    trace: str = ""
+
+    def gaps_s(self) -> Iterator[float] | None:
+        """Seconds before each I/O of its trace; None without one."""
+        return TRACE_GAPS[self.trace]() if self.trace else None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One situation, on a backend of its own.
+
+    Attributes:
+        victims: have a promise of p95 <= PROMISE_MS and stay within its demand curve.
+        greedy: best-effort neighbours.
+        is_bursty: which goals hold.
+        event: what happens to the storage half way through enforcing.
+    """
+
+    name: str
+    title: str
+    victims: tuple[Client, ...]
+    greedy: tuple[Client, ...]
+    is_bursty: bool = False
+    event: Event = ""
+    backend: Backend = "modelled"
+
+    @property
+    def gateways(self) -> dict[str, list[str]]:
+        """Volumes by gateway."""
+        found: dict[str, list[str]] = {}
+        for client in (*self.victims, *self.greedy):
+            volumes = found.setdefault(client.gateway, [])
+            if (volume := client.volume.split("@")[0]) not in volumes:
+                volumes.append(volume)
+        return found
+
+
+def arrivals_s(name: str) -> list[float]:
+    """Arrival times of a trace, from 0."""
+    times = [int(line.split()[0]) / 1e9 for line in (TRACES / name).read_text().splitlines()]
+    return [at - times[0] for at in times]
+
+
+def _bursts() -> Iterator[float]:
+    """1,000 requests of TPC-C in BURST_S, then PAUSE_S without any, again and again."""
+    times = arrivals_s("tpcc-excerpt.trace")[:1000]
+    stretch = BURST_S / times[-1]
+    gaps = [(after - before) * stretch for before, after in itertools.pairwise(times)]
+    return itertools.cycle([PAUSE_S, *gaps])
+
+
+def _web_search() -> Iterator[float]:
+    """Web search, stretched to GOLD_IOPS on average: its own bursts."""
+    times = arrivals_s("wsrch-excerpt.trace")
+    stretch = len(times) / GOLD_IOPS / times[-1]
+    return itertools.cycle([(after - before) * stretch for before, after in itertools.pairwise(times)])
+
+
+TRACE_GAPS: Final = {"tpcc-bursts": _bursts, "wsrch": _web_search}
+_GOLD: Final = Client("erp-db", rate_iops=GOLD_IOPS)
+_BATCH: Final = Client("batch", "gateway-b", depth=GREEDY_DEPTH)
+
+SCENARIOS: Final = (
+    Scenario("one-to-one", "one victim, one greedy neighbour", (_GOLD,), (_BATCH,)),
+    Scenario("nbdkit", "the same before nbdkit with a limited rate", (_GOLD,), (_BATCH,), backend="nbdkit"),
+    Scenario(
+        "many",
+        "three victims, four greedy, two gateways",
+        tuple(
+            Client(f"db-{n}", gateway, rate_iops=30)
+            for n, gateway in enumerate(("gateway-a", "gateway-b", "gateway-a"))
+        ),
+        tuple(
+            Client(f"batch-{n}", gateway, depth=GREEDY_DEPTH // 4)
+            for n, gateway in enumerate(("gateway-a", "gateway-b") * 2)
+        ),
+    ),
+    Scenario(
+        "bursty-greedy",
+        "a greedy neighbour in bursts (TPC-C trace)",
+        (_GOLD,),
+        (Client("batch", "gateway-b", trace="tpcc-bursts"),),
+        is_bursty=True,
+    ),
+    Scenario(
+        "bursty-victim",
+        "a victim in bursts (web search trace)",
+        (Client("erp-db", trace="wsrch"),),
+        (_BATCH,),
+        is_bursty=True,
+    ),
+    Scenario("slower", "the backend becomes 1.5 times slower", (_GOLD,), (_BATCH,), event="slower"),
+    Scenario("hangs", "the backend hangs", (_GOLD,), (_BATCH,), event="hangs"),
+)
