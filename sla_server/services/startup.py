@@ -18,6 +18,8 @@ from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
 
 MODES: Final = ("observe", "enforce")
+HOST_PREFIX: Final = "host:"
+"""Names of volumes that an agent's host source counts (messages.md, "Sources"); their kind is not in SQL."""
 CONNECTED: Final = frozenset(("up", "recovered"))
 
 
@@ -123,7 +125,7 @@ def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> li
                 "backend": backend,
                 "size_bytes": by_volume.get(volume, {}).get("size_bytes", 0),
                 "read_only": bool(by_volume.get(volume, {}).get("read_only", False)),
-                "source": "nbd",
+                "source": "host" if volume.startswith(HOST_PREFIX) else "nbd",
             }
             for volume, backend in sorted(backend_of.items())
         ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -160,6 +160,15 @@ class BackendControl:
         self.settling, self.changed_ns = True, 0
         known = loop or LoopMemory(allowed, allowed / self.settings.park_ratio)
         self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
+
+    def leave_out(self, volumes: Iterable[str]) -> None:
+        """These volumes turned out to be out of reach: C is about the others from now on."""
+        for volume in volumes:
+            cost = self.managed.pop(volume).cost_per_s
+            self.allowed = max(self.allowed - cost, 0.0)
+            self.start, self.ceiling = max(self.start - cost, 0.0), max(self.ceiling - cost, 0.0)
+        if not self.managed:
+            self.reset()
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off and the times of reports stay."""

@@ -37,6 +37,7 @@ from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
+from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 
@@ -56,8 +57,9 @@ class Controller:
         self.policy = PolicyManager(
             settings, self.inventory.terms_of, self.inventory.mean_cost_of, self.inventory.carriers_of
         )
-        self.loops = Loops(settings, self.inventory, self.scopes, self.policy)
         self._usage = UsageTable()
+        self.faults = StorageFaults(settings, self._usage)
+        self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults)
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
@@ -111,6 +113,8 @@ class Controller:
         exports = list(exports)
         table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
+        table.refused = frozenset()  # another set of exports: the next acknowledgement says again
+        self.scopes.replan(gateway_id)
         for volume in table.exports:
             self.inventory.carries(volume, table)
         self.policy.gateway_up(table, now_ns)
@@ -155,17 +159,31 @@ class Controller:
         """
         self._intake.put(cut, recv_us, offset_us, now_ns)
 
-    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
-        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
+    def caps_state(
+        self,
+        gateway_id: str,
+        gen: int,
+        state: str,
+        reason: str,
+        at_unix_us: int,
+        refused: Iterable[str] = (),
+    ) -> None:
+        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock.
+
+        ``refused``: volumes of it whose caps the gateway did not take, as it does not serve them.
+        """
         self._intake.flush()
+        table = self.tables.get(gateway_id)
+        if table is not None and state != "sent" and (names := frozenset(refused)) - table.refused:
+            table.refused |= names
+            self.policy.volumes_refused(table, names)
         self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
 
     def can_throttle(self, volume: str) -> bool:
-        """Whether a gateway that carries it is in its I/O path; also True while none is known."""
-        carriers = self.inventory.carriers_of(volume).values()
-        return not carriers or any(volume not in table.only_seen for table in carriers)
+        """Whether a gateway that carries it is in its I/O path and takes caps; True while none is known."""
+        return self.inventory.can_throttle(volume)
 
     def manual_set(
         self,
@@ -227,7 +245,9 @@ class Controller:
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Look at everything; call it some four times a second."""
         self._intake.flush()
-        decisions = self._assess_promises(now_ns)
+        events, ended = self.faults.look(self.tables, now_ns)
+        self.loops.forget(ended)
+        decisions = [*self._assess_promises(now_ns), *events]
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
@@ -245,9 +265,11 @@ class Controller:
             self.policy.mode,
             self.tables,
             self.live,
+            self.scopes,
             self.policy,
             self.loops.controls,
             self.inventory,
+            self.faults,
             self._usage,
             most,
             unix_us,

@@ -196,12 +196,14 @@ class CutIntake:
         table = self._scopes.table
         over_all, on_backend = batch.targets()
         closed = _lines_shut(batch, shut)
-        feeds = on_backend != NO_MEMBER
+        # I/Os without any latency are of a source that measures none: nothing follows from them.
+        measured = (pieces.done == 0) | (pieces.latency_us > 0) | ~pieces.inexact
+        feeds = (on_backend != NO_MEMBER) & measured
         if closed is not None:
             noted = np.flatnonzero(feeds & closed)
             table.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
-        shown, fed = np.flatnonzero(over_all != NO_MEMBER), np.flatnonzero(feeds)
+        shown, fed = np.flatnonzero((over_all != NO_MEMBER) & measured), np.flatnonzero(feeds)
         members = np.concatenate((over_all[shown], on_backend[fed]))
         if len(members):
             table.add(members, np.concatenate((shown, fed)), pieces)
@@ -235,6 +237,7 @@ class CutBatch:
                 c[COL["read_bytes"]] + c[COL["write_bytes"]],
                 c[COL["held"]],
                 c[COL["inflight"]],
+                c[COL["errors"]],
             )
         )
         if len(place) != parts.shape[1]:  # some streams are not announced

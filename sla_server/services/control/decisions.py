@@ -32,6 +32,7 @@ class Reason(StrEnum):
     VICTIM_OUT_OF_CURVE = "victim-out-of-curve"
     VICTIM_GONE = "victim-gone"
     UNATTRIBUTED = "unattributed"
+    STORAGE_FAULT = "storage-fault"
     MODE_OBSERVE = "mode-observe"
     MANUAL_RELEASE = "manual-release"
     EXPIRED = "expired"
@@ -65,7 +66,8 @@ class RaiseEvent:
 
     Attributes:
         kind: violation-opened, violation-closed, throttle-set, throttle-released, throttle-not-effective,
-            unattributed, infeasible or control-oscillation.
+            unattributed, infeasible, control-oscillation, neighbour-out-of-reach,
+            storage-fault or storage-recovered.
         severity: info, warning or critical.
         element: what it is about: "sla", "volume", "backend" or "gateway".
         subject: its name; an agreement's objective is "agreement/objective".

@@ -43,6 +43,23 @@ class LiveState:
         """What the windows say."""
         return NOTHING if self.row is None else self.row.signal()
 
+    def why_no_data(self, is_measured: bool) -> str:
+        """Why there is no data, for people; "" in any other state.
+
+        Args:
+            is_measured: whether a stream in scope is seen by a source that measures latencies.
+        """
+        if self.state != "no-data":
+            return ""
+        if self.row is None:
+            return "no stream in its scope is known"
+        if not is_measured:
+            return "its volumes are counted beside the I/O path: no latency percentile can be measured there"
+        if self.row.last_piece_ns is None:
+            return "no statistics with latencies have come yet"
+        limit_s = self.settings.silent_s
+        return f"no window of I/O yet, or no statistics for {limit_s:g} s"
+
     def update(self, now_ns: int) -> RaiseEvent | None:
         """Follow the windows; returns the event of a violation that opened or closed."""
         # Read first: an idle row is emptied next, and the event has the figures of before.

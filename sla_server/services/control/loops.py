@@ -7,6 +7,8 @@ whose loop is idle needs only the promise that would lead it; one that is active
 So that a day on which everything is at risk at once does not make the whole server late, backends
 take turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first.
 
+A backend whose storage hangs or fails takes no step (``storage_faults``).
+
 State: ``controls`` by backend, what was observed, whose turn it is. No clock, no I/O. Changed only by the
 controller's one thread.
 """
@@ -24,11 +26,15 @@ from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, claims, spread, water_fill
+from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
 
 MOST_VOLUMES: Final = 4096
 """Of the backends of one tick: some 40 ms of work, a sixth of the time between two ticks."""
+
+NAMED_AGAIN_S: Final = 3600.0
+"""An hour: what no gateway can slow down is a matter of how the site is built."""
 
 
 class Loops:
@@ -40,11 +46,14 @@ class Loops:
         inventory: BackendInventory,
         scopes: PromiseScopes,
         policy: PolicyManager,
+        faults: StorageFaults,
     ) -> None:
         self.controls: dict[str, BackendControl] = {}
         self._settings = settings
         self._inventory, self._scopes, self._policy = inventory, scopes, policy
+        self._faults = faults
         self._observed: dict[str, set[Key]] = {}
+        self._left_out: dict[str, dict[str, int]] = {}
         self._stepped: set[str] = set()
         self._turn = ""
 
@@ -88,6 +97,10 @@ class Loops:
                 outside.setdefault(table.backends[row], []).append(scope)
         decisions: list[Decision] = []
         for backend in self._by_turns(due | self._stepped, active):
+            fault_ns = self._faults.since_ns(backend)
+            if fault_ns is not None:
+                self._suspend(self._control(backend), now_ns - fault_ns)
+                continue
             scopes: list[PromiseScope] = []
             if backend in active:
                 scopes = self._scopes.on_backend(backend)
@@ -166,6 +179,11 @@ class Loops:
         """
         victims = [self._inventory.victim(scope, now_ns) for scope in scopes]
         control = self._control(backend)
+        if gone := [v for v in control.managed if not self._inventory.can_throttle(v)]:
+            control.leave_out(gone)
+            if not control.active:
+                text = f"no gateway can slow down {', '.join(gone)}"
+                self._policy.release_control(backend, Reason.WITHDRAWN, text)
         if not control.active and not any(v.need is Need.AT_RISK for v in victims):
             self._observed.pop(backend, None)
             control.helpless_since_ns = None
@@ -176,11 +194,42 @@ class Loops:
             return self._observe(backend, victims, at_risk, neighbours, now_ns, unix_us)
         self._give_up_waiting(control, now_ns)
         step = control.step(victims, neighbours, now_ns)
+        left_out = self._name_left_out(backend, neighbours, now_ns) if step.changed or step.notice else []
         if control.active:
             self._actuate(control, neighbours, step, now_ns)
         elif step.changed and step.reason is not None:
             self._policy.release_control(backend, step.reason, step.text)
-        return _notices(backend, step)
+        return [*_notices(backend, step), *left_out]
+
+    def _name_left_out(
+        self, backend: str, neighbours: Mapping[str, Neighbour], now_ns: int
+    ) -> list[Decision]:
+        """Volumes that take a large part and that nothing can slow down; named once in ``NAMED_AGAIN_S``."""
+        found, named = (
+            self._inventory.out_of_reach(backend, neighbours),
+            self._left_out.setdefault(backend, {}),
+        )
+        new = [v for v in found if v not in named or now_ns - named[v] >= NAMED_AGAIN_S * 1e9]
+        if not new:
+            return []
+        named |= dict.fromkeys(found, now_ns)
+        why = "; ".join(f"{volume} {reason}" for volume, reason in found.items())
+        text = f"backend {backend}: {why}. It is left out of what control shares"
+        details = {"backend": backend, "volumes": sorted(found)}
+        return [RaiseEvent("neighbour-out-of-reach", "warning", "backend", backend, text, details)]
+
+    def _suspend(self, control: BackendControl, lasted_ns: int) -> None:
+        """Its storage hangs or fails: no step; what is in force stays for a lease, as it may be over soon."""
+        if control.active and lasted_ns > self._settings.lease_s * 1e9:
+            control.reset()
+            text = f"backend {control.backend} {self._faults.kind_of(control.backend)}: no cap can help"
+            self._policy.release_control(control.backend, Reason.STORAGE_FAULT, text)
+
+    def forget(self, backends: Iterable[str]) -> None:
+        """What the windows of these backends say is about a fault that has ended, not about load."""
+        for backend in backends:
+            for scope in self._scopes.on_backend(backend):
+                scope.row.reset()
 
     def _control_caps(self) -> dict[str, float | None]:
         return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}
@@ -236,9 +285,10 @@ class Loops:
             return []
         control = self._control(backend)
         step = control.step(victims, neighbours, now_ns)
-        if step.changed or step.notice:  # else the view has not settled yet
-            self._observed[backend] = at_risk | self._observed.get(backend, set())
         decisions: list[Decision] = _notices(backend, step)
+        if step.changed or step.notice:  # else the view has not settled yet
+            decisions += self._name_left_out(backend, neighbours, now_ns)
+            self._observed[backend] = at_risk | self._observed.get(backend, set())
         if step.changed and control.active and step.reason is not None:
             lead = control.lead
             shares = self._shares(control, neighbours)

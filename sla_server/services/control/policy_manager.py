@@ -255,6 +255,19 @@ class PolicyManager:
         if state != "sent":
             gateway.refused = reason if state == "refused" else ""
 
+    def volumes_refused(self, table: GatewayTable, volumes: Iterable[str]) -> None:
+        """A gateway does not serve these volumes: it gets no caps for them until its exports change."""
+        for volume in sorted(volumes):
+            for throttle in self.throttles():
+                if throttle.volume == volume:
+                    throttle.forget(table.gateway_id)
+            where = table.name or table.gateway_id
+            text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
+            details = {"gateway_id": table.gateway_id, "volume": volume}
+            self._events.append(
+                RaiseEvent("throttle-not-effective", "critical", "volume", volume, text, details)
+            )
+
     # Decisions.
 
     def effective(self, volume: str) -> Rates:
@@ -378,14 +391,14 @@ class PolicyManager:
         return waits
 
     def _shares(self, volume: str, rates: Rates) -> dict[str, Rates]:
-        """A volume's rates at each gateway that is up and carries it.
+        """A volume's rates at each gateway that is up, carries it and can throttle it.
 
         A gateway that is lost has no place in the split: what it held lapses with its lease.
         """
         recent = {
             gateway_id: table.use[volume].cost_per_s if volume in table.use else 0.0
             for gateway_id, table in self.carriers_of(volume).items()
-            if table.state == "up"
+            if table.state == "up" and table.can_throttle(volume)
         }
         if not recent:
             return {}

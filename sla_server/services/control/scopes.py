@@ -15,7 +15,7 @@ Changed only by the controller's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -188,6 +188,18 @@ class PromiseScopes:
         part.mask[row] = True
         return new
 
+    def replan(self, gateway_id: str) -> None:
+        """What a gateway can measure of its volumes may have changed."""
+        self._plans.pop(gateway_id, None)
+
+    def is_measured(self, key: Key, tables: Mapping[str, GatewayTable]) -> bool:
+        """Whether some stream in scope is seen by a source that measures latencies."""
+        scope = self.over_all(key)
+        return scope is not None and any(
+            bool(_measured_rows(tables[gateway_id], part.mask).any())
+            for gateway_id, part in scope.parts.items()
+        )
+
     def set_r_on(self, key: Key) -> None:
         """An objective's entry threshold of r has changed."""
         for scope in self._by_key.get(key, {}).values():
@@ -239,7 +251,10 @@ class PromiseScopes:
         for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
-            pairs += [(row, line) for row in known[scopes[0].parts[gateway_id].mask[rows[known]]].tolist()]
+            measured = _measured_rows(table, scopes[0].parts[gateway_id].mask)
+            pairs += [(row, line) for row in known[measured[rows[known]]].tolist()]
+            if not measured.any():
+                continue  # fed with nothing, it would look idle
             for step, curve in enumerate(promise.curve):
                 threshold_us[line, step] = curve.threshold_us
             for scope in scopes:
@@ -274,6 +289,14 @@ class PromiseScopes:
         for scope in self.at(gateway_id):
             lines.setdefault((scope.promise.key, scope.parts[gateway_id].mask.tobytes()), []).append(scope)
         return list(lines.values())
+
+
+def _measured_rows(table: GatewayTable, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Those of the rows in scope whose source measures latencies."""
+    if not table.only_seen:
+        return mask
+    found = np.array([stream.volume not in table.only_seen for stream in table.streams[: len(mask)]])
+    return mask & found
 
 
 def _longer(mask: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:

@@ -100,6 +100,12 @@ class ControlSettings(StrictModel):
     """Nobody to slow down must have held this long before it is said: as long as the longest window, so that
     every volume that was there while the windows ran has shown itself in several cuts."""
 
+    # Storage that hangs or fails.
+    fault_stall_s: float = Field(default=1.0, gt=0)
+    """A backend that completes nothing for so long is no longer busy: at 1 I/O/s it could not be used."""
+    fault_calm_s: float = Field(default=5.0, ge=0)
+    """A fault has ended once it has not been seen for this long: what was queued has drained by then."""
+
     # Sharing.
     small_share_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Volumes below this share of the backend's cost are left alone: throttling them gains nothing."""

@@ -607,8 +607,11 @@ class SignalTable:
 
         Args:
             now_ns: monotonic.
-            silent_s: age of the last piece from which on there is no data.
+            silent_s: age of the last piece from which on there is no data, and windows are forgotten.
         """
+        stale = np.flatnonzero((self.count > 0) & (now_ns - self.last_ns > silent_s * 1e9))
+        if len(stale):  # what was measured then says nothing of now
+            self.reset(stale)
         rows = np.flatnonzero(self._fed)
         self._fed[rows] = False
         code = self._states(rows) if len(rows) else self.code[rows]

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from sla_server.agreements.promise import CurveStep
-from sla_server.services.control.signal import NO_FIGURES
-from tests.support.worlds import KEY, A, Feeder, controller, events_of, promise
+from sla_server.services.control.signal import NO_FIGURES, NOTHING
+from sla_server.services.control.simulation import UNIX_0_US
+from tests.support.worlds import (
+    KEY,
+    A,
+    Feeder,
+    controller,
+    cut,
+    events_of,
+    exports,
+    promise,
+    streams,
+    volume_class,
+)
 
 BAD, GOOD = {"gold": (100, 30)}, {"gold": (100, 2)}
 
@@ -30,6 +44,19 @@ def test_no_data_before_the_first_window_and_when_cuts_stop():
     for _ in range(4):
         made.step()
     assert state(made) == "no-data"
+
+
+def test_old_figures_go_after_three_intervals_without_news():
+    made = feeder()
+    run(made, GOOD, GOOD)
+    assert made.controller.live[KEY].signal.windows == 2
+    for _ in range(3):
+        made.step()
+    assert made.controller.live[KEY].signal.windows == 2
+    made.step()
+    assert made.controller.live[KEY].signal is NOTHING
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert (row["state"], row["latency_us"], row["u"]) == ("no-data", None, 0.0)
 
 
 def test_one_bad_window_is_noise_two_are_a_violation_told_once():
@@ -173,3 +200,38 @@ def test_failed_ios_do_not_count_where_the_agreement_says_so():
         made.step((A, GOOD, 0), failed={"gold": 30})
     signal = made.controller.live[KEY].signal
     assert (state(made), signal.u, signal.failed_ratio) == ("ok", 0.0, 0.0)
+
+
+def host_controller(mode: str = "observe"):
+    made = controller((promise(),), (volume_class(),), mode)
+    made.gateway_up(A, "A", [{"volume": "gold", "backend": "disk", "source": "host"}], 0)
+    made.add_streams(A, streams(A, "gold"))
+    return made
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_stream_without_latencies_has_no_data_and_says_why(announced):
+    made = host_controller()
+    if not announced:  # its cuts tell, too
+        made.gateway_up(A, "A", exports("gold"), 0)
+    world = Feeder(made)
+    for second in range(1, 12):
+        each = cut(A, second, {"gold": (100, 900.0)}, thresholds_us=())
+        bare = dataclasses.replace(each, hist=each.hist[:0])
+        made.add_cut(bare, UNIX_0_US + second * 1_000_000, 0, False, second * 1_000_000_000)
+        assert events_of(made.tick(second * 1_000_000_000, UNIX_0_US)) == []
+    assert state(world) == "no-data"
+    (row,) = made.snapshot(0)["slas"]
+    assert row["latency_us"] is None
+    wanted = "beside the I/O path" if announced else "no statistics with latencies have come yet"
+    assert wanted in row["reason"]
+    assert made.snapshot(0)["volumes"][0]["iops"] == 100
+
+
+def test_why_there_is_no_data():
+    made = feeder()
+    assert made.controller.snapshot(0)["slas"][0]["reason"] == "no statistics with latencies have come yet"
+    run(made, GOOD)
+    assert made.controller.snapshot(0)["slas"][0]["reason"] == ""
+    empty = controller((promise(),), mode="observe")
+    assert empty.snapshot(0)["slas"][0]["reason"] == "no stream in its scope is known"

@@ -82,3 +82,54 @@ def test_the_loudest_promise_leads() -> None:
         decided += made.tick(number * S, number)
     (event,) = events_of(decided, "throttle-set")
     assert event.details["victim"] == "other/latency"  # its error budget is burning
+
+
+def beside(source: str = "host") -> Controller:
+    """A gold volume, a neighbour behind a gateway, and a device of the same backend that is only counted."""
+    made = controller((promise(),), (volume_class(),))
+    named = {"volume": "host:g:sda", "backend": "disk", "source": source}
+    made.gateway_up("g", "g", [*exports("gold", "greedy"), named], 0)
+    made.add_streams("g", streams("g", "gold", "greedy", "host:g:sda"))
+    return made
+
+
+def run(made: Controller, seconds: range, **ios: tuple[int, float]) -> list[object]:
+    decided: list[object] = []
+    gen = made.policy.gen
+    for number in seconds:
+        named = {name.replace("_", ":"): done for name, done in ios.items()}
+        each = cut("g", number, {"gold": (60, 30), **named}, gen=gen)
+        made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, number * S)
+        decided += made.tick(number * S, 1_800_000_000_000_000 + number * 1_000_000)
+        gen = max([gen, *(d.gen for d in decided if hasattr(d, "caps"))])
+    return decided
+
+
+def test_a_volume_beside_the_path_is_left_out_of_what_is_shared_and_named_once() -> None:
+    decided = run(beside(), range(1, 40), greedy=(400, 30), host_g_sda=(460, 1))
+    (named,) = events_of(decided, "neighbour-out-of-reach")
+    assert named.subject == "disk"
+    assert "host:g:sda is only counted on its host" in named.text
+    caps = [cap for d in decided if hasattr(d, "caps") for cap in d.caps]
+    assert {cap["volume"] for cap in caps} == {"greedy"}
+    assert caps[0]["cost_per_s"] < 400 * 1.0625  # of what greedy uses, not of what the device counts
+
+
+def test_a_small_one_is_not_worth_a_word() -> None:
+    decided = run(beside(), range(1, 7), greedy=(400, 30), host_g_sda=(4, 1))
+    assert events_of(decided, "neighbour-out-of-reach") == []
+
+
+def test_a_volume_whose_caps_a_gateway_refuses_is_left_out_until_its_exports_change() -> None:
+    made = beside("nbd")
+    decided = run(made, range(1, 4), greedy=(10, 30), host_g_sda=(460, 1))
+    (caps,) = [d for d in decided if hasattr(d, "caps")]
+    assert [cap["volume"] for cap in caps.caps] == ["host:g:sda"]
+    made.caps_state("g", caps.gen, "confirmed", "", 0, refused=["host:g:sda"])
+    assert not made.can_throttle("host:g:sda")
+    later = run(made, range(4, 16), greedy=(10, 30), host_g_sda=(460, 1))
+    (event,) = events_of(later, "throttle-not-effective")
+    assert event.text.startswith("gateway g does not serve volume host:g:sda")
+    assert not any(cap["volume"] == "host:g:sda" for d in later if hasattr(d, "caps") for cap in d.caps)
+    made.gateway_up("g", "g", exports("gold", "greedy", "host:g:sda"), 20 * S)
+    assert made.can_throttle("host:g:sda")
