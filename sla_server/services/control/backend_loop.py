@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
@@ -100,6 +101,13 @@ class LoopStep:
 NOTHING = LoopStep()
 
 
+class Report(NamedTuple):
+    """When a notice of a kind was given, and how long to wait before the next."""
+
+    at_ns: int
+    wait_s: float
+
+
 @dataclass(slots=True)
 class BackendControl:
     """State of one backend's loop; see the module for the words."""
@@ -125,7 +133,8 @@ class BackendControl:
     moves: deque[tuple[int, int]] = field(default_factory=deque)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
     quiet_until_ns: int = 0
-    reported: dict[str, int] = field(default_factory=dict)
+    futile: int = 0  # attempts in a row that had no effect
+    reported: dict[str, Report] = field(default_factory=dict)
     helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
 
     @property
@@ -171,7 +180,7 @@ class BackendControl:
             self.reset()
 
     def reset(self) -> None:
-        """Give up C and what was learned; back-off and the times of reports stay."""
+        """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
@@ -307,19 +316,25 @@ class BackendControl:
                 0,
                 lead.signal.r_step,
             )  # it helped: measure the next ones from here
+            self.futile = 0
             return None
         return self._restore(lead, now_ns)
 
     def _restore(self, lead: Victim, now_ns: int) -> LoopStep:
+        # A cause that is elsewhere may stay there for hours: each attempt costs the neighbours some seconds.
+        if now_ns - self.quiet_until_ns > self.settings.backoff_max_s * 1e9:
+            self.futile = 0
+        quiet_s = min(self.settings.backoff_s * 2.0**self.futile, self.settings.backoff_max_s)
         text = (
             f"{_figures(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
             f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
             f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
-            f"Restored for {self.settings.backoff_s:g} s"
+            f"Restored for {quiet_s:g} s"
         )
         self.reset()
-        self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
-        self.reported["unattributed"] = now_ns
+        self.futile += 1
+        self.quiet_until_ns = now_ns + round(quiet_s * 1e9)
+        self.reported["unattributed"] = Report(now_ns, quiet_s)
         return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
 
     def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
@@ -333,10 +348,15 @@ class BackendControl:
         return self._report("infeasible", now_ns, lead, "its neighbours are at their floors already")
 
     def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
-        last_ns = self.reported.get(kind)
-        if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
-            return NOTHING
-        self.reported[kind] = now_ns
+        """Once, and again after a time that doubles while it goes on."""
+        s, last = self.settings, self.reported.get(kind)
+        wait_s = s.backoff_s
+        if last is not None:
+            if now_ns - last.at_ns < last.wait_s * 1e9:
+                return NOTHING
+            if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
+                wait_s = min(2 * last.wait_s, s.backoff_max_s)
+        self.reported[kind] = Report(now_ns, wait_s)
         return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
@@ -360,7 +380,7 @@ class BackendControl:
         if wanted <= self.allowed or not biting:
             self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
             return NOTHING
-        self.decreases = 0
+        self.decreases = self.futile = 0
         names = ", ".join(sorted(throttled))
         text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)

@@ -64,6 +64,7 @@ class Controller:
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
         self._restored = False
+        self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
 
     # What is promised.
 
@@ -276,9 +277,16 @@ class Controller:
         )
 
     def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
-        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out."""
+        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out.
+
+        ``is_open``: the controller has an episode of it open, also while the promise is kept.
+        """
         return {
-            key: {"state": self.live[key].state, "u": self.live[key].signal.u}
+            key: {
+                "state": self.live[key].state,
+                "u": self.live[key].signal.u,
+                "is_open": self.live[key].violating,
+            }
             for key in keys
             if key in self.live
         }
@@ -304,7 +312,7 @@ class Controller:
         """Write the live state into the signal table, so that the table finds a change of it."""
         state = self.live[key]
         if state.row is not None:
-            self.scopes.table.set_state(state.row.row, CODE[state.state], state.violating)
+            self.scopes.table.set_state(state.row.row, CODE[state.state], state.shows_violation)
 
     def _assess_promises(self, now_ns: int) -> list[Decision]:
         """Violations that opened or closed, of promises whose windows or silence changed their state."""
@@ -320,9 +328,17 @@ class Controller:
                 table.set_state(row, code, False)
             else:
                 keys.append(promise.key)
-        for key in keys:
-            event = self.live[key].update(now_ns)
+        calm = [key for key, due_ns in self._closing.items() if now_ns >= due_ns]
+        for key in dict.fromkeys((*keys, *calm)):
+            if (state := self.live.get(key)) is None:
+                del self._closing[key]
+                continue
+            event = state.update(now_ns)
             self._set_state(key)
+            if state.closes_ns is not None:
+                self._closing[key] = state.closes_ns
+            else:
+                self._closing.pop(key, None)
             if event is not None:
                 decisions.append(event)
         return decisions

@@ -14,7 +14,8 @@ the loop from helping the others.
 
     sign seen --> suspended at once: no step of the loop, what is in force stays, for a lease at most
               --> ``storage-fault`` once it has lasted ``stale_s``
-    no sign for ``fault_calm_s`` --> ``storage-recovered`` if that was said; the loop begins with new windows
+    no sign for ``fault_calm_s`` --> the loop goes on, with new windows
+    no sign for ``backoff_s`` --> ``storage-recovered``; so storage that stutters raises few events
 
 State: one ``_Fault`` by backend. Pure: no clock. Changed only by the controller's one thread.
 """
@@ -42,6 +43,7 @@ class _Fault:
     since_ns: int
     newest_ns: int
     is_reported: bool = False
+    is_over: bool = False
 
 
 class StorageFaults:
@@ -54,12 +56,12 @@ class StorageFaults:
     def kind_of(self, backend: str) -> str:
         """``hangs``, ``fails``, or "" for a backend without a fault."""
         found = self._faults.get(backend)
-        return found.kind if found is not None else ""
+        return found.kind if found is not None and not found.is_over else ""
 
     def since_ns(self, backend: str) -> int | None:
         """When its fault began, None without one."""
         found = self._faults.get(backend)
-        return found.since_ns if found is not None else None
+        return found.since_ns if found is not None and not found.is_over else None
 
     def look(self, tables: Mapping[str, GatewayTable], now_ns: int) -> tuple[list[RaiseEvent], list[str]]:
         """Follow the newest cuts; events due, and backends whose fault has ended."""
@@ -67,20 +69,22 @@ class StorageFaults:
         signs = self._usage.faults(self._silent(tables.values(), now_ns), s.fault_stall_s * 1e6)
         for backend, kind in signs.items():
             fault = self._faults.setdefault(backend, _Fault(kind, now_ns, now_ns))
+            if fault.is_over:
+                fault.since_ns, fault.is_over = now_ns, False
             fault.kind, fault.newest_ns = kind, now_ns
         for backend, fault in list(self._faults.items()):
-            lasted_s = (fault.newest_ns - fault.since_ns) / 1e9
+            lasted_s, calm_ns = (fault.newest_ns - fault.since_ns) / 1e9, now_ns - fault.newest_ns
             if not fault.is_reported and lasted_s >= s.stale_s:
                 fault.is_reported = True
-                text = (
-                    f"backend {backend} {_TEXT[fault.kind]}: its storage is at fault, nobody is slowed down"
-                )
+                text = f"backend {backend} {_TEXT[fault.kind]}; nobody is slowed down for that"
                 events.append(_event("storage-fault", "critical", backend, text, fault.kind, lasted_s))
-            if now_ns - fault.newest_ns >= s.fault_calm_s * 1e9:
-                del self._faults[backend]
+            if calm_ns >= s.fault_calm_s * 1e9 and not fault.is_over:
+                fault.is_over = True
                 ended.append(backend)
+            if calm_ns >= s.backoff_s * 1e9 or (fault.is_over and not fault.is_reported):
+                del self._faults[backend]
                 if fault.is_reported:
-                    text = f"backend {backend} answers again after {lasted_s:.0f} s"
+                    text = f"backend {backend} has answered for {calm_ns / 1e9:.0f} s"
                     events.append(_event("storage-recovered", "info", backend, text, fault.kind, lasted_s))
         return events, ended
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
 from sla_server.agreements.promise import CurveStep
-from sla_server.services.control.signal import NO_FIGURES, NOTHING
+from sla_server.services.control.live_state import LiveState
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import NO_FIGURES, NOTHING, Signal
 from sla_server.services.control.simulation import UNIX_0_US
 from tests.support.worlds import (
     KEY,
@@ -23,8 +26,9 @@ from tests.support.worlds import (
 BAD, GOOD = {"gold": (100, 30)}, {"gold": (100, 2)}
 
 
-def feeder(**over) -> Feeder:
-    return Feeder(controller((promise(**over),), mode="observe"), (A, ("gold",)))
+def feeder(calm_s: float = 0.0, **over) -> Feeder:
+    made = controller((promise(**over),), mode="observe", episode_calm_s=calm_s)
+    return Feeder(made, (A, ("gold",)))
 
 
 def state(made: Feeder) -> str:
@@ -73,6 +77,64 @@ def test_it_closes_when_no_window_is_over():
     assert run(made, GOOD, GOOD) == []
     assert run(made, GOOD, GOOD) == ["violation-closed"]
     assert state(made) == "ok"
+
+
+def test_the_episode_closes_when_the_promise_was_kept_for_a_while_and_the_state_before():
+    made = feeder(calm_s=20)
+    run(made, BAD, BAD, BAD)
+    assert run(made, *[GOOD] * 4) == []
+    assert state(made) == "ok"
+    assert made.controller.promise_states([KEY])[KEY]["is_open"]
+    assert run(made, *[GOOD] * 10, BAD, BAD, *[GOOD] * 22) == []  # the same episode: not calm for 20 s
+    assert run(made, GOOD) == ["violation-closed"]
+
+
+def test_no_data_is_not_calm():
+    made = feeder(calm_s=20)
+    run(made, BAD, BAD, *[GOOD] * 10)
+    for _ in range(60):
+        assert events_of(made.step()) == []
+    assert run(made, *[GOOD] * 19) == []
+    assert "violation-closed" in run(made, *[GOOD] * 4)
+
+
+class NoisyRow:
+    """Windows of which some are over by chance; what a LiveState asks of its row."""
+
+    idle = False
+
+    def __init__(self, seed: int) -> None:
+        self._random, self._over, self.last_piece_ns = random.Random(seed), [False] * 3, 0
+
+    def second(self, now_ns: int) -> None:
+        self._over, self.last_piece_ns = [*self._over[1:], self._random.random() < 0.3], now_ns
+
+    def signal(self) -> Signal:
+        over = sum(self._over)
+        return Signal(3, 100.0, 12_000, over * 2.0, 0.5, 6_000.0, over, over, False)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_hour_of_noise_is_few_episodes(seed):
+    """A machine on which three seconds of ten are bad by chance: 2 of 3 windows over some 700 times."""
+    row = NoisyRow(seed)
+    made, kinds = LiveState(ControlSettings(), promise(), row), []
+    for second in range(1, 3601):
+        row.second(second * 1_000_000_000)
+        if event := made.update(second * 1_000_000_000):
+            kinds.append(event.kind)
+    assert kinds[:3:2] == ["violation-opened"] * len(kinds[:3:2])
+    assert 1 <= len(kinds) <= 24
+    assert kinds == (["violation-opened", "violation-closed"] * 12)[: len(kinds)]
+
+
+def test_an_episode_that_comes_after_a_long_calm_closes_as_the_first_did():
+    made = feeder(calm_s=20)
+    assert run(made, BAD, BAD, *[GOOD] * 30) == ["violation-opened", "violation-closed"]
+    assert run(made, BAD, BAD, *[GOOD] * 30) == ["violation-opened"]  # soon: 40 s this time
+    assert run(made, *[GOOD] * 20) == ["violation-closed"]
+    run(made, *[GOOD] * 600)
+    assert run(made, BAD, BAD, *[GOOD] * 30) == ["violation-opened", "violation-closed"]
 
 
 def test_at_risk_is_between():

@@ -52,7 +52,11 @@ def test_nobody_is_slowed_down_while_the_whole_backend_hangs(old_agent: bool) ->
     assert (view["fault"], view["phase"]) == ("hangs", "idle")
     # What had waited completes at last, a minute late: that is no reason to slow anybody down either.
     run.second((32, 60_000.0), (64, 60_000.0))
-    for _ in range(12):
+    for _ in range(25):
+        run.second(GOOD, (400, 2.0))
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
+    assert run.made.controller.snapshot(0)["backends"][0]["fault"] == ""
+    for _ in range(35):
         run.second(GOOD, (400, 2.0))
     assert (run.caps, run.kinds("backend")) == ([], ["storage-fault", "storage-recovered"])
     assert run.kinds("sla") == ["violation-opened", "violation-closed"]
@@ -113,6 +117,16 @@ def test_a_gateway_that_is_silent_or_lost_says_nothing_of_its_backend() -> None:
     for _ in range(20):
         run.made.step()
     assert run.made.controller.faults.kind_of("disk") == ""
+
+
+def test_storage_that_stutters_is_one_fault() -> None:
+    run = Run(world())
+    for _ in range(10):
+        for _ in range(6):
+            run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+        for _ in range(10):
+            run.second(GOOD, (400, 2.0), waiting=ALL_WAIT)
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
 
 
 def test_an_idle_backend_has_no_fault() -> None:
