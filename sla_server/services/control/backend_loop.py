@@ -172,10 +172,15 @@ class BackendControl:
 
     def leave_out(self, volumes: Iterable[str]) -> None:
         """These volumes turned out to be out of reach: C is about the others from now on."""
+        total = sum(n.cost_per_s for n in self.managed.values())
         for volume in volumes:
-            cost = self.managed.pop(volume).cost_per_s
-            self.allowed = max(self.allowed - cost, 0.0)
-            self.start, self.ceiling = max(self.start - cost, 0.0), max(self.ceiling - cost, 0.0)
+            del self.managed[volume]
+        ratio = sum(n.cost_per_s for n in self.managed.values()) / total if total > 0 else 1.0
+        self.allowed, self.start, self.ceiling = (
+            self.allowed * ratio,
+            self.start * ratio,
+            self.ceiling * ratio,
+        )
         if not self.managed:
             self.reset()
 
