@@ -81,9 +81,10 @@ bench-queue: setup-bench ## the disk queue against files, SQLite and persist-que
 bench-%: setup ## one benchmark: demo, sla, gateway, control, ingest, query, tls
 	@$(PY) -m benchmarks.$* $(ARGS)
 
-docs: setup ## regenerate the configuration reference, the page of messages and docs/measurements
+docs: setup ## regenerate the configuration reference, the messages, the schema and docs/measurements
 	@$(PY) -m docs.reference
 	@$(PY) -m docs.messages
+	@$(PY) -m docs.documents_schema
 	@$(PY) -m docs.measurements
 
 clean: ## remove .venv and caches

@@ -45,6 +45,13 @@ class AgreementDelete(RequestBody):
     name: str
 
 
+class DocumentEnd(RequestBody):
+    """The Maintenance or Calendar document to end."""
+
+    kind: Literal["Maintenance", "Calendar"]
+    name: str
+
+
 class ThrottleSet(RequestBody):
     """Exactly one of iops, bytes_per_s and cost_per_s."""
 

@@ -80,11 +80,17 @@ def standing(
     target = objective.budgeting.target
     if isinstance(spec.window, CalendarWindow):
         ahead_us = periods.service_us(
-            spec.service_hours, max(judged_to_us, start_us, item.applied_us), end_us, spec.time_zone
+            spec.service_hours,
+            max(judged_to_us, start_us, item.applied_us),
+            end_us,
+            spec.time_zone,
+            item.calendar,
         )
         possible = good + bad + ahead_us / slice_us
     else:
-        in_service_us = periods.service_us(spec.service_hours, start_us, end_us, spec.time_zone)
+        in_service_us = periods.service_us(
+            spec.service_hours, start_us, end_us, spec.time_zone, item.calendar
+        )
         measured_out = counts.not_applicable + counts.no_data + counts.good + counts.bad - good - bad
         possible = in_service_us / slice_us - measured_out
     burn_1h, in_a_row, active = _burning(objective, history, end_us - start_us, judged_to_us)

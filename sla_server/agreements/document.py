@@ -12,17 +12,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from sla_server.agreements.fields import Duration, Name, Pattern, Strict, refuse
+from sla_server.agreements.fields import Document, Duration, Name, Pattern, Strict, refuse
 from sla_server.agreements.periods import CalendarWindow, Maintenance, RollingWindow, ServiceHours
 
 DEFAULT_FLOOR_IOPS = 50.0  # also that of a volume without any agreement (DESIGN.md 4, "Names")
-
-
-class Metadata(Strict):
-    """Who the document is."""
-
-    name: Name
-    labels: dict[str, str] = Field(default_factory=dict, max_length=32)
 
 
 class Parties(Strict):
@@ -94,6 +87,7 @@ class AgreementSpec(Strict):
     maintenance: Maintenance = Field(default_factory=Maintenance)
     penalties: list[Penalty] = Field(default_factory=list, max_length=10)
     credit_cap: float = Field(default=1.0, gt=0, le=1)
+    """The most that is credited for one period, all objectives together."""
 
     @model_validator(mode="after")
     def _consistent(self) -> AgreementSpec:
@@ -113,10 +107,6 @@ class AgreementSpec(Strict):
                     f"penalties[{index}] is out of order",
                     "List them with 'below' falling and 'credit' rising",
                 )
-        if self.penalties and self.penalties[-1].credit > self.credit_cap:
-            raise refuse(
-                "the last penalty's credit is above credit_cap", "Raise credit_cap or lower the credit"
-            )
         return self
 
     @property
@@ -128,27 +118,16 @@ class AgreementSpec(Strict):
 _SHARED: Final = tuple(name for name in AgreementSpec.model_fields if name not in ("scope", "priority"))
 
 
-class Agreement(Strict):
-    """One whole document."""
+class Agreement(Document):
+    """One whole ``kind: SLA`` document."""
 
-    api_version: Literal["storage-sla/v1"] = Field(alias="apiVersion")
     kind: Literal["SLA"]
-    metadata: Metadata
     spec: AgreementSpec
-
-    @property
-    def name(self) -> str:
-        """The agreement's name."""
-        return self.metadata.name
 
     @property
     def judged(self) -> list[LatencyObjective]:
         """The objectives that this release judges."""
         return [item for item in self.spec.objectives if isinstance(item, LatencyObjective)]
-
-    def spec_json(self) -> dict[str, Any]:
-        """The whole document as JSON values, defaults filled in; equal documents give equal values."""
-        return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any], known: dict[str, Any] | None = None) -> Agreement:

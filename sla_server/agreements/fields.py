@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime, time
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from pmdaemon.wire.names import is_name
@@ -71,7 +71,7 @@ def _pattern(value: Any) -> str:
     if not isinstance(value, str) or _PATTERN.fullmatch(value) is None:
         raise refuse(
             f"{value!r} is not a name or pattern",
-            "Use a name, or a pattern with * and ?. Selection by label is not part of this release",
+            "Use a name, or a pattern with * and ?. Volumes and clients have no labels",
         )
     return value
 
@@ -122,15 +122,36 @@ def _local_time(value: Any) -> datetime:
     return datetime(value.year, value.month, value.day, value.hour, value.minute, value.second)
 
 
+def _calendar_date(value: Any) -> date:
+    if isinstance(value, str):
+        try:
+            value = date.fromisoformat(value)
+        except ValueError as exc:
+            raise refuse(f"{value!r} is not a date", "Write it as 2026-12-25") from exc
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise refuse(f"{value!r} is not a date", "Write it as 2026-12-25")
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise refuse(f"the year {value.year} is not within {FIRST_YEAR} to {LAST_YEAR}")
+    return date(value.year, value.month, value.day)
+
+
+def _schema(pattern: str = "", **more: Any) -> WithJsonSchema:
+    """What JSON Schema says of a text; the model itself says more."""
+    return WithJsonSchema({"type": "string", **({"pattern": pattern} if pattern else {}), **more})
+
+
 Duration = Annotated[
-    int, BeforeValidator(parse_duration_s), PlainSerializer(format_duration, when_used="json")
+    int,
+    BeforeValidator(parse_duration_s),
+    PlainSerializer(format_duration, when_used="json"),
+    _schema(f"^{_DURATION.pattern}$", examples=["1m", "30d"]),
 ]
 """Seconds in memory, ``1m`` in the document and in JSON."""
-Name = Annotated[str, BeforeValidator(_name)]
+Name = Annotated[str, BeforeValidator(_name), _schema("^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$")]
 """What an agreement or objective may be called."""
-Pattern = Annotated[str, BeforeValidator(_pattern)]
+Pattern = Annotated[str, BeforeValidator(_pattern), _schema(f"^{_PATTERN.pattern}$")]
 """A name, or a shell pattern over names (``fnmatch``, case matters)."""
-TimeZone = Annotated[str, BeforeValidator(_time_zone)]
+TimeZone = Annotated[str, BeforeValidator(_time_zone), _schema(examples=["UTC", "Europe/Berlin"])]
 """IANA time zone."""
 ClockTime = Annotated[
     time,
@@ -138,7 +159,43 @@ ClockTime = Annotated[
     PlainSerializer(
         lambda t: "24:00" if t == time.max else t.isoformat("minutes"), return_type=str, when_used="json"
     ),
+    _schema("^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"),
 ]
 """Time of day, ``"08:00"``; ``"24:00"`` is the end of the day."""
-LocalTime = Annotated[datetime, BeforeValidator(_local_time)]
+LocalTime = Annotated[datetime, BeforeValidator(_local_time), _schema(examples=["2026-02-01T22:00"])]
 """Wall-clock time without offset; the zone is a key of its own."""
+CalendarDate = Annotated[date, BeforeValidator(_calendar_date), _schema("^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+"""A day, ``2026-12-25``."""
+
+
+class Metadata(Strict):
+    """Who the document is."""
+
+    name: Name
+    labels: dict[str, str] = Field(default_factory=dict, max_length=32)
+
+
+class Document(Strict):
+    """What every kind of document has; ``kind`` and ``spec`` are the subclass's."""
+
+    api_version: Literal["storage-sla/v1"] = Field(alias="apiVersion")
+    kind: str
+    metadata: Metadata
+
+    @property
+    def name(self) -> str:
+        """The document's name; unique among those of its kind."""
+        return self.metadata.name
+
+    def spec_json(self) -> dict[str, Any]:
+        """The whole document as JSON values, defaults filled in; equal documents give equal values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_json(cls, spec: dict[str, Any]) -> Self:
+        """Read ``spec_json`` back.
+
+        Raises:
+            pydantic.ValidationError: the row was written by an incompatible version.
+        """
+        return cls.model_validate(spec)

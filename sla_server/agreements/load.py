@@ -1,4 +1,4 @@
-"""YAML text to agreements, with every mistake at its line.
+"""YAML text to documents (agreements, maintenance, calendars), with every mistake at its line.
 
 One text may hold several documents (``---``). Nothing is returned unless all of them are right. The text is
 bounded (size, number of values, depth), so a hostile file costs little; anchors are allowed, but what they
@@ -21,9 +21,12 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
 
+from sla_server.agreements.calendars import CalendarDocument
 from sla_server.agreements.document import METRICS, Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
+from sla_server.agreements.fields import Document
 from sla_server.agreements.limits import MAX_DOCUMENTS
+from sla_server.agreements.maintenance import MaintenanceDocument
 
 MAX_TEXT_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 24 << 10  # text and JSON of one agreement travel in one 64 KiB frame header
@@ -42,6 +45,12 @@ _NOT_YAML: Final = (
     OverflowError,
 )
 _BLANK_LINES: Final = re.compile(r"\A(?:[ \t]*\r?\n)+")  # not the indentation of the first line
+KINDS: Final[dict[str, type[Document]]] = {
+    "SLA": Agreement,
+    "Maintenance": MaintenanceDocument,
+    "Calendar": CalendarDocument,
+}
+"""Kind of document -> its model."""
 _UNION_TAGS: Final = frozenset((*METRICS, "calendar", "rolling"))
 
 
@@ -54,9 +63,20 @@ class Loaded:
         text: its own YAML, without its neighbours
     """
 
-    agreement: Agreement
+    document: Document
     text: str
     line: int
+
+    @property
+    def agreement(self) -> Agreement:
+        """The document, where only agreements are expected.
+
+        Raises:
+            TypeError: it is of another kind.
+        """
+        if not isinstance(self.document, Agreement):
+            raise TypeError(f"{self.document.kind} {self.document.name} is no agreement")
+        return self.document
 
 
 def load_documents(text: str, rollup_s: int) -> list[Loaded]:
@@ -160,18 +180,20 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
             ]
         )
     plain = _plain(tree, [MAX_VALUES])
+    kind = plain.get("kind")
+    model = KINDS.get(kind, Agreement) if isinstance(kind, str) else Agreement
     try:
-        agreement = Agreement.model_validate(plain)
+        document = model.model_validate(plain)
     except ValidationError as exc:
-        raise AgreementsRefused(_describe(exc, tree, offset, _name_in(plain))) from exc
-    problems = _slices_fit(agreement, tree, offset, rollup_s)
-    if len(json.dumps(agreement.spec_json())) > MAX_SPEC_BYTES:
+        raise AgreementsRefused(_describe(exc, tree, offset, _name_in(plain), model)) from exc
+    problems = _slices_fit(document, tree, offset, rollup_s) if isinstance(document, Agreement) else []
+    if len(json.dumps(document.spec_json())) > MAX_SPEC_BYTES:
         problems.append(
-            DocumentProblem(line, "", "the document expands to more than 36 KiB", "Split it", agreement.name)
+            DocumentProblem(line, "", "the document expands to more than 36 KiB", "Split it", document.name)
         )
     if problems:
         raise AgreementsRefused(problems)
-    return Loaded(agreement, _BLANK_LINES.sub("", text).rstrip() + "\n", line)
+    return Loaded(document, _BLANK_LINES.sub("", text).rstrip() + "\n", line)
 
 
 def _plain(value: Any, left: list[int]) -> Any:
@@ -197,11 +219,13 @@ def _name_in(plain: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _describe(error: ValidationError, tree: Any, offset: int, name: str) -> list[DocumentProblem]:
+def _describe(
+    error: ValidationError, tree: Any, offset: int, name: str, model: type[Document]
+) -> list[DocumentProblem]:
     problems = []
     for item in error.errors(include_url=False):
         path = _without_tags(item["loc"])
-        problem, fix = explain(item, path)
+        problem, fix = explain(item, path, model)
         problems.append(DocumentProblem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
     return sorted(problems, key=lambda entry: entry.line)
 
@@ -256,17 +280,18 @@ def _slices_fit(agreement: Agreement, tree: Any, offset: int, rollup_s: int) -> 
 
 
 def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
-    first: dict[str, int] = {}
+    first: dict[tuple[str, str], int] = {}
     for item in loaded:
-        if item.agreement.name in first:
+        key = item.document.kind, item.document.name
+        if key in first:
             yield DocumentProblem(
                 item.line,
                 "metadata.name",
-                f"the name stands in the document at line {first[item.agreement.name]} already",
-                "Give each agreement its own name",
-                item.agreement.name,
+                f"the {item.document.kind} document at line {first[key]} has this name already",
+                "Give each document of a kind its own name",
+                item.document.name,
             )
-        first.setdefault(item.agreement.name, item.line)
+        first.setdefault(key, item.line)
 
 
 # -- What the model found wrong with a value, in words that say what to write instead. Pure.
@@ -282,7 +307,7 @@ _RATIOS: Final = ("target", "below", "credit", "credit_cap", "min_read_fraction"
 _UNITS: Final = ("ms", "us", "s", "%", "iops", "kib", "mb/s", "mbps", "i/o/s")
 
 
-def explain(item: Any, path: Sequence[int | str]) -> tuple[str, str]:
+def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreement) -> tuple[str, str]:
     """Problem and fix for one error of pydantic at ``path`` (without the tags of unions)."""
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
     if kind == "agreement":
@@ -290,11 +315,13 @@ def explain(item: Any, path: Sequence[int | str]) -> tuple[str, str]:
     if kind == "missing":
         return "is required", f"Add the key {path[-1]}"
     if kind == "extra_forbidden":
-        return "there is no such key here", _other_key(str(path[-1]))
+        return "there is no such key here", _other_key(str(path[-1]), model)
     if kind in ("literal_error", "enum", "union_tag_invalid"):
         expected = context.get("expected") or context.get("expected_tags")
         if tuple(path[-2:]) == ("indicator", "metric"):
             expected = ", ".join(METRICS)
+        if tuple(path) == ("kind",):
+            expected = ", ".join(KINDS)
         return f"{shown(value)} is not possible here", f"Use one of {expected}"
     if kind == "union_tag_not_found":
         return "the key 'type' is required", "Add type: calendar or type: rolling"
@@ -345,8 +372,8 @@ def _number_in(value: Any) -> tuple[float | None, bool]:
         return None, False
 
 
-def _other_key(key: str) -> str:
-    known = _known_keys()
+def _other_key(key: str, model: type[Document]) -> str:
+    known = _known_keys(model)
     if key in known:
         return f"{key} belongs elsewhere in the document: {_SEE.lower()}"
     close = difflib.get_close_matches(key, known, n=1)
@@ -354,7 +381,7 @@ def _other_key(key: str) -> str:
 
 
 @cache
-def _known_keys() -> tuple[str, ...]:
-    schema = Agreement.model_json_schema()
+def _known_keys(model: type[Document]) -> tuple[str, ...]:
+    schema = model.model_json_schema()
     models = [schema, *schema.get("$defs", {}).values()]
     return tuple(sorted({key for model in models for key in model.get("properties", {})}))

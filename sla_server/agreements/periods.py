@@ -7,16 +7,21 @@ is excluded if any part of it is in maintenance or if it starts outside service 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, time, timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 from dateutil.rrule import rrulestr
 from pydantic import Field, model_validator
 
-from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Strict, TimeZone, refuse
+from sla_server.agreements.calendars import BUILT_IN, DAYS, CalendarInForce, Day, Opening, version_at
+from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Name, Strict, TimeZone, refuse
+
+if TYPE_CHECKING:  # both import this module for the models of time
+    from sla_server.agreements.document import Agreement
+    from sla_server.agreements.maintenance import AnnouncedWork
 
 SECOND_US: Final = 1_000_000
 QUARTER_US: Final = 900 * SECOND_US
@@ -64,31 +69,67 @@ def _calendar_bounds(period: str, tz: str, quarter: int) -> tuple[int, int]:
     return from_local(start, tz), from_local(end, tz)
 
 
-def in_service(hours: ServiceHours | None, at_us: int, default_tz: str) -> bool:
-    """Whether the promise holds at this instant, as far as service hours go."""
+def in_service(
+    hours: ServiceHours | None, at_us: int, default_tz: str, calendar: Sequence[CalendarInForce] = ()
+) -> bool:
+    """Whether the promise holds at this instant, as far as service hours go.
+
+    Args:
+        hours: of the agreement.
+        at_us: us UTC.
+        default_tz: of the agreement.
+        calendar: versions of the calendar that ``hours`` names; without any the promise always holds.
+    """
     if hours is None or hours.calendar == "always":
         return True
+    if hours.calendar != "business":
+        spec = version_at(calendar, at_us)
+        if spec is None:
+            return True
+        local = to_local(at_us, spec.tz)
+        return any(opens <= local.time() < closes for opens, closes in spec.openings(local.date()))
     local = to_local(at_us, hours.tz or default_tz)
     return local.weekday() in hours.weekdays and hours.from_time <= local.time() < hours.to_time
 
 
-def service_us(hours: ServiceHours | None, from_us: int, to_us: int, default_tz: str) -> int:
-    """How much of [from_us, to_us) lies in service hours."""
+def service_us(
+    hours: ServiceHours | None,
+    from_us: int,
+    to_us: int,
+    default_tz: str,
+    calendar: Sequence[CalendarInForce] = (),
+) -> int:
+    """How much of [from_us, to_us) lies in service hours; a calendar's version of each day's midnight."""
     if to_us <= from_us:
         return 0
-    if hours is None or hours.calendar == "always":
+    is_named = hours is not None and hours.calendar not in BUILT_IN
+    if hours is None or hours.calendar == "always" or (is_named and not calendar):
         return to_us - from_us
-    tz = hours.tz or default_tz
+    newest = version_at(calendar, to_us) if is_named else None
+    tz = newest.tz if newest is not None else hours.tz or default_tz
     day = to_local(from_us, tz).date() - timedelta(days=1)
     last = to_local(to_us, tz).date()
     total = 0
     while day <= last:
-        if day.weekday() in hours.weekdays:
-            opens = from_local(datetime.combine(day, hours.from_time), tz)
-            closes = from_local(_closing(datetime.combine(day, time.min), hours.to_time), tz)
-            total += max(0, min(closes, to_us) - max(opens, from_us))
+        for opens_us, closes_us in _openings_of(hours, calendar if is_named else (), day, tz):
+            total += max(0, min(closes_us, to_us) - max(opens_us, from_us))
         day += timedelta(days=1)
     return total
+
+
+def _openings_of(
+    hours: ServiceHours, calendar: Sequence[CalendarInForce], day: date, tz: str
+) -> Iterator[tuple[int, int]]:
+    midnight = datetime.combine(day, time.min)
+    openings: list[Opening] = []
+    if calendar:
+        spec = version_at(calendar, from_local(midnight, tz))
+        if spec is not None:
+            openings, tz = spec.openings(day), spec.tz
+    elif day.weekday() in hours.weekdays:
+        openings = [(hours.from_time, hours.to_time)]
+    for opens, closes in openings:
+        yield from_local(datetime.combine(day, opens), tz), from_local(_closing(midnight, closes), tz)
 
 
 def _closing(midnight: datetime, closes: time) -> datetime:
@@ -96,7 +137,7 @@ def _closing(midnight: datetime, closes: time) -> datetime:
 
 
 def occurrences(
-    window: MaintenanceWindow, from_us: int, to_us: int, default_tz: str
+    window: PlannedWindow, from_us: int, to_us: int, default_tz: str
 ) -> Iterator[tuple[int, int]]:
     """[start, end) of every occurrence that overlaps [from_us, to_us), in order."""
     tz = window.tz or default_tz
@@ -115,50 +156,80 @@ def occurrences(
 
 def maintenance_us(maintenance: Maintenance, from_us: int, to_us: int, default_tz: str) -> int:
     """How much of [from_us, to_us) is announced work; windows that overlap count once."""
-    if to_us <= from_us:
-        return 0
-    spans = sorted(
-        (max(begin, from_us), min(end, to_us))
-        for window in maintenance.windows
-        for begin, end in occurrences(window, from_us, to_us, default_tz)
+    return _union_us(
+        (span for window in maintenance.windows for span in occurrences(window, from_us, to_us, default_tz)),
+        from_us,
+        to_us,
     )
+
+
+def _union_us(spans: Iterable[tuple[int, int]], from_us: int, to_us: int) -> int:
+    """How much of [from_us, to_us) the spans cover together."""
     total, reached = 0, from_us
-    for begin, end in spans:
+    for begin, end in sorted((max(begin, from_us), min(end, to_us)) for begin, end in spans):
         total += max(0, end - max(begin, reached))
         reached = max(reached, end)
     return total
 
 
-def is_excluded(
-    start_us: int,
-    end_us: int,
-    *,
-    window: CalendarWindow | RollingWindow,
-    hours: ServiceHours | None,
-    maintenance: Maintenance,
-    default_tz: str,
-) -> bool:
-    """Whether a slice is excluded: starts outside service hours, or touches announced work.
+def planned_us(agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int) -> int:
+    """How much of [from_us, to_us) is work that was announced to an agreement, in it or beside it."""
+    spec = agreement.spec
+    spans = [
+        span
+        for window in spec.maintenance.windows
+        for span in occurrences(window, from_us, to_us, spec.time_zone)
+    ]
+    spans += [span for work in maintenance for span in work.spans(from_us, to_us)]
+    return _union_us(spans, from_us, to_us)
 
-    Work that exceeds ``max_per_period`` within the slice's period is not excused; for a rolling window the
-    period is the duration before the slice.
+
+def is_excluded(
+    agreement: Agreement,
+    maintenance: Sequence[AnnouncedWork],
+    at_us: int,
+    *,
+    end_us: int | None = None,
+    calendar: Sequence[CalendarInForce] = (),
+) -> str | None:
+    """Why nothing is promised at an instant, or in a slice; None: the promise holds.
+
+    Outside service hours, or while work is done that was announced, within the agreement or by a Maintenance
+    document. Work that exceeds ``max_per_period`` within the slice's period is not excused; for a rolling
+    window the period is the duration before the slice.
+
+    Args:
+        agreement: the version in force.
+        maintenance: Maintenance documents in whose scope it is, ended ones included.
+        at_us: the instant, or the slice's start.
+        end_us: the slice's end; work that touches the slice excludes it.
+        calendar: versions of the calendar that its service hours name.
     """
-    if not in_service(hours, start_us, default_tz):
-        return True
-    if not maintenance.windows or maintenance_us(maintenance, start_us, end_us, default_tz) == 0:
-        return False
-    if maintenance.max_per_period is None:
-        return True
-    period_start, _ = period_bounds(window, start_us)
-    used_us = maintenance_us(maintenance, period_start, start_us, default_tz)
-    return used_us < maintenance.max_per_period * SECOND_US
+    spec, end_us = agreement.spec, at_us + 1 if end_us is None else end_us
+    if not in_service(spec.service_hours, at_us, spec.time_zone, calendar):
+        return "outside service hours"
+    reason = _work_at(agreement, maintenance, at_us, end_us)
+    if reason is None or spec.maintenance.max_per_period is None:
+        return reason
+    period_start, _ = period_bounds(spec.window, at_us)
+    used_us = planned_us(agreement, maintenance, period_start, at_us)
+    return reason if used_us < spec.maintenance.max_per_period * SECOND_US else None
+
+
+def _work_at(
+    agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int
+) -> str | None:
+    """Reason of the first work that touches [from_us, to_us)."""
+    spec = agreement.spec
+    for window in spec.maintenance.windows:
+        if any(occurrences(window, from_us, to_us, spec.time_zone)):
+            return f"maintenance: {window.reason}"
+    return next((work.reason for work in maintenance if any(work.spans(from_us, to_us))), None)
 
 
 # -- Models of time in the document: the window of the target, service hours, maintenance
 
 
-DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 MAX_WINDOW_S: Final = 400 * 86_400  # slices are kept 13 months
 LAST_YEAR: Final = 9999
 SEARCHED_YEARS: Final = 200  # any date on any weekday comes within 40 years
@@ -189,9 +260,12 @@ class RollingWindow(Strict):
 
 
 class ServiceHours(Strict):
-    """When the promise holds: ``business`` is Monday to Friday, 08:00 to 18:00, unless it says otherwise."""
+    """When the promise holds: ``business`` is Monday to Friday, 08:00 to 18:00, unless it says otherwise.
 
-    calendar: Literal["always", "business"]
+    Any other name is that of a Calendar document, which has its own hours and zone.
+    """
+
+    calendar: Name
     days: list[Day] | None = Field(default=None, min_length=1)
     opens: ClockTime | None = Field(default=None, alias="from")
     closes: ClockTime | None = Field(default=None, alias="to")
@@ -204,12 +278,22 @@ class ServiceHours(Strict):
             raise refuse(
                 "days and hours contradict calendar: always", "Use calendar: business with days, from, to"
             )
+        if self.is_named and (self.days or self.opens or self.closes or self.tz):
+            raise refuse(
+                f"the calendar {self.calendar!r} has its own days, hours and zone",
+                "Remove days, from, to and tz here, or use calendar: business",
+            )
         if self.from_time >= self.to_time:
             raise refuse(
                 "'from' is not before 'to'",
                 'For hours over midnight, give two agreements, or use to: "24:00"',
             )
         return self
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a Calendar document says when."""
+        return self.calendar not in BUILT_IN
 
     @property
     def weekdays(self) -> frozenset[int]:
@@ -227,8 +311,8 @@ class ServiceHours(Strict):
         return self.closes or (time(18) if self.from_time < time(18) else time.max)
 
 
-class MaintenanceWindow(Strict):
-    """Announced work: slices that touch it are excluded. Once, or repeated by an RFC 5545 rule."""
+class PlannedWindow(Strict):
+    """When work is done: once, or repeated by an RFC 5545 rule."""
 
     start: LocalTime
     end: LocalTime | None = None
@@ -238,10 +322,9 @@ class MaintenanceWindow(Strict):
     tz: TimeZone | None = None
     """Default: the window's time zone."""
     reason: str = Field(min_length=1, max_length=500)
-    author: str = Field(min_length=1, max_length=100)
 
     @model_validator(mode="after")
-    def _complete(self) -> MaintenanceWindow:
+    def _complete(self) -> PlannedWindow:
         if (self.end is None) == (self.duration is None):
             raise refuse("needs exactly one of 'end' and 'duration'", "Add for example duration: 2h")
         if self.length <= timedelta(0):
@@ -261,6 +344,12 @@ class MaintenanceWindow(Strict):
             return timedelta(seconds=self.duration)
         assert self.end is not None  # cannot happen: _complete asked for one of both
         return self.end - self.start
+
+
+class MaintenanceWindow(PlannedWindow):
+    """Announced work within an agreement: slices that touch it are excluded."""
+
+    author: str = Field(min_length=1, max_length=100)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Final
 
+from sla_server.agreements.calendars import CalendarInForce
 from sla_server.agreements.document import Agreement, LatencyObjective
+from sla_server.agreements.maintenance import AnnouncedWork
+from sla_server.agreements.periods import is_excluded
 
 
 class Priority(IntEnum):
@@ -129,11 +132,19 @@ class InForce:
     version: int
     applied_us: int
     ended_us: int | None = None
+    work: tuple[AnnouncedWork, ...] = ()
+    """Maintenance documents in whose scope it is, those that ended included."""
+    calendar: tuple[CalendarInForce, ...] = ()
+    """Versions of the calendar that its service hours name."""
 
     @property
     def name(self) -> str:
         """The agreement's name."""
         return self.agreement.name
+
+    def excluded(self, start_us: int, end_us: int | None = None) -> str | None:
+        """Why nothing is promised at an instant or in a slice; None: the promise holds."""
+        return is_excluded(self.agreement, self.work, start_us, end_us=end_us, calendar=self.calendar)
 
     @cached_property
     def promises(self) -> tuple[Promise, ...]:

@@ -17,7 +17,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
-from sla_server.api.errors import ApiError, BadInput
+from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
+from sla_server.api.errors import ApiError, BadInput, TooLarge
 from sla_server.api.routes import LIMIT_MAX, LONG_LIMIT_MAX, MAX_US
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -164,6 +165,27 @@ def json_body(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadInput("body", "is not a JSON object")
     return body
+
+
+def yaml_body(request: Request) -> str:
+    """The body, YAML documents of one call.
+
+    Raises:
+        BadInput: no text, or nothing.
+        TooLarge: more than one call takes.
+    """
+    try:
+        documents = request.get_data().decode()
+    except UnicodeDecodeError as exc:
+        raise BadInput("body", "is not UTF-8 text") from exc
+    if not documents.strip():
+        raise BadInput("body", "is empty", "Send agreement documents in YAML")
+    if (size := len(documents.encode())) > CALL_BYTES:
+        raise TooLarge(
+            f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
+            f"Split it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
+        )
+    return documents
 
 
 def parse_body(model: type[Model], members: Mapping[str, Any]) -> Model:

@@ -1,7 +1,7 @@
 """The table of routes. URL map, rights and OpenAPI document are made from it, so they cannot differ.
 
 ``changes`` marks routes that need token or session. ``operation`` names the handler, a function of that name
-in ``handlers.read``, ``handlers.write`` or ``handlers.live``.
+in ``handlers.read``, ``handlers.documents``, ``handlers.write`` or ``handlers.live``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ PREFIX: Final = "/api/v1"
 LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
+PERIODS_MAX: Final = 14
+"""Slices are kept 13 months."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,36 @@ ROUTES: Final = (
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
     ApiRoute("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
-    ApiRoute("GET", "/slas", "slas", "Agreements in force, and their live state."),
-    ApiRoute("GET", "/slas/{name}", "sla", "One agreement: document, version, live state."),
+    ApiRoute(
+        "GET",
+        "/slas",
+        "slas",
+        "Agreements in force, and their live state.",
+        (
+            Query("labels", "string", "Only those with these labels: KEY=VALUE or KEY, with commas between."),
+            Query("documents", "boolean", "1: with the documents' texts."),
+        ),
+    ),
+    ApiRoute(
+        "GET",
+        "/slas/{name}",
+        "sla",
+        "One agreement: document, version, live state.",
+        (Query("version", "integer", "Which version; default: the newest.", least=1, most=(1 << 31) - 1),),
+    ),
+    ApiRoute(
+        "GET",
+        "/slas/{name}/versions",
+        "sla_versions",
+        "Versions of one agreement, newest first: what changed.",
+    ),
+    ApiRoute(
+        "GET",
+        "/slas/{name}/credits",
+        "sla_credits",
+        "Compliance and credit of the current and past periods, newest first.",
+        (Query("periods", "integer", "At most so many; default 3.", least=1, most=PERIODS_MAX),),
+    ),
     ApiRoute(
         "GET", "/slas/{name}/slices", "slices", "Judged slices of one objective.", (OBJECTIVE, FROM, TO, LONG)
     ),
@@ -125,6 +155,27 @@ ROUTES: Final = (
         changes=True,
     ),
     ApiRoute("DELETE", "/slas/{name}", "delete_sla", "End an agreement.", changes=True),
+    ApiRoute(
+        "GET",
+        "/maintenance",
+        "maintenance",
+        "Maintenance: what runs and what is planned; applied as documents.",
+        (Query("past", "boolean", "1: also what has passed."),),
+    ),
+    ApiRoute(
+        "DELETE", "/maintenance/{name}", "end_maintenance", "End maintenance now, all of it.", changes=True
+    ),
+    ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name."),
+    ApiRoute("DELETE", "/calendars/{name}", "end_calendar", "End a calendar that is not used.", changes=True),
+    ApiRoute(
+        "POST",
+        "/admission",
+        "admission",
+        "Whether agreement documents could be kept beside those in force; changes nothing.",
+        body="Documents",
+        changes=True,  # it costs the server a second of a processor
+    ),
+    ApiRoute("GET", "/schema", "schema", "JSON Schema of all kinds of documents."),
     ApiRoute(
         "GET",
         "/throttles",

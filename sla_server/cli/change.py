@@ -105,7 +105,9 @@ def apply(client: Client, path: str, dry_run: bool, output: str) -> None:
         word = "would be in force as" if dry_run else "in force as"
         if not item.get("changed"):
             word = "no change, stays in force as" if dry_run else "no change, in force as"
-        click.echo(f"{item['name']}: {word} version {item.get('version')}")
+        name = f"{item['kind']} {item['name']}" if item.get("kind") else item["name"]
+        reach = f"; agreements in its scope: {item['agreements']}" if "agreements" in item else ""
+        click.echo(f"{name}: {word} version {item.get('version')}{reach}")
     for warning in answer.get("warnings", []):
         click.echo(f"note: {printable_lines(str(warning))}", err=True)
     if dry_run:
@@ -127,11 +129,10 @@ def _apply_chunks(client: Client, chunks: list[DocumentChunk], *, dry_run: bool)
         BadUsage: two documents have one name.
     """
     checked = _apply_each(client, chunks, dry_run=True)
-    names = Counter(item["name"] for item in checked["applied"])
+    names = Counter((item.get("kind", "agreement"), item["name"]) for item in checked["applied"])
     if doubled := sorted(name for name, count in names.items() if count > 1):
-        raise BadUsage(
-            f"agreement {doubled[0]} stands in the file {names[doubled[0]]} times. Keep one of them"
-        )
+        kind, name = doubled[0]
+        raise BadUsage(f"{kind} {name} stands in the file {names[doubled[0]]} times. Keep one of them")
     return checked if dry_run else _apply_each(client, chunks, dry_run=False)
 
 
@@ -189,6 +190,15 @@ def delete() -> None:
 def delete_sla(client: Client, name: str) -> None:
     """End an agreement; what was judged stays stored."""
     client.change("DELETE", f"/slas/{quote(name, safe='')}")
+    click.echo(f"{name}: ended")
+
+
+@delete.command("calendar")
+@click.argument("name")
+@pass_client
+def delete_calendar(client: Client, name: str) -> None:
+    """End a calendar that no agreement in force names."""
+    client.change("DELETE", f"/calendars/{quote(name, safe='')}")
     click.echo(f"{name}: ended")
 
 

@@ -44,6 +44,14 @@ OUTPUT = click.option(
     show_default=True,
     help="Form of the answer.",
 )
+YAML_OUTPUT = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "yaml"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer; yaml: documents that can be applied again.",
+)
 UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 DURATION_MAX_S: Final = 100 * 366 * 86_400.0

@@ -12,9 +12,12 @@ from rich.text import Text
 
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.formatting import OUTPUT, Column, Row, build, console, pass_client, print_json
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
 
 LIMIT_DEFAULT = 20
+DOCUMENTS: Final = ("slas", "maintenance", "calendars")
+"""Kinds whose rows are documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class TableKind:
 
 def _live(row: Row, key: str) -> Any:
     return (row.get("live") or {}).get(key)
+
+
+def _spec(row: Row) -> Row:
+    """``spec`` of the document in a row."""
+    return (row.get("spec") or {}).get("spec") or {}
 
 
 def _plain(key: str) -> Callable[[Row, int], str]:
@@ -135,6 +143,31 @@ KINDS: Final = {
         ),
         "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
     ),
+    "maintenance": TableKind(
+        "/maintenance",
+        (
+            Column("NAME", _plain("name")),
+            Column("STATE", _plain("state")),
+            Column("FROM", lambda row, _now_us: formatting.when(row.get("from_us"))),
+            Column("TO", lambda row, _now_us: formatting.when(row.get("to_us"))),
+            Column("SCOPE", _plain("scope")),
+            Column("BY", _plain("author")),
+            Column("REASON", _plain("reason")),
+        ),
+        "No maintenance runs or is planned. To begin some: sla maintenance start --help",
+    ),
+    "calendars": TableKind(
+        "/calendars",
+        (
+            Column("NAME", _plain("name")),
+            Column("VERSION", _plain("version"), number=True),
+            Column("ZONE", lambda row, _now_us: str(_spec(row).get("tz") or formatting.DASH)),
+            Column("HOLIDAYS", lambda row, _now_us: str(len(_spec(row).get("holidays") or ())), number=True),
+            Column("SINCE", lambda row, _now_us: formatting.when(row.get("applied_us"))),
+            Column("BY", _plain("applied_by")),
+        ),
+        "No calendar is in force; always and business are built in. Apply one: sla apply -f calendar.yaml",
+    ),
     "throttles": TableKind(
         "/throttles",
         (
@@ -212,15 +245,22 @@ def by_objective(rows: Sequence[Row]) -> list[Row]:
     type=click.IntRange(1, 1000),
     help="At most so many [20 throttles, events and policies; all of the others].",
 )
-@OUTPUT
+@click.option("-l", "--labels", help="slas: only those with these labels, as customer=acme,tier.")
+@YAML_OUTPUT
 @pass_client
-def get(client: Client, kind: str, limit: int | None, output: str) -> None:
-    """List gateways, volumes, slas, throttles, events or policies.
+def get(client: Client, kind: str, limit: int | None, output: str, labels: str | None = None) -> None:
+    """List gateways, volumes, slas, maintenance, calendars, throttles, events or policies.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
     """
     listed = KINDS[kind]
-    query = {"limit": limit or LIMIT_DEFAULT} if kind in ("throttles", "events", "policies") else {}
+    query: Row = {"limit": limit or LIMIT_DEFAULT} if kind in ("throttles", "events", "policies") else {}
+    if labels is not None and kind != "slas":
+        raise BadUsage(f"{kind} have no labels; only slas are selected by label")
+    if output == "yaml" and kind not in DOCUMENTS:
+        raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
+    query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
+    query = query if kind in ("slas", "throttles", "events", "policies") else {}
     rows = client.get(listed.path, **query)["items"]
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
@@ -228,7 +268,12 @@ def get(client: Client, kind: str, limit: int | None, output: str) -> None:
         print_json(rows)
         return
     if not rows:
-        click.echo(listed.empty)
+        click.echo(f"No agreement in force has the labels {labels}." if labels else listed.empty)
+        return
+    if output == "yaml":
+        from sla_server.cli.documents import join_documents  # it needs the YAML reader, which lists do not
+
+        click.echo(join_documents(str(row["document"]) for row in rows), nl=False)
         return
     shown = by_objective(rows) if kind == "slas" else rows
     console().print(build(listed.columns, shown, time.time_ns() // 1000))

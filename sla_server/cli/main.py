@@ -19,7 +19,13 @@ from pmdaemon.runtime.failures import outermost
 
 COMMANDS: Final = {
     "apply": ("change", "Put agreements in force, or new versions of them."),
-    "get": ("get", "List gateways, volumes, slas, throttles, events or policies."),
+    "diff": ("documents", "Compare documents with what is in force, field by field."),
+    "validate": ("documents", "Check documents without a server, in the words of apply."),
+    "admit": ("documents", "Whether agreements could be kept beside those in force, with figures."),
+    "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events ..."),
+    "describe": ("documents", "An agreement's document, how it is kept, and what is credited."),
+    "history": ("documents", "An agreement's versions: since when, by whom, what changed."),
+    "maintenance": ("maintenance", "Begin maintenance now, or end it early."),
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
@@ -30,9 +36,12 @@ COMMANDS: Final = {
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "top": ("top", "Watch agreements, volumes and throttles live; q ends it."),
+    "schema": ("documents", "The JSON Schema of all kinds of documents."),
+    "export": ("openslo:export_agreement", "Print an agreement in another form (OpenSLO)."),
+    "import": ("openslo:import_documents", "Print agreements made of documents in another form."),
     "login": ("change", "Print an address that signs one browser in; good once, for 15 minutes."),
 }
-"""Command -> (module in this package, its line in the help)."""
+"""Command -> (module in this package, its line in the help); ``module:function`` where the names differ."""
 
 
 class CommandGroup(click.Group):
@@ -64,8 +73,9 @@ class SlaCommands(CommandGroup):
         """See ``click.Group``."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"sla_server.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        found = importlib.import_module(f"sla_server.cli.{module}")
+        command: click.Command = getattr(found, function or cmd_name)
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:

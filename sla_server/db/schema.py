@@ -192,6 +192,18 @@ agreements = Table(
     _big("ended_us"),
 )
 
+documents = Table(
+    "documents",
+    metadata,
+    _key("kind", Text),
+    _key("name", Text),
+    _key("version", Integer),
+    *(_text(name) for name in ("document", "spec")),
+    _count("applied_us"),
+    _text("applied_by"),
+    _big("ended_us"),
+)
+
 slices = Table(
     "slices",
     metadata,
@@ -284,6 +296,7 @@ policy_caps = Table(
 
 JSON_COLUMNS: Final = {
     "agreements": ("spec",),
+    "documents": ("spec",),
     "events": ("details",),
     "audit": ("before", "after"),
     "policies": ("job", "report"),
@@ -293,6 +306,7 @@ JSON_COLUMNS: Final = {
 RECORDABLE: Final = frozenset(
     (
         "agreements",
+        "documents",
         "slices",
         "episodes",
         "throttles",

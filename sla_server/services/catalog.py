@@ -1,7 +1,8 @@
 """The agreements in force and the volumes they may be about, as one immutable value.
 
-A change makes a new catalog and the rows that record it; the caller puts the catalog in force once the rows
-are durable. Versions of an agreement count up for ever, also over a deletion. A version that ended stays in
+Maintenance and calendars (``plans``) belong to it: each agreement carries what of them concerns it. A change
+makes a new catalog and the rows that record it; the caller puts the catalog in force once the rows are
+durable. Versions of an agreement count up for ever, also over a deletion. A version that ended stays in
 ``ended`` until its last slice is judged.
 """
 
@@ -21,11 +22,16 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import describe
 from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
+from sla_server.agreements.calendars import BUILT_IN
+from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.document import Agreement, LatencyObjective
-from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
+from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import MaintenanceWindow, from_local
 from sla_server.agreements.promise import InForce
+from sla_server.services import plans as documents
+from sla_server.services.plans import Plans
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 
@@ -46,6 +52,7 @@ class Catalog:
         highest: highest version ever given to a name
         volumes: names known, for patterns
         unreadable: name to versions that SQL has as in force and this release cannot read
+        plans: maintenance and calendars; ``items`` and ``ended`` carry what of them concerns each
     """
 
     items: tuple[InForce, ...] = ()
@@ -53,6 +60,7 @@ class Catalog:
     highest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     volumes: frozenset[str] = frozenset()
     unreadable: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    plans: Plans = field(default_factory=Plans)
 
     def get(self, name: str) -> InForce | None:
         """The version in force."""
@@ -84,12 +92,22 @@ class Change:
     warnings: list[str] = field(default_factory=list)
 
 
-def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) -> tuple[Catalog, Rows]:
-    """The catalog as SQL knows it, and a critical event for each agreement that this version cannot read."""
+def from_rows(
+    agreements: Iterable[Row], volumes: Iterable[str], now_us: int, others: Iterable[Row] = ()
+) -> tuple[Catalog, Rows]:
+    """The catalog as SQL knows it, and a critical event for each document that this version cannot read.
+
+    Args:
+        agreements: rows of ``agreements``.
+        volumes: names known.
+        now_us: wall clock.
+        others: rows of ``documents``.
+    """
+    plans, unread = documents.from_rows(others, now_us)
     items: list[InForce] = []
     ended: list[InForce] = []
     highest: dict[str, int] = {}
-    events: Rows = []
+    events: Rows = unread
     unreadable: dict[str, tuple[int, ...]] = {}
     known: Row = {}
     for row in agreements:
@@ -106,11 +124,12 @@ def from_rows(agreements: Iterable[Row], volumes: Iterable[str], now_us: int) ->
         item = InForce(agreement, row["version"], row["applied_us"], ended_us=row["ended_us"])
         (items if row["ended_us"] is None else ended).append(item)
     catalog = Catalog(
-        items=tuple(sorted(items, key=lambda item: item.name)),
-        ended=tuple(ended),
+        items=plans.attach_all(tuple(sorted(items, key=lambda item: item.name))),
+        ended=plans.attach_all(tuple(ended)),
         highest=MappingProxyType(highest),
         volumes=frozenset(volumes),
         unreadable=MappingProxyType(unreadable),
+        plans=plans,
     )
     return catalog, events
 
@@ -126,7 +145,7 @@ def _unreadable(row: Row, error: ValidationError, now_us: int) -> tuple[str, Row
 
 def apply(
     catalog: Catalog,
-    documents: Sequence[Loaded],
+    documents_given: Sequence[Loaded],
     who: str,
     now_us: int,
     carried: Mapping[str, Collection[str]] = NOBODY,
@@ -135,7 +154,7 @@ def apply(
 
     Args:
         catalog: what is in force.
-        documents: read and valid each by itself.
+        documents_given: read and valid each by itself; calendars and maintenance come before agreements.
         who: for the audit log.
         now_us: wall clock.
         carried: gateways connected, and the volumes of each.
@@ -143,19 +162,27 @@ def apply(
     Raises:
         AgreementsRefused: together with the others in force they cannot be kept; nothing is applied.
     """
-    rows: Rows = []
+    agreed = [loaded for loaded in documents_given if isinstance(loaded.document, Agreement)]
+    plans, rows, other_rows = catalog.plans, Rows(), list[Row]()
+    for loaded in documents_given:
+        if not isinstance(loaded.document, Agreement):
+            plans, made, answer = documents.apply(plans, loaded, who, now_us)
+            rows += made
+            other_rows.append(answer)
+    _check_calendars(agreed, plans)
+    catalog = _with_plans(catalog, plans)
     applied: list[Row] = []
     by_name = {item.name: item for item in catalog.items}
     ended = list(catalog.ended)
     highest = dict(catalog.highest)
     new: list[InForce] = []
-    for loaded in documents:
-        name, old = loaded.agreement.name, by_name.get(loaded.agreement.name)
-        changed = old is None or old.agreement.spec_json() != loaded.agreement.spec_json()
+    for loaded in agreed:
+        name, old = loaded.document.name, by_name.get(loaded.document.name)
+        changed = old is None or old.agreement.spec_json() != loaded.document.spec_json()
         if changed:
             # The new version's first instant is the old one's last: a slice has exactly one judge.
             highest[name] = highest.get(name, 0) + 1
-            by_name[name] = InForce(loaded.agreement, highest[name], now_us)
+            by_name[name] = plans.attach(InForce(loaded.agreement, highest[name], now_us))
             new.append(by_name[name])
             catalog, former = catalog.without_unreadable(name, now_us)
             rows += former
@@ -164,16 +191,53 @@ def apply(
                 rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
             rows += _applied_rows(by_name[name], loaded.text, old, who)
         applied.append({"name": name, "version": by_name[name].version, "changed": changed})
-    warnings = [text for loaded in documents for text in _warnings(loaded.agreement, now_us)]
-    warnings += _unseen(documents, catalog.volumes.union(*carried.values()))
+    items = tuple(by_name[name] for name in sorted(by_name)) if new else catalog.items
+    warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
+    warnings += _unseen(agreed, catalog.volumes.union(*carried.values()))
+    for answer in other_rows:
+        work = plans.get(answer["kind"], answer["name"])
+        if isinstance(work, AnnouncedWork):
+            answer["agreements"] = sum(work in item.work for item in items)
+            warnings += documents.warnings(work, items, now_us) if answer["changed"] else ()
+    applied += other_rows
     if not new:
         return Change(catalog, rows, applied, warnings)
-    items = tuple(by_name[name] for name in sorted(by_name))
     problems = thresholds.check(compiler.promises(items), compiler.promises(new), catalog.volumes, carried)
     if problems:
         raise AgreementsRefused(problems)
     after = replace(catalog, items=items, ended=tuple(ended), highest=MappingProxyType(highest))
     return Change(after, rows, applied, warnings)
+
+
+def _with_plans(catalog: Catalog, plans: Plans) -> Catalog:
+    if plans is catalog.plans:
+        return catalog
+    items, ended = plans.attach_all(catalog.items), plans.attach_all(catalog.ended)
+    return replace(catalog, plans=plans, items=items, ended=ended)
+
+
+def _check_calendars(agreed: Iterable[Loaded], plans: Plans) -> None:
+    """Refuse agreements that name a calendar which is not there.
+
+    Raises:
+        AgreementsRefused: names those that are.
+    """
+    known = plans.calendar_names()
+    problems = []
+    for loaded in agreed:
+        hours = loaded.agreement.spec.service_hours
+        if hours is not None and hours.is_named and hours.calendar not in known:
+            problems.append(
+                DocumentProblem(
+                    loaded.line,
+                    "spec.service_hours.calendar",
+                    f"there is no calendar {hours.calendar!r}",
+                    f"Use one of {', '.join([*BUILT_IN, *known])}, or apply a Calendar document first",
+                    loaded.document.name,
+                )
+            )
+    if problems:
+        raise AgreementsRefused(problems)
 
 
 def _applied_rows(item: InForce, text: str, old: InForce | None, who: str) -> Rows:
@@ -188,14 +252,20 @@ def _applied_rows(item: InForce, text: str, old: InForce | None, who: str) -> Ro
         "ended_us": None,
     }
     before = {"version": old.version} if old else None
+    after = {"version": item.version, "changes": changed_fields(old and old.agreement, item.agreement)}
     words = f"agreement {item.name} version {item.version} is in force"
     return [
         ("agreements", row),
-        audit_row(who, "apply", item.name, item.applied_us, before=before, after={"version": item.version}),
+        audit_row(who, "apply", item.name, item.applied_us, before=before, after=after),
         event_row(
             "agreement-applied", "info", "sla", item.name, words, item.applied_us, {"version": item.version}
         ),
     ]
+
+
+def changed_fields(old: Agreement | None, new: Agreement) -> list[Row]:
+    """What differs, for the audit log; nothing for a first version, whose document is stored beside it."""
+    return [] if old is None else bounded(differences(old.spec_json(), new.spec_json()))
 
 
 def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
@@ -219,6 +289,25 @@ def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
     return Change(after, rows)
 
 
+def end_document(catalog: Catalog, kind: str, name: str, who: str, now_us: int) -> Change | None:
+    """End a Maintenance or Calendar document; None if none of this name is in force.
+
+    Raises:
+        AgreementsRefused: agreements use the calendar.
+    """
+    found = documents.end(catalog.plans, kind, name, who, now_us)
+    if found is None:
+        return None
+    if kind == "Calendar":
+        users = [item.name for item in catalog.items if any(each.name == name for each in item.calendar)]
+        if users:
+            shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
+            problem = f"the calendar {name!r} is used by {shown}"
+            raise AgreementsRefused([DocumentProblem(0, "", problem, "Apply these without it first")])
+    plans, rows = found
+    return Change(_with_plans(catalog, plans), rows)
+
+
 def with_volumes(catalog: Catalog, names: Iterable[str]) -> Change:
     """Learn of volumes; patterns may now mean more. There is nothing to record: the inventory has them."""
     return Change(replace(catalog, volumes=catalog.volumes | frozenset(names)), [])
@@ -237,7 +326,7 @@ def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
             yield f"{agreement.name}: maintenance at {when} has less notice than was agreed"
 
 
-def _unseen(documents: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]:
+def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]:
     """Selectors that no volume known fits: perhaps a typing error, perhaps one that is still to come.
 
     A server that knows no volume at all cannot tell.
@@ -245,7 +334,7 @@ def _unseen(documents: Sequence[Loaded], volumes: Collection[str]) -> Iterable[s
     if not volumes:
         return
     seen: dict[str, bool] = {}
-    for loaded in documents:
+    for loaded in agreed:
         for selector in loaded.agreement.spec.scope.volumes:
             if selector not in seen:
                 pattern = re.compile(fnmatch.translate(selector))

@@ -23,6 +23,7 @@ from sla_server.agreements.load import Loaded
 from sla_server.requests import (
     AgreementDelete,
     AgreementsApply,
+    DocumentEnd,
     GatewayListing,
     ModeSet,
     ThrottleRelease,
@@ -79,6 +80,7 @@ class Requests:
         self._ops: dict[str, Callable[[str, str, Body, int], None]] = {
             "apply": self._apply,
             "delete": self._delete,
+            "end_document": self._end_document,
             "throttle_set": self._throttle_set,
             "throttle_release": self._throttle_release,
             "mode": self._mode,
@@ -198,6 +200,19 @@ class Requests:
             change = catalogs.delete(catalog, name, who, now_us)
             if change is None:
                 self._refuse(request, 404, f"no agreement {name!r} is in force", "See 'sla get slas'")
+            return change
+
+        self._submit(request, make, lambda _change: {})
+
+    def _end_document(self, request: str, who: str, raw: Body, _now_us: int) -> None:
+        body = DocumentEnd.model_validate(raw)
+
+        def make(catalog: Catalog, now_us: int) -> Change | None:
+            change = catalogs.end_document(catalog, body.kind, body.name, who, now_us)
+            if change is None:
+                listed = "maintenance" if body.kind == "Maintenance" else "calendars"
+                problem = f"no {body.kind.lower()} {body.name!r} is in force"
+                self._refuse(request, 404, problem, f"See 'sla get {listed}'")
             return change
 
         self._submit(request, make, lambda _change: {})

@@ -86,7 +86,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
     """
     volumes = store.volumes()
     names = [row["volume"] for row in volumes]
-    catalog, problems = catalogs.from_rows(store.agreements(), names, now_us)
+    catalog, problems = catalogs.from_rows(store.agreements(), names, now_us, store.documents())
     mode_row = store.last_audit("mode")
     mode = (mode_row["after"] or {}).get("mode") if mode_row is not None else default_mode
     policies = [row for row in store.policies() if row["state"] == "in-force"]

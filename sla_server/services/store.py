@@ -36,6 +36,10 @@ class SqlReads:
         """Every version of every agreement, by name and version; read as it is consumed."""
         return self._reader.all_agreements()
 
+    def documents(self) -> list[Row]:
+        """Every version of maintenance and calendars."""
+        return self._reader.documents()
+
     def volumes(self) -> list[Row]:
         """volume, backend, size_bytes, read_only of the volumes ever seen."""
         return self._reader.volumes()

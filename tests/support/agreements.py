@@ -71,3 +71,35 @@ def agreement(text: str, rollup_s: int = 60) -> Agreement:
 def in_force(text: str, version: int = 1, applied_us: int = 0) -> InForce:
     """The one document of a text, in force."""
     return InForce(agreement(text), version, applied_us)
+
+
+def maintenance_text(
+    name: str = "move",
+    *,
+    scope: str = "agreements: [gold]",
+    when: str = 'start: "2026-02-03T10:00", duration: 4h',
+    reason: str = "new disks",
+) -> str:
+    """A Maintenance document."""
+    return f"""\
+apiVersion: storage-sla/v1
+kind: Maintenance
+metadata: {{name: {name}}}
+spec: {{scope: {{{scope}}}, {when}, reason: {reason}}}
+"""
+
+
+def calendar_text(name: str = "bank", *, holidays: str = "2026-12-25") -> str:
+    """A Calendar document: weekdays with an hour for lunch, nine hours a day in all."""
+    days = "days: [mon, tue, wed, thu, fri]"
+    return f"""\
+apiVersion: storage-sla/v1
+kind: Calendar
+metadata: {{name: {name}}}
+spec:
+  tz: Europe/Berlin
+  hours:
+  - {{{days}, from: "08:00", to: "12:00"}}
+  - {{{days}, from: "13:00", to: "18:00"}}
+  holidays: [{holidays}]
+"""

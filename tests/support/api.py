@@ -13,6 +13,7 @@ from pmdaemon.mailbox.inspect import METRICS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from sla_server.agreements.load import load_documents
 from sla_server.api.config import ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
@@ -21,6 +22,7 @@ from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
+from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 
 TOKEN = "t" * 43
 NOW_US = 1_800_000_000_000_000
@@ -175,14 +177,57 @@ class FakeSource:
         return [dict(self._agreement("erp-gold"))]
 
     def agreement(self, name: str, version: int | None = None) -> dict[str, Any] | None:
-        self._row("agreement", name)
-        return self._agreement(name) if name == "erp-gold" else None
+        self._row("agreement", name, version)
+        rows = {row["version"]: row for row in self._agreement_rows(name)}
+        return rows.get(version or 2) if name == "erp-gold" else None
+
+    def agreement_versions(self, name: str) -> list[dict[str, Any]]:
+        self._row("agreement_versions", name)
+        rows = self._agreement_rows(name) if name == "erp-gold" else []
+        return [{key: value for key, value in row.items() if key != "document"} for row in rows]
 
     @staticmethod
     def _agreement(name: str) -> dict[str, Any]:
-        spec = {"spec": {"objectives": [{"name": "latency", "indicator": {"metric": "latency"}}]}}
-        row = {"name": name, "version": 2, "priority": "gold", "applied_us": NOW_US, "applied_by": "token"}
-        return {**row, "document": "apiVersion: storage-sla/v1", "spec": spec}
+        return FakeSource._agreement_rows(name)[-1]
+
+    @staticmethod
+    def _agreement_rows(name: str) -> list[dict[str, Any]]:
+        """Two versions: the first with a lower target, until an hour ago."""
+        since_us = NOW_US - 3_600_000_000
+        texts = [FULL.replace("target: 0.995", "target: 0.99"), FULL]
+        times: list[tuple[int, int | None]] = [(NOW_US - 40 * 86_400_000_000, since_us), (since_us, None)]
+        rows = []
+        for number, (text, (applied_us, ended_us)) in enumerate(zip(texts, times, strict=True), start=1):
+            row = {"name": name, "version": number, "priority": "gold", "applied_us": applied_us}
+            row |= {"applied_by": "token", "ended_us": ended_us, "document": text}
+            rows.append({**row, "spec": agreement(text).spec_json()})
+        return rows
+
+    def documents(self, kind: str | None = None, in_force: bool = False) -> list[dict[str, Any]]:
+        self._row("documents", kind, in_force)
+        texts = {
+            "Maintenance": [
+                maintenance_text("disks", when='start: "2027-01-15T07:00", duration: 4h'),
+                maintenance_text("past", when='start: "2026-12-01T07:00", duration: 4h'),
+            ],
+            "Calendar": [calendar_text("bank")],
+        }
+        rows = []
+        for each in [kind] if kind else texts:
+            for text in texts[each]:
+                (loaded,) = load_documents(text, 60)
+                row = {"kind": each, "name": loaded.document.name, "version": 1, "document": text}
+                row |= {"applied_us": NOW_US - 60 * 86_400_000_000, "applied_by": "ann", "ended_us": None}
+                rows.append({**row, "spec": loaded.document.spec_json()})
+        return rows
+
+    def slice_sums(self, name: str, objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        self._row("slice_sums", name, objective, from_us, to_us)
+        counts = {("good", False): 985, ("bad", False): 14, ("no_data", True): 1, ("excluded", False): 60}
+        return [
+            {"state": state, "ours": ours, "length_us": 60_000_000, "n": n}
+            for (state, ours), n in counts.items()
+        ]
 
     def slices(
         self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
@@ -230,7 +275,17 @@ class FakeSource:
                 "created_us": NOW_US,
                 "state": "in-force",
                 "job": {"rollups": 84_000},
-                "report": {},
+                "report": {
+                    "capacity": [
+                        {
+                            "backend": "disk-0",
+                            "sla": "erp-gold",
+                            "objective": "latency",
+                            "cost_per_s": 900.0,
+                            "reason": "largest load at which the promise was kept",
+                        }
+                    ]
+                },
             }
         ]
 

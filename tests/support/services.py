@@ -69,7 +69,8 @@ class FakeStore:
 
     def keep(self, rows: Iterable[tuple[str, Row]]) -> None:
         """What dbmanager does with RECORD rows, by natural key for the tables tests read back."""
-        keys = {"slices": ("name", "objective", "start_us", "revision"), "agreements": ("name", "version")}
+        keys = {"slices": ("name", "objective", "start_us", "revision"), "agreements": ("name", "version"),
+                "documents": ("kind", "name", "version")}  # fmt: skip
         for table, row in rows:
             stored = self.tables.setdefault(table, [])
             names = keys.get(table, ())
@@ -85,6 +86,9 @@ class FakeStore:
 
     def agreements(self) -> list[Row]:
         return self._table("agreements", "agreements")
+
+    def documents(self) -> list[Row]:
+        return self._table("documents", "documents")
 
     def volumes(self) -> list[Row]:
         return self._table("volumes", "volumes")

@@ -1,1 +1,1 @@
-"""Handlers of the REST API: ``read`` (SQL and live view), ``write`` (requests to services), ``live``."""
+"""Handlers of the REST API: ``read`` (SQL, live view), ``documents``, ``write`` (asks services), ``live``."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from flask import Request, Response
 
+from sla_server.agreements.selectors import has_labels, parse_labels
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
@@ -122,14 +123,19 @@ def backends(context: AppContext, _request: Request) -> Response:
     return responses.as_list(_with_live(context, context.source.backends(), "backends", "backend"))
 
 
-def slas(context: AppContext, _request: Request) -> Response:
-    """Agreements in force without their documents.
+def slas(context: AppContext, request: Request) -> Response:
+    """Agreements in force, with their documents if asked for.
 
     ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
     """
+    wanted = _wanted_labels(request)
+    left_out = ("spec",) if responses.flag(request, "documents") else ("document", "spec")
     rows = []
     for row in context.source.agreements(True):
-        plain = {key: value for key, value in row.items() if key not in ("document", "spec")}
+        labels = ((row.get("spec") or {}).get("metadata") or {}).get("labels") or {}
+        if not has_labels(labels, wanted):
+            continue
+        plain = {key: value for key, value in row.items() if key not in left_out} | {"labels": labels}
         agreed = [
             {"name": one.get("name"), "metric": (one.get("indicator") or {}).get("metric")}
             for one in _agreed_objectives(row)
@@ -138,9 +144,18 @@ def slas(context: AppContext, _request: Request) -> Response:
     return responses.as_list(rows)
 
 
-def sla(context: AppContext, _request: Request, name: str) -> Response:
-    """One agreement with its document."""
-    return responses.as_json({**_agreement(context, name), "live": _objectives(context, name)})
+def _wanted_labels(request: Request) -> dict[str, str | None]:
+    text = request.args.get("labels")
+    try:
+        return parse_labels(text) if text else {}
+    except ValueError as exc:
+        raise BadInput("labels", str(exc)) from exc
+
+
+def sla(context: AppContext, request: Request, name: str) -> Response:
+    """One agreement with its document, the newest version unless one is named."""
+    version = responses.number(request, "version", 0, least=1, most=(1 << 31) - 1)
+    return responses.as_json({**_agreement(context, name, version), "live": _objectives(context, name)})
 
 
 def slices(context: AppContext, request: Request, name: str) -> Response:
@@ -217,8 +232,10 @@ def _objectives(context: AppContext, name: str) -> list[Row]:
     return [entry for entry in context.live.newest().snapshot["slas"] if entry.get("name") == name]
 
 
-def _agreement(context: AppContext, name: str) -> Row:
-    row = context.source.agreement(name)
+def _agreement(context: AppContext, name: str, version: int = 0) -> Row:
+    row = context.source.agreement(name, version or None)
+    if row is None and version and context.source.agreement(name) is not None:
+        raise NotFound(f"agreement {name!r} has no version {version}", f"'sla history {name}' lists them")
     if row is None:
         raise NotFound(f"no agreement {name!r}", "'sla get slas' lists those in force")
     return row

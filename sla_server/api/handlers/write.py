@@ -11,10 +11,9 @@ from flask import Request, Response, g
 from pydantic import BaseModel
 
 from pmdaemon.runtime.excerpt import printable
-from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
-from sla_server.api.errors import BadInput, NotFound, TooLarge
+from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
@@ -22,6 +21,7 @@ from sla_server.requests import (
     GATEWAY_NAME_MAX,
     AgreementDelete,
     AgreementsApply,
+    DocumentEnd,
     GatewayListing,
     GatewayName,
     ModeSet,
@@ -32,17 +32,7 @@ from sla_server.requests import (
 
 def apply_slas(context: AppContext, request: Request) -> Response:
     """Apply YAML documents."""
-    try:
-        documents = request.get_data().decode()
-    except UnicodeDecodeError as exc:
-        raise BadInput("body", "is not UTF-8 text") from exc
-    if not documents.strip():
-        raise BadInput("body", "is empty", "Send agreement documents in YAML")
-    if (size := len(documents.encode())) > CALL_BYTES:
-        raise TooLarge(
-            f"body: {size} bytes of documents, one call takes {CALL_BYTES}",
-            f"Split it between documents, {MAX_DOCUMENTS} a call at most; 'sla apply -f FILE' does so itself",
-        )
+    documents = responses.yaml_body(request)
     body = AgreementsApply(documents=documents, dry_run=responses.flag(request, "dry_run"))
     return _ask(context, "apply", body)
 
@@ -50,6 +40,16 @@ def apply_slas(context: AppContext, request: Request) -> Response:
 def delete_sla(context: AppContext, _request: Request, name: str) -> Response:
     """End an agreement."""
     return _ask(context, "delete", AgreementDelete(name=name))
+
+
+def end_maintenance(context: AppContext, _request: Request, name: str) -> Response:
+    """End maintenance."""
+    return _ask(context, "end_document", DocumentEnd(kind="Maintenance", name=name))
+
+
+def end_calendar(context: AppContext, _request: Request, name: str) -> Response:
+    """End a calendar."""
+    return _ask(context, "end_document", DocumentEnd(kind="Calendar", name=name))
 
 
 def set_throttle(context: AppContext, request: Request) -> Response:

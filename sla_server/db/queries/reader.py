@@ -238,6 +238,23 @@ class SqlReader:
         rows = decode_json(self._rows(statement), ("spec",))
         return rows[0] if rows else None
 
+    def agreement_versions(self, name: str) -> list[Row]:
+        """All versions of one agreement, oldest first, ``spec`` decoded, without the document's text."""
+        table = schema.agreements
+        columns = [column for column in table.c if column.name != "document"]
+        statement = select(*columns).where(table.c.name == name).order_by(table.c.version)
+        return decode_json(self._rows(statement), ("spec",))
+
+    def documents(self, kind: str | None = None, in_force: bool = False) -> list[Row]:
+        """Maintenance and calendars by kind, name and version, ``spec`` decoded; all, or those not ended."""
+        table = schema.documents
+        statement = select(table).order_by(table.c.kind, table.c.name, table.c.version)
+        if kind is not None:
+            statement = statement.where(table.c.kind == kind)
+        return decode_json(
+            self._rows(statement.where(table.c.ended_us.is_(None)) if in_force else statement), ("spec",)
+        )
+
     @staticmethod
     def _newest_versions() -> Any:
         table = schema.agreements
@@ -256,6 +273,12 @@ class SqlReader:
         newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
         statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
         return {row["state"]: row["n"] for row in self._rows(statement)}
+
+    def slice_sums(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
+        """state, ours, length_us and n of the slices (newest revisions) that start in [from_us, to_us)."""
+        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
+        group = newest.c.state, newest.c.ours, newest.c.length_us
+        return self._rows(select(*group, func.count().label("n")).group_by(*group))
 
     @staticmethod
     def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:

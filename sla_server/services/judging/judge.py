@@ -28,7 +28,6 @@ from typing import Final
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import STEP_US
-from sla_server.agreements import periods
 from sla_server.agreements.compliance import ObjectiveStatus, code_of
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import MIN_COVERAGE_RATIO, SliceVerdict, judge_slice
@@ -330,7 +329,7 @@ class Judge:
             inputs.slots(due.scope, start_us, end_us),
             covered_us,
             length_us=track.length_us,
-            excluded=_is_excluded(due),
+            excluded=track.item.excluded(start_us, end_us) is not None,
             slack_us=max((inputs.cut_us(name, start_us, end_us) for name in gateways), default=0.0),
         )
         thin = [name for name, us in covered_us.items() if _is_thin(us, due)]
@@ -365,18 +364,6 @@ def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:
 
 def _is_thin(covered_us: int, due: _Due) -> bool:
     return covered_us < MIN_COVERAGE_RATIO * due.track.length_us
-
-
-def _is_excluded(due: _Due) -> bool:
-    spec = due.track.item.agreement.spec
-    return periods.is_excluded(
-        due.start_us,
-        due.end_us,
-        window=spec.window,
-        hours=spec.service_hours,
-        maintenance=spec.maintenance,
-        default_tz=spec.time_zone,
-    )
 
 
 def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, ours: bool, now_us: int) -> Row:

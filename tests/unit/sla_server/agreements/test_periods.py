@@ -110,10 +110,9 @@ def maintenance(*entries: str, limit: str = "") -> Maintenance:
 
 
 def excluded(work: Maintenance, start: str, minutes: int = 1, tz: str = BERLIN) -> bool:
-    return periods.is_excluded(
-        us(start), us(start) + minutes * 60_000_000, window=calendar("month", tz), hours=None,
-        maintenance=work, default_tz=tz,
-    )  # fmt: skip
+    spec = agreement(simple()).spec.model_copy(update={"maintenance": work, "window": calendar("month", tz)})
+    found = agreement(simple()).model_copy(update={"spec": spec})
+    return periods.is_excluded(found, (), us(start), end_us=us(start) + minutes * 60_000_000) is not None
 
 
 def test_a_slice_that_touches_work_is_excluded() -> None:
@@ -146,8 +145,8 @@ def test_work_beyond_the_limit_of_a_period_is_not_excused() -> None:
 
 
 def test_outside_service_hours_everything_is_excluded() -> None:
-    found = periods.is_excluded(
-        us("2026-02-01T10:00"), us("2026-02-01T10:01"), window=calendar("month"), hours=BUSINESS,
-        maintenance=Maintenance(), default_tz=BERLIN,
-    )  # fmt: skip
-    assert found
+    zone = f"  window: {{type: calendar, period: month, tz: {BERLIN}}}\n"
+    found = agreement(simple(extra=zone + "  service_hours: {calendar: business}\n"))
+    at = us("2026-02-01T10:00")
+    assert periods.is_excluded(found, (), at) == "outside service hours"
+    assert periods.is_excluded(found, (), at + 2 * DAY_US) is None

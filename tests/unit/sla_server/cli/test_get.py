@@ -33,7 +33,8 @@ def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    name = {"slas": "agreements"}.get(kind, kind)
+    names = {"slas": "agreements", "maintenance": "documents", "calendars": "documents"}
+    name = names.get(kind, kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
     sla.context.live.put({"at_us": NOW_US})
     assert sla("get", kind).output.strip() == KINDS[kind].empty

@@ -1,0 +1,308 @@
+"""OpenSLO v1: agreements exported as SLO objects, and SLO objects read as agreements.
+
+What maps: name, labels, the window, and latency objectives. Our rule "at most 1 - q of a slice's I/Os are
+slower than the curve's value" is OpenSLO's time slice method over a ratio of good to all events, with the
+share q as ``timeSliceTarget``, so nothing is lost in it. OpenSLO has no word for scope, demand curve and I/O
+kind: they are the query of the metric sources, of type ``storage-sla``, and are read back from there. A
+source of another type names no volume and perhaps no latency: these keys are left empty, and the document is
+refused at apply until they are filled in. Everything else that does not map is listed.
+
+Pure: parsed YAML in, plain values out. Source: the OpenSLO v1 specification (SLO, SLI, duration-shorthand).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sla_server.agreements.document import Agreement, LatencyObjective
+from sla_server.agreements.fields import UNITS_S, format_duration
+from sla_server.agreements.periods import CalendarWindow, RollingWindow
+
+API_VERSION: Final = "openslo/v1"
+SOURCE_TYPE: Final = "storage-sla"
+_PERIODS: Final = {"1d": "day", "1w": "week", "1M": "month", "1Q": "quarter", "1Y": "year"}
+_CALENDAR_START: Final = "2024-01-01 00:00:00"  # a Monday, and the first day of all other periods
+_LONG_UNITS_D: Final = {"M": 30, "Q": 91, "Y": 365}
+_DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([mhdwMQY])")
+_NOT_EXPORTED: Final = (
+    "parties", "priority", "guarantee", "cap", "service_hours", "maintenance", "penalties", "credit_cap",
+)  # fmt: skip
+_NOT_IMPORTED: Final = ("description", "service", "alertPolicies")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """Documents of the other form, and what could not be carried over, each a line for people."""
+
+    documents: list[Json]
+    unmapped: list[str]
+
+
+def to_openslo(agreement: Agreement) -> Converted:
+    """One SLO object for each latency objective."""
+    spec = agreement.spec_json()["spec"]
+    said = agreement.spec.model_dump(exclude_defaults=True)
+    unmapped = [f"{agreement.name}: {name}" for name in _NOT_EXPORTED if name in said]
+    documents = []
+    for objective in agreement.spec.objectives:
+        where = f"{agreement.name}/{objective.name}"
+        if isinstance(objective, LatencyObjective):
+            documents.append(_slo(agreement, objective, spec["scope"]))
+            clauses = objective.applicability.model_dump(exclude_defaults=True)
+            unmapped += [f"{where}: applicability.{name}" for name in clauses]
+            said = objective.model_dump(include={"no_data", "errors"}, exclude_defaults=True)
+            unmapped += [f"{where}: {name}" for name in said]
+        else:
+            unmapped.append(f"{where}: the whole objective ({objective.indicator.metric})")
+    return Converted(documents, unmapped)
+
+
+def _slo(agreement: Agreement, objective: LatencyObjective, scope: Json) -> Json:
+    curve = [step.model_dump(exclude_none=True) for step in objective.demand_curve]
+    percentile = objective.indicator.percentile
+    good = {"metric": "latency", "demand_curve": curve, **scope}
+    metadata: Json = {"name": f"{agreement.name}-{objective.name}"}
+    if agreement.metadata.labels:
+        metadata["labels"] = dict(agreement.metadata.labels)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "SLO",
+        "metadata": metadata,
+        "spec": {
+            "description": f"{percentile:g} % of I/Os within the latency of the demand curve",
+            "service": agreement.name,
+            "indicator": {
+                "metadata": {"name": f"{agreement.name}-{objective.name}-fast-ios"},
+                "spec": {
+                    "ratioMetric": {
+                        "counter": True,
+                        "good": {"metricSource": {"type": SOURCE_TYPE, "spec": good}},
+                        "total": {"metricSource": {"type": SOURCE_TYPE, "spec": {"metric": "ios", **scope}}},
+                    }
+                },
+            },
+            "timeWindow": [_time_window(agreement.spec.window)],
+            "budgetingMethod": "Timeslices",
+            "objectives": [
+                {
+                    "displayName": objective.name,
+                    "target": objective.budgeting.target,
+                    "timeSliceTarget": round(percentile / 100, 6),
+                    "timeSliceWindow": _minutes(objective.budgeting.slice_s),
+                }
+            ],
+        },
+    }
+
+
+def _minutes(seconds: int) -> str | float:
+    """A duration as OpenSLO writes it; it has no seconds, but fractions of a minute as numbers."""
+    return format_duration(seconds) if seconds % 60 == 0 else seconds / 60
+
+
+def _time_window(window: CalendarWindow | RollingWindow) -> Json:
+    if isinstance(window, RollingWindow):
+        return {"duration": _minutes(window.duration), "isRolling": True}
+    duration = next(text for text, period in _PERIODS.items() if period == window.period)
+    calendar = {"startTime": _CALENDAR_START, "timeZone": window.tz}
+    return {"duration": duration, "isRolling": False, "calendar": calendar}
+
+
+def from_openslo(documents: Iterable[Any]) -> Converted:
+    """An agreement for each SLO object; SLI objects among the documents are what ``indicatorRef`` names.
+
+    Raises:
+        ValueError: there is no SLO of version openslo/v1 among them.
+    """
+    objects = [item for one in documents for item in (one if isinstance(one, list) else [one])]
+    maps = [item for item in objects if isinstance(item, dict)]
+    slis = {str(_at(item, "metadata", "name")): item for item in maps if item.get("kind") == "SLI"}
+    found, unmapped = [], list[str]()
+    for item in maps:
+        kind, name = item.get("kind"), _at(item, "metadata", "name")
+        if item.get("apiVersion") != API_VERSION:
+            unmapped.append(f"{name}: apiVersion {item.get('apiVersion')}; only {API_VERSION} is read")
+        elif kind == "SLO":
+            reading = _Reading(item, slis)
+            found.append(reading.agreement())
+            unmapped += reading.unmapped
+        elif kind != "SLI":
+            unmapped.append(f"{name}: the whole {kind}")
+    if not found:
+        raise ValueError(f"there is no SLO of {API_VERSION} in it")
+    return Converted(found, unmapped)
+
+
+def _at(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+class _Reading:
+    """One SLO object on its way to an agreement; ``unmapped`` grows as it is read."""
+
+    def __init__(self, slo: Json, slis: Mapping[str, Json]) -> None:
+        self.unmapped: list[str] = []
+        self._slo = slo
+        self._slis = slis
+        self._name = _name_of(_at(slo, "metadata", "name"), "imported")
+        self._spec: Json = slo["spec"] if isinstance(slo.get("spec"), dict) else {}
+
+    def _note(self, text: str) -> None:
+        self.unmapped.append(f"{self._name}: {text}")
+
+    def agreement(self) -> Json:
+        """The document, empty where OpenSLO does not say what we need."""
+        indicator = self._indicator()
+        source = self._source(indicator)
+        self._note("priority is not in OpenSLO; it was set to silver")
+        if source is None:
+            self._note("scope.volumes is not in OpenSLO; it was left empty, fill it in")
+        scope = {key: source[key] for key in ("volumes", "clients", "io") if key in source} if source else {}
+        metadata: Json = {"name": self._name}
+        if labels := self._labels():
+            metadata["labels"] = labels
+        for key in _NOT_IMPORTED:
+            if self._spec.get(key):
+                self._note(f"spec.{key}")
+        return {
+            "apiVersion": "storage-sla/v1",
+            "kind": "SLA",
+            "metadata": metadata,
+            "spec": {
+                "scope": scope or {"volumes": []},
+                "priority": "silver",
+                "objectives": list(self._objectives(indicator, source)),
+                "window": self._window(),
+            },
+        }
+
+    def _indicator(self) -> Json:
+        named = self._spec.get("indicatorRef")
+        indicator = self._slis.get(str(named)) if named else self._spec.get("indicator")
+        if named and indicator is None:
+            self._note(f"the SLI {named!r} is not in the file")
+        spec = _at(indicator, "spec")
+        return spec if isinstance(spec, dict) else {}
+
+    def _source(self, indicator: Json) -> Json | None:
+        """Query of our own metric source; None for that of another system."""
+        metric = indicator.get("thresholdMetric") or _at(indicator, "ratioMetric", "good")
+        kind, query = _at(metric, "metricSource", "type"), _at(metric, "metricSource", "spec")
+        if kind == SOURCE_TYPE and isinstance(query, dict) and isinstance(query.get("volumes"), list):
+            return query
+        if indicator:
+            of = f" of type {kind}" if kind else ""
+            self._note(f"the metric source{of}; gateways measure latency themselves")
+        return None
+
+    def _labels(self) -> dict[str, str]:
+        labels: dict[str, str] = {}
+        given = _at(self._slo, "metadata", "labels")
+        for key, value in given.items() if isinstance(given, dict) else ():
+            values = value if isinstance(value, list) else [value]
+            labels[str(key)] = str(values[0]) if values else ""
+            if len(values) > 1:
+                self._note(f"label {key}: only its first value, {values[0]}")
+        return labels
+
+    def _objectives(self, indicator: Json, source: Json | None) -> Iterator[Json]:
+        method = self._spec.get("budgetingMethod")
+        if method != "Timeslices":
+            self._note(f"budgetingMethod {method}; compliance is counted in time slices of a minute")
+        given = self._spec.get("objectives")
+        taken: set[str] = set()
+        for place, item in enumerate(given if isinstance(given, list) else []):
+            if not isinstance(item, dict):
+                continue
+            name = _name_of(item.get("displayName"), "latency" if place == 0 else f"latency-{place + 1}")
+            name = name if name not in taken else f"{name}-{place + 1}"
+            taken.add(name)
+            yield {
+                "name": name,
+                "indicator": {"metric": "latency", "percentile": self._percentile(name, item, method)},
+                "demand_curve": self._curve(name, item, indicator, source),
+                "budgeting": {"slice": self._slice(name, item), "target": self._target(name, item)},
+            }
+
+    def _percentile(self, name: str, item: Json, method: Any) -> float:
+        share = item.get("timeSliceTarget")
+        if method == "Timeslices" and isinstance(share, int | float) and 0.5 <= share <= 0.9999:
+            return round(share * 100, 6)
+        self._note(f"{name}: no share of good events within a slice (timeSliceTarget); percentile 95 was set")
+        return 95.0
+
+    def _curve(self, name: str, item: Json, indicator: Json, source: Json | None) -> list[Json]:
+        if source is not None and isinstance(source.get("demand_curve"), list):
+            return list(source["demand_curve"])
+        value = item.get("value")
+        if indicator.get("thresholdMetric") and isinstance(value, int | float) and value > 0:
+            if item.get("op") in ("lt", "lte"):
+                self._note(f"{name}: value {value:g} has no unit in OpenSLO; it was taken as milliseconds")
+                return [{"value_ms": float(value)}]
+            self._note(f"{name}: op {item.get('op')}; only latencies at most (lte, lt) can be promised")
+        self._note(f"{name}: demand_curve (the latency promised) was left empty, fill it in")
+        return []
+
+    def _slice(self, name: str, item: Json) -> str:
+        window = item.get("timeSliceWindow", 1)
+        seconds = round(window * 60) if isinstance(window, int | float) else _seconds(str(window))
+        if seconds and seconds > 0 and 86_400 % seconds == 0:
+            return format_duration(seconds)
+        self._note(f"{name}: timeSliceWindow {window}; 1m was set, since slices divide a day")
+        return "1m"
+
+    def _target(self, name: str, item: Json) -> float | None:
+        target, percent = item.get("target"), item.get("targetPercent")
+        value = target if isinstance(target, int | float) else None
+        if value is None and isinstance(percent, int | float):
+            value = round(percent / 100, 9)
+        if value is None:
+            self._note(f"{name}: target was left empty, fill it in")
+        return value
+
+    def _window(self) -> Json:
+        windows = self._spec.get("timeWindow")
+        window = windows[0] if isinstance(windows, list) and windows else windows
+        duration = str(_at(window, "duration") or "")
+        if not duration:
+            self._note("there is no timeWindow; a rolling window of 30d was set")
+            return {"type": "rolling", "duration": "30d"}
+        calendar = _at(window, "calendar")
+        if isinstance(calendar, dict) and not _at(window, "isRolling"):
+            return self._calendar(duration, calendar)
+        seconds = _seconds(duration)
+        if seconds is None:
+            self._note(f"timeWindow {duration}; a rolling window of 30d was set")
+            return {"type": "rolling", "duration": "30d"}
+        if duration[-1] in _LONG_UNITS_D:
+            self._note(f"timeWindow {duration}; it was set to {format_duration(seconds)}")
+        return {"type": "rolling", "duration": format_duration(seconds)}
+
+    def _calendar(self, duration: str, calendar: Json) -> Json:
+        period = _PERIODS.get(duration)
+        if period is None:
+            self._note(f"timeWindow {duration}; months were set (periods are {', '.join(_PERIODS)})")
+        start = str(calendar.get("startTime") or "")
+        if start and not start.endswith("00:00:00"):
+            self._note(f"timeWindow startTime {start}; periods begin at midnight")
+        return {"type": "calendar", "period": period or "month", "tz": str(calendar.get("timeZone") or "UTC")}
+
+
+def _seconds(duration: str) -> int | None:
+    match = _DURATION.fullmatch(duration)
+    if match is None:
+        return None
+    number, unit = int(match[1]), match[2]
+    return number * (_LONG_UNITS_D[unit] * 86_400 if unit in _LONG_UNITS_D else UNITS_S[unit])
+
+
+def _name_of(text: Any, default: str) -> str:
+    """A name that we accept, made of any text."""
+    name = re.sub(r"[^A-Za-z0-9._:@-]+", "-", str(text or "")).strip("-._:@")[:128]
+    return name or default

@@ -1,0 +1,165 @@
+"""Handlers about documents: versions and credits of agreements, maintenance, calendars, their schema.
+
+All of them read SQL; documents are applied and ended in ``write``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from flask import Request, Response
+from pydantic import ValidationError
+
+from sla_server.agreements.admission import KnownCapacity, VolumeUse, admit
+from sla_server.agreements.compliance import Counts
+from sla_server.agreements.credits import PeriodCredit, period_credit, periods_back
+from sla_server.agreements.difference import bounded, differences
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import load_documents
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
+from sla_server.agreements.schema import document_schema
+from sla_server.api import responses
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, NotFound, ServiceRefused
+from sla_server.api.routes import PERIODS_MAX
+
+PERIODS_DEFAULT: Final = 3
+AHEAD_US: Final = 400 * 86_400_000_000
+"""How far ahead the next occurrence of maintenance is looked for."""
+Row = dict[str, Any]
+
+
+def sla_versions(context: AppContext, _request: Request, name: str) -> Response:
+    """Versions, newest first, each with what differs from the one before it."""
+    rows = _versions(context, name)
+    listed = []
+    before: Row | None = None
+    for row in rows:
+        changes = [] if before is None else bounded(differences(before["spec"], row["spec"]))
+        plain = {key: value for key, value in row.items() if key != "spec"}
+        listed.append({**plain, "changes": changes})
+        before = row
+    return responses.as_list(listed[::-1])
+
+
+def sla_credits(context: AppContext, request: Request, name: str) -> Response:
+    """Compliance and credit of the current period and of those before it that SQL still has."""
+    count = responses.number(request, "periods", PERIODS_DEFAULT, least=1, most=PERIODS_MAX)
+    versions = _versions(context, name)
+    now_us = context.clock.unix_us()
+    newest = _read(versions[-1])
+    found: list[PeriodCredit] = []
+    for bounds in periods_back(newest.spec.window, now_us, count):
+        held = [row for row in versions if row["applied_us"] < min(bounds[1], now_us + 1)]
+        if not held:
+            break
+        found.append(_credit(context, held[-1], bounds, now_us))
+    while len(found) > 1 and not found[-1].has_slices:
+        found.pop()
+    return responses.as_list(
+        [item.as_dict() for item in found],
+        tz=newest.spec.time_zone,
+        credit_cap=newest.spec.credit_cap,
+        penalties=[item.model_dump() for item in newest.spec.penalties],
+    )
+
+
+def _credit(context: AppContext, row: Row, bounds: tuple[int, int], now_us: int) -> PeriodCredit:
+    agreement = _read(row)
+    counts = {}
+    for objective in agreement.judged:
+        length_us = objective.budgeting.slice_s * 1_000_000
+        sums = context.source.slice_sums(row["name"], objective.name, *bounds)
+        counts[objective.name] = _counts(one for one in sums if one["length_us"] == length_us)
+    return period_credit(agreement, row["version"], counts, bounds, now_us)
+
+
+def _read(row: Row) -> Agreement:
+    try:
+        return Agreement.from_spec(row["spec"])
+    except ValidationError as exc:
+        problem = f"version {row['version']} of {row['name']} was stored by another release"
+        raise BadInput("name", f"{problem} and cannot be read", "Apply its document again") from exc
+
+
+def _counts(sums: Iterable[Row]) -> Counts:
+    found = {"good": 0, "bad": 0, "no_data": 0, "no_data_ours": 0, "not_applicable": 0, "excluded": 0}
+    for row in sums:
+        found[row["state"]] += row["n"]
+        if row["state"] == "no_data" and row["ours"]:
+            found["no_data_ours"] += row["n"]
+    return Counts(**found)
+
+
+def _versions(context: AppContext, name: str) -> list[Row]:
+    rows = context.source.agreement_versions(name)
+    if not rows:
+        raise NotFound(f"no agreement {name!r} was ever applied", "'sla get slas' lists those in force")
+    return rows
+
+
+def maintenance(context: AppContext, request: Request) -> Response:
+    """Maintenance in force: running, planned and, if asked for, past; those that run come first."""
+    now_us = context.clock.unix_us()
+    rows = [_maintenance_row(row, now_us) for row in context.source.documents("Maintenance", True)]
+    if not responses.flag(request, "past"):
+        rows = [row for row in rows if row["state"] != "past"]
+    return responses.as_list(sorted(rows, key=lambda row: (row["from_us"] or 1 << 62, row["name"])))
+
+
+def _maintenance_row(row: Row, now_us: int) -> Row:
+    """The row with ``state`` and the occurrence under way or next."""
+    try:
+        document = MaintenanceDocument.from_json(row["spec"])
+    except ValidationError:
+        return {**row, "state": "unreadable", "from_us": None, "to_us": None}
+    work = AnnouncedWork(document, row["version"], row["applied_us"], row["ended_us"])
+    span = work.next_span(now_us, AHEAD_US)
+    state = "past" if span is None else "running" if span[0] <= now_us else "planned"
+    from_us, to_us = span or (None, None)
+    spec = document.spec
+    row = {**row, "scope": spec.scope.text(), "reason": spec.reason, "repeats": spec.rrule}
+    author = spec.author or row["applied_by"]
+    return {**row, "author": author, "state": state, "from_us": from_us, "to_us": to_us}
+
+
+def calendars(context: AppContext, _request: Request) -> Response:
+    """Calendars in force."""
+    return responses.as_list(context.source.documents("Calendar", True))
+
+
+def admission(context: AppContext, request: Request) -> Response:
+    """Whether documents could be kept beside what is in force, from stored figures."""
+    try:
+        loaded = load_documents(responses.yaml_body(request), 1)
+    except AgreementsRefused as exc:
+        raise ServiceRefused(422, {"errors": [problem.as_dict() for problem in exc.problems]}) from exc
+    wanted = [item.document for item in loaded if isinstance(item.document, Agreement)]
+    if not wanted:
+        raise BadInput("body", "holds no agreement", "Send documents of kind SLA")
+    in_force = [_read(row) for row in context.source.agreements(True)]
+    uses = [_use_of(row) for row in context.source.volumes()]
+    policies = context.source.policies(1)
+    found = admit(wanted, in_force, uses, _capacities(policies))
+    version = policies[0]["version"] if policies else None
+    return responses.as_json({**found.as_dict(), "policy_version": version})
+
+
+def _use_of(row: Row) -> VolumeUse:
+    ios, size = row["reads"] + row["writes"], row["read_bytes"] + row["write_bytes"]
+    return VolumeUse(row["volume"], row["backend"], size / ios if ios else None)
+
+
+def _capacities(policies: Iterable[Row]) -> list[KnownCapacity]:
+    return [
+        KnownCapacity(row["backend"], row["sla"], row["objective"], row["cost_per_s"], row.get("reason", ""))
+        for policy in policies
+        for row in (policy.get("report") or {}).get("capacity", [])
+    ]
+
+
+def schema(_context: AppContext, _request: Request) -> Response:
+    """JSON Schema of all kinds of documents."""
+    return responses.as_json(document_schema())

@@ -1,0 +1,321 @@
+"""The commands about documents: diff, history, describe, validate, schema.
+
+``validate`` and ``schema`` need no server: they use the models that the server itself uses, so what is wrong
+with a file is said in the same words as by ``sla apply``. What needs other documents (a calendar that is
+named, how many latency values a volume has) only the server knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from textwrap import wrap
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.agreements.difference import FieldChange, differences, unified, value_text
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import KINDS, Loaded, load_documents
+from sla_server.agreements.periods import to_local
+from sla_server.agreements.schema import document_schema
+from sla_server.cli import formatting
+from sla_server.cli.change import read_documents, split_documents, with_lines_of_file
+from sla_server.cli.client import Client
+from sla_server.cli.errors import RequestRefused
+from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
+
+FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
+ROLLUP_S: Final = 60  # of a database as it is made; slices are whole multiples of it
+MOST_SHOWN: Final = 12
+"""Fields of one version in ``sla history``; -o json has all."""
+
+
+def load_file(path: str, rollup_s: int) -> list[Loaded]:
+    """Every document of a file, as the server would read it, whatever its size.
+
+    Raises:
+        BadUsage: the file cannot be read.
+        RequestRefused: with every problem found, in the words of ``sla apply``.
+    """
+    loaded: list[Loaded] = []
+    errors: list[dict[str, Any]] = []
+    for chunk in split_documents(read_documents(path)):
+        try:
+            loaded += load_documents(chunk.text.decode(), rollup_s)
+        except AgreementsRefused as exc:
+            problem = {"errors": [item.as_dict() for item in exc.problems]}
+            errors += with_lines_of_file(problem, chunk)["errors"]
+    if errors:
+        raise _refused(errors)
+    return loaded
+
+
+def _refused(errors: list[dict[str, Any]]) -> RequestRefused:
+    only = errors[0] if len(errors) == 1 and not errors[0].get("line") else None
+    if only is not None:
+        return RequestRefused(422, {"detail": only["problem"], "fix": only["fix"]})
+    count = f"{len(errors)} problem{'s' if len(errors) > 1 else ''} in the documents"
+    return RequestRefused(422, {"detail": count, "errors": errors})
+
+
+@click.command()
+@FILE
+@click.option(
+    "--rollup-s",
+    type=click.IntRange(1, 60),
+    default=ROLLUP_S,
+    show_default=True,
+    help="The server's database.rollup_s; slices are multiples of it.",
+)
+def validate(path: str, rollup_s: int) -> None:
+    """Check documents without a server, in the words of sla apply."""
+    loaded = load_file(path, rollup_s)
+    calendars = {item.document.name for item in loaded if item.document.kind == "Calendar"}
+    for item in loaded:
+        click.echo(f"{item.document.name}: valid {item.document.kind}")
+        hours = item.document.spec.service_hours if isinstance(item.document, Agreement) else None
+        if hours is not None and hours.is_named and hours.calendar not in calendars:
+            text = f"calendar {hours.calendar} is not in this file; the server has to know it"
+            click.echo(f"note: {item.document.name}: {text}", err=True)
+    click.echo("Whether they fit what is in force, the server says: sla apply --dry-run", err=True)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)), required=False)
+def schema(kind: str | None) -> None:
+    """Print the JSON Schema of all kinds of documents, or of one."""
+    print_json(document_schema(kind))
+
+
+@click.command()
+@FILE
+@click.option("--exit-code", is_flag=True, help="End with status 1 if something differs.")
+@OUTPUT
+@pass_client
+def diff(client: Client, path: str, exit_code: bool, output: str) -> None:
+    """Compare documents with what is in force, field by field; changes nothing."""
+    in_force = _in_force(client)
+    found: list[Row] = []
+    for item in load_file(path, 1):
+        document = item.document
+        row = in_force(document.kind, document.name)
+        changes = differences(row["spec"] if row else None, document.spec_json())
+        version = row["version"] if row else None
+        entry = {"kind": document.kind, "name": document.name, "version": version}
+        found.append({**entry, "changes": [change.as_dict() for change in changes]})
+        if output != "json":
+            _show_diff(found[-1], changes)
+    if output == "json":
+        print_json(found)
+    if exit_code and any(entry["changes"] for entry in found):
+        raise SystemExit(1)
+
+
+def _show_diff(entry: Row, changes: Sequence[FieldChange]) -> None:
+    name = entry["name"] if entry["kind"] == "SLA" else f"{entry['kind']} {entry['name']}"
+    if entry["version"] is None:
+        click.echo(f"{name}: new; nothing of this name is in force")
+    elif not changes:
+        click.echo(f"{name}: no difference to version {entry['version']}, which is in force")
+    else:
+        titles = f"{name} version {entry['version']}, in force", f"{name} in the file"
+        click.echo(printable_lines("\n".join(unified(changes, *titles))))
+
+
+def _in_force(client: Client) -> Callable[[str, str], Row | None]:
+    """Looks up what is in force by kind and name; lists that are short are read once."""
+    lists: dict[str, dict[str, Row]] = {}
+
+    def find(kind: str, name: str) -> Row | None:
+        if kind == "SLA":
+            try:
+                row: Row = client.get(f"/slas/{quote(name, safe='')}")
+            except RequestRefused as exc:
+                if exc.status == 404:
+                    return None
+                raise
+            return row if row.get("ended_us") is None else None
+        if kind not in lists:
+            rows = client.get("/maintenance", past="1") if kind == "Maintenance" else client.get("/calendars")
+            lists[kind] = {row["name"]: row for row in rows["items"]}
+        return lists[kind].get(name)
+
+    return find
+
+
+@click.command()
+@FILE
+@OUTPUT
+@pass_client
+def admit(client: Client, path: str, output: str) -> None:
+    """Say whether agreements could be kept beside those in force: yes, no or unknown.
+
+    Rests on the capacity that the policy job has found and on all that is promised on the same backends.
+    Changes nothing. Status 0 for yes, 1 otherwise.
+    """
+    headers = {"Content-Type": "application/yaml"}
+    answer = client.change("POST", "/admission", content=read_documents(path), headers=headers)
+    if output == "json":
+        print_json(answer)
+    else:
+        click.echo(printable_lines("\n".join(_admission_lines(answer))))
+    if answer["answer"] != "yes":
+        raise SystemExit(1)
+
+
+def _admission_lines(answer: Row) -> Iterator[str]:
+    yield str(answer["answer"])
+    for row in answer["backends"]:
+        used = row["promised"] + row["unpromised_floors"]
+        yield f"{row['backend']}: {row['answer']}"
+        capacity = row["capacity"]
+        of = f" (policy {answer['policy_version']}, {row['capacity_of']})" if capacity is not None else ""
+        yield f"  capacity {formatting.count(capacity)} cost/s{of}"
+        yield f"  promised {formatting.count(used)}, these would add {formatting.count(row['added'])}"
+        if capacity is not None:
+            left = capacity - used - row["added"]
+            word = "left" if left >= 0 else "too much"
+            yield f"  {formatting.count(abs(left))} {word}"
+        yield from (f"  {line}" for reason in row["reasons"] for line in wrap(reason, 78))
+    yield from (line for reason in answer["reasons"] for line in wrap(reason, 80))
+
+
+@click.command()
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
+@OUTPUT
+@pass_client
+def history(client: Client, name: str, limit: int, output: str) -> None:
+    """List an agreement's versions: since when, by whom, and what each changed."""
+    rows = client.get(f"/slas/{quote(name, safe='')}/versions")["items"]
+    if output == "json":
+        print_json(rows[:limit])
+        return
+    later: Row | None = None
+    for row in rows[:limit]:
+        click.echo(printable_lines("\n".join(_version_lines(row, later))))
+        later = row
+    if len(rows) > limit:
+        click.echo(f"and {len(rows) - limit} older: give a higher --limit")
+
+
+def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
+    ended_us = row.get("ended_us")
+    until = "in force" if ended_us is None else f"until {_time(ended_us)}"
+    yield f"version {row['version']} from {_time(row['applied_us'])} by {row['applied_by']}, {until}"
+    if ended_us is not None and (later is None or later["applied_us"] != ended_us):
+        yield "  then it was deleted"
+    changes = [FieldChange(**change) for change in row.get("changes") or []]
+    if row["version"] == 1:
+        yield "  the first version"
+    elif not changes:
+        yield "  applied again without a change"
+    for change in changes[:MOST_SHOWN]:
+        yield f"  {change.line()}" if len(change.line()) <= 78 else _folded(change)
+    if len(changes) > MOST_SHOWN:
+        yield f"  and {len(changes) - MOST_SHOWN} more fields: -o json"
+
+
+def _folded(change: FieldChange) -> str:
+    return f"  {change.field}:\n    {value_text(change.before)}\n    -> {value_text(change.after)}"
+
+
+def _time(at_us: int) -> str:
+    """With the year: versions are old."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
+
+
+@click.group()
+def describe() -> None:
+    """Show everything about one thing."""
+
+
+@describe.command("sla")
+@click.argument("name")
+@click.option("--version", type=click.IntRange(min=1), help="An older version instead of the newest.")
+@click.option(
+    "--periods",
+    type=click.IntRange(1, 14),
+    default=3,
+    show_default=True,
+    help="Periods with their compliance and credit.",
+)
+@OUTPUT
+@pass_client
+def describe_sla(client: Client, name: str, version: int | None, periods: int, output: str) -> None:
+    """Show an agreement's document, how it is kept, and what is credited.
+
+    The output can be applied again (sla apply -f -): what is not the document is a comment.
+    """
+    path = f"/slas/{quote(name, safe='')}"
+    row = client.get(path, **({"version": version} if version else {}))
+    newest = client.get(path) if version else row
+    is_newest = newest["version"] == row["version"]
+    credits = client.get(f"{path}/credits", periods=periods) if is_newest else None
+    if output == "json":
+        print_json({**row, "credits": credits})
+        return
+    lines = [*_about(row, newest["version"])]
+    if credits is not None:
+        lines += [line for one in row.get("live") or [] for line in _live_lines(one)]
+        lines += [line for period in credits["items"] for line in _period_lines(period, credits)]
+    for line in lines:
+        click.echo(printable_lines(f"# {line}".rstrip()))
+    click.echo(str(row["document"]).rstrip())
+
+
+def _about(row: Row, newest: int) -> Iterator[str]:
+    ended_us = row.get("ended_us")
+    until = "in force" if ended_us is None else f"ended {_time(ended_us)}"
+    yield f"{row['name']} version {row['version']} of {newest}: {until}"
+    yield f"applied {_time(row['applied_us'])} by {row['applied_by']}"
+
+
+def _live_lines(live: Row) -> Iterator[str]:
+    state = formatting.STATES.get(str(live.get("state")), (str(live.get("state")), ""))[0]
+    now, promised = (formatting.latency(live.get(key)) for key in ("latency_us", "threshold_us"))
+    latency = f"p{live.get('percentile', 0):g} {now} of {promised} promised"
+    yield f"now: {live.get('objective')}: {state}, {latency}"
+
+
+def _period_lines(period: Row, credits: Row) -> Iterator[str]:
+    start, end = (_local(period[key], credits["tz"]) for key in ("start_us", "end_us"))
+    so_far = ", so far" if period["so_far"] else ""
+    yield f"period {start} to {end} ({credits['tz']}){so_far}{_credit(period, credits)}"
+    for one in period["objectives"]:
+        slices = one["good"] + one["bad"]
+        kept = formatting.percent(one["compliance"], 2)
+        yield (
+            f"  {one['objective']}: kept {kept} of {formatting.percent(one['target'], 2)} promised, "
+            f"{formatting.count(one['bad'])} of {formatting.count(slices)} slices bad"
+        )
+
+
+def _credit(period: Row, credits: Row) -> str:
+    if not credits["penalties"]:
+        return ""
+    capped = (
+        f" ({formatting.percent(period['uncapped'])} without credit_cap)"
+        if period["uncapped"] > period["credit"]
+        else ""
+    )
+    return f": credit {formatting.percent(period['credit'])}{capped}"
+
+
+def _local(at_us: int, tz: str) -> str:
+    """In the agreement's zone, in which its periods begin at midnight."""
+    return to_local(at_us, tz).strftime("%Y-%m-%d %H:%M").removesuffix(" 00:00")
+
+
+def join_documents(texts: Iterable[str]) -> str:
+    """Documents as one text that can be applied again."""
+    joined = ""
+    for text in texts:
+        # A directive belongs to the document behind it, and needs the one before it to end.
+        separator = "...\n" if joined and text.startswith("%") else "" if text.startswith("---") else "---\n"
+        joined += separator + text.rstrip() + "\n"
+    return joined

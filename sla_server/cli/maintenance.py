@@ -1,0 +1,116 @@
+"""``sla maintenance``: begin work now, and end it early; what is planned is applied as documents.
+
+``start`` writes a Maintenance document and applies it, so what was begun by hand is stored, shown and audited
+as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.cli import formatting
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.formatting import OUTPUT, duration_s, pass_client, print_json
+
+
+@click.group()
+def maintenance() -> None:
+    """Begin maintenance now, or end it early; list it with sla get maintenance.
+
+    While it lasts, slices of the agreements in its scope are not judged.
+    """
+
+
+@maintenance.command("start")
+@click.argument("agreements", nargs=-1)
+@click.option("-l", "--labels", help="Agreements with these labels: KEY=VALUE, several with commas between.")
+@click.option("--volume", "volumes", multiple=True, help="Whatever is promised of this volume; repeatable.")
+@click.option("--for", "lasting", required=True, help="How long at most: 90s, 10m, 2h.")
+@click.option("--reason", required=True, help="Why; customers will read it.")
+@click.option("--name", help="Of the document [made from the time].")
+@OUTPUT
+@pass_client
+def start(
+    client: Client,
+    agreements: tuple[str, ...],
+    labels: str | None,
+    volumes: tuple[str, ...],
+    lasting: str,
+    reason: str,
+    name: str | None,
+    output: str,
+) -> None:
+    """Begin maintenance of AGREEMENTS (names or patterns), or of those that --labels or --volume name."""
+    now_s = int(time.time())
+    lasts_s = max(1, round(duration_s(lasting)))
+    document = {
+        "apiVersion": "storage-sla/v1",
+        "kind": "Maintenance",
+        "metadata": {"name": name or f"maintenance-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now_s))}"},
+        "spec": {
+            "scope": _scope(agreements, labels, volumes),
+            "start": datetime.fromtimestamp(now_s, UTC).replace(tzinfo=None).isoformat(),
+            "duration": f"{lasts_s}s" if lasts_s < 1_000_000 else f"{lasts_s // 3600}h",
+            "tz": "UTC",
+            "reason": reason,
+        },
+    }
+    answer = client.change(
+        "POST", "/slas", content=_yaml(document), headers={"Content-Type": "application/yaml"}
+    )
+    if output == "json":
+        print_json(answer)
+        return
+    for item in answer.get("applied", []):
+        count = item.get("agreements", 0)
+        until = formatting.when((now_s + lasts_s) * 1_000_000)
+        words = f"{count} agreement{'' if count == 1 else 's'} in its scope"
+        click.echo(f"{item['name']}: until {until}; {words}")
+        click.echo(f"To end it early: sla maintenance end {item['name']}")
+    for warning in answer.get("warnings", []):
+        click.echo(f"note: {printable_lines(str(warning))}", err=True)
+
+
+def _scope(agreements: tuple[str, ...], labels: str | None, volumes: tuple[str, ...]) -> dict[str, Any]:
+    if bool(agreements or labels) == bool(volumes):
+        raise BadUsage("say what is maintained: AGREEMENTS or --labels, or else --volume")
+    if volumes:
+        return {"volumes": list(volumes)}
+    scope: dict[str, Any] = {"agreements": list(agreements)} if agreements else {}
+    if labels:
+        pairs = [part.strip().partition("=") for part in labels.split(",")]
+        if not all(key and value for key, _, value in pairs):
+            raise BadUsage(f"{labels!r} are no labels; write KEY=VALUE, several with commas between")
+        scope["labels"] = {key.strip(): value.strip() for key, _, value in pairs}
+    return scope
+
+
+def _yaml(document: dict[str, Any]) -> bytes:
+    """The document as people would write it; a value in JSON is YAML."""
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in document.items()]
+    spec = document["spec"].items()
+    lines[-1] = "spec:\n" + "\n".join(
+        f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in spec
+    )
+    return ("\n".join(lines) + "\n").encode()
+
+
+@maintenance.command("end")
+@click.argument("name")
+@OUTPUT
+@pass_client
+def end(client: Client, name: str, output: str) -> None:
+    """End maintenance now; of work that repeats, this and every occurrence to come."""
+    answer = client.change("DELETE", f"/maintenance/{quote(name, safe='')}")
+    if output == "json":
+        print_json(answer)
+        return
+    click.echo(f"{name}: ended")

@@ -1,0 +1,73 @@
+"""``sla export`` and ``sla import``: agreements as OpenSLO documents, and back.
+
+Documents go to standard output, what does not map to standard error, so that the one can be written to a file
+while the other is read.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+from urllib.parse import quote
+
+import click
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pmdaemon.runtime.excerpt import excerpt, printable_lines
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.openslo import Converted, from_openslo, to_openslo
+from sla_server.cli.change import read_documents
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.formatting import pass_client
+
+OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
+
+
+@click.command("export")
+@OPENSLO
+@click.argument("name")
+@pass_client
+def export_agreement(client: Client, openslo: bool, name: str) -> None:
+    """Print agreement NAME in another form, one document for each latency objective."""
+    row = client.get(f"/slas/{quote(name, safe='')}")
+    found = to_openslo(Agreement.from_spec(row["spec"]))
+    if not found.documents:
+        raise BadUsage(f"{name} has no latency objective; there is nothing to export")
+    _show(found)
+
+
+@click.command("import")
+@OPENSLO
+@click.argument("path", metavar="FILE")
+def import_documents(openslo: bool, path: str) -> None:
+    """Print the agreements that FILE (- for stdin) describes in another form; changes nothing.
+
+    What is left empty has no counterpart there: fill it in, then sla apply.
+    """
+    text = read_documents(path).decode()
+    try:
+        found = from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
+    except (YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as exc:
+        raise BadUsage(f"{path} cannot be imported: {excerpt(str(exc), 300)}") from exc
+    _show(found)
+
+
+def _show(found: Converted) -> None:
+    writer = YAML()
+    writer.default_flow_style = False
+    writer.explicit_start = True
+    for document in found.documents:
+        text = io.StringIO()
+        writer.dump(_plain(document), text)
+        click.echo(text.getvalue(), nl=False)
+    for line in found.unmapped:
+        click.echo(printable_lines(f"not mapped: {line}"), err=True)
+
+
+def _plain(value: Any) -> Any:
+    """Copies, so that the writer makes no anchors of what is in a document twice."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

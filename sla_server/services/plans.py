@@ -1,0 +1,238 @@
+"""Maintenance and calendars in force, as one immutable value; versions count up for ever, as agreements' do.
+
+Versions that ended stay for ``KEPT_US``: how much of a period's maintenance an agreement has used is asked of
+them. ``attach`` gives each agreement what concerns it, so that judging and control ask the agreement alone.
+
+Rows are those of the table ``documents`` (docs/formats/sql.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from pydantic import ValidationError
+
+from pmdaemon.runtime.config import describe
+from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
+from sla_server.agreements.difference import bounded, differences
+from sla_server.agreements.fields import Document
+from sla_server.agreements.load import KINDS, Loaded
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
+from sla_server.agreements.periods import SECOND_US, period_bounds, planned_us
+from sla_server.agreements.promise import InForce
+from sla_server.services.rows import Row, Rows, audit_row, event_row
+
+KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
+AHEAD_US: Final = 400 * 86_400 * SECOND_US
+"""How far ahead the next occurrence of a rule is looked for."""
+MOST_NAMED: Final = 5
+"""Agreements that one kind of warning names; the others are counted."""
+Held = AnnouncedWork | CalendarInForce
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """All that matters now.
+
+    Attributes:
+        works: Maintenance, in force and ended, by time of applying.
+        calendars: versions of calendars, likewise.
+        highest: (kind, name) to the highest version ever given.
+    """
+
+    works: tuple[AnnouncedWork, ...] = ()
+    calendars: tuple[CalendarInForce, ...] = ()
+    highest: Mapping[Key, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def get(self, kind: str, name: str) -> Held | None:
+        """The version in force."""
+        held: Iterable[Held] = self.works if kind == "Maintenance" else self.calendars
+        return next((item for item in held if item.name == name and item.ended_us is None), None)
+
+    def calendar_names(self) -> list[str]:
+        """Calendars in force."""
+        return sorted({item.name for item in self.calendars if item.ended_us is None})
+
+    def attach(self, item: InForce) -> InForce:
+        """The agreement with the maintenance and the calendar that concern it."""
+        work = tuple(work for work in self.works if work.covers(item.agreement))
+        hours = item.agreement.spec.service_hours
+        named = hours.calendar if hours is not None and hours.is_named else None
+        calendar = tuple(version for version in self.calendars if version.name == named)
+        if (work, calendar) == (item.work, item.calendar):
+            return item
+        return replace(item, work=work, calendar=calendar)
+
+    def attach_all(self, items: tuple[InForce, ...]) -> tuple[InForce, ...]:
+        """The same tuple if nothing changes."""
+        attached = tuple(map(self.attach, items))
+        is_same = all(new is old for new, old in zip(attached, items, strict=True))
+        return items if is_same else attached
+
+
+def from_rows(rows: Iterable[Row], now_us: int) -> tuple[Plans, Rows]:
+    """What SQL knows, and a critical event for each document that this release cannot read."""
+    plans, highest = Plans(), dict[Key, int]()
+    events: Rows = []
+    for row in sorted(rows, key=lambda row: row["version"]):
+        kind, name = row["kind"], row["name"]
+        highest[kind, name] = max(row["version"], highest.get((kind, name), 0))
+        if row["ended_us"] is not None and row["ended_us"] < now_us - KEPT_US:
+            continue
+        try:
+            held = held_of(row)
+        except (ValidationError, KeyError) as exc:
+            problem = describe(exc) if isinstance(exc, ValidationError) else f"unknown kind {exc}"
+            text = f"{kind} {name} version {row['version']} was stored by another release and cannot be read"
+            details = {"version": row["version"], "problem": problem}
+            severity = "critical" if row["ended_us"] is None else "warning"
+            events.append(
+                event_row("document-unreadable", severity, kind.lower(), name, text, now_us, details)
+            )
+            continue
+        if not (isinstance(held, AnnouncedWork) and held.is_past(now_us - KEPT_US)):
+            plans = _with(plans, held)
+    return replace(plans, highest=MappingProxyType(highest)), events
+
+
+def held_of(row: Row) -> Held:
+    """One row of ``documents``, read.
+
+    Raises:
+        pydantic.ValidationError: stored by an incompatible release.
+        KeyError: a kind this release does not know.
+    """
+    document = KINDS[row["kind"]].from_json(row["spec"])
+    return _held(document, row["version"], row["applied_us"], row["applied_by"], row["ended_us"])
+
+
+def _held(document: Document, version: int, applied_us: int, who: str, ended_us: int | None = None) -> Held:
+    if isinstance(document, MaintenanceDocument):
+        return AnnouncedWork(document, version, applied_us, ended_us, document.spec.author or who)
+    if isinstance(document, CalendarDocument):
+        return CalendarInForce(document, version, applied_us, ended_us, who)
+    raise KeyError(document.kind)
+
+
+def _with(plans: Plans, held: Held) -> Plans:
+    """Add a version, or replace the same version."""
+    same = held.name, held.version
+    if isinstance(held, AnnouncedWork):
+        works = [work for work in plans.works if (work.name, work.version) != same]
+        return replace(plans, works=tuple(sorted([*works, held], key=lambda work: work.applied_us)))
+    calendars = [item for item in plans.calendars if (item.name, item.version) != same]
+    return replace(plans, calendars=tuple(sorted([*calendars, held], key=lambda item: item.applied_us)))
+
+
+def apply(plans: Plans, loaded: Loaded, who: str, now_us: int) -> tuple[Plans, Rows, Row]:
+    """Put one document in force, as ``catalog.apply`` does agreements; an equal one changes nothing.
+
+    Returns:
+        The plans after it, what to record, and what to answer.
+    """
+    document = loaded.document
+    kind, name, rows = document.kind, document.name, Rows()
+    old = plans.get(kind, name)
+    applied = {"kind": kind, "name": name, "changed": False}
+    if old is not None and old.document.spec_json() == document.spec_json():
+        return plans, rows, {**applied, "version": old.version}
+    version = plans.highest.get((kind, name), 0) + 1
+    if old is not None:
+        plans = _with(plans, replace(old, ended_us=now_us))
+        rows.append(_ended_row(old, now_us))
+    held = _held(document, version, now_us, who)
+    plans = replace(_with(plans, held), highest=MappingProxyType({**plans.highest, (kind, name): version}))
+    changes = bounded(differences(old.document.spec_json(), document.spec_json())) if old else []
+    before = {"kind": kind, "version": old.version} if old else None
+    after = {"kind": kind, "version": version, "changes": changes}
+    event, words = f"{kind.lower()}-applied", f"{kind.lower()} {name} version {version} is in force"
+    rows += [
+        ("documents", _row(held, loaded.text, who)),
+        audit_row(who, event, name, now_us, before=before, after=after),
+        event_row(event, "info", kind.lower(), name, words, now_us, {"version": version}),
+    ]
+    return plans, rows, {**applied, "version": version, "changed": True}
+
+
+def _row(held: Held, text: str, who: str) -> Row:
+    return {
+        "kind": held.document.kind,
+        "name": held.name,
+        "version": held.version,
+        "document": text,
+        "spec": held.document.spec_json(),
+        "applied_us": held.applied_us,
+        "applied_by": who,
+        "ended_us": None,
+    }
+
+
+def _ended_row(held: Held, now_us: int) -> tuple[str, Row]:
+    return "documents", {
+        "kind": held.document.kind,
+        "name": held.name,
+        "version": held.version,
+        "ended_us": now_us,
+    }
+
+
+def end(plans: Plans, kind: str, name: str, who: str, now_us: int) -> tuple[Plans, Rows] | None:
+    """End a document; None if none of this name is in force."""
+    old = plans.get(kind, name)
+    if old is None:
+        return None
+    event, before = f"{kind.lower()}-ended", {"kind": kind, "version": old.version}
+    rows: Rows = [
+        _ended_row(old, now_us),
+        audit_row(who, event, name, now_us, before=before),
+        event_row(event, "info", kind.lower(), name, f"{kind.lower()} {name} has ended", now_us, before),
+    ]
+    return _with(plans, replace(old, ended_us=now_us)), rows
+
+
+def warnings(work: AnnouncedWork, items: Sequence[InForce], now_us: int) -> Iterator[str]:
+    """What a Maintenance document just applied does to what was agreed.
+
+    Args:
+        work: as applied.
+        items: agreements in force, with this work attached.
+        now_us: wall clock.
+    """
+    name = work.name
+    covered = [item for item in items if work.covers(item.agreement)]
+    if not covered:
+        scope = work.document.spec.scope.text()
+        yield f"{name}: no agreement in force is in its scope ({scope}); check it with 'sla get slas'"
+    span = work.next_span(now_us, AHEAD_US)
+    if span is None:
+        yield f"{name}: there is nothing of it after now, so it excuses nothing"
+        return
+    short = [item.name for item in covered if _is_short(item, span[0], now_us)]
+    if short:
+        yield f"{name}: less notice than was agreed with {_named(short)}"
+    beyond = [item.name for item in covered if _is_too_much(item, span)]
+    if beyond:
+        yield f"{name}: more maintenance in the period than {_named(beyond)} excuses; what is beyond counts"
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _is_short(item: InForce, start_us: int, now_us: int) -> bool:
+    notice_s = item.agreement.spec.maintenance.notice
+    return notice_s is not None and start_us < now_us + notice_s * SECOND_US
+
+
+def _is_too_much(item: InForce, span: tuple[int, int]) -> bool:
+    spec = item.agreement.spec
+    most_s = spec.maintenance.max_per_period
+    if most_s is None:
+        return False
+    start_us, end_us = period_bounds(spec.window, span[1] - 1)
+    return planned_us(item.agreement, item.work, start_us, max(end_us, span[1])) > most_s * SECOND_US
