@@ -21,7 +21,7 @@ generation, so only samples that agree may share one:
 The interval of a cut runs from the earliest start to the earliest end of its samples: then the cuts of planes
 that are collected within milliseconds of each other tile the time without overlap. Rows with neither activity
 nor requests under way are left out; a cut without rows still proves its time as covered. Two samples of one
-stream (a volume exported by two planes) are added into one row.
+stream (a volume exported by two planes) are added into one row; of two stalls the longer one counts.
 
 ``CutSpooler`` decides what survives a crash. For each group of samples, in this order: 1. new streams are
 saved in ``StreamNames``; 2. the cut is appended to the spool, with the marks of the planes in it; 3. the
@@ -307,7 +307,22 @@ def _combine(
         np.add.at(summed[column], row_of, counters[column])
     summed[cut.COL["stream_id"]] = unique_ids
     hist["row"], missed["row"] = row_of[hist["row"]], row_of[missed["row"]]
+    if len(unique_ids) < len(ids):
+        missed = _joined(missed)
     return _without_idle(summed, hist, missed)
+
+
+def _joined(missed: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """One entry for each row, kind and threshold: sums, of OUTSTANDING the longest."""
+    keys, index = np.unique(missed[["row", "io", "threshold_us"]], return_inverse=True)
+    joined = np.zeros(len(keys), dtype=cut.MISSED_DTYPE)
+    for name in ("row", "io", "threshold_us"):
+        joined[name] = keys[name]
+    is_outstanding = missed["io"] == cut.OUTSTANDING
+    for name in ("counted", "missed"):
+        np.add.at(joined[name], index[~is_outstanding], missed[name][~is_outstanding])
+        np.maximum.at(joined[name], index[is_outstanding], missed[name][is_outstanding])
+    return joined
 
 
 def _shifted(column: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:

@@ -1,18 +1,22 @@
 """Accounting of a plane: streams (one client's use of one volume), and the cuts made of them.
 
-Streams. The data path only *logs* a completion: four integers appended to an array (about 0.2 us). ``fold``
+Streams. The data path only *logs* a completion: five integers appended to an array (about 0.2 us). ``fold``
 turns the log into counters with numpy, many I/Os at a time: at ``FOLD_INTS`` and at each cut. Nothing is
-estimated: a fold compares every single latency with every threshold, in nanoseconds.
+estimated: a fold compares every single latency with every threshold, in nanoseconds. What hangs is not in
+the log: at each cut, and when a client leaves, the sessions say what is outstanding (``limits``).
 
-Log entry: word, latency_ns, service_ns, delay_ns; word = bytes << 3 | failed << 2 | kind, where the bytes of
-trim and write-zeroes are those that the throttle charges (docs/formats/nbd.md). Latency is arrival to the
-reply in the client's socket buffer, service is sent upstream to reply, delay is what our throttle held it.
+Log entry: word, arrived_ns, sent_ns, replied_ns, done_ns; word = bytes << 4 | refused << 3 | failed << 2 |
+kind, where the bytes of trim and write-zeroes are those that the throttle charges (docs/formats/nbd.md).
+Latency is arrival to done, the reply in the client's socket buffer; service is sent upstream to reply; delay
+is what our throttle held it, arrival to sent. Done never falls from one entry to the next.
 
 What counts as what:
     reads, writes    completions of any outcome; ``errors`` is the part that failed
     bytes            of successful completions only
     others           flush, trim, write-zeroes; in no latency sum, histogram or missed count
     arrived          reads and writes offered, so that it compares with reads + writes
+    failed entries   completions with an error but ``refused`` ones, and refused connections of a stream whose
+                     storage is not there (these are in ``others`` and ``errors``, too)
     cost             what the throttle charges: all of them, flush as a write without bytes
 
 Invariant: the deltas of all cuts of a stream add up to its cumulative columns, also where units are rounded
@@ -40,7 +44,7 @@ import contextlib
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -48,21 +52,30 @@ import numpy.typing as npt
 
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import ExportRefused
+from gateway_agent.nbd.limits import (
+    KIND_FLUSH,
+    KIND_READ,
+    KIND_WRITE,
+    KIND_ZEROING,
+    Completions,
+    Entry,
+    LimitCounter,
+    Pending,
+    Pendings,
+    StallClock,
+)
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
 from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, IO_ANY, IO_READ, MISSED_DTYPE, rows_array, worst_late
+from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, IO_READ, IO_WRITE, MISSED_DTYPE, rows_array, worst_late
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.messages.planes import DpCut
 from pmdaemon.wire.rates import COST_BYTES
 
-KIND_READ: Final = 0
-KIND_WRITE: Final = 1
-KIND_ZEROING: Final = 2  # trim and write-zeroes
-KIND_FLUSH: Final = 3  # also what was refused because no such command is known; that costs nothing
 FAILED_BIT: Final = 4
-LENGTH_SHIFT: Final = 3
-ENTRY_INTS: Final = 4
+REFUSED_BIT: Final = 8  # by the gateway, for what it asks: its client's error
+LENGTH_SHIFT: Final = 4
+ENTRY_INTS: Final = 5
 FOLD_INTS: Final = 2048 * ENTRY_INTS  # a fold of 2,048 I/Os takes about 0.3 ms, its longest pause
 
 _Ints = npt.NDArray[np.int64]
@@ -79,6 +92,9 @@ class CountedSession(Protocol):
     def gauges(self) -> tuple[int, int]:
         """(sent upstream and not completed, held by the throttle)."""
 
+    def outstanding(self) -> list[Pending]:
+        """Every request that has arrived and is not in the log, in any order."""
+
     def close(self, reason: str) -> None:
         """Close the connection."""
 
@@ -89,7 +105,7 @@ class StreamAccount:
     Attributes:
         arrived: lifetime reads and writes offered; sessions add to it.
         log: see the module docstring; sessions extend it. The object stays the same for ever.
-        sessions: open connections of this stream.
+        sessions: open connections of this stream; one with requests outstanding leaves by ``leave``.
     """
 
     def __init__(
@@ -116,9 +132,8 @@ class StreamAccount:
         self._errors = 0
         self._sums_ns: _Ints = np.zeros(3, dtype=np.int64)  # latency, service, delay; lifetime
         self._hist: _Ints = np.zeros(histogram.WIRE_BUCKETS, dtype=np.int64)  # of this cut
-        self._limits: tuple[Limit, ...] = ()
-        self._counted: list[int] = []  # beside _limits, of this cut
-        self._missed: list[int] = []
+        self._limits = LimitCounter()
+        self._stalls = StallClock()
         self._reported = self._lifetime()
 
     @property
@@ -129,14 +144,36 @@ class StreamAccount:
     @property
     def is_unused(self) -> bool:
         """Whether it has no connection, and every count is in a cut."""
-        return not self.sessions and not self.log and self._lifetime() == self._reported
+        is_pending = self._limits.is_pending or self._stalls.is_pending
+        return not self.sessions and not self.log and not is_pending and self._lifetime() == self._reported
 
-    def set_thresholds(self, thresholds: PlaneThresholds) -> None:
-        """Compare with another set from now on; call it only right after ``take`` or before any I/O."""
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """What its reads and writes are compared with."""
+        return self._limits.limits
+
+    def set_limits(self, limits: Sequence[Limit]) -> None:
+        """Compare with others from now on; a cut has one set if this comes right after ``take``."""
         self.fold()
-        self._limits = thresholds.limits_for(self.volume, self.client)
-        self._counted = [0] * len(self._limits)
-        self._missed = [0] * len(self._limits)
+        self._limits.set_limits(limits, self._pendings())
+
+    def leave(self, session: CountedSession, now_ns: int) -> None:
+        """A session ends; what is outstanding in it ends without a completion."""
+        self.fold()
+        self.sessions.remove(session)
+        ended = Pendings(session.outstanding())
+        if ended.oldest_ns is not None:
+            self._limits.abandoned(ended, now_ns)
+            self._stalls.left(ended.oldest_ns, self._pendings().oldest_ns, now_ns)
+
+    def connection_failed(self) -> None:
+        """A client was refused because the storage is not there: a failed request of no kind."""
+        self._counts[KIND_FLUSH] += 1
+        self._errors += 1
+        self._limits.failed(0, 0, 1)
+
+    def _pendings(self) -> Pendings:
+        return Pendings([each for session in self.sessions for each in session.outstanding()])
 
     def fold(self) -> None:
         """Turn the log into counters."""
@@ -144,29 +181,40 @@ class StreamAccount:
             return
         entries = np.array(self.log, dtype=np.int64).reshape(-1, ENTRY_INTS)
         del self.log[:]
-        word, latency_ns, service_ns, delay_ns = entries.T
-        kind = word & 3
-        transferred = np.where(word & FAILED_BIT, 0, word >> LENGTH_SHIFT)
+        word, arrived_ns, sent_ns, replied_ns, done_ns = np.ascontiguousarray(entries.T)
+        kind, flags = word & 3, word & (FAILED_BIT | REFUSED_BIT)
+        transferred = np.where(flags, 0, word >> LENGTH_SHIFT)
         is_read, is_write = kind == KIND_READ, kind == KIND_WRITE
         is_io = is_read | is_write
         self._counts += np.bincount(kind, minlength=4)
         is_zeroing = kind == KIND_ZEROING
         self._bytes += [transferred[each].sum() for each in (is_read, is_write, is_zeroing)]
-        self._flushes += int(np.count_nonzero(word & 7 == KIND_FLUSH))
-        self._errors += int(np.count_nonzero(word & FAILED_BIT))
-        self._sums_ns += entries[is_io, 1:].sum(axis=0)
-        self._add_histograms(latency_ns[is_read], latency_ns[is_write], service_ns[is_io], delay_ns[is_io])
-        for index, (io, threshold_us) in enumerate(self._limits):
-            compared = latency_ns[is_io if io == IO_ANY else is_read if io == IO_READ else is_write]
-            self._counted[index] += len(compared)
-            self._missed[index] += int(np.count_nonzero(compared > threshold_us * 1000))
+        self._flushes += int(np.count_nonzero((kind == KIND_FLUSH) & (flags == 0)))
+        latency_ns = (done_ns - arrived_ns)[is_io]
+        service_ns, delay_ns = (replied_ns - sent_ns)[is_io], (sent_ns - arrived_ns)[is_io]
+        self._sums_ns += [latency_ns.sum(), service_ns.sum(), delay_ns.sum()]
+        compared = Completions(is_write[is_io], arrived_ns[is_io], latency_ns, (flags == FAILED_BIT)[is_io])
+        self._add_histograms(compared, service_ns, delay_ns)
+        self._limits.completed(compared)
+        if flags.any():
+            self._errors += int(np.count_nonzero(flags))
+            answered = flags < REFUSED_BIT  # what the gateway refuses proves nothing about its storage
+            arrived_ns, done_ns = arrived_ns[answered], done_ns[answered]
+            if not answered.all():
+                self._stalls.refused()
+            failed = np.bincount(kind[flags == FAILED_BIT], minlength=4).tolist()
+            self._limits.failed(
+                failed[KIND_READ], failed[KIND_WRITE], failed[KIND_ZEROING] + failed[KIND_FLUSH]
+            )
+        if len(done_ns):
+            self._stalls.completed(arrived_ns, done_ns, lambda: self._pendings().oldest_ns)
 
-    def _add_histograms(self, reads: _Ints, writes: _Ints, service: _Ints, delay: _Ints) -> None:
+    def _add_histograms(self, done: Completions, service_ns: _Ints, delay_ns: _Ints) -> None:
         for first, buckets, values in (
-            (histogram.TOTAL_READ, histogram.BUCKETS, reads),
-            (histogram.TOTAL_WRITE, histogram.BUCKETS, writes),
-            (histogram.SERVICE, histogram.COARSE_BUCKETS, service),
-            (histogram.DELAY, histogram.COARSE_BUCKETS, delay),
+            (histogram.TOTAL_READ, histogram.BUCKETS, done.of(IO_READ).latency_ns),
+            (histogram.TOTAL_WRITE, histogram.BUCKETS, done.of(IO_WRITE).latency_ns),
+            (histogram.SERVICE, histogram.COARSE_BUCKETS, service_ns),
+            (histogram.DELAY, histogram.COARSE_BUCKETS, delay_ns),
         ):
             edges = histogram.edges_for(buckets)[1:-1]  # below the first is 0, above the last the last
             found = np.searchsorted(edges, values, side="right")
@@ -196,32 +244,23 @@ class StreamAccount:
             "cost_milli": int(cost * 1000),
         }
 
-    def take(self) -> StreamCut | None:
+    def take(self, now_ns: int) -> StreamCut | None:
         """Everything since the last call, or None when nothing happened and nothing is under way."""
         self.fold()
         lifetime, reported = self._lifetime(), self._reported
         gauges = [session.gauges() for session in self.sessions]
         inflight, held = sum(gauge[0] for gauge in gauges), sum(gauge[1] for gauge in gauges)
-        if lifetime == reported and not inflight and not held:
+        pendings = self._pendings()
+        entries = self._limits.take(pendings, now_ns) + self._stalls.take(pendings.oldest_ns, now_ns)
+        if lifetime == reported and not entries and not len(pendings):
             return None
         row = {name: value - reported[name] for name, value in lifetime.items()}
         row |= {"stream_id": 0, "inflight": inflight, "held": held}
         row |= {f"cum_{name}": lifetime[name] for name in ("reads", "writes", "read_bytes", "write_bytes")}
-        missed = self._missed_entries() if row["reads"] + row["writes"] else []
-        taken = StreamCut(self, [row[name] for name in COLUMNS], self._hist, missed)
+        taken = StreamCut(self, [row[name] for name in COLUMNS], self._hist, entries)
         self._reported = lifetime
         self._hist = np.zeros(histogram.WIRE_BUCKETS, dtype=np.int64)
-        self._counted = [0] * len(self._limits)
-        self._missed = [0] * len(self._limits)
         return taken
-
-    def _missed_entries(self) -> list[tuple[int, int, int, int]]:
-        return [
-            (io, threshold_us, counted, missed)
-            for (io, threshold_us), counted, missed in zip(
-                self._limits, self._counted, self._missed, strict=True
-            )
-        ]
 
 
 class StreamCut:
@@ -230,14 +269,12 @@ class StreamCut:
     Attributes:
         row: values in COLUMNS order.
         hist: shape (WIRE_BUCKETS,), dense.
-        missed: (io, threshold_us, counted, missed).
+        missed: (io, threshold_us, counted, missed) as in a cut, of all kinds of entries.
     """
 
     __slots__ = ("hist", "missed", "row", "stream")
 
-    def __init__(
-        self, stream: StreamAccount, row: list[int], hist: _Ints, missed: list[tuple[int, int, int, int]]
-    ) -> None:
+    def __init__(self, stream: StreamAccount, row: list[int], hist: _Ints, missed: list[Entry]) -> None:
         self.stream = stream
         self.row = row
         self.hist = hist
@@ -246,7 +283,13 @@ class StreamCut:
 
 MIXED: Final = -1
 MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
-MAX_STREAMS: Final = 320  # 144 B of counters, 2.4 KB of histograms, 32 limits each fit a 1 MiB frame
+MAX_STREAMS: Final = 320
+MAX_COLUMN_BYTES: Final = 970_000  # a cut has at most 952 KiB (``link.collection``), 4 KiB of it a header
+_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 4 * MISSED_DTYPE.itemsize
+"""Of a stream in the largest cut: counters, every bucket, failures by kind and OUTSTANDING."""
+_LIMIT_BYTES: Final = (
+    3 * MISSED_DTYPE.itemsize
+)  # compared, overdue, failed; so 320 streams have 9 limits each
 MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame header, which holds 65,535 bytes
 _DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
 
@@ -269,7 +312,7 @@ class StreamTable:
 
     def __init__(self) -> None:
         self._by_name: dict[tuple[str, str], StreamAccount] = {}  # the one asked for last comes last
-        self._descriptor_bytes = 0
+        self._descriptor_bytes = self._column_bytes = 0
         self._made = 0
 
     @property
@@ -288,33 +331,57 @@ class StreamTable:
             self._by_name[export.volume, client] = known
             return known
         names = (export.volume, client, export.backend)
-        self._make_room(_descriptor_bytes(*names))
+        limits = thresholds.limits_for(export.volume, client)
+        self._make_room(_descriptor_bytes(*names), _column_bytes(limits))
         stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
-        stream.set_thresholds(thresholds)
+        stream.set_limits(limits)
         self._made += 1
         self._descriptor_bytes += _descriptor_bytes(*names)
+        self._column_bytes += _column_bytes(limits)
         self._by_name[export.volume, client] = stream
         return stream
 
-    def _make_room(self, size_bytes: int) -> None:
+    def set_thresholds(self, thresholds: PlaneThresholds) -> int:
+        """Compare all streams with another set; returns how many limits were left out for want of room.
+
+        The server judges by histograms what is not counted, and says so.
+        """
+        wanted = [(stream, thresholds.limits_for(stream.volume, stream.client)) for stream in self.streams]
+        most = sum(len(limits) for _, limits in wanted)
+        if wanted and sum(_column_bytes(limits) for _, limits in wanted) > MAX_COLUMN_BYTES:
+            most = (MAX_COLUMN_BYTES // len(wanted) - _STREAM_BYTES) // _LIMIT_BYTES
+        for stream, limits in wanted:
+            stream.set_limits(limits[:most])
+        self._column_bytes = sum(_column_bytes(stream.limits) for stream, _ in wanted)
+        return sum(max(len(limits) - most, 0) for _, limits in wanted)
+
+    def _make_room(self, name_bytes: int, column_bytes: int) -> None:
         for stream in self.streams:
-            if self._has_room(size_bytes):
+            if self._has_room(name_bytes, column_bytes):
                 return
             if stream.is_unused:
                 del self._by_name[stream.volume, stream.client]
                 self._descriptor_bytes -= _descriptor_bytes(stream.volume, stream.client, stream.backend)
-        if not self._has_room(size_bytes):
+                self._column_bytes -= _column_bytes(stream.limits)
+        if not self._has_room(name_bytes, column_bytes):
             raise ExportRefused(
                 Rep.ERR_POLICY,
                 f"this gateway process already counts {len(self._by_name)} streams that are in use or not "
-                f"yet collected; its limits are {MAX_STREAMS} streams and {MAX_DESCRIPTOR_BYTES} bytes of "
-                "names. Spread the volumes over more planes",
+                f"yet collected; its limits are {MAX_STREAMS} streams, {MAX_DESCRIPTOR_BYTES} bytes of names "
+                f"and {MAX_COLUMN_BYTES} bytes of counts, {_LIMIT_BYTES} for each limit of each stream. "
+                "Spread the volumes over more planes",
             )
 
-    def _has_room(self, size_bytes: int) -> bool:
+    def _has_room(self, name_bytes: int, column_bytes: int) -> bool:
         return (
-            len(self._by_name) < MAX_STREAMS and self._descriptor_bytes + size_bytes <= MAX_DESCRIPTOR_BYTES
+            len(self._by_name) < MAX_STREAMS
+            and self._descriptor_bytes + name_bytes <= MAX_DESCRIPTOR_BYTES
+            and self._column_bytes + column_bytes <= MAX_COLUMN_BYTES
         )
+
+
+def _column_bytes(limits: Sequence[Limit]) -> int:
+    return _STREAM_BYTES + _LIMIT_BYTES * len(limits)
 
 
 def _descriptor_bytes(*names: str) -> int:
@@ -355,18 +422,22 @@ class CutMaker:
         if generation != self._generation:
             self._generation, self._common_generation = generation, MIXED
 
-    def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int, now_unix_us: int) -> None:
-        """Compare with another set from now on; a set already in force changes nothing."""
+    def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int, now_unix_us: int) -> int:
+        """Compare with another set from now on; a set already in force changes nothing.
+
+        Returns:
+            How many limits of streams were left out, see ``StreamTable``.
+        """
         if thresholds == self.thresholds:
-            return
+            return 0
         may_close = len(self._kept) < MAX_KEPT_CUTS
         if may_close:
             self._close(now_ns, now_unix_us, more=True)
         self.thresholds = thresholds
-        for stream in self.table.streams:
-            stream.set_thresholds(thresholds)
+        left_out = self.table.set_thresholds(thresholds)
         # Too many kept cuts (no link collects): this one goes on, its missed counts are of no single version.
         self._version = thresholds.version if may_close else MIXED
+        return left_out
 
     def finish(self, now_ns: int, now_unix_us: int) -> None:
         """Close the last cut: no I/O is counted any more."""
@@ -390,7 +461,7 @@ class CutMaker:
         return self._kept[0][1]
 
     def _close(self, now_ns: int, now_unix_us: int, *, more: bool) -> None:
-        rows = [taken for stream in self.table.streams if (taken := stream.take()) is not None]
+        rows = [taken for stream in self.table.streams if (taken := stream.take(now_ns)) is not None]
         blob, hist_len, missed_len = _columns(rows)
         self._next_id += 1
         starved_us = max(self._starved_us() - self._start_starved_us, 0)

@@ -472,6 +472,9 @@ class FileSession(NbdSession):
         else:
             self._reply(reply, [(self._out.queued_pos + end, word, arrived_ns, now_ns, now_ns)])
 
+    def _answered(self) -> list[Finished]:
+        return super()._answered() + [each for _, finished, _ in self._replies for each in finished]
+
     def _is_finished(self) -> bool:
         return super()._is_finished() and not self._replies
 

@@ -17,6 +17,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.handshake import Action, Close, Open, Send, ServerHandshake, Transmit
+from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.proxy_session import UpstreamOpening
 from gateway_agent.nbd.sockets import client_name
@@ -102,8 +103,8 @@ class Negotiation:
         try:
             self._volume, client = self._exports.find(export, self._address_name)
             uri = self._volume.export.upstream
-            facts = self._exports.file_facts(self._volume) if uri is None else None
             self._claim(self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None)
+            facts = self._file_facts(self._volume) if uri is None else None
         except ExportRefused as exc:
             self._refuse(exc.code, str(exc))
             return
@@ -121,6 +122,18 @@ class Negotiation:
                 wants_block_size=self._handshake.wants_block_size,
             )
 
+    def _file_facts(self, volume: Volume) -> p.ExportFacts:
+        try:
+            return self._exports.file_facts(volume)
+        except ExportRefused:
+            self._count_failure()
+            raise
+
+    def _count_failure(self) -> None:
+        """A client that is refused for want of its storage is a failure of that storage."""
+        if self._stream is not None:
+            self._stream.connection_failed()
+
     def _claim(self, stream: StreamAccount | None) -> None:
         """Be a connection of ``stream``, so that it is not forgotten before its session begins."""
         if self._stream is not None:
@@ -133,11 +146,16 @@ class Negotiation:
         """See ``accounting.CountedSession``."""
         return 0, 0
 
+    def outstanding(self) -> list[Pending]:
+        """See ``accounting.CountedSession``."""
+        return []
+
     def _on_upstream_failed(self, error: GatewayError) -> None:
         assert self._volume is not None  # set by _open
         now_ns = self._loop.clock.monotonic_ns()
         self._volume.warnings.warning(now_ns, "upstream-not-there", peer=self._address_name, error=str(error))
         self._opening = None
+        self._count_failure()
         self._loop.want(self._sock.fileno(), IN)
         self._refuse(p.Rep.ERR_UNKNOWN, f"the storage behind this export is not available: {error}")
 

@@ -184,7 +184,10 @@ class Plane:
 
     def thresholds(self, header: dict[str, Any]) -> None:
         """See ``control.LinkCommands``."""
-        self._cuts.set_thresholds(parse_thresholds(header), self._clock.monotonic_ns(), self._clock.unix_us())
+        found = parse_thresholds(header)
+        left_out = self._cuts.set_thresholds(found, self._clock.monotonic_ns(), self._clock.unix_us())
+        if left_out:
+            log.warning("thresholds-left-out", version=found.version, left_out=left_out)
 
     def lease(self) -> None:
         """See ``control.LinkCommands``."""

@@ -94,6 +94,7 @@ class ReplyReader:
             magic, error, cookie = unpack(view, offset)
             entry = pop(cookie, None)
             if magic != 0x67446698 or entry is None:
+                _put_back(inflight, finished, cookie, entry)
                 raise NbdProtocolError(
                     self._peer, f"reply with magic {magic:#x} and unknown cookie {cookie:#x}"
                 )
@@ -112,6 +113,16 @@ class ReplyReader:
             finished.append((position + offset, word, arrived_ns, sent_ns, now_ns))
             self.boundary = offset
         return offset, finished
+
+
+def _put_back(
+    inflight: InFlight, finished: list[Finished], cookie: int, entry: tuple[int, int, int, int] | None
+) -> None:
+    """Requests whose replies cannot be passed on are under way again: nothing that arrived goes uncounted."""
+    if entry is not None:
+        inflight[cookie] = entry
+    for number, (_, word, arrived_ns, sent_ns, _) in enumerate(finished, 2):
+        inflight[-number] = (arrived_ns, sent_ns, word, 0)
 
 
 OPENING_LIMIT_NS: Final = 3 * 10**9  # a healthy upstream needs milliseconds; clients give up after some 10 s
@@ -367,8 +378,14 @@ class ProxySession(NbdSession):
         within = self._reader.in_progress
         if within is not None:
             self.inflight[_NO_COOKIE] = (*within, 0)  # to be counted; it cannot be answered any more
+            self._reader.payload_left = 0
             self._record(self._take_local(0)[1])  # nor can what waits for its end
         self._fail_all(p.EIO, can_reply=within is None)
+
+    def _answered(self) -> list[Finished]:
+        found = super()._answered() + [finished for _, finished in self._local]
+        within = self._reader.in_progress
+        return found + ([(0, within[2], *within[:2], 0)] if within is not None else [])
 
     def _is_finished(self) -> bool:
         return super()._is_finished() and not self._reader.payload_left and not self._local

@@ -21,17 +21,9 @@ from typing import Final
 import structlog
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import (
-    FAILED_BIT,
-    FOLD_INTS,
-    KIND_FLUSH,
-    KIND_READ,
-    KIND_WRITE,
-    KIND_ZEROING,
-    StreamAccount,
-    word_of,
-)
+from gateway_agent.nbd.accounting import FAILED_BIT, FOLD_INTS, REFUSED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
+from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
@@ -143,6 +135,16 @@ class NbdSession(ABC):
     def gauges(self) -> tuple[int, int]:
         """See ``accounting.CountedSession``."""
         return len(self.inflight), len(self.requests.queue)
+
+    def outstanding(self) -> list[Pending]:
+        """See ``accounting.CountedSession``: held, sent to the storage, or answered and not taken yet."""
+        found = [(entry[0], entry[2] & 3) for entry in self.inflight.values()]
+        found += [(request[0], _KINDS.get(request[2], KIND_FLUSH)) for request in self.requests.queue]
+        return found + [(arrived_ns, word & 3) for _, word, arrived_ns, _, _ in self._answered()]
+
+    def _answered(self) -> list[Finished]:
+        """What the storage has answered, or the gateway refused, and the client has not taken."""
+        return list(self._out.finishing)
 
     # -- from the client ------------------------------------------------------------------------------------
 
@@ -263,7 +265,7 @@ class NbdSession(ABC):
                 self._blocked = True
                 return
             queue.popleft()
-            inflight[cookie] = (arrived_ns, now_ns, length << 3 | command, 0 if command else length)
+            inflight[cookie] = (arrived_ns, now_ns, length << 4 | command, 0 if command else length)
             requests.admit_pos = end_pos
             if admitted is not None:
                 admitted.append(request)
@@ -276,7 +278,8 @@ class NbdSession(ABC):
         self.requests.skip(request)
         arrived_ns, cookie, command, length, _, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
-        self._reply_error(cookie, error, word_of(kind, length, failed=True), arrived_ns, now_ns)
+        word = word_of(kind, length, failed=True) | REFUSED_BIT
+        self._reply_error(cookie, error, word, arrived_ns, now_ns)
 
     def unblock(self) -> bool:
         """See ``volume.ThrottledSession``."""
@@ -306,6 +309,7 @@ class NbdSession(ABC):
         try:
             is_out = self._out.send(data)
         except OSError as exc:
+            self._out.finishing.extend(finished)  # outstanding for ever
             self.close(f"the client is gone: {exc.strerror}")
             return
         if is_out:
@@ -321,7 +325,7 @@ class NbdSession(ABC):
         log_ints = self._stream.log
         extend, now_ns = log_ints.extend, self._context.clock.monotonic_ns()
         for _, word, arrived_ns, sent_ns, reply_ns in finished:
-            extend((word, now_ns - arrived_ns, reply_ns - sent_ns, sent_ns - arrived_ns))
+            extend((word, arrived_ns, sent_ns, reply_ns, now_ns))
         if len(log_ints) >= FOLD_INTS:
             self._stream.fold()
 
@@ -391,7 +395,7 @@ class NbdSession(ABC):
             return
         self.is_closed = True
         log.debug("session-closed", peer=self.peer, reason=reason)
-        self._stream.sessions.remove(self)
+        self._stream.leave(self, self._context.clock.monotonic_ns())
         self._volume.forget(self)
         self._context.loop.cancel(self)
         self._context.loop.forget(self._fd)

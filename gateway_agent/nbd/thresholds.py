@@ -66,6 +66,6 @@ def _entry(version: int, entry: Any) -> ThresholdEntry:
     threshold_us = entry.get("threshold_us")
     if not isinstance(volume, str) or not isinstance(client, str) or io not in IO_KINDS:
         raise BadCaps(f"thresholds {version}", f"entry {entry!r} lacks volume, client or a known io kind")
-    if type(threshold_us) is not int or not 0 <= threshold_us <= MAX_THRESHOLD_US:
-        raise BadCaps(f"thresholds {version}", f"threshold_us is {threshold_us!r}")
+    if type(threshold_us) is not int or not 0 < threshold_us <= MAX_THRESHOLD_US:
+        raise BadCaps(f"thresholds {version}", f"threshold_us is {threshold_us!r}, expected 1 to 2**32 - 1")
     return ThresholdEntry(volume, client, IO_KINDS[io], threshold_us)

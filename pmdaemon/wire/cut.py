@@ -28,14 +28,18 @@ I/O in this cut, also when nothing was missed. Entries with a higher ``io`` say 
 
 ``OVERDUE + io``, with a threshold: ``counted`` outstanding I/Os passed it in this cut, and ``missed``
 completions of this cut had passed it in a cut before, which said so. So the I/Os slower than a threshold are
-missed + overdue - settled of counted + overdue - settled, each once, over any number of cuts.
+missed + overdue - settled of counted + overdue - settled, each once, over any number of cuts. Those of a
+client that left in the meantime are never settled.
 
 ``FAILED + io``, with a threshold: ``counted`` completions had an error, and ``missed`` of them are in the
-missed of that threshold. With threshold 0: all of a kind that failed; IO_ANY also flush, trim and zeroing.
+missed of that threshold. With threshold 0: all of a kind that failed; IO_ANY also flush, trim, zeroing, and
+clients that were refused because the storage is not there. What a gateway refuses for what it asks (read-only,
+out of range) is its client's error, and in the column ``errors`` alone.
 
-``OUTSTANDING``, with threshold 0, for each stream with outstanding I/O at the cut's end or a stall within it:
-``counted`` is the age of the oldest in ms (0: none is left), ``missed`` the longest time in ms without any
-completion while an I/O was outstanding, which may have begun in a cut before.
+``OUTSTANDING``, with threshold 0, for each stream with outstanding I/O (flush and trim, too) at the cut's end
+or a stall of 1 s and more within it: ``counted`` is the age of the oldest in ms (0: none is left), ``missed``
+the longest time in ms without any completion while an I/O was outstanding, which may have begun in a cut
+before.
 
 An entry of nothing but zeroes is left out. An agent of before these kinds sends none of them.
 

@@ -11,6 +11,7 @@ from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import CutMaker, StreamAccount, StreamTable
 from gateway_agent.nbd.buffers import MemoryBudget
+from gateway_agent.nbd.limits import KIND_WRITE
 from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.runtime.clock import FakeClock
@@ -166,6 +167,7 @@ class Rig:
         self.facts = p.ExportFacts(size_bytes, flags, blocks or p.BlockSizes())
         if caps is not None:
             self.volume.set_caps(caps, self.clock.monotonic_ns())
+        self._abandoned: dict[StreamAccount, tuple[int, int]] = {}
 
     def stream(self, client: str = "host-a") -> StreamAccount:
         return self.cuts.table.get(self.export, client, self.cuts.thresholds)
@@ -176,12 +178,27 @@ class Rig:
             sock.incoming.append(data)
         while sock.incoming and self.loop.masks.get(sock.fileno(), 0) & IN:
             self.loop.handlers[sock.fileno()](mask)
+        self.assert_all_counted()
 
     def open_window(self, sock: FakeSocket, size: int = 1 << 40) -> None:
         """The peer reads: the socket takes bytes again."""
         sock.window = size
         if self.loop.masks.get(sock.fileno(), 0) & OUT:
             self.loop.handlers[sock.fileno()](OUT)
+        self.assert_all_counted()
+
+    def assert_all_counted(self) -> None:
+        """Each read and write that arrived is complete or outstanding, or its session has closed since."""
+        for stream in self.cuts.table.streams:
+            stream.fold()
+            pending = [
+                kind for each in stream.sessions for _, kind in each.outstanding() if kind <= KIND_WRITE
+            ]
+            completed = int(stream._counts[: KIND_WRITE + 1].sum())  # a cut would show it, and begin another
+            now = len(stream.sessions), stream.arrived - completed - len(pending)
+            sessions, abandoned = self._abandoned.get(stream, (len(stream.sessions), 0))
+            assert now[1] == abandoned or (now[0] < sessions and now[1] > abandoned)
+            self._abandoned[stream] = now
 
 
 def replies(raw: bytes, lengths: dict[int, int] | None = None) -> list[tuple[int, int, bytes]]:

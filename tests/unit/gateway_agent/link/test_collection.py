@@ -118,6 +118,41 @@ def announced(book: StreamNames) -> list[dict]:
     return [entry for message in book.announcements() for entry in message.header()["streams"]]
 
 
+def test_entries_of_one_stream_in_two_planes_are_summed_and_the_longer_stall_is_kept():
+    key = StreamKey("vol-1", "c", "b")
+    one = [
+        (0, cut.IO_ANY, 5000, 10, 4),
+        (0, cut.OVERDUE, 5000, 3, 1),
+        (0, cut.FAILED, 0, 2, 0),
+        (0, cut.OUTSTANDING, 0, 700, 900),
+    ]
+    two = [
+        (0, cut.IO_ANY, 5000, 1, 1),
+        (0, cut.OVERDUE, 5000, 1, 0),
+        (0, cut.OVERDUE, 9000, 1, 0),
+        (0, cut.OUTSTANDING, 0, 800, 200),
+    ]
+    group = [
+        sample(name, rows=[counters(4)], streams=[key], missed=np.array(found, dtype=cut.MISSED_DTYPE))
+        for name, found in (("nbd-0", one), ("nbd-1", two))
+    ]
+    assert merged(*group).missed.tolist() == [
+        (0, cut.IO_ANY, 5000, 11, 5),
+        (0, cut.OVERDUE, 5000, 4, 1),
+        (0, cut.OVERDUE, 9000, 1, 0),
+        (0, cut.FAILED, 0, 2, 0),
+        (0, cut.OUTSTANDING, 0, 800, 900),
+    ]
+
+
+def test_a_row_that_only_has_entries_is_kept_and_its_entries_follow_it():
+    idle, keys = counters(0, cum_reads=50), (StreamKey("v1", "c", "b"), StreamKey("v2", "c", "b"))
+    found = np.array([(1, cut.OVERDUE, 5000, 1, 0), (1, cut.OUTSTANDING, 0, 0, 30_000)], cut.MISSED_DTYPE)
+    one = cut.decode(cut.encode(merged(sample(rows=[idle, idle], streams=keys, missed=found))))
+    assert one.column("stream_id").tolist() == [stream_id(GATEWAY, "v2", "c")]
+    assert one.missed["row"].tolist() == [0, 0]
+
+
 def test_new_streams_are_told_once_a_session_and_survive_a_restart(tmp_path):
     book = StreamNames(GATEWAY, tmp_path / "streams.json")
     assert book.add(KEY) == stream_id(GATEWAY, "vol-1", "c")

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,19 +8,18 @@ from hypothesis import strategies as st
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import BadCaps, ExportRefused
 from gateway_agent.nbd.accounting import (
-    KIND_FLUSH,
-    KIND_READ,
-    KIND_WRITE,
-    KIND_ZEROING,
+    MAX_COLUMN_BYTES,
     MAX_KEPT_CUTS,
     MAX_STREAMS,
     MIXED,
+    REFUSED_BIT,
     CutMaker,
     RunDelay,
     StreamAccount,
     StreamTable,
     word_of,
 )
+from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING
 from gateway_agent.nbd.thresholds import PlaneThresholds, ThresholdEntry, parse_thresholds
 from pmdaemon.wire import cut, frame, histogram
 from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
@@ -37,8 +38,20 @@ def stream(**costs):
     return StreamAccount(0, "vol-1", "host-a", "disk", **costs)
 
 
-def log(target, kind, length, latency_ns, service_ns=0, delay_ns=0, failed=False):
-    target.log.extend((word_of(kind, length, failed), latency_ns, service_ns, delay_ns))
+END_NS = 1000 * 10**9
+
+
+def log(target, kind, length, latency_ns, service_ns=0, delay_ns=0, failed=False, refused=False, done_ns=0):
+    done_ns = done_ns or END_NS - 1
+    arrived_ns = done_ns - latency_ns
+    sent_ns = arrived_ns + delay_ns
+    word = word_of(kind, length, failed) | (REFUSED_BIT if refused else 0)
+    target.log.extend((word, arrived_ns, sent_ns, sent_ns + service_ns, done_ns))
+
+
+def compared(taken):
+    """Entries of completions, without those of other kinds."""
+    return [entry for entry in taken.missed if entry[0] < cut.OVERDUE]
 
 
 def value(taken, name):
@@ -53,7 +66,7 @@ def test_counters_are_exact():
     log(target, KIND_WRITE, 4096, 1_000, failed=True)
     log(target, KIND_ZEROING, 1 << 30, 10**9)
     log(target, KIND_FLUSH, 0, 10**9)
-    taken = target.take()
+    taken = target.take(END_NS)
     expected = {
         "stream_id": 0,
         "arrived": 4,
@@ -79,15 +92,19 @@ def test_counters_are_exact():
 
 def test_a_stream_without_activity_has_no_row_but_one_with_a_held_io_has():
     target = stream()
-    assert target.take() is None
+    assert target.take(END_NS) is None
 
     class Session:
         def gauges(self):
             return 2, 3
 
+        def outstanding(self):
+            return [(END_NS - 1_500_000, KIND_FLUSH)] * 5
+
     target.sessions.append(Session())
-    taken = target.take()
+    taken = target.take(END_NS)
     assert (value(taken, "inflight"), value(taken, "held")) == (2, 3)
+    assert taken.missed == [(cut.OUTSTANDING, 0, 1, 1)]
 
 
 latencies = st.lists(
@@ -113,13 +130,13 @@ def test_histograms_and_sums_equal_a_count_one_by_one_however_the_cuts_fall(ios,
     )
     for index, (kind, length, latency, other, failed) in enumerate(ios):
         log(target, kind, length, latency, other, other, failed)
-        if index in splits and (taken := target.take()):
+        if index in splits and (taken := target.take(END_NS)):
             dense, cost, sums = (
                 dense + taken.hist,
                 cost + value(taken, "cost_milli"),
                 sums + value(taken, "lat_sum_us"),
             )
-    if taken := target.take():
+    if taken := target.take(END_NS):
         dense, cost, sums = (
             dense + taken.hist,
             cost + value(taken, "cost_milli"),
@@ -141,26 +158,25 @@ def test_histograms_and_sums_equal_a_count_one_by_one_however_the_cuts_fall(ios,
 
 def test_missed_is_strictly_above_in_nanoseconds_and_by_kind():
     target = stream()
-    target.set_thresholds(
-        thresholds(
-            3,
-            ("vol-1", "host-*", "any", 5000),
-            ("vol-1", "host-a", "any", 5000),  # the same limit twice counts once
-            ("vol-1", "*", "read", 5000),
-            ("vol-1", "*", "write", 1),
-            ("vol-1", "host-b", "any", 1),
-            ("vol-2", "*", "any", 1),
-        )
+    limits = thresholds(
+        3,
+        ("vol-1", "host-*", "any", 5000),
+        ("vol-1", "host-a", "any", 5000),  # the same limit twice counts once
+        ("vol-1", "*", "read", 5000),
+        ("vol-1", "*", "write", 1),
+        ("vol-1", "host-b", "any", 1),
+        ("vol-2", "*", "any", 1),
     )
+    target.set_limits(limits.limits_for("vol-1", "host-a"))
     log(target, KIND_READ, 512, 5_000_000)
     log(target, KIND_READ, 512, 5_000_001)
     log(target, KIND_WRITE, 512, 9_000_000)
     log(target, KIND_FLUSH, 0, 10**9)
-    assert target.take().missed == [(IO_ANY, 5000, 3, 2), (IO_READ, 5000, 2, 1), (IO_WRITE, 1, 1, 1)]
+    assert compared(target.take(END_NS)) == [(IO_ANY, 5000, 3, 2), (IO_READ, 5000, 2, 1), (IO_WRITE, 1, 1, 1)]
     log(target, KIND_WRITE, 512, 1_000)
-    assert target.take().missed == [(IO_ANY, 5000, 1, 0), (IO_READ, 5000, 0, 0), (IO_WRITE, 1, 1, 0)]
+    assert compared(target.take(END_NS)) == [(IO_ANY, 5000, 1, 0), (IO_READ, 5000, 0, 0), (IO_WRITE, 1, 1, 0)]
     log(target, KIND_FLUSH, 0, 10**9)
-    assert target.take().missed == []
+    assert compared(target.take(END_NS)) == []
 
 
 @pytest.mark.parametrize(
@@ -173,6 +189,7 @@ def test_missed_is_strictly_above_in_nanoseconds_and_by_kind():
         {"version": 1, "entries": [{"volume": "v", "client": "*", "io": "both", "threshold_us": 1}]},
         {"version": 1, "entries": [{"volume": "v", "client": "*", "io": "any", "threshold_us": 1 << 32}]},
         {"version": 1, "entries": [{"volume": "v", "client": "*", "io": "any", "threshold_us": 1.5}]},
+        {"version": 1, "entries": [{"volume": "v", "client": "*", "io": "any", "threshold_us": 0}]},
     ],
 )
 def test_malformed_thresholds_are_refused(header):
@@ -213,7 +230,9 @@ class Maker:
         stream = self.made.table.get(EXPORT, client, self.made.thresholds)
         stream.arrived += count
         for _ in range(count):
-            stream.log.extend((word_of(KIND_READ, 4096, failed=False), latency_ns, latency_ns, 0))
+            done_ns = self.seconds * 10**9 + 10**8
+            sent_ns = done_ns - latency_ns
+            stream.log.extend((word_of(KIND_READ, 4096, failed=False), sent_ns, sent_ns, done_ns, done_ns))
 
 
 def test_each_cut_says_how_long_the_plane_waited_for_a_processor_within_it():
@@ -387,18 +406,62 @@ def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_mus
     assert len(kept) == MAX_STREAMS
 
 
-def test_the_fullest_cut_fits_a_frame():
+class Hanging:
+    """A session with a read and a write that arrived at the start and are outstanding for ever."""
+
+    def gauges(self):
+        return 2, 0
+
+    def outstanding(self):
+        return [(0, KIND_READ), (0, KIND_WRITE)]
+
+
+def fill(maker, table, client):
+    """All that a stream can say in a cut: every bucket, failures of each kind, limits missed and overdue."""
+    table.get(EXPORT, client, maker.made.thresholds).sessions.append(Hanging())
+    stream = table.streams[-1]
+    for bucket in range(histogram.BUCKETS):
+        for kind in (KIND_READ, KIND_WRITE):
+            edge_ns = histogram.edges_for(histogram.BUCKETS)[bucket]
+            arrived_ns = maker.seconds * 10**9
+            coarse_ns = histogram.edges_for(histogram.COARSE_BUCKETS)[bucket % histogram.COARSE_BUCKETS]
+            sent_ns = arrived_ns + int(coarse_ns)
+            word = word_of(kind, 1, failed=True)
+            stream.log.extend(
+                (word, arrived_ns, sent_ns, sent_ns + int(coarse_ns), arrived_ns + int(edge_ns))
+            )
+
+
+@pytest.mark.parametrize("limits", [0, 9, 40])
+def test_the_fullest_cut_fits_a_frame(limits):
     maker = Maker()
+    entries = tuple(ThresholdEntry("vol-1", "*", cut.IO_READ, 1 + number) for number in range(limits))
+    maker.made.set_thresholds(PlaneThresholds(1, entries), *maker.time())
+    got = maker.header()["id"]
     for number in range(MAX_STREAMS):
-        client = f"{number:03}-" + "x" * 90
         try:
-            maker.io(client)
+            fill(maker, maker.made.table, f"{number:03}-" + "x" * 90)
         except ExportRefused:
             break
-        stream = maker.made.table.streams[-1]
-        stream.log.extend(
-            v
-            for b in range(99)
-            for v in (word_of(b & 1, 1, failed=False), 1 << b // 4 + 9, 1 << b // 3, 1 << b // 3)
-        )
-    assert frame.decode(maker.raw()).header["n"] > 100
+    raw = maker.raw(got)
+    found = as_cut(raw)
+    assert found.rows > 100
+    per_row = Counter(found.hist["row"].tolist())
+    assert set(per_row.values()) == {histogram.WIRE_BUCKETS}, "every bucket"
+    assert len(found.missed) == found.rows * (3 * limits + 4)
+    assert len(frame.decode(raw).blob) <= MAX_COLUMN_BYTES
+
+
+def test_as_many_streams_as_allowed_have_room_for_nine_limits_each():
+    maker = Maker()
+    entries = tuple(ThresholdEntry("vol-1", "*", cut.IO_READ, 1 + number) for number in range(9))
+    maker.made.set_thresholds(PlaneThresholds(1, entries), *maker.time())
+    got = maker.header()["id"]
+    for number in range(MAX_STREAMS):
+        fill(maker, maker.made.table, f"{number:03}")
+    found = as_cut(maker.raw(got))
+    assert (found.rows, len(found.missed)) == (MAX_STREAMS, MAX_STREAMS * 31)
+    more = (*entries, *(ThresholdEntry("vol-1", "*", cut.IO_WRITE, 1 + number) for number in range(20)))
+    left_out = maker.made.set_thresholds(PlaneThresholds(2, more), *maker.time())
+    assert left_out == MAX_STREAMS * 20
+    assert maker.made.set_thresholds(PlaneThresholds(3, entries), *maker.time()) == 0

@@ -65,7 +65,7 @@ class Client:
                 return
 
     def row(self):
-        return dict(zip(COL, self.stream.take().row, strict=True))
+        return dict(zip(COL, self.stream.take(self.rig.clock.monotonic_ns()).row, strict=True))
 
 
 @pytest.fixture

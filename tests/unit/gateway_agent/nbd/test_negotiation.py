@@ -6,6 +6,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.negotiation import Negotiation
+from pmdaemon.wire.cut import COL, FAILED
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
@@ -71,6 +72,13 @@ def go(name, opt=p.Opt.GO, infos=()):
     return p.option(opt, p.go_data(name, infos))
 
 
+def errors_of(gateway):
+    """Errors and missed entries in the next cut of the only stream."""
+    (stream,) = gateway.rig.cuts.table.streams
+    taken = stream.take(gateway.rig.clock.monotonic_ns())
+    return taken.row[COL["errors"]], taken.missed
+
+
 def test_a_file_is_served_at_once(gateway):
     gateway.say(FLAGS, go("file"), p.request(p.Cmd.READ, 1, 10, 4))
     found, raw = gateway.heard()
@@ -89,7 +97,7 @@ def test_a_file_that_is_missing_refuses_its_client_and_serves_the_next_when_it_i
     ((_, kind, words),) = gateway.heard()[0]
     assert kind == p.Rep.ERR_UNKNOWN
     assert b"gone.img cannot be used" in words
-    assert gateway.rig.cuts.table.streams == []
+    assert errors_of(gateway) == (1, [(FAILED, 0, 1, 0)]), "a volume that is not there has failed its client"
     path.rename(tmp_path / "gone.img")
     gateway.say(go("gone"))
     assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
@@ -163,6 +171,7 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     assert [item[:2] for item in found] == [(p.Opt.GO, p.Rep.ERR_UNKNOWN)]
     assert b"not available" in found[0][2]
     assert how == "refused" or gateway.far.is_closed
+    assert errors_of(gateway) == (1, [(FAILED, 0, 1, 0)]), "storage that is not there has failed its client"
     gateway.say(go("file"))
     assert gateway.heard()[0][-1][1] == p.Rep.ACK
 

@@ -34,7 +34,7 @@ class Pair:
         self.rig.loop.handlers[sock.fileno()](IN | GONE)
 
     def row(self):
-        return dict(zip(COL, self.stream.take().row, strict=True))
+        return dict(zip(COL, self.stream.take(self.rig.clock.monotonic_ns()).row, strict=True))
 
 
 def read(cookie, length=512, offset=0):
