@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 from sla_server.agreements.calendars import CalendarInForce
 from sla_server.agreements.document import Agreement, LatencyObjective
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded
+
+Metric = Literal["latency", "mean_latency", "iops", "throughput", "availability"]
 
 
 class Priority(IntEnum):
@@ -58,7 +60,9 @@ class Promise:
         curve: at least one step, rising in up_to_iops; the last may be infinite
         target_ratio: share of slices that must be good, 0..1
         floor_iops: the volumes in scope are never throttled below this
-        errors: "bad", an I/O that failed counts as missed, or "exclude", it does not count at all
+        metric: latency (at the percentile), mean_latency, iops, throughput or availability
+        counts_errors: whether a failed I/O counts as missed; else it does not count at all
+        promised: of iops I/Os, of throughput bytes a second; else 0
     """
 
     sla: str
@@ -74,7 +78,14 @@ class Promise:
     slice_s: int
     floor_iops: float
     floor_bytes_per_s: float
-    errors: str = "bad"
+    metric: Metric = "latency"
+    counts_errors: bool = True
+    promised: float = 0.0
+
+    @property
+    def outage_us(self) -> int:
+        """Of availability: no completion for so long while I/O is outstanding is an outage."""
+        return self.curve[-1].threshold_us
 
     @property
     def key(self) -> tuple[str, str]:
@@ -169,7 +180,7 @@ def promise_of(item: InForce, objective: LatencyObjective) -> Promise:
         slice_s=objective.budgeting.slice_s,
         floor_iops=spec.guarantee.floor_iops,
         floor_bytes_per_s=spec.guarantee.floor_mbps * MEGABYTE,
-        errors=objective.errors,
+        counts_errors=objective.errors == "bad",
     )
 
 

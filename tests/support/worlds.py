@@ -100,6 +100,7 @@ def cut(
     waiting: dict[str, tuple[int, float]] | None = None,
     overdue: dict[str, tuple[int, int]] | None = None,
     failed: dict[str, int] | None = None,
+    arriving: dict[str, int] | None = None,
     old_agent: bool = False,
 ) -> Cut:
     """A cut that ends at second ``seq`` unless told.
@@ -111,6 +112,7 @@ def cut(
         waiting: volume to (I/Os sent upstream and outstanding, age of the oldest in ms).
         overdue: volume to (newly overdue, settled), for every threshold.
         failed: volume to how many of the completions failed.
+        arriving: volume to I/Os that arrived and did not complete in this cut.
         old_agent: sends none of the entries for the last three.
         gen, epoch, thresholds_us, end_s, duration_s, held, starved_us: as the cut has them.
     """
@@ -118,7 +120,8 @@ def cut(
     hist, missed = [], []
     for row, (volume, (count, ms)) in enumerate(ios.items()):
         counters[COL["stream_id"], row] = stream_id(gateway, volume, "client")
-        counters[COL["arrived"], row] = counters[COL["reads"], row] = count
+        counters[COL["arrived"], row] = count + (arriving or {}).get(volume, 0)
+        counters[COL["reads"], row] = count
         counters[COL["read_bytes"], row] = count * 4096
         counters[COL["cost_milli"], row] = round(count * 1062.5)
         counters[COL["held"], row] = held
@@ -159,6 +162,7 @@ class Feeder:
 
     def __init__(self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
         self.controller, self.second = made, 0
+        self._waited: dict[str, int] = {}
         for gateway, volumes in volumes_of:
             made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
             made.add_streams(gateway, streams(gateway, *volumes))
@@ -176,8 +180,11 @@ class Feeder:
     ) -> list[Any]:
         """A second passes; ``cuts``: (gateway, ios, generation), more as ``cut``; the tick's decisions."""
         self.second += 1
+        waits = {volume: count for volume, (count, _) in more.get("waiting", {}).items()}
+        new = {volume: max(count - self._waited.get(volume, 0), 0) for volume, count in waits.items()}
+        self._waited = waits
         for gateway, ios, gen in cuts:
-            made = cut(gateway, self.second, ios, gen=gen, held=held, **more)
+            made = cut(gateway, self.second, ios, gen=gen, held=held, arriving=new, **more)
             self.controller.add_cut(made, self.unix_us, 0, False, self.now_ns)
         return self.controller.tick(self.now_ns, self.unix_us)
 
@@ -212,6 +219,7 @@ class Piece:
     inexact: bool
     excused: float = 0.0
     completed: int = 0
+    arrived: int = 0
     counted: dict[int, int] = field(default_factory=dict)
     failed: int = 0
     oldest_us: int = 0
@@ -229,6 +237,7 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         bool(pieces.inexact[index]),
         float(pieces.excused[index]),
         int(pieces.completed[index]),
+        int(pieces.arrived[index]),
         {step.threshold_us: int(pieces.counted[index, i]) for i, step in enumerate(promise.curve)},
         int(pieces.failed[index]),
         int(pieces.oldest_us[index]),
@@ -246,6 +255,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         done=np.array([float(each.done) for each in pieces]),
         waiting=np.array([float(each.waiting) for each in pieces]),
         completed=np.array([float(each.completed) for each in pieces]),
+        arrived=np.array([float(each.arrived) for each in pieces]),
         counted=np.array([[float(each.counted[s.threshold_us]) for s in promise.curve] for each in pieces]),
         failed=np.array([float(each.failed) for each in pieces]),
         oldest_us=np.array([float(each.oldest_us) for each in pieces]),
@@ -276,8 +286,10 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
     hist = _hist(cut, in_scope, promise.io)
     waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
-    piece = Piece(cut.duration_us, offered, done, {}, hist, waiting, False, completed=int(done_all))
-    errors = min(int(cut.column("errors")[in_scope].sum()), done)
+    piece = Piece(cut.duration_us, offered, done, {}, hist, waiting, False)
+    piece.completed, piece.arrived = int(done_all), arrived
+    says_more = bool((cut.missed["io"] > IO_WRITE).any())
+    errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
     _compare(piece, cut.missed[in_scope[cut.missed["row"]]], promise, errors)
     return piece
 
@@ -304,11 +316,9 @@ def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: 
     for each in entries[entries["io"] == OUTSTANDING]:
         piece.oldest_us = max(piece.oldest_us, int(each["counted"]) * 1000)
         piece.silence_us = max(piece.silence_us, int(each["missed"]) * 1000)
-    failed = errors
-    if entries["counted"][(entries["io"] >= FAILED) & (entries["io"] < OUTSTANDING)].any():
-        kinds = (IO_READ, IO_WRITE) if promise.io == "any" else (io,)
-        failed = sum(sums(FAILED + kind, 0)[0] for kind in kinds)
-    exclude = promise.errors == "exclude"
+    kinds = (IO_READ, IO_WRITE) if promise.io == "any" else (io,)
+    failed = errors + sum(sums(FAILED + kind, 0)[0] for kind in kinds)
+    exclude = not promise.counts_errors
     for step in promise.curve:
         limit = step.threshold_us
         counted, missed = sums(io, limit)

@@ -220,6 +220,10 @@ class CutBatch:
         self._rows = np.array([t.cut.rows for t in taken])
         self._row_start = _starts(self._rows)
         self._line_start = _starts(self.lines)
+        for each in taken:
+            missed = each.cut.missed
+            if not each.table.says_more and len(missed) and int(missed["io"].max()) > IO_WRITE:
+                each.table.says_more = True
 
     def measure(self, usage_table: UsageTable) -> None:
         """Enter the use of every volume of these gateways; one not named in a cut had none."""
@@ -237,7 +241,8 @@ class CutBatch:
                 c[COL["read_bytes"]] + c[COL["write_bytes"]],
                 c[COL["held"]],
                 c[COL["inflight"]],
-                c[COL["errors"]],
+                self._failed(),
+                c[COL["arrived"]],
             )
         )
         if len(place) != parts.shape[1]:  # some streams are not announced
@@ -246,6 +251,18 @@ class CutBatch:
         sums = _sums(parts, place, total)
         seconds = np.repeat([t.cut.duration_us / 1e6 for t in self.taken], sizes)
         usage_table.update(_joined([t.table.places for t in self.taken]), sums, seconds)
+
+    def _failed(self) -> Ints:
+        """Reads and writes that failed, by row."""
+        terse = np.repeat([not t.table.says_more for t in self.taken], self._rows)
+        failed: Ints = self.counters[COL["errors"]] * terse
+        for each, start in zip(self.taken, self._row_start.tolist(), strict=True):
+            entries = each.cut.missed
+            if each.table.says_more and len(entries):
+                kind = entries["io"]
+                said = (kind > FAILED) & (kind <= FAILED + IO_WRITE) & (entries["threshold_us"] == 0)
+                np.add.at(failed, entries["row"][said] + start, entries["counted"][said])
+        return failed
 
     def pieces(self) -> Pieces | None:
         """The piece of every line, in order of cuts and their plans' lines; None if there is no line."""
@@ -268,13 +285,16 @@ class CutBatch:
         hist = self._hist(finder, io, total)
         threshold_us = _joined([plan.threshold_us for plan in self.plans])
         excludes = _joined([plan.excludes_errors for plan in self.plans])
-        found = self._compared(finder, io, threshold_us, np.minimum(errors, done), excludes, done, hist)
+        terse = np.repeat([not t.table.says_more for t in self.taken], self.lines)
+        errors = np.minimum(errors, done) * terse
+        found = self._compared(finder, io, threshold_us, errors, excludes, done, hist)
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=np.repeat([t.cut.duration_us for t in self.taken], self.lines),
             offered=offered,
             done=done,
             completed=completed,
+            arrived=arrived,
             waiting=held + inflight,
             counted=found.counted,
             missed=found.missed,
@@ -325,7 +345,7 @@ class CutBatch:
             finder: from rows to lines.
             io: of each line; ``threshold_us``: of each line and step.
             threshold_us: see there.
-            errors: completions with an error, of a gateway that does not say more.
+            errors: completions with an error, of a gateway that says no more of them; else 0.
             excludes: lines in which an I/O that failed does not count at all.
             done: completions of the line's kind.
             hist: of each line.
@@ -400,8 +420,7 @@ class _Compared:
         fails = kind == FAILED
         # All kinds together also count flush and trim: reads and writes are added up instead.
         ours = fails & (limit_us == 0) & np.where(io[line] == 0, (word & 3) != 0, about)
-        says = sums(fails, 2) > 0
-        failed = np.where(says, sums(ours, 2), errors)
+        failed = sums(ours, 2) + errors
         for step in range(steps):
             at = about & (limit_us == threshold_us[line, step]) & (limit_us > 0)
             overdue = at & (kind == OVERDUE)

@@ -275,7 +275,7 @@ class PromiseScopes:
             io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
             percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
             threshold_us=threshold_us,
-            excludes_errors=np.array([promise.errors == "exclude" for promise in promises], dtype=np.bool_),
+            excludes_errors=np.array([not promise.counts_errors for promise in promises], dtype=np.bool_),
             gateway=self.table.gateway(gateway_id),
             over_all=over_all,
             on_backend=on_backend,

@@ -13,8 +13,8 @@ outstanding for longer than the threshold counts as missed from then on, once, a
 
 Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
 all through it, and for longer than the threshold, is *stalled*: it is over the promise whatever was counted,
-and closes at once. An agent's entries say how old the oldest I/O is; of one that sends none it follows from
-its gauges: what was outstanding at the end of the last cut still is, if nothing completed since.
+and closes at once. What was outstanding at the end of the last cut still is, if nothing has completed since;
+so it is known of agents that send no entries about it, too.
 
 What people see (u, r, ``over``, ``risky``) counts every I/O. Whether neighbours must be slowed down
 (``at_risk``, ``r_step``) leaves out the I/Os that failed, for load does not make them fail, and those that
@@ -33,7 +33,8 @@ State of ``SignalTable``, all of it in arrays that grow by doubling; freed numbe
     members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
                several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
                (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
-               ``m_waiting`` is the gauge of its last piece, ``m_stall_us`` for how long nothing completed
+               ``m_waiting`` counts reads and writes outstanding at the end of its last piece (negative: not
+               known), ``m_stall_us`` for how long nothing has completed though there were some
     gateways   when each spoke last, and whether it is up
 
 ``add`` feeds the pieces of a whole batch of cuts, ``assess`` looks once a tick at the rows fed since then; it
@@ -129,7 +130,7 @@ class Pieces:
     Attributes:
         now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
-        completed: reads and writes completed, also where the promise is about one of them.
+        completed, arrived: reads and writes, also where the promise is about one of them.
         waiting: gauge, I/Os held or under way when the cut ended.
         counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
         missed: how many of them took longer, are overdue, or failed; shape (pieces, steps).
@@ -147,6 +148,7 @@ class Pieces:
     offered: Floats
     done: Floats
     completed: Floats
+    arrived: Floats
     waiting: Floats
     counted: Floats
     missed: Floats
@@ -355,7 +357,8 @@ class SignalTable:
                     value = getattr(self, name)
                     setattr(self, name, np.concatenate((value, np.zeros_like(value))))
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
-        self.m_covered[member] = self.m_waiting[member] = self.m_stall_us[member] = 0
+        self.m_covered[member] = self.m_stall_us[member] = 0
+        self.m_waiting[member] = -1  # not known
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -408,16 +411,19 @@ class SignalTable:
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
         self.active_ns[rows[active]] = now_ns[active]
         self._fed[rows] = True
+        # Reads and writes outstanding: the gauges have flush and trim as well, the sums clients that left.
         waiting, before = pieces.waiting[pick], self.m_waiting[members]
-        stuck = (pieces.completed[pick] == 0) & (before > 0) & (waiting > 0)
+        before = np.where(before < 0, waiting, before)
+        balance = before + pieces.arrived[pick] - pieces.completed[pick]
+        after = np.clip(balance, 0.0, waiting)
+        stuck = (pieces.completed[pick] == 0) & (before > 0) & (after > 0)
         self.m_stall_us[members] = (self.m_stall_us[members] + pieces.covered_us[pick]) * stuck
-        self.m_waiting[members] = waiting
+        self.m_waiting[members] = after
 
     def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> Floats:
-        """For how long at least nothing has completed, of pieces all through which an I/O was outstanding."""
-        oldest_us = pieces.oldest_us[pick]
-        through = (pieces.completed[pick] == 0) & (oldest_us >= pieces.covered_us[pick])
-        stall: Floats = np.maximum(np.where(through, oldest_us, 0.0), self.m_stall_us[members])
+        """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
+        seen_us = self.m_stall_us[members]
+        stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
         return stall
 
     def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:

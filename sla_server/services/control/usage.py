@@ -59,11 +59,11 @@ class UsageTable:
     """Recent use of every place: rates a second, gauges at the newest cut's end.
 
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
-    newest cut's cost, ops and bytes, held, inflight, errors a second, and for how long at least (us) nothing
-    has completed of what was sent upstream. Grown by doubling.
+    newest cut's cost, ops and bytes, held, inflight, failed a second, for how long at least (us) nothing has
+    completed of what was sent upstream, and reads and writes outstanding. Grown by doubling.
     """
 
-    COLUMNS: Final = 11
+    COLUMNS: Final = 12
 
     def __init__(self) -> None:
         self.values: Floats = np.zeros((self.COLUMNS, 64))
@@ -101,22 +101,28 @@ class UsageTable:
 
         Args:
             places: shape (n,).
-            sums: shape (6, n): cost in 1/1000, ops, bytes, held, inflight, errors.
+            sums: shape (7, n): cost in 1/1000, ops, bytes, held, inflight, failed, arrived.
             seconds: duration of the cut, shape (n,).
         """
+        held, inflight = sums[3], sums[4]
+        # What was outstanding at the end of the cut before still is, if nothing has completed since. The
+        # gauges also have flush and trim, which may take long while nothing else is wanted.
+        before = self.values[:, places]
+        outstanding = np.clip(before[11] + sums[6] - sums[1], 0.0, held + inflight)
+        stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
+        stuck &= (before[11] > before[7]) & (outstanding > held)
+        self.values[10, places] = (before[10] + seconds * 1e6) * stuck
+        self.values[11, places] = outstanding
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
-        old = self.values[:4, places]
+        old = before[:4]
         smoothed = old[:3]
         smoothed += SMOOTHING * (last - smoothed)
         np.maximum(last[0], PEAK_DECAY * old[3], out=old[3])
-        # What was outstanding at the end of the cut before still is, if nothing has completed since.
-        stuck = (sums[1] == 0) & (sums[4] > 0) & (self.values[8, places] > 0)
-        self.values[10, places] = (self.values[10, places] + seconds * 1e6) * stuck
         self.values[:4, places] = old
-        self.values[4:10, places] = sums
-        self.values[9, places] /= seconds
+        self.values[4:9, places] = sums[:5]
+        self.values[9, places] = sums[5] / seconds
 
     def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> dict[str, str]:
         """Backends that hang or fail as the newest cuts have it; see ``storage_faults``.
@@ -220,6 +226,7 @@ class GatewayTable:
     """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend.
 
     ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
+    ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
     ``refused``: volumes of which it refused the newest caps.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
@@ -232,6 +239,7 @@ class GatewayTable:
     exports: dict[str, str] = field(default_factory=dict)
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    says_more: bool = False
     epoch: int = 0
     old_epochs: set[int] = field(default_factory=set)
     seq: int = 0

@@ -162,7 +162,7 @@ def many_promises() -> list[Promise]:
         promise("gold", volumes=("gold-*",)),
         promise("gold-1", 5),
         promise("writes", volumes=("both",), io="write", curve=steps),
-        promise("reads", volumes=("both", "gold-2"), io="read", percentile=99.0, errors="exclude"),
+        promise("reads", volumes=("both", "gold-2"), io="read", percentile=99.0, counts_errors=False),
     ]
 
 

@@ -257,7 +257,7 @@ def test_storage_that_fails_every_io_is_in_violation_however_fast(old_agent):
 
 
 def test_failed_ios_do_not_count_where_the_agreement_says_so():
-    made = feeder(errors="exclude")
+    made = feeder(counts_errors=False)
     for _ in range(4):
         made.step((A, GOOD, 0), failed={"gold": 30})
     signal = made.controller.live[KEY].signal
@@ -297,3 +297,24 @@ def test_why_there_is_no_data():
     assert made.controller.snapshot(0)["slas"][0]["reason"] == ""
     empty = controller((promise(),), mode="observe")
     assert empty.snapshot(0)["slas"][0]["reason"] == "no stream in its scope is known"
+
+
+def test_what_a_gateway_refuses_is_its_clients_own_error():
+    made = feeder()
+    made.step((A, GOOD, 0), waiting={"gold": (1, 1)})  # an agent that says what failed
+    for second in range(2, 6):
+        each = cut(A, second, GOOD, failed={"gold": 50}, old_agent=True)
+        made.controller.add_cut(each, UNIX_0_US + second * 1_000_000, 0, False, (second + 1) * 1_000_000_000)
+        made.controller.tick((second + 1) * 1_000_000_000, UNIX_0_US)
+    assert (state(made), made.controller.live[KEY].signal.failed_ratio) == ("ok", 0.0)
+
+
+@pytest.mark.parametrize("old_agent", [False, True])
+def test_a_flush_that_takes_long_is_no_stall_of_reads_and_writes(old_agent):
+    made = feeder()
+    run(made, GOOD, GOOD)
+    for second in range(4):
+        each = cut(A, 3 + second, HANGS, waiting={"gold": (1, 900 + second * 1000)}, old_agent=old_agent)
+        made.controller.add_cut(each, each.start_unix_us + 1_000_000, 0, False, (4 + second) * 1_000_000_000)
+        made.controller.tick((4 + second) * 1_000_000_000, UNIX_0_US)
+    assert (state(made), made.controller.live[KEY].signal.stalled) == ("ok", 0)

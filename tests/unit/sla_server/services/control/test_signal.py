@@ -234,6 +234,7 @@ def random_pieces(
         offered=done + [rng.choice((0, 0, 7)) for _ in range(count)],
         done=done,
         completed=done,
+        arrived=done + [float(rng.randrange(3)) for _ in range(count)],
         counted=np.repeat(done[:, None], steps, axis=1),
         failed=np.array([float(rng.randrange(3)) for _ in range(count)]),
         oldest_us=np.array([rng.choice((0.0, 0.0, 2e6)) for _ in range(count)]),
