@@ -318,6 +318,9 @@ def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: 
         piece.silence_us = max(piece.silence_us, int(each["missed"]) * 1000)
     kinds = (IO_READ, IO_WRITE) if promise.io == "any" else (io,)
     failed = errors + sum(sums(FAILED + kind, 0)[0] for kind in kinds)
+    rest = max(sums(FAILED, 0)[0] - sums(FAILED + IO_READ, 0)[0] - sums(FAILED + IO_WRITE, 0)[0], 0)
+    gone = rest if piece.done == 0 else 0
+    failed += gone
     exclude = not promise.counts_errors
     for step in promise.curve:
         limit = step.threshold_us
@@ -326,7 +329,7 @@ def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: 
             missed, piece.inexact = missed_upper(piece.hist, limit), True
         overdue, settled = sums(OVERDUE + io, limit)
         slow = sums(FAILED + io, limit)[1]
-        counted = max(piece.done + overdue - settled - (failed if exclude else 0), 0)
+        counted = max(piece.done + gone + overdue - settled - (failed if exclude else 0), 0)
         piece.counted[limit] = counted
         missed += overdue - settled + (0 if exclude else failed) - slow
         piece.missed[limit] = min(max(missed, 0), counted)

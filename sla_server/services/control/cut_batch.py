@@ -377,7 +377,7 @@ class CutBatch:
         )
         special = np.flatnonzero(word > IO_WRITE)
         if len(special) or errors.any():
-            result.add(entries[special], line[special], io, threshold_us, errors, excludes)
+            result.add(entries[special], line[special], io, threshold_us, errors, excludes, done)
         return result
 
     def targets(self) -> tuple[Ints, Ints]:
@@ -404,7 +404,14 @@ class _Compared:
     silence_us: Floats
 
     def add(
-        self, entries: Ints, line: Ints, io: Ints, threshold_us: Floats, errors: Floats, excludes: Bools
+        self,
+        entries: Ints,
+        line: Ints,
+        io: Ints,
+        threshold_us: Floats,
+        errors: Floats,
+        excludes: Bools,
+        done: Floats,
     ) -> None:
         """Add what completions do not show: entries of the kinds OVERDUE, FAILED and OUTSTANDING."""
         total, steps = threshold_us.shape
@@ -421,6 +428,12 @@ class _Compared:
         # All kinds together also count flush and trim: reads and writes are added up instead.
         ours = fails & (limit_us == 0) & np.where(io[line] == 0, (word & 3) != 0, about)
         failed = sums(ours, 2) + errors
+        # Storage that is gone completes nothing: its flushes fail, and clients are refused.
+        every = fails & (limit_us == 0) & ((word & 3) == 0)
+        parts = fails & (limit_us == 0) & ((word & 3) != 0)
+        gone = np.where(done == 0, np.maximum(sums(every, 2) - sums(parts, 2), 0.0), 0.0)
+        self.counted += gone[:, None]
+        failed += gone
         for step in range(steps):
             at = about & (limit_us == threshold_us[line, step]) & (limit_us > 0)
             overdue = at & (kind == OVERDUE)

@@ -409,6 +409,7 @@ class SignalTable:
         begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
         self.first_ns[rows[begins]] = now_ns[begins]
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
+        active |= pieces.counted[pick, 0] > 0
         self.active_ns[rows[active]] = now_ns[active]
         self._fed[rows] = True
         # Reads and writes outstanding: the gauges have flush and trim as well, the sums clients that left.

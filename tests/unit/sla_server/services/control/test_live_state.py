@@ -3,8 +3,10 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 
+from pmdaemon.wire.cut import FAILED, MISSED_DTYPE
 from sla_server.agreements.promise import CurveStep
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.settings import ControlSettings
@@ -318,3 +320,23 @@ def test_a_flush_that_takes_long_is_no_stall_of_reads_and_writes(old_agent):
         made.controller.add_cut(each, each.start_unix_us + 1_000_000, 0, False, (4 + second) * 1_000_000_000)
         made.controller.tick((4 + second) * 1_000_000_000, UNIX_0_US)
     assert (state(made), made.controller.live[KEY].signal.stalled) == ("ok", 0)
+
+
+def test_storage_that_is_gone_is_in_violation_though_there_is_no_io():
+    """Its clients were disconnected, and are refused while it is away."""
+    made = feeder()
+    run(made, GOOD, GOOD)
+    kinds = []
+    for second in range(3, 40):
+        each = cut(A, second, HANGS)
+        entries = np.array([(0, FAILED, 0, 2, 0)], MISSED_DTYPE)
+        made.controller.add_cut(
+            dataclasses.replace(each, missed=entries),
+            each.start_unix_us + 1_000_000,
+            0,
+            False,
+            second * 1_000_000_000,
+        )
+        kinds += [e.kind for e in events_of(made.controller.tick(second * 1_000_000_000, UNIX_0_US))]
+    assert kinds == ["violation-opened"]
+    assert (state(made), made.controller.live[KEY].signal.failed_ratio) == ("violating", 1.0)
