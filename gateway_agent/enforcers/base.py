@@ -23,6 +23,10 @@ class Enforcer(Protocol):
         """Whether caps can be handed over now."""
 
     @property
+    def volumes(self) -> frozenset[str]:
+        """Volumes whose caps it enforces; it ignores all others."""
+
+    @property
     def took(self) -> int | None:
         """Generation that was certainly applied, None before the first."""
 

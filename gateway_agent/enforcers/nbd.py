@@ -22,8 +22,15 @@ DENIALS: Final = 2  # the first answer may be a cut kept from before the caps
 class NbdEnforcer:
     """See ``Enforcer``. State: the generation sent last, which answers count for it, and what they said."""
 
-    def __init__(self, name: str, send: Callable[[bytes], None], source: NbdSource) -> None:
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[bytes], None],
+        source: NbdSource,
+        configured: frozenset[str] = frozenset(),
+    ) -> None:
         self.name = name
+        self._configured = configured
         self._send = send
         self._source = source
         self.reachable = False
@@ -41,6 +48,11 @@ class NbdEnforcer:
         """The control socket is gone."""
         self.reachable = False
         self._sent_gen = self.took = None
+
+    @property
+    def volumes(self) -> frozenset[str]:
+        """See ``Enforcer``: those in the agent's file, also while the plane is not there."""
+        return self._configured | {export["volume"] for export in self._source.exports()}
 
     @property
     def refused(self) -> int | None:

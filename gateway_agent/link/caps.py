@@ -4,7 +4,7 @@ The planes hold the caps and count the lease themselves; the link keeps the newe
 comes back gets it at once, *if its lease still runs* and only for what is left of it. A link that was
 restarted knows no set: the planes still hold theirs, the server sends it again on registration, and renewals
 are passed on meanwhile. CAPS_ACK is due when every reachable enforcer has proved that it took the set (see
-``enforcers.base``).
+``enforcers.base``). Caps of volumes that no enforcer has are refused by name: nothing here can slow them.
 
 The threshold set is kept in ``state_dir/thresholds.json``: planes that come up before the server is reached
 again count against it. A file that cannot be written or read costs little: the server sends the set on
@@ -81,18 +81,29 @@ class LeasedCaps:
         """The CAPS_ACK that is due now, once; None while proof is missing."""
         if not self._ack_due or self._caps is None:
             return None
-        gen = self._caps.gen
+        gen, volumes = self._caps.gen, [entry["volume"] for entry in self._caps.caps]
+        served = frozenset[str]().union(*(enforcer.volumes for enforcer in self._enforcers))
+        foreign = tuple(sorted(set(volumes) - served))
         reachable = [enforcer for enforcer in self._enforcers if enforcer.reachable]
         refusing = [enforcer.name for enforcer in reachable if enforcer.refused == gen]
         if not self._enforcers or refusing:
             self._ack_due = False
             refused = f"refused by {', '.join(refusing)}, whose log says why; the former caps hold there"
             reason = refused if refusing else "this gateway only observes: it has no data plane"
-            return CapsAck(gen, ok=False, reason=reason)
+            return CapsAck(gen, ok=False, reason=reason, refused=foreign or None)
         if not reachable or any(enforcer.took != gen for enforcer in reachable):
             return None
         self._ack_due = False
-        return CapsAck(gen, ok=True, reason="")
+        reason = f"no plane of this gateway serves {_some(foreign)}" if foreign else ""
+        return CapsAck(
+            gen, ok=len(foreign) < len(volumes) or not volumes, reason=reason, refused=foreign or None
+        )
+
+
+def _some(volumes: Sequence[str]) -> str:
+    """Volumes by name, the first three of them."""
+    named = ", ".join(volumes[:3])
+    return f"{named} and {len(volumes) - 3} more" if len(volumes) > 3 else named
 
 
 class ThresholdStore:

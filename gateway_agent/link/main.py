@@ -58,7 +58,10 @@ def build(
     spool = Spool(config.state_dir / "spool", config.spool_bytes)
     stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
-    planes = [PlaneClient(plane.name, spool.marks.get(plane.name, 0)) for plane in config.plane]
+    planes = []
+    for plane in config.plane:
+        volumes = [export.volume for export in config.plane_config(plane.name).exports]
+        planes.append(PlaneClient(plane.name, spool.marks.get(plane.name, 0), volumes))
     sources: list[StatisticsSource] = []
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))

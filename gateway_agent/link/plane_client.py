@@ -9,6 +9,8 @@ before DP_HELLO, closes the connection.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway_agent.enforcers.nbd import NbdEnforcer
 from gateway_agent.errors import PlaneLost
 from gateway_agent.sources.nbd import NbdSource
@@ -24,14 +26,19 @@ class PlaneClient:
 
     Thread: the link's loop only.
 
+    Args:
+        name: of the plane.
+        got: id of its last DP_CUT in the spool, 0 for none.
+        volumes: that it serves by the agent's file.
+
     ``outgoing`` are bytes for the socket: the shell takes them away as they are sent.
     """
 
-    def __init__(self, name: str, got: int) -> None:
+    def __init__(self, name: str, got: int, volumes: Iterable[str] = ()) -> None:
         self.name = name
         self.outgoing = bytearray()
         self.source = NbdSource(name, self._send, got)
-        self.enforcer = NbdEnforcer(name, self._send, self.source)
+        self.enforcer = NbdEnforcer(name, self._send, self.source, frozenset(volumes))
         self.pid = 0
         self.listening: list[str] = []
         self.is_stopping = False

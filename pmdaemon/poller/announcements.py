@@ -20,7 +20,7 @@ from pmdaemon.wire.messages.server import CapsState, GatewayAlert, GatewayReport
 STREAMS_A_FRAME: Final = 100
 
 
-def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int) -> bytes:
+def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int, *, planned: bool = False) -> bytes:
     """A GATEWAY frame; exports and spool are named only with state ``up``. Takes the gateway's lock.
 
     Raises:
@@ -37,6 +37,7 @@ def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int) -> by
         at_us=unix_us,
         offset_us=gateway.offset.offset_us,
         dropped=gateway.dropped,
+        is_planned=planned or None,
     )
     if state == "up":
         with gateway.lock:
@@ -67,9 +68,11 @@ def streams_seen(gateway_id: str, streams: Iterable[StreamEntry]) -> Iterator[by
         yield StreamsSeen(gateway_id, [stream.row() for stream in chunk]).encode()
 
 
-def caps_state(gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> bytes:
+def caps_state(
+    gateway_id: str, gen: int, state: str, reason: str, unix_us: int, refused: tuple[str, ...] | None = None
+) -> bytes:
     """A CAPS_STATE frame."""
-    return CapsState(gateway_id, gen, state, reason, unix_us).encode()
+    return CapsState(gateway_id, gen, state, reason, unix_us, refused).encode()
 
 
 def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **details: Any) -> bytes:

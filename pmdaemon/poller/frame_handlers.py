@@ -344,7 +344,7 @@ class FrameHandlers:
         self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
         state = "confirmed" if ack.ok else "refused"
         message = announcements.caps_state(
-            gateway.gateway_id, ack.gen, state, ack.reason, self._clock.unix_us()
+            gateway.gateway_id, ack.gen, state, ack.reason, self._clock.unix_us(), ack.refused
         )
         self._publisher.news(message, SERVICES)
 
@@ -364,8 +364,8 @@ class FrameHandlers:
 
     # -- state of a gateway
 
-    def _announce_state(self, gateway: Gateway, state: str, reason: str) -> None:
-        message = announcements.gateway_state(gateway, state, reason, self._clock.unix_us())
+    def _announce_state(self, gateway: Gateway, state: str, reason: str, *, planned: bool = False) -> None:
+        message = announcements.gateway_state(gateway, state, reason, self._clock.unix_us(), planned=planned)
         self._publisher.news(message, DBMANAGER, SERVICES)
 
     def stalled(self, gateway: Gateway, reason: str) -> None:
@@ -380,21 +380,23 @@ class FrameHandlers:
             )
             self._announce_state(gateway, "stalled", reason)
 
-    def lost(self, conn: AgentPeer, reason: str, *, by_us: bool = False) -> None:
+    def lost(self, conn: AgentPeer, reason: str, *, by_us: bool = False, planned: bool = False) -> None:
         """A connection has ended. Announced to both recipients if a gateway was registered on it.
 
         ``by_us``: this process ends, nothing is wrong with the gateway: it is ``detached``, not ``lost``.
+        ``planned``: its agent said goodbye.
         """
         gateway, conn.gateway = conn.gateway, None
         if gateway is None:
             return
         gateway.end()
-        self._counters["lost_sessions"] += not by_us
-        state = "detached" if by_us else "lost"
-        self._fleet_warnings.warning(
-            self._clock.monotonic_ns(), f"gateway-{state}", gateway=gateway.name, reason=reason
-        )
-        self._announce_state(gateway, state, reason)
+        self._counters["lost_sessions"] += not by_us and not planned
+        state, now_ns = "detached" if by_us else "lost", self._clock.monotonic_ns()
+        if planned:
+            self._fleet_log.info(now_ns, "gateway-stopped", gateway=gateway.name, reason=reason)
+        else:
+            self._fleet_warnings.warning(now_ns, f"gateway-{state}", gateway=gateway.name, reason=reason)
+        self._announce_state(gateway, state, reason, planned=planned)
 
     def refused(self, conn: AgentPeer, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""

@@ -426,7 +426,7 @@ class Inbound:
     def _leaves(self, conn: AgentConnection, received: frame.Frame, frames: Iterator[frame.Frame]) -> bool:
         """Whether this frame ends the connection here: a farewell, or HELLO of another pair's gateway."""
         if received.kind != Kind.HELLO:
-            self._drop(conn, farewell(received))
+            self._drop(conn, farewell(received), planned=received.kind == Kind.BYE)
             return True
         if self._migrator is None or not self._migrator.is_foreign(conn, received):
             return False
@@ -444,14 +444,16 @@ class Inbound:
         conn.finish(Kind.ERROR, last, f"{code}: {error}")
         self._handlers.lost(conn, conn.end_reason)
 
-    def _drop(self, conn: AgentConnection, reason: str, *, by_us: bool = False) -> None:
+    def _drop(
+        self, conn: AgentConnection, reason: str, *, by_us: bool = False, planned: bool = False
+    ) -> None:
         self._connections.discard(conn)
         self._admission.unregistered.remove(conn)
         self._readiness.unregister(conn)
         conn.close()
         if self._migrator is not None:
             self._migrator.forget(conn)
-        self._handlers.lost(conn, conn.end_reason or reason, by_us=by_us)
+        self._handlers.lost(conn, conn.end_reason or reason, by_us=by_us, planned=planned)
         log.debug("disconnected", address=conn.address, reason=conn.end_reason or reason)
 
     def _take_messages(self) -> None:

@@ -33,8 +33,8 @@ client that left in the meantime are never settled.
 
 ``FAILED + io``, with a threshold: ``counted`` completions had an error, and ``missed`` of them are in the
 missed of that threshold. With threshold 0: all of a kind that failed; IO_ANY also flush, trim, zeroing, and
-clients that were refused because the storage is not there. What a gateway refuses for what it asks (read-only,
-out of range) is its client's error, and in the column ``errors`` alone.
+clients that were refused because the storage is not there. What a gateway refuses for what it asks
+(read-only, out of range) is its client's error, and in the column ``errors`` alone.
 
 ``OUTSTANDING``, with threshold 0, for each stream with outstanding I/O (flush and trim, too) at the cut's end
 or a stall of 1 s and more within it: ``counted`` is the age of the oldest in ms (0: none is left), ``missed``

@@ -157,7 +157,7 @@ class Link:
                     total[name] += int(decoded.column(name)[row])
                 total["hist"] = total.get("hist", 0) + int(decoded.dense_hist(0, 198)[row].sum())
                 total["counted"] = total.get("counted", 0) + sum(
-                    int(item["counted"]) for item in decoded.missed if item["row"] == row
+                    int(item["counted"]) for item in decoded.entries(0) if item["row"] == row
                 )
             if not cut.header["more"]:
                 return sums

@@ -24,6 +24,7 @@ from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, rows, text, whole
 
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
+MAX_REFUSED: Final = 4096  # volumes of a set of caps, which fits a 64 KiB header
 MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
 SOURCES: Final = ("nbd", "host", "simulated")
 RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
@@ -412,12 +413,17 @@ class CapSet(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class CapsAck(WireMessage):
-    """What became of a CAPS. Sent when a cut made behind it shows the generation."""
+    """What became of a CAPS. Sent when a cut made behind it shows the generation.
+
+    ``refused`` names volumes of the set that this gateway cannot cap, as none of its planes serves them; the
+    caps of the others hold if ``ok``. Absent when there is none; an agent of before this key never says it.
+    """
 
     KIND: ClassVar = Kind.CAPS_ACK
     gen: int
     ok: bool
     reason: str
+    refused: Annotated[tuple[str, ...] | None, Key(form="[volume]", is_optional=True)] = None
 
     @classmethod
     def parse(cls, header: Header) -> CapsAck:
@@ -426,7 +432,28 @@ class CapsAck(WireMessage):
         Raises:
             MalformedFrame: names the key and its value.
         """
-        return cls(count(header, "gen"), header.get("ok") is True, printable(header.get("reason", ""), 500))
+        return cls(
+            count(header, "gen"),
+            header.get("ok") is True,
+            printable(header.get("reason", ""), 500),
+            refused_volumes(header, "CAPS_ACK"),
+        )
+
+
+def refused_volumes(header: Header, frame_name: str) -> tuple[str, ...] | None:
+    """Key ``refused`` of CAPS_ACK and CAPS_STATE; None when it is absent.
+
+    Raises:
+        MalformedFrame: it is no list of names.
+        FrameTooLarge: it has more entries than a set of caps can have.
+    """
+    if "refused" not in header:
+        return None
+    found = rows(header, frame_name, "refused", MAX_REFUSED)
+    for volume in found:
+        if not isinstance(volume, str) or not names.is_name(volume):
+            raise MalformedFrame(f"{frame_name}: key 'refused' has {excerpt(volume)}, which names no volume")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from pmdaemon.wire.messages.agent import (
     Alert,
     CapSet,
     Thresholds,
+    refused_volumes,
 )
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
 
@@ -68,6 +69,7 @@ class GatewayReport(WireMessage):
     ``exports`` and ``spool`` are as in REGISTER (up only); ``spool`` tells dbmanager where an epoch unknown
     to it begins. detached: the pair itself stops; services raises ``gateway-lost`` and records it as lost if
     the gateway is not back within 60 s. ``dropped`` counts cuts that the agent's spool lost in its life.
+    ``planned`` says that the agent said goodbye (lost only): an orderly stop, and no fault.
     ``lost_cuts`` is added by dbmanager, in its queue only: cuts that neither the agent nor the server holds.
     """
 
@@ -87,6 +89,7 @@ class GatewayReport(WireMessage):
         Sequence[Sequence[int]] | None, Key(form="[[ep, first_seq, last_seq]]", is_optional=True)
     ] = None
     lost_cuts: Annotated[int | None, Key(form="int", is_optional=True)] = None
+    is_planned: Annotated[bool | None, Key("planned", form="true", is_optional=True)] = None
 
     @classmethod
     def parse(cls, header: Header) -> GatewayReport:
@@ -113,6 +116,7 @@ class GatewayReport(WireMessage):
             exports=exports,
             spool=header.get("spool"),
             lost_cuts=header.get("lost_cuts"),
+            is_planned=True if header.get("planned") is True else None,
         )
 
 
@@ -139,7 +143,7 @@ class StreamsSeen(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class CapsState(WireMessage):
-    """What became of a SET_CAPS at its gateway."""
+    """What became of a SET_CAPS at its gateway. ``refused`` is as in CAPS_ACK: volumes it cannot cap."""
 
     KIND: ClassVar = Kind.CAPS_STATE
     gateway_id: Annotated[str, Key("gw")]
@@ -147,6 +151,7 @@ class CapsState(WireMessage):
     state: Annotated[str, Key(form='"sent" | "confirmed" | "refused"')]
     reason: str
     at_us: int
+    refused: Annotated[tuple[str, ...] | None, Key(form="[volume]", is_optional=True)] = None
 
     @classmethod
     def parse(cls, header: Header, now_us: int) -> CapsState:
@@ -154,6 +159,7 @@ class CapsState(WireMessage):
 
         Raises:
             MalformedFrame: names the key and its value.
+            FrameTooLarge: more refused volumes than a set of caps can have.
         """
         gen = header.get("gen")
         if type(gen) is not int:
@@ -164,6 +170,7 @@ class CapsState(WireMessage):
             state=_text("CAPS_STATE", header, "state"),
             reason=header.get("reason", ""),
             at_us=header.get("at_us", now_us),
+            refused=refused_volumes(header, "CAPS_STATE"),
         )
 
 

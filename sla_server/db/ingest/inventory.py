@@ -5,9 +5,10 @@ New data access (P3) is an event, too: ``volume-new`` when a volume is exported 
 volume that is announced on another backend than is stored is ``volume-moved`` or ``volume-conflict``.
 
 A session that the server itself ended is ``detached``: stored, but no event, and none when it is back with
-the same epoch (``services`` says so if it is not). Else an event is written when a gateway's stored state or
-epoch changes, so a message that is posted again (a pair that restarted, a new incarnation of the dbmanager)
-makes none. Event ids are uuid5 of what happened.
+the same epoch (``services`` says so if it is not). One whose agent said goodbye is stored as ``lost`` with
+the event ``gateway-stopped``. Else an event is written when a gateway's stored state or epoch changes, so a
+message that is posted again (a pair that restarted, a new incarnation of the dbmanager) makes none. Event ids
+are uuid5 of what happened.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _SEVERITY: Final = {
     "recovered": "info",
     "stalled": "warning",
     "lost": "critical",
+    "stopped": "info",
     "refused": "warning",
 }
 _PRESENT: Final = ("up", "stalled", "detached")
@@ -139,6 +141,8 @@ def _is_server_action(before: tuple[str, str] | None, state: str, epoch: str) ->
 def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str, at_us: int) -> Row:
     gateway_id = _text(header, "gw")
     name = _text(header, "name") or gateway_id
+    if state == "lost" and header.get("planned") is True:
+        state = "stopped"  # its agent said goodbye: no loss, and no alarm
     reason = _text(header, "reason")
     return event_row(
         identity,

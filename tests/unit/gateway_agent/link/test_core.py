@@ -157,6 +157,38 @@ def test_a_gateway_without_planes_refuses_caps(tmp_path):
     assert bench.server.last(Kind.CAPS_ACK)["ok"] is False
 
 
+def caps_of(gen, *volumes):
+    entries = [{"volume": volume, "cost_per_s": 50.0} for volume in volumes]
+    return frame.encode(Kind.CAPS, {"gen": gen, "lease_us": 30_000_000, "caps": entries})
+
+
+@pytest.mark.parametrize(
+    ("volumes", "ok", "refused"),
+    [
+        ((), True, None),
+        (("vol-1",), True, None),
+        (("vol-1", "vol-9", "host:gw-a:sda"), True, ["host:gw-a:sda", "vol-9"]),
+        (("vol-9",), False, ["vol-9"]),
+    ],
+)
+def test_caps_of_volumes_that_no_plane_serves_are_refused_by_name(bench, plane, volumes, ok, refused):
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps_of(7, *volumes))
+    said = bench.server.last(Kind.CAPS_ACK)
+    assert (said["gen"], said["ok"], said.get("refused")) == (7, ok, refused)
+    assert ("vol-9" in said["reason"]) is bool(refused)
+    assert (Kind.DP_CAPS, 7) in [(kind, header.get("gen")) for kind, header in plane.commands]
+
+
+def test_a_volume_of_a_plane_that_is_not_there_now_is_not_refused(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.core.plane_lost("nbd-0", "it died")
+    bench.carry()
+    bench.connect_plane(plane)
+    bench.say(caps_of(7, "vol-1"))
+    assert bench.server.last(Kind.CAPS_ACK) == {"gen": 7, "ok": True, "reason": ""}
+
+
 def test_lease_is_passed_on_and_its_end_is_told(bench, plane):
     bench.poll(start=(EPOCH, 1))
     bench.say(caps(7, lease_us=3_000_000))

@@ -10,6 +10,7 @@ from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, LoopRunner, StorageJob, WorkerPool
+from gateway_agent.nbd.limits import KIND_READ
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.clock import SystemClock
@@ -155,11 +156,25 @@ def test_a_client_that_does_not_read_is_served_no_further(client):
     )
 
 
+@pytest.mark.parametrize("kind", ["loop", "workers"])
+def test_a_request_is_outstanding_until_its_last_byte_is_in_the_clients_socket(path, kind):
+    client = Client(path, kind)
+    client.sock.window = 100
+    client.say(read(1, 0, 512), read(2, 0, 512), p.request(p.Cmd.TRIM, 3, 0, 512))
+    assert [kind for _, kind in client.session.outstanding() if kind == KIND_READ] == [KIND_READ] * 2
+    client.rig.open_window(client.sock)
+    client.say()
+    assert len(client.sock.sent) == 2 * 528 + 16
+    assert client.session.outstanding() == []
+    assert client.row()["reads"] == 2
+
+
 def test_a_session_has_a_bounded_number_of_jobs(path):
     client = Client(path, "workers")
     client.rig.deliver(client.sock, b"".join(read(n, 0, 512) for n in range(500)))
     assert len(client.pool.jobs) == MAX_JOBS
     assert client.session.gauges() == (500, 0)
+    assert [kind for _, kind in client.session.outstanding()] == [KIND_READ] * 500
     while client.pool.jobs:
         client.pool.run()
     assert len(client.sock.sent) == 500 * 528

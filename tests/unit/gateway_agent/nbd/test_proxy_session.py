@@ -6,9 +6,10 @@ from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import session
 from gateway_agent.nbd.accounting import FAILED_BIT, word_of
+from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.proxy_session import ProxySession, ReplyReader
-from pmdaemon.wire.cut import COL
+from pmdaemon.wire.cut import COL, FAILED, IO_ANY, IO_READ, OUTSTANDING, OVERDUE
 from pmdaemon.wire.rates import Rates
 from tests.support.nbd import ALL_FLAGS, MIB, FakeSocket, Rig, replies
 
@@ -33,8 +34,11 @@ class Pair:
         sock.is_ended = True
         self.rig.loop.handlers[sock.fileno()](IN | GONE)
 
+    def taken(self):
+        return self.stream.take(self.rig.clock.monotonic_ns())
+
     def row(self):
-        return dict(zip(COL, self.stream.take(self.rig.clock.monotonic_ns()).row, strict=True))
+        return dict(zip(COL, self.taken().row, strict=True))
 
 
 def read(cookie, length=512, offset=0):
@@ -145,14 +149,24 @@ def test_a_refusal_that_waits_behind_a_torn_reply_is_counted(pair):
     assert (row["arrived"], row["reads"], row["errors"]) == (2, 2, 2)
 
 
-def test_a_reply_that_nobody_asked_for_ends_the_client(pair):
-    pair.say(read(1))
-    pair.far.incoming.append(p.simple_reply(99))
+@pytest.mark.parametrize(
+    "said",
+    [
+        p.simple_reply(99),
+        p.SIMPLE_REPLY.pack(0x668E33EF, 0, 1),
+        p.simple_reply(1) + b"a" * 512 + p.simple_reply(99),
+    ],
+    ids=["unknown", "of another kind", "behind a good one"],
+)
+def test_a_reply_that_nobody_asked_for_ends_the_client_and_all_its_requests_have_failed(pair, said):
+    pair.say(read(1), read(2))
+    pair.far.incoming.append(said)
     with pytest.raises(Exception, match="unknown cookie") as caught:
         pair.rig.loop.handlers[pair.far.fileno()](IN)
     pair.rig.loop.failures[pair.far.fileno()](caught.value)
     assert pair.session.is_closed
-    assert pair.row()["errors"] == 1
+    row = pair.row()
+    assert (row["arrived"], row["reads"], row["errors"]) == (2, 2, 2)
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_write_sends_no_disc_into_its_payload(pair):
@@ -445,6 +459,70 @@ def test_a_client_that_never_reads_refusals_is_read_no_further():
         pair.rig.deliver(pair.near, bad * 20_000)
     assert pair.near.incoming, "it must stop reading"
     assert pair.session._out.unsent_bytes < 5 << 20
+
+
+def kinds_outstanding(pair):
+    return sorted(kind for _, kind in pair.session.outstanding())
+
+
+def test_a_request_is_outstanding_until_its_last_byte_is_in_the_clients_socket(pair):
+    pair.say(read(1, 64), write(2, b"w" * 16), p.request(p.Cmd.FLUSH, 3, 0, 0))
+    assert kinds_outstanding(pair) == [KIND_READ, KIND_WRITE, KIND_FLUSH]
+    pair.answer(p.simple_reply(2), p.simple_reply(1), b"a" * 10)
+    assert kinds_outstanding(pair) == [KIND_READ, KIND_FLUSH], "a part of its reply is on its way"
+    pair.say(read(4, 512, MIB))
+    assert kinds_outstanding(pair) == [KIND_READ, KIND_READ, KIND_FLUSH], "refused, behind that reply"
+    pair.near.window = 0
+    pair.answer(b"a" * 54)
+    assert kinds_outstanding(pair) == [KIND_READ, KIND_READ, KIND_FLUSH], "answered, and not taken"
+    pair.rig.open_window(pair.near)
+    assert kinds_outstanding(pair) == [KIND_FLUSH]
+
+
+def test_held_requests_are_outstanding_since_they_came():
+    pair = Pair(Rig(caps=Rates(ops_per_s=1.0)))
+    arrived_ns = pair.rig.clock.monotonic_ns()
+    pair.say(*(read(cookie) for cookie in range(4)))
+    pair.rig.clock.advance(0.5)
+    assert pair.session.outstanding() == [(arrived_ns, KIND_READ)] * 4
+
+
+@pytest.mark.parametrize("who", ["client", "upstream", "plane"])
+def test_what_is_under_way_when_a_session_ends_is_counted_once(pair, who):
+    pair.stream.set_limits([(IO_ANY, 5000)])
+    pair.say(read(1, 64), read(2))
+    pair.answer(p.simple_reply(1), b"a" * 10)
+    pair.rig.clock.advance(1)
+    if who == "plane":
+        pair.session.close("the plane stops")
+    else:
+        pair.end(pair.near if who == "client" else pair.far)
+    pair.rig.clock.advance(1)
+    pair.rig.loop.fire(session.LINGER_NS / 1e9)
+    found = {(io, limit): figures for io, limit, *figures in pair.taken().missed}
+    assert pair.session.is_closed
+    if who == "upstream":
+        assert found == {
+            (IO_ANY, 5000): [2, 2],
+            (FAILED, 5000): [2, 2],
+            (FAILED, 0): [2, 0],
+            (FAILED + IO_READ, 0): [2, 0],
+            (OUTSTANDING, 0): [0, 1000],
+        }
+    else:
+        assert found == {(OVERDUE, 5000): [2, 0], (OUTSTANDING, 0): [0, 1000]}
+    assert pair.taken() is None
+
+
+def test_a_client_whose_socket_breaks_under_its_replies_leaves_them_outstanding(pair):
+    pair.stream.set_limits([(IO_ANY, 5000)])
+    pair.say(read(1, 64), read(2, 64))
+    pair.rig.clock.advance(1)
+    pair.near.is_closed = True
+    pair.far.incoming.append(p.simple_reply(1) + b"a" * 64)
+    pair.rig.loop.handlers[pair.far.fileno()](IN)
+    assert pair.session.is_closed
+    assert (OVERDUE, 5000, 2, 0) in pair.taken().missed
 
 
 def entry(length, kind=0):

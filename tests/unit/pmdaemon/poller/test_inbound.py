@@ -136,6 +136,8 @@ BAD = [
     ),
     (frame.encode(Kind.REGISTER, {"exports": 5, "spool": []}), "malformed"),
     (frame.encode(Kind.CAPS_ACK, {"gen": -1}), "malformed"),
+    (frame.encode(Kind.CAPS_ACK, {"gen": 1, "refused": "vol-1"}), "malformed"),
+    (frame.encode(Kind.CAPS_ACK, {"gen": 1, "refused": ["no name"]}), "malformed"),
     (frame.encode(Kind.ALERT, {"kind": "x", "text": "y", "severity": "fatal"}), "malformed"),
 ]
 
@@ -215,10 +217,21 @@ def test_end_of_connection_is_a_loss(rig: PairRig) -> None:
     rig.up().close()
     rig.step()
     assert rig.mailbox.states()[-1] == (GATEWAY, "lost")
+    assert "planned" not in rig.mailbox.to("services", Kind.GATEWAY)[-1].header
+
+
+@pytest.mark.parametrize(("kind", "planned"), [(Kind.BYE, True), (Kind.ERROR, None)])
+def test_an_agent_that_says_goodbye_is_lost_as_planned(
+    rig: PairRig, kind: Kind, planned: bool | None
+) -> None:
     agent = rig.up()
-    agent.send(frame.encode(Kind.BYE, {"reason": "upgrade"}))
+    agent.send(frame.encode(kind, {"reason": "upgrade", "text": "upgrade"}))
     rig.step()
-    assert "upgrade" in rig.mailbox.to("services", Kind.GATEWAY)[-1].header["reason"]
+    said = rig.mailbox.to("services", Kind.GATEWAY)[-1].header
+    assert (said["state"], said.get("planned")) == ("lost", planned)
+    assert "upgrade" in said["reason"]
+    assert rig.mailbox.to("dbmanager", Kind.GATEWAY)[-1].header == said
+    assert rig.counters["lost_sessions"] == (0 if planned else 1)
 
 
 def test_stop_tells_agents_and_posts_what_is_batched() -> None:

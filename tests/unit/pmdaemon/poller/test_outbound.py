@@ -11,6 +11,7 @@ from pmdaemon.poller.outbound import MANY_DUE, MAX_SLEEP_MS
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Registration
+from pmdaemon.wire.messages.server import CapsState
 from tests.support.gateways import GATEWAY, hello, schema
 from tests.support.pair import OTHER, PairRig
 
@@ -124,6 +125,11 @@ def test_caps_thresholds_and_poll_leave_as_one_write(rig: PairRig) -> None:
     rig.step()
     last = rig.mailbox.to("services", Kind.CAPS_STATE)[-1].header
     assert (last["state"], last["reason"]) == ("refused", "no such volume")
+    assert "refused" not in last
+    agent.send(frame.encode(Kind.CAPS_ACK, {"gen": 2, "ok": True, "reason": "", "refused": ["vol-9"]}))
+    rig.step()
+    last = CapsState.parse(rig.mailbox.to("services", Kind.CAPS_STATE)[-1].header, 0)
+    assert (last.state, last.refused) == ("confirmed", ("vol-9",))
 
 
 def test_lease_is_not_renewed_once_services_is_silent(rig: PairRig) -> None:

@@ -300,6 +300,13 @@ def test_gateway_events_once_a_change(rig):
     )
 
 
+def test_a_gateway_whose_agent_said_goodbye_has_stopped_and_is_not_told_as_lost(rig):
+    rig.feed(gateway_message(), gateway_message("lost", at_us=T0 + 1, planned=True, reason="SIGTERM"))
+    newest = state_events(rig)[0]
+    assert (newest["kind"], newest["severity"]) == ("gateway-stopped", "info")
+    assert rig.reader.gateways()[0]["state"] == "lost"
+
+
 def test_a_refused_gateway_makes_an_event_an_hour_and_no_row(rig):
     rig.feed(gateway_message(), gateway_message("refused", reason="bad token", at_us=T0 + 1))
     rig.feed(gateway_message("refused", reason="bad token", at_us=T0 + 2))

@@ -1,0 +1,178 @@
+"""What the cuts of a real plane say of storage that is killed, hangs, fails or is slow.
+
+Every wait is for an event, with a deadline; nothing here asserts how fast something is.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.errors import GatewayError
+from gateway_agent.nbd import protocol as p
+from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, OUTSTANDING, OVERDUE
+from pmdaemon.wire.kinds import Kind
+from tests.e2e.test_nbd_fio import SIZE, Client, Link, Processes, run, upstream, wait_for
+from tests.support.nbd import as_cut
+
+pytestmark = pytest.mark.e2e
+__all__ = ["run"]  # a fixture
+LIMIT_US = 5000
+IOS = 32
+
+
+class Watch:
+    """Collects cuts of one stream and sums their entries."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.sums: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+        self.newest: dict[tuple[int, int], tuple[int, int]] = {}
+        entry = {"volume": "vol-1", "client": "*", "io": "any", "threshold_us": LIMIT_US}
+        link.send(Kind.DP_THRESHOLDS, version=1, entries=[entry])
+        self.collect()
+
+    def collect(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Entries of the newest cut by (io, threshold)."""
+        has_more = True
+        while has_more:
+            found = self.link.collect()
+            has_more = found.header["more"]
+            entries = as_cut(bytes(found.raw)).missed.tolist()
+            self.newest = {(io, limit): (counted, missed) for _, io, limit, counted, missed in entries}
+            for key, (counted, missed) in self.newest.items():
+                self.sums[key][0] += counted
+                self.sums[key][1] += missed
+        return self.newest
+
+    @property
+    def beyond(self) -> int:
+        """I/Os that took, or have taken, longer than the limit."""
+        overdue, settled = self.sums[OVERDUE, LIMIT_US]
+        return self.sums[IO_ANY, LIMIT_US][1] + overdue - settled
+
+    def until(self, what: str, key: tuple[int, int], least: int) -> None:
+        """Collect until the sum of an entry reaches ``least``."""
+
+        def is_there() -> bool:
+            self.collect()
+            return self.sums[key][0] >= least
+
+        wait_for(what, is_there)
+
+
+def ask(client: Client, number: int = IOS) -> None:
+    client.sock.sendall(b"".join(p.request(p.Cmd.READ, cookie, 0, 4096) for cookie in range(number)))
+
+
+def answers(client: Client, number: int = IOS) -> set[int]:
+    """Error numbers of the replies to ``number`` reads."""
+    errors = set()
+    for _ in range(number):
+        _, error, _ = p.SIMPLE_REPLY.unpack(client.exactly(16))
+        errors.add(error)
+        if not error:
+            assert len(client.exactly(4096)) == 4096
+    return errors
+
+
+def test_storage_that_hangs_is_in_every_cut_and_each_io_counts_once(run: Processes, tmp_path: Path) -> None:
+    server = run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    ask(client)
+    assert answers(client) == {0}
+    watch.collect()
+    before, overdue = watch.beyond, watch.sums[OVERDUE, LIMIT_US][0]
+    server.send_signal(signal.SIGSTOP)
+    ask(client)
+    watch.until("all are overdue", (OVERDUE, LIMIT_US), overdue + IOS)
+    ages = [watch.newest[OUTSTANDING, 0]]
+    while ages[-1][1] < 1500:
+        ages.append(watch.collect()[OUTSTANDING, 0])
+    assert ages == sorted(ages), "it grows older, and nothing completes"
+    assert all(stalled_ms <= oldest_ms + 1 for oldest_ms, stalled_ms in ages)
+    assert watch.beyond == before + IOS
+    server.send_signal(signal.SIGCONT)
+    assert answers(client) == {0}
+    watch.until("all are complete", (IO_ANY, LIMIT_US), 2 * IOS)
+    assert watch.newest[OVERDUE, LIMIT_US] == (0, IOS), "settled"
+    assert watch.newest[OUTSTANDING, 0][0] == 0
+    assert watch.newest[OUTSTANDING, 0][1] >= 1500, "the stall that has ended"
+    assert watch.beyond == before + IOS
+    assert watch.collect() == {}
+
+
+def test_a_client_that_gives_up_on_hanging_storage_leaves_its_stall(run: Processes, tmp_path: Path) -> None:
+    server = run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    server.send_signal(signal.SIGSTOP)
+    ask(client)
+    watch.until("all are overdue", (OVERDUE, LIMIT_US), IOS)
+    client.sock.close()
+    wait_for("its I/Os have ended", lambda: watch.collect().get((OUTSTANDING, 0), (0, 0))[0] == 0)
+    server.send_signal(signal.SIGCONT)
+    assert watch.collect() == {}
+    assert (watch.beyond, watch.sums[OVERDUE, LIMIT_US]) == (IOS, [IOS, 0])
+
+
+def test_storage_that_is_killed_fails_what_was_under_way_and_the_clients_that_come(
+    run: Processes, tmp_path: Path
+) -> None:
+    server = run.nbdkit(tmp_path / "up.sock", "--filter=delay", "memory", str(SIZE), "rdelay=60")
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    ask(client)
+    watch.until("all are overdue", (OVERDUE, LIMIT_US), IOS)
+    server.send_signal(signal.SIGKILL)
+    assert answers(client) == {p.EIO}
+    watch.until("all have failed", (FAILED, 0), IOS)
+    assert watch.sums[FAILED, LIMIT_US] == [IOS, IOS], "all of them beyond the limit, too"
+    assert watch.sums[FAILED + IO_READ, 0] == [IOS, 0]
+    assert watch.sums[OVERDUE, LIMIT_US] == [IOS, IOS]
+    assert watch.beyond == IOS
+    with pytest.raises(GatewayError, match="not available"):
+        run.client("vol-1@host-a")
+    assert watch.collect() == {(FAILED, 0): (1, 0)}
+
+
+def test_storage_that_answers_with_errors_only(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(
+        tmp_path / "up.sock", "--filter=error", "memory", str(SIZE), "error=EIO", "error-pread-rate=100%"
+    )
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    ask(client)
+    assert answers(client) == {p.EIO}
+    watch.until("all have failed", (FAILED, LIMIT_US), IOS)
+    assert watch.sums[IO_ANY, LIMIT_US][0] == IOS
+    assert watch.sums[FAILED, 0] == watch.sums[FAILED + IO_READ, 0] == [IOS, 0]
+
+
+def test_what_the_gateway_refuses_is_no_failure_of_the_storage(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    client.sock.sendall(p.request(p.Cmd.READ, 1, SIZE, 4096))
+    assert answers(client, 1) == {p.EINVAL}
+    watch.until("it is counted", (IO_ANY, LIMIT_US), 1)
+    assert [io for io, _ in watch.sums if io >= FAILED and watch.sums[io, 0] != [0, 0]] == []
+
+
+def test_slow_storage_counts_each_io_once_wherever_the_cuts_fall(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "--filter=delay", "memory", str(SIZE), "rdelay=300ms")
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    few = 8  # their replies fit the socket: they complete unread
+    for turn in range(1, 4):
+        ask(client, few)
+        watch.until("all are complete", (IO_ANY, LIMIT_US), turn * few)
+        assert answers(client, few) == {0}
+        overdue, settled = watch.sums[OVERDUE, LIMIT_US]
+        assert watch.sums[IO_ANY, LIMIT_US] == [turn * few, turn * few]
+        assert overdue == settled
+        assert watch.beyond == turn * few
