@@ -14,7 +14,7 @@ import click
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pmdaemon.runtime.excerpt import excerpt, printable_lines
+from pmdaemon.runtime.excerpt import printable, printable_lines
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.openslo import Converted, from_openslo, to_openslo
 from sla_server.cli.change import read_documents
@@ -50,7 +50,8 @@ def import_documents(openslo: bool, path: str) -> None:
     try:
         found = from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
     except (YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as exc:
-        raise BadUsage(f"{path} cannot be imported: {excerpt(str(exc), 300)}") from exc
+        problem = printable(" ".join(str(exc).split()), 300)
+        raise BadUsage(f"{path} cannot be imported: {problem}") from exc
     _show(found)
 
 

@@ -19,7 +19,7 @@ from sla_server.services.judging.judge import Judgement
 from sla_server.services.rows import event_row
 from sla_server.services.sql_worker import PublishedPolicy, SqlState
 from sla_server.services.startup import KnownGateway, Start
-from tests.support.agreements import simple
+from tests.support.agreements import calendar_text, maintenance_text, simple
 from tests.support.services import GATEWAY, START_US, Bench
 
 EXPORT = {"volume": "vol-1", "backend": "b", "size_bytes": 1, "read_only": False, "source": "nbd"}
@@ -596,3 +596,47 @@ def test_after_a_restart_the_brain_is_told_what_sql_knows_in_this_order() -> Non
     assert bench.main.take_posted(Kind.SET_CAPS) == []
     # What SQL knows of its exports may be less than all: it is told when it is announced.
     assert bench.main.take_posted(Kind.SET_THRESHOLDS) == []
+
+
+def test_maintenance_is_applied_and_ended_like_an_agreement() -> None:
+    bench = Bench()
+    bench.request("apply", {"documents": simple() + "---\n" + maintenance_text()}, "r1")
+    assert [table for table, _ in bench.confirm()] == [
+        "documents",
+        "audit",
+        "events",
+        "agreements",
+        "audit",
+        "events",
+    ]
+    (answer,) = bench.answers()
+    assert answer["body"]["applied"][1]["agreements"] == 1
+    catalog = bench.sql_worker.catalog
+    assert catalog is not None
+    assert [work.name for work in catalog.items[0].work] == ["move"]
+    bench.request("end_document", {"kind": "Maintenance", "name": "move"}, "r2")
+    assert bench.answers() == [], "it is answered when it is durable"
+    bench.confirm()
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]) == (200, {})
+    assert bench.sql_worker.catalog is not None
+    assert bench.sql_worker.catalog.items[0].work[0].ended_us is not None
+
+
+def test_what_is_not_in_force_is_not_ended_and_a_calendar_in_use_neither() -> None:
+    bench = Bench()
+    bench.request("end_document", {"kind": "Maintenance", "name": "move"})
+    (answer,) = bench.answers()
+    assert (answer["code"], "sla get maintenance" in answer["body"]["errors"][0]["fix"]) == (404, True)
+    text = simple(extra="  service_hours: {calendar: bank}\n") + "---\n" + calendar_text()
+    bench.request("apply", {"documents": text}, "r2")
+    bench.confirm()
+    bench.answers()
+    bench.request("end_document", {"kind": "Calendar", "name": "bank"}, "r3")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["errors"][0]["problem"]) == (
+        422,
+        "the calendar 'bank' is used by gold",
+    )
+    bench.request("end_document", {"kind": "SLA", "name": "gold"}, "r4")
+    assert [answer["code"] for answer in bench.answers()] == [422]

@@ -70,6 +70,9 @@ def test_every_answer_is_plain(filled):
         reader.agreement("x"),
         reader.slices("a", "b", 0, 1),
         reader.slice_counts("a", "b", 0, 1),
+        reader.slice_sums("a", "b", 0, 1),
+        reader.agreement_versions("a"),
+        reader.documents(),
         reader.episodes(),
         reader.throttles(),
         reader.events(),
@@ -282,6 +285,31 @@ def test_agreements_in_force_are_the_newest_versions_that_have_not_ended(rig):
     assert rig.reader.agreement("erp")["spec"] == {"a": 2}, "a partial row keeps the other columns"
 
 
+def test_versions_of_one_agreement_come_without_their_texts(rig):
+    rows = [{"name": "erp", "version": n, "spec": {"a": n}, "document": "x"} for n in (1, 2)]
+    record(rig, *(("agreements", row) for row in [*rows, {**rows[0], "name": "old"}]))
+    found = rig.reader.agreement_versions("erp")
+    assert [(row["version"], row["spec"], "document" in row) for row in found] == [
+        (1, {"a": 1}, False),
+        (2, {"a": 2}, False),
+    ]
+    assert rig.reader.agreement_versions("none") == []
+
+
+def test_documents_are_kept_by_kind_name_and_version(rig):
+    row = {"kind": "Maintenance", "name": "move", "version": 1, "document": "x", "spec": {"a": 1}}
+    rows = [row, {**row, "version": 2}, {**row, "kind": "Calendar"}]
+    record(rig, *(("documents", each) for each in rows))
+    record(rig, ("documents", {"kind": "Maintenance", "name": "move", "version": 1, "ended_us": T0 + 1}))
+    assert [(row["kind"], row["version"]) for row in rig.reader.documents()] == [
+        ("Calendar", 1),
+        ("Maintenance", 1),
+        ("Maintenance", 2),
+    ]
+    (held,) = rig.reader.documents("Maintenance", in_force=True)
+    assert (held["version"], held["spec"], held["document"]) == (2, {"a": 1}, "x")
+
+
 def slice_row(start, state, revision=1, **more):
     key = {"name": "erp", "objective": "latency", "start_us": T0 + start * MINUTE_US, "revision": revision}
     return ("slices", {**key, "version": 1, "length_us": MINUTE_US, "state": state, "n": 10, **more})
@@ -299,6 +327,9 @@ def test_slices_show_the_newest_revision(rig):
     rows = rig.reader.slices("erp", "latency", T0, T0 + 3 * MINUTE_US)
     assert [(row["state"], row["revision"]) for row in rows] == [("good", 1), ("good", 2), ("no_data", 1)]
     assert rig.reader.slice_counts("erp", "latency", T0, T0 + 3 * MINUTE_US) == {"good": 2, "no_data": 1}
+    sums = rig.reader.slice_sums("erp", "latency", T0, T0 + 3 * MINUTE_US)
+    assert {row["length_us"] for row in sums} == {MINUTE_US}
+    assert sum(row["n"] for row in sums) == 3
     assert rig.reader.slice_counts("erp", "latency", T0 + MINUTE_US, T0 + 2 * MINUTE_US) == {"good": 1}
     assert rows[0]["inexact"] is False
 

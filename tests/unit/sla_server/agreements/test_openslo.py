@@ -1,0 +1,138 @@
+"""OpenSLO: what maps both ways, and what is listed as not mapped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import load_documents
+from sla_server.agreements.openslo import from_openslo, to_openslo
+from tests.support.agreements import FULL, agreement, simple
+
+
+def slo(**changed: Any) -> dict[str, Any]:
+    """An SLO of another system: good and all requests."""
+    query = {"metricSource": {"type": "SomeSystem", "spec": {"query": "x"}}}
+    spec = {
+        "service": "shop",
+        "indicator": {"spec": {"ratioMetric": {"good": query, "total": query}}},
+        "timeWindow": [{"duration": "4w", "isRolling": True}],
+        "budgetingMethod": "Timeslices",
+        "objectives": [
+            {"displayName": "Fast enough", "target": 0.99, "timeSliceTarget": 0.95, "timeSliceWindow": "5m"}
+        ],
+    }
+    head = {"apiVersion": "openslo/v1", "kind": "SLO", "metadata": {"name": "shop-slo"}}
+    return {**head, "spec": {**spec, **changed}}
+
+
+def imported(*objects: Any) -> tuple[dict[str, Any], str]:
+    found = from_openslo(objects)
+    assert len(found.documents) == 1
+    return found.documents[0], "\n".join(found.unmapped)
+
+
+@pytest.mark.parametrize(
+    "window", ["{type: rolling, duration: 4w}", "{type: calendar, period: quarter, tz: UTC}"]
+)
+def test_what_is_exported_is_read_back_the_same(window: str) -> None:
+    text = simple(volumes='"db-*"', extra=f"  window: {window}\n").replace("gold}", "gold, labels: {a: b}}")
+    before = agreement(text.replace("applicability: {min_ios_per_slice: 10}\n    ", ""))
+    (exported,) = to_openslo(before).documents
+    document, _ = imported(json.loads(json.dumps(exported)))
+    after = Agreement.model_validate(document)
+    assert after.judged == before.judged
+    assert (after.spec.scope, after.spec.window) == (before.spec.scope, before.spec.window)
+    assert after.metadata.labels == {"a": "b"}
+
+
+def test_an_export_is_an_slo_with_time_slices_over_a_ratio() -> None:
+    found = to_openslo(agreement(FULL))
+    (document,) = found.documents
+    (objective,) = document["spec"]["objectives"]
+    assert (document["apiVersion"], document["kind"]) == ("openslo/v1", "SLO")
+    assert document["spec"]["timeWindow"][0]["duration"] == "1M"
+    assert objective == {
+        "displayName": "latency", "target": 0.995, "timeSliceTarget": 0.95, "timeSliceWindow": "1m",
+    }  # fmt: skip
+    assert "erp-gold: penalties" in found.unmapped
+    assert "erp-gold/latency: applicability.min_read_fraction" in found.unmapped
+    rate = "  - {name: rate, indicator: {metric: iops}, promised_iops: 9, budgeting: {target: 0.9}}\n"
+    assert "gold/rate: the whole objective (iops)" in to_openslo(agreement(simple() + rate)).unmapped
+
+
+def test_an_import_leaves_empty_what_openslo_does_not_say() -> None:
+    document, unmapped = imported(slo())
+    (objective,) = document["spec"]["objectives"]
+    assert (objective["name"], objective["indicator"]["percentile"]) == ("Fast-enough", 95)
+    assert objective["budgeting"] == {"slice": "5m", "target": 0.99}
+    assert document["spec"]["window"] == {"type": "rolling", "duration": "4w"}
+    assert "scope.volumes is not in OpenSLO" in unmapped
+    with pytest.raises(AgreementsRefused) as caught:
+        load_documents(json.dumps(document), 60)
+    assert {problem.field for problem in caught.value.problems} == {
+        "spec.scope.volumes",
+        "spec.objectives[0].demand_curve",
+    }
+
+
+def test_a_threshold_is_taken_as_milliseconds_and_said_so() -> None:
+    metric = {"spec": {"thresholdMetric": {"metricSource": {"type": "Any", "spec": None}}}}
+    objective = {"op": "lte", "value": 20, "targetPercent": 99.5}
+    document, unmapped = imported(
+        slo(indicator=metric, objectives=[objective], budgetingMethod="Occurrences")
+    )
+    (found,) = document["spec"]["objectives"]
+    assert found["demand_curve"] == [{"value_ms": 20.0}]
+    assert found["budgeting"] == {"slice": "1m", "target": 0.995}
+    for part in ("milliseconds", "budgetingMethod Occurrences", "percentile 95 was set"):
+        assert part in unmapped
+    _, unmapped = imported(slo(indicator=metric, objectives=[{**objective, "op": "gte"}]))
+    assert "op gte" in unmapped
+
+
+def test_a_referenced_indicator_is_found_in_the_file() -> None:
+    sli = {"apiVersion": "openslo/v1", "kind": "SLI", "metadata": {"name": "fast"}, "spec": {}}
+    sli["spec"] = to_openslo(agreement(FULL)).documents[0]["spec"]["indicator"]["spec"]
+    document, _ = imported([slo(indicator=None, indicatorRef="fast"), sli])
+    assert document["spec"]["scope"]["volumes"] == ["vol-17"]
+    _, unmapped = imported(slo(indicator=None, indicatorRef="slow"))
+    assert "the SLI 'slow' is not in the file" in unmapped
+
+
+@pytest.mark.parametrize(
+    ("window", "expected", "said"),
+    [
+        ({"duration": "1Q", "isRolling": True}, {"type": "rolling", "duration": "13w"}, "1Q"),
+        ({"duration": "1w", "calendar": {"timeZone": "Asia/Tokyo", "startTime": "2024-01-01 00:00:00"}},
+         {"type": "calendar", "period": "week", "tz": "Asia/Tokyo"}, ""),
+        ({"duration": "2M", "calendar": {}}, {"type": "calendar", "period": "month", "tz": "UTC"}, "2M"),
+        ({"duration": "soon"}, {"type": "rolling", "duration": "30d"}, "soon"),
+        (None, {"type": "rolling", "duration": "30d"}, "there is no timeWindow"),
+    ],
+)  # fmt: skip
+def test_windows(window: Any, expected: dict[str, Any], said: str) -> None:
+    document, unmapped = imported(slo(timeWindow=[window] if window else None))
+    assert document["spec"]["window"] == expected
+    assert said in unmapped
+
+
+def test_other_kinds_are_listed_and_no_slo_is_an_error() -> None:
+    service = {"apiVersion": "openslo/v1", "kind": "Service", "metadata": {"name": "shop"}}
+    assert "shop: the whole Service" in imported(slo(), service)[1]
+    for nothing in ([], [service], ["text"], [None], [{**slo(), "apiVersion": "openslo/v9"}]):
+        with pytest.raises(ValueError, match="no SLO"):
+            from_openslo(nothing)
+
+
+def test_odd_names_and_values_do_no_harm() -> None:
+    odd = slo(objectives=[{"displayName": "a b!"}, {"displayName": "a-b"}, "x"], timeWindow="x")
+    odd["metadata"] = {"name": "!!", "labels": {"k": ["1", "2"], "e": []}}
+    document, unmapped = imported(odd)
+    assert document["metadata"] == {"name": "imported", "labels": {"k": "1", "e": ""}}
+    assert [each["name"] for each in document["spec"]["objectives"]] == ["a-b", "a-b-2"]
+    assert "only its first value, 1" in unmapped

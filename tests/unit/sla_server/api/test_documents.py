@@ -1,0 +1,132 @@
+"""Routes about documents: versions, credits, maintenance, calendars, schema, admission, labels."""
+
+from __future__ import annotations
+
+import pytest
+from flask.testing import FlaskClient
+
+from tests.support import api
+from tests.support.agreements import simple
+
+HOUR_US = 3_600_000_000
+
+
+def test_agreements_by_label_with_and_without_their_documents(web: FlaskClient) -> None:
+    (row,) = web.get("/api/v1/slas?labels=customer=acme").json["items"]
+    assert (row["labels"], "document" in row) == ({"customer": "acme"}, False)
+    assert web.get("/api/v1/slas?labels=customer").json["items"]
+    assert web.get("/api/v1/slas?labels=customer=x").json["items"] == []
+    assert web.get("/api/v1/slas?documents=1").json["items"][0]["document"].startswith("apiVersion")
+    refused = web.get("/api/v1/slas?labels=%3Dx")
+    assert (refused.status_code, "labels" in refused.json["detail"]) == (400, True)
+
+
+def test_any_version_is_returned(web: FlaskClient, source: api.FakeSource) -> None:
+    assert web.get("/api/v1/slas/erp-gold").json["version"] == 2
+    assert "target: 0.99}" in web.get("/api/v1/slas/erp-gold?version=1").json["document"]
+    missing = web.get("/api/v1/slas/erp-gold?version=3")
+    assert (missing.status_code, "has no version 3" in missing.json["detail"]) == (404, True)
+    assert "no agreement" in web.get("/api/v1/slas/none?version=3").json["detail"]
+    assert web.get("/api/v1/slas/erp-gold?version=0").status_code == 400
+
+
+def test_versions_say_what_changed(web: FlaskClient) -> None:
+    newest, first = web.get("/api/v1/slas/erp-gold/versions").json["items"]
+    assert (newest["version"], first["version"], first["changes"], "spec" in first) == (2, 1, [], False)
+    assert [change["field"] for change in newest["changes"]] == ["spec.objectives[latency].budgeting.target"]
+    assert web.get("/api/v1/slas/none/versions").status_code == 404
+
+
+def test_credits_go_back_as_far_as_the_agreement(web: FlaskClient, source: api.FakeSource) -> None:
+    answer = web.get("/api/v1/slas/erp-gold/credits?periods=6").json
+    assert [(row["version"], row["so_far"], row["credit"]) for row in answer["items"]] == [
+        (2, True, 0.25),
+        (1, False, 0.25),
+    ]
+    assert (answer["credit_cap"], answer["tz"]) == (0.5, "Europe/Berlin")
+    asked = [call for call in source.asked if call[0] == "slice_sums"]
+    assert asked[0][3:] == (answer["items"][0]["start_us"], answer["items"][0]["end_us"])
+    assert web.get("/api/v1/slas/none/credits").status_code == 404
+    assert web.get("/api/v1/slas/erp-gold/credits?periods=15").status_code == 400
+
+
+def test_slices_of_another_length_are_not_added_up(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"state": "good", "ours": False, "length_us": 60_000_000, "n": 10},
+        {"state": "bad", "ours": False, "length_us": 300_000_000, "n": 10},
+    ]
+    monkeypatch.setattr(source, "slice_sums", lambda *_: rows)
+    found = web.get("/api/v1/slas/erp-gold/credits?periods=1").json["items"][0]["objectives"][0]
+    assert (found["good"], found["bad"], found["credit"]) == (10, 0, 0)
+    monkeypatch.setattr(source, "slice_sums", lambda *_: [])
+    assert len(web.get("/api/v1/slas/erp-gold/credits").json["items"]) == 1, (
+        "periods without slices are left out"
+    )
+
+
+def test_a_version_of_another_release_is_reported(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = source.agreement_versions("erp-gold")
+    rows[-1]["spec"]["spec"]["new_key"] = 1
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: rows)
+    answer = web.get("/api/v1/slas/erp-gold/credits")
+    assert (answer.status_code, "another release" in answer.json["detail"]) == (400, True)
+    assert web.get("/api/v1/slas/erp-gold/versions").status_code == 200
+
+
+def test_maintenance_runs_is_planned_or_has_passed(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (running,) = web.get("/api/v1/maintenance").json["items"]
+    assert (running["name"], running["state"], running["scope"]) == ("disks", "running", "gold")
+    assert running["to_us"] - running["from_us"] == 4 * HOUR_US
+    states = {row["name"]: row["state"] for row in web.get("/api/v1/maintenance?past=1").json["items"]}
+    assert states == {"disks": "running", "past": "past"}
+    rows = source.documents("Maintenance")
+    rows[0]["spec"]["spec"]["new_key"] = 1
+    rows[1]["spec"]["spec"]["start"] = "2027-01-20T00:00"
+    monkeypatch.setattr(source, "documents", lambda *_: rows)
+    found = web.get("/api/v1/maintenance").json["items"]
+    assert [(row["name"], row["state"]) for row in found] == [("past", "planned"), ("disks", "unreadable")]
+
+
+def test_calendars_and_the_schema(web: FlaskClient) -> None:
+    (bank,) = web.get("/api/v1/calendars").json["items"]
+    assert (bank["name"], bank["spec"]["spec"]["tz"]) == ("bank", "Europe/Berlin")
+    assert len(web.get("/api/v1/schema").json["oneOf"]) == 3
+
+
+@pytest.mark.parametrize(("path", "kind"), [("maintenance", "Maintenance"), ("calendars", "Calendar")])
+def test_documents_are_ended_by_services(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str], path: str, kind: str
+) -> None:
+    assert web.delete(f"/api/v1/{path}/x").status_code == 401
+    assert web.delete(f"/api/v1/{path}/x", headers=bearer).status_code == 200
+    (asked,) = mailbox.posted
+    assert (asked["op"], asked["body"]) == ("end_document", {"kind": kind, "name": "x"})
+
+
+def test_admission_asks_nothing_of_services(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    wanted = simple("new", volumes="batch", value_ms=20)
+    assert web.post("/api/v1/admission", data=wanted).status_code == 401
+    answer = web.post("/api/v1/admission", data=wanted, headers=bearer).json
+    assert (answer["answer"], answer["policy_version"]) == ("yes", 3)
+    assert answer["backends"][0]["capacity"] == 900.0
+    refused = web.post("/api/v1/admission", data=wanted.replace("gold", "tin"), headers=bearer)
+    assert (refused.status_code, refused.json["errors"][0]["field"]) == (422, "spec.priority")
+    assert web.post("/api/v1/admission", data="", headers=bearer).status_code == 400
+    assert mailbox.posted == []
+
+
+def test_admission_before_the_first_policy_is_unknown(
+    web: FlaskClient, source: api.FakeSource, bearer: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "policies", lambda *_: [])
+    answer = web.post("/api/v1/admission", data=simple("new", volumes="batch"), headers=bearer).json
+    assert (answer["answer"], answer["policy_version"]) == ("unknown", None)
+    assert "sla policy run" in answer["backends"][0]["reasons"][0]
